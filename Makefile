@@ -1,0 +1,46 @@
+# One command for each verb. Each makes its own virtual environment when there is none.
+#   make demo    train a real model on real data: one server, four workers, over TCP
+#   make test    run the whole test suite        make check   ruff and mypy --strict
+#   make bench   measure beside the peers        make docs    regenerate the generated pages
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test check bench docs clean
+.DELETE_ON_ERROR:
+
+# The demo needs little, so it installs little; the development tools come when they are asked for.
+$(VENV)/.demo: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing aiops for the demo"
+	@$(PIP) --editable '.[server,demo]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing aiops for development (PyTorch and JAX included; this takes a few minutes once)"
+	@$(PIP) --editable '.[dev]'
+	@touch $@ $(VENV)/.demo
+
+demo: $(VENV)/.demo
+	@$(BIN)/aiops demo $(ARGS)
+
+test: $(VENV)/.dev
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+bench: $(VENV)/.dev
+	@$(BIN)/aiops bench exchange $(ARGS)
+	@$(BIN)/aiops bench kernels
+
+docs: $(VENV)/.dev
+	@$(BIN)/python -m aiops.wire_examples docs/wire.md
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

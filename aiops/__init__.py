@@ -1,0 +1,43 @@
+"""aiops: an asyncio-native parameter server for asynchronous SGD.
+
+>>> import aiops
+>>> aiops.__version__
+'0.1.0'
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from aiops import errors
+    from aiops.client.aio import AsyncClient
+    from aiops.client.blocking import Client
+    from aiops.client.worker import Worker
+    from aiops.server import serve
+
+__all__ = ["AsyncClient", "Client", "Worker", "__version__", "errors", "serve"]
+
+# Loaded when first used, so that importing aiops costs next to nothing.
+_PUBLIC = {
+    "AsyncClient": "aiops.client.aio",
+    "Client": "aiops.client.blocking",
+    "Worker": "aiops.client.worker",
+    "serve": "aiops.server",
+    "errors": "aiops.errors",
+    "client": "aiops.client",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'aiops' has no attribute {name!r}")
+    module = importlib.import_module(_PUBLIC[name])
+    return getattr(module, name, module)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_PUBLIC])

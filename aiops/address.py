@@ -1,0 +1,45 @@
+"""Addresses: ``aiops://host:port``."""
+
+from __future__ import annotations
+
+import ipaddress
+from urllib.parse import urlsplit
+
+from aiops.errors import UsageError
+
+PORT = 7171
+"""The port of a server that was not told another."""
+
+
+def parse(url: str) -> tuple[str, int]:
+    """Return the host and port of ``aiops://host[:port]`` (or plain ``host[:port]``).
+
+    Raises
+    ------
+    UsageError
+        When it is not such an address.
+    """
+    text = url if "://" in url else f"aiops://{url}"
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise UsageError(f"{url!r} is not an address: {error}; write aiops://host:port") from None
+    if parts.scheme != "aiops" or not host or parts.path not in ("", "/") or parts.query:
+        raise UsageError(f"{url!r} is not the address of a server; write aiops://host:port")
+    return host, PORT if port is None else port
+
+
+def write(host: str, port: int) -> str:
+    """Return the URL of a host and port."""
+    return f"aiops://[{host}]:{port}" if ":" in host else f"aiops://{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether nobody outside this machine can reach that host."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

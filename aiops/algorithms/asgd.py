@@ -1,0 +1,35 @@
+"""Asynchronous SGD."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aiops.algorithms.base import Algorithm
+
+
+@dataclass(frozen=True, kw_only=True)
+class ASGD(Algorithm):
+    """Asynchronous SGD: apply every gradient at once, however stale.
+
+    .. math:: θ ← θ − α · g
+
+    The server answers each worker with the new parameters; nobody waits for anybody.
+
+    Settings
+    --------
+    lr : float, default 0.04
+        Learning rate α.
+
+    Source
+    ------
+    Bengio et al. 2003; Dean et al. 2012 (Downpour SGD with n_push = n_fetch = 1); the "Async SGD
+    protocol" of Odena, *Faster Asynchronous SGD*, section 2.1.
+
+    Example
+    -------
+    >>> ASGD(lr=0.1).modulation(staleness=7)
+    1.0
+    """
+
+    name = "asgd"
+    lr: float = 0.04

@@ -1,0 +1,115 @@
+"""Synchronous SGD."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from aiops.algorithms.base import Algorithm, Policy, Verdict
+from aiops.errors import UsageError
+
+
+class Barrier(Policy):
+    """Wait for one gradient from every worker that is waited for (``admission=wait``)."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self.given: set[int] = set()
+        self.waited_for: frozenset[int] = frozenset()
+
+    def push(self, worker: int, staleness: int) -> Verdict:
+        """Collect it; the last one of the round takes the step."""
+        if worker in self.given:
+            why = "one gradient per worker and round: wait for the answer to your last push"
+            return Verdict(False, why=why)
+        self.given.add(worker)
+        return Verdict(True, divide=self._complete(), hold=True)
+
+    def crew(self, waited_for: frozenset[int]) -> Verdict | None:
+        """See whether the round is complete without those who went."""
+        self.waited_for = waited_for
+        divide = self._complete() if self.given else None
+        return None if divide is None else Verdict(True, divide=divide)
+
+    def _complete(self) -> int | None:
+        """Return how many gave a gradient, when nobody else is waited for."""
+        if self.waited_for - self.given:
+            return None
+        count = len(self.given)
+        self.given.clear()
+        return count
+
+
+class Rejecting(Policy):
+    """Take gradients of the current version until ``count`` are there (``admission=reject``)."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.collected = 0
+
+    def push(self, worker: int, staleness: int) -> Verdict:
+        """Refuse a stale gradient; its worker recomputes the same mini-batch."""
+        if staleness > 0:
+            return Verdict(
+                False,
+                why=f"the gradient is {staleness} versions old, and hardsync takes none that is:"
+                " compute it again on the parameters that come with this answer",
+            )
+        self.collected += 1
+        if self.collected < self.count:
+            return Verdict(True)
+        self.collected = 0
+        return Verdict(True, divide=self.count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardsync(Algorithm):
+    """Synchronous SGD: wait for every worker, then take one step with the mean gradient.
+
+    .. math:: θ ← θ − α · (1/λ) Σ g_l
+
+    λ workers with mini-batches of µ equal plain SGD with mini-batches of λµ.
+
+    Settings
+    --------
+    lr : float, default 0.1
+        Learning rate α.
+    admission : str, default ``wait``
+        ``wait``: a worker is answered when the step is done, so nobody computes ahead; a worker
+        that leaves or falls silent past ``--worker-deadline`` is not waited for.
+        ``reject``: gradients are counted, not workers; one whose version is not the current one
+        is refused, and its worker computes it again (the wasted work is counted).
+
+    Source
+    ------
+    Zhang et al. 2015 and Gupta et al. 2015 (``wait``); ElasticDL's design of asynchronous SGD,
+    ``grads_to_wait`` (``reject``).
+
+    Example
+    -------
+    >>> policy = Hardsync().policy(workers=2)
+    >>> policy.crew(frozenset({1, 2}))
+    >>> [policy.push(worker, 0).divide for worker in (2, 1)]
+    [None, 2]
+    """
+
+    name = "hardsync"
+    needs_workers = True
+    lr: float = 0.1
+    admission: str = "wait"
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        if self.admission not in ("wait", "reject"):
+            text = f"hardsync: admission must be 'wait' or 'reject', not {self.admission!r}"
+            raise UsageError(text)
+
+    def policy(self, workers: int | None) -> Policy:
+        """Return the barrier, or the one that rejects."""
+        count = workers or 1
+        return Barrier(count) if self.admission == "wait" else Rejecting(count)
+
+    def plan(self) -> dict[str, Any]:
+        """Tell workers to be ready to compute a gradient again."""
+        return {"recompute": self.admission == "reject"}

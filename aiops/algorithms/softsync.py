@@ -1,0 +1,77 @@
+"""n-softsync."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aiops.algorithms.base import APPLY, COLLECT, Policy, Verdict
+from aiops.algorithms.sasgd import Modulated
+from aiops.errors import ConflictError
+
+
+class Counting(Policy):
+    """Take a step after every ``count`` gradients, from whichever workers; nobody waits."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.collected = 0
+
+    def push(self, worker: int, staleness: int) -> Verdict:
+        """Collect it, and take the step when it completes the count."""
+        if self.count == 1:
+            return APPLY
+        self.collected += 1
+        if self.collected < self.count:
+            return COLLECT
+        self.collected = 0
+        return Verdict(True, divide=self.count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Softsync(Modulated):
+    """n-softsync: update after ⌊λ/n⌋ gradients, from any workers, without a barrier.
+
+    .. math:: θ ← θ − (1/c) Σ α(τ_l) · g_l,   c = ⌊λ/n⌋
+
+    Each gradient has its own staleness and its own modulation. n = λ is asynchronous SGD; n = 1
+    updates as often as hardsync, but nobody waits. Expected: mean staleness ≈ n.
+
+    Settings
+    --------
+    lr : float, default 0.04
+        Learning rate α.
+    n : int, default 1
+        The splitting parameter, 1 ≤ n ≤ λ (``--workers``).
+    modulate : str, default ``inverse``
+        α(τ) = α·s(τ); see `SASGD`. (``delay-adaptive`` takes this n as its own.)
+    rho, a, b : float
+        The modulation's constants.
+
+    Source
+    ------
+    Zhang, Gupta, Lian & Liu 2015, eqs 3-6; Gupta, Zhang & Milthorpe 2015 (Rudra).
+
+    Example
+    -------
+    >>> policy = Softsync(n=2).policy(workers=4)
+    >>> [policy.push(worker, 0).divide for worker in (1, 2, 1, 1)]
+    [None, 2, None, 2]
+    """
+
+    name = "softsync"
+    needs_workers = True
+    lr: float = 0.04
+    n: int = 1
+
+    def check(self, workers: int | None) -> None:
+        """Refuse n > λ."""
+        super().check(workers)
+        if workers is not None and self.n > workers:
+            raise ConflictError(
+                f"softsync: n = {self.n} groups cannot be made of {workers} workers;"
+                f" choose n from 1 to {workers}"
+            )
+
+    def policy(self, workers: int | None) -> Policy:
+        """Count to ⌊λ/n⌋."""
+        return Counting((workers or self.n) // self.n)

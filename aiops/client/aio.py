@@ -1,0 +1,338 @@
+"""The async client: the same methods as `Client`, awaited; concurrent calls share a connection."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self, cast
+
+from aiops import address
+from aiops.client.backoff import delays
+from aiops.client.conversation import Conversation, Receipt, Request
+from aiops.client.params import Params
+from aiops.errors import (
+    AiopsError,
+    ConnectionLost,
+    DeadlineExceeded,
+    ProtocolError,
+    Refused,
+    UsageError,
+)
+from aiops.layout import Array
+from aiops.sockets import tune
+
+_CHUNK = 1 << 20
+
+
+class _Driver(asyncio.BufferedProtocol):
+    """One connection of an `AsyncClient`."""
+
+    def __init__(self, talk: Conversation) -> None:
+        self._talk = talk
+        self.transport: asyncio.Transport | None = None
+        self.ended: asyncio.Future[AiopsError] = asyncio.get_running_loop().create_future()
+        self.heard = asyncio.Event()
+        self._views: list[memoryview] = []
+        self._full = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast(asyncio.Transport, transport)  # uvloop's derives from nothing of asyncio's
+        self.transport = transport
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            tune(sock)
+        transport.set_write_buffer_limits(high=_CHUNK // 2)
+        self._views = [memoryview(buffer) for buffer in self._talk.connected()]
+        self.flush()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._talk.next_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            self._talk.received(nbytes)
+        except (ProtocolError, Refused) as error:
+            self._end(error)
+            return
+        self.heard.set()
+        self.flush()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        why = f": {exc}" if exc else ""
+        self._end(ConnectionLost(f"{self._talk.server} closed the connection{why}"))
+
+    def pause_writing(self) -> None:
+        self._full = True
+
+    def resume_writing(self) -> None:
+        self._full = False
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what the conversation has to say, as fast as the transport takes it."""
+        self._views.extend(memoryview(buffer) for buffer in self._talk.outgoing())
+        views = self._views
+        while views and not self._full and self.transport is not None:
+            if self.transport.is_closing():
+                return
+            view = views[0]
+            if len(view) > _CHUNK:
+                views[0] = view[_CHUNK:]
+                view = view[:_CHUNK]
+            else:
+                views.pop(0)
+            self.transport.write(view)
+
+    def _end(self, error: AiopsError) -> None:
+        if not self.ended.done():
+            self.ended.set_result(error)
+        self._views = []
+        if self.transport is not None:
+            self.transport.abort()
+        self.heard.set()
+
+
+class AsyncClient:
+    """A connection to a server, for asyncio. Use it as ``async with AsyncClient(url) as ps``.
+
+    Calls may run concurrently: they are pipelined on one connection and answered as the server
+    gets to them. Concurrent calls must not share an ``into``.
+
+    Parameters
+    ----------
+    url, role, token, name, timeout
+        As `Client`'s.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        role: str = "observer",
+        token: str | None = None,
+        name: str | None = None,
+        timeout: float = 60.0,
+    ) -> None:
+        self._host, self._port = address.parse(url)
+        if timeout <= 0:
+            raise UsageError(f"timeout must be more than 0 seconds, not {timeout}")
+        self.timeout = timeout
+        self._talk = Conversation(
+            address.write(self._host, self._port),
+            client=secrets.token_hex(16),
+            name=name or f"{role}-{socket.gethostname()}-{os.getpid()}",
+            role=role,
+            token=token or os.environ.get("AIOPS_TOKEN"),
+            nonce=lambda: secrets.token_bytes(16),
+            pongs=True,
+        )
+        self._driver: _Driver | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._ready: asyncio.Future[None] | None = None
+        self._closed = False
+
+    # ------------------------------------------------------------ what it can do
+
+    @property
+    def url(self) -> str:
+        """The server's URL."""
+        return self._talk.server
+
+    @property
+    def policy(self) -> str:
+        """The server's algorithm."""
+        return self._talk.welcome.policy if self._talk.welcome else ""
+
+    @property
+    def plan(self) -> Mapping[str, Any]:
+        """The workers' part of the algorithm, as the server announced it."""
+        return self._talk.welcome.plan if self._talk.welcome else {}
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes received and sent so far."""
+        return self._talk.traffic
+
+    async def connect(self) -> Self:
+        """Connect (``async with`` does it). Raises as `Client` does."""
+        if self._closed:
+            raise UsageError("this client is closed")
+        if self._keeper is None:
+            loop = asyncio.get_running_loop()
+            self._ready = loop.create_future()
+            self._keeper = loop.create_task(self._keep(loop.time() + self.timeout))
+        assert self._ready is not None
+        await asyncio.shield(self._ready)
+        return self
+
+    async def define(self, arrays: Mapping[str, Array]) -> Params:
+        """Offer a model; return the server's parameters. See `Client.define`."""
+        await self._run(lambda: self._talk.define(arrays))
+        return await self.fetch()
+
+    async def fetch(self, into: Params | None = None) -> Params:
+        """Return the server's parameters. See `Client.fetch`."""
+        params = into if into is not None else await self._room()
+        await self._run(lambda: self._talk.fetch(params))
+        return params
+
+    async def push(self, params: Params, gradients: Mapping[str, Array]) -> Receipt:
+        """Push gradients computed at ``params``. See `Client.push`.
+
+        Leave the gradients alone until it returns.
+        """
+        receipt: Receipt = await self._run(lambda: self._talk.push(gradients, params, None))
+        return receipt
+
+    async def exchange(self, params: Params, gradients: Mapping[str, Array]) -> Receipt:
+        """Push, and bring ``params`` up to date, in one round trip. See `Client.exchange`."""
+        receipt: Receipt = await self._run(lambda: self._talk.push(gradients, params, params))
+        return receipt
+
+    async def stats(self) -> dict[str, Any]:
+        """Return the server's statistics."""
+        report: dict[str, Any] = await self._run(self._talk.stats)
+        return report
+
+    async def ping(self) -> float:
+        """Return the seconds of one round trip."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await self._run(self._talk.ping)
+        return loop.time() - began
+
+    async def close(self) -> None:
+        """Say goodbye and close; may be called twice."""
+        self._closed = True
+        driver, keeper = self._driver, self._keeper
+        self._driver = self._keeper = None
+        if keeper is not None:
+            keeper.cancel()
+            await asyncio.gather(keeper, return_exceptions=True)
+        if driver is not None and driver.transport is not None:
+            for buffer in self._talk.leave():
+                driver.transport.write(buffer)
+            driver.transport.close()
+            await asyncio.wait([driver.ended], timeout=1.0)
+        self._talk.fail(ConnectionLost("this client was closed before the answer came"))
+
+    async def __aenter__(self) -> Self:
+        try:
+            return await self.connect()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # ------------------------------------------------------------ inside
+
+    async def _room(self) -> Params:
+        if self._talk.layout is None:
+            await self._run(self._talk.describe)
+        assert self._talk.layout is not None
+        return Params(self._talk.layout)
+
+    async def _run(self, ask: Any) -> Any:
+        """Ask, and wait for the answer until the deadline."""
+        await self.connect()
+        loop = asyncio.get_running_loop()
+        answered = loop.create_future()
+        request: Request = ask()
+        if request.done:
+            return request.value()
+
+        def on_done() -> None:
+            if not answered.done():
+                answered.set_result(None)
+
+        request.on_done = on_done
+        if self._driver is not None:
+            self._driver.flush()
+        allowed = self.timeout + float(self.plan.get("patience", 0.0))
+        try:
+            async with asyncio.timeout(allowed):
+                await answered
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"{self.url} did not send {request.what} in {allowed:g} s: it may be overloaded"
+                " or waiting for other workers; `aiops stats` tells, and timeout=... allows more"
+            ) from None
+        finally:
+            if not request.done:
+                self._talk.abandon(request)
+        return request.value()
+
+    async def _keep(self, until: float) -> None:
+        """Keep a connection open: connect, and connect again with back-off when it is lost."""
+        loop = asyncio.get_running_loop()
+        pauses = delays(secrets.randbelow)
+        while True:
+            error: Exception
+            try:
+                async with asyncio.timeout_at(until):
+                    await self._connect()
+            except (Refused, ProtocolError) as refused:
+                self._give_up(refused)
+                return
+            except (ConnectionLost, OSError) as lost:  # TimeoutError is an OSError
+                error = lost
+            else:
+                pauses = delays(secrets.randbelow)
+                assert self._driver is not None
+                error = await self._driver.ended
+                self._driver = None
+                self._talk.lost()
+                if isinstance(error, Refused | ProtocolError):
+                    self._give_up(error)
+                    return
+                until = loop.time() + self.timeout
+            pause = next(pauses)
+            if loop.time() + pause >= until:
+                why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+                text = f"{self.url} cannot be reached ({why}): is the server running?"
+                self._give_up(ConnectionLost(text))
+                return
+            await asyncio.sleep(pause)
+
+    async def _connect(self) -> None:
+        """Open one connection, and wait for the welcome."""
+        loop = asyncio.get_running_loop()
+        _transport, driver = await loop.create_connection(
+            lambda: _Driver(self._talk), self._host, self._port
+        )
+        self._driver = driver
+        try:
+            while not self._talk.ready:
+                driver.heard.clear()
+                if driver.ended.done():
+                    raise driver.ended.result()
+                await driver.heard.wait()
+        except BaseException:
+            self._driver = None
+            _transport.abort()
+            self._talk.lost()
+            raise
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_result(None)
+
+    def _give_up(self, error: AiopsError) -> None:
+        """Nothing can be done about this connection: everybody who waits hears why."""
+        self._keeper = None
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(error)
+            self._ready.exception()  # it may be that nobody waits for it
+        self._talk.fail(error)

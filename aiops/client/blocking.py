@@ -1,0 +1,341 @@
+"""The blocking client: plain sockets, no thread, no event loop."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import socket
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from aiops import address
+from aiops.client.backoff import delays
+from aiops.client.conversation import Conversation, Receipt, Request
+from aiops.client.params import Params
+from aiops.errors import (
+    AiopsError,
+    ConnectionLost,
+    DeadlineExceeded,
+    Refused,
+    RemoteProtocolError,
+    UsageError,
+)
+from aiops.layout import Array
+from aiops.sockets import tune
+from aiops.wire import Buffer
+
+_VECTORS = 512  # buffers given to one sendmsg (the limit is 1,024)
+
+
+class Client:
+    """A connection to a server, for code that waits.
+
+    Every call has a deadline, reconnects with back-off if the connection is lost meanwhile, and
+    applies a push exactly once however often it had to be sent. A client may be used by one thread
+    at a time.
+
+    Parameters
+    ----------
+    url
+        ``aiops://host:port``.
+    role
+        ``"observer"`` only reads and is never waited for; ``"worker"`` takes part.
+    token
+        The server's token; default ``$AIOPS_TOKEN``.
+    name
+        For people; default the role, host name and process id.
+    timeout
+        Seconds that a call may take in all (beyond what the server's barrier may need).
+    pongs
+        Promise the server to call `attend` every few seconds, so that it may ping.
+
+    Raises
+    ------
+    DeadlineExceeded, ConnectionLost
+        When the server cannot be reached.
+    Unauthorised
+        When the token is missing or wrong.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        role: str = "observer",
+        token: str | None = None,
+        name: str | None = None,
+        timeout: float = 60.0,
+        pongs: bool = False,
+    ) -> None:
+        self._host, self._port = address.parse(url)
+        if timeout <= 0:
+            raise UsageError(f"timeout must be more than 0 seconds, not {timeout}")
+        self.timeout = timeout
+        self._socket: socket.socket | None = None
+        self._closed = False
+        self._talk = Conversation(
+            address.write(self._host, self._port),
+            client=secrets.token_hex(16),
+            name=name or f"{role}-{socket.gethostname()}-{os.getpid()}",
+            role=role,
+            token=token or os.environ.get("AIOPS_TOKEN"),
+            nonce=lambda: secrets.token_bytes(16),
+            pongs=pongs,
+        )
+        self._run(None, timeout)
+
+    # ------------------------------------------------------------ what it can do
+
+    @property
+    def url(self) -> str:
+        """The server's URL."""
+        return self._talk.server
+
+    @property
+    def policy(self) -> str:
+        """The server's algorithm."""
+        return self._talk.welcome.policy if self._talk.welcome else ""
+
+    @property
+    def plan(self) -> Mapping[str, Any]:
+        """The workers' part of the algorithm, as the server announced it."""
+        return self._talk.welcome.plan if self._talk.welcome else {}
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes received and sent so far."""
+        return self._talk.traffic
+
+    def define(self, arrays: Mapping[str, Array]) -> Params:
+        """Offer a model; return the server's parameters (these, or those it had already).
+
+        Parameters
+        ----------
+        arrays
+            float64, float32, float16 or bfloat16 arrays by name.
+
+        Raises
+        ------
+        BadPush
+            When the server's model has other tensors; the text names the first difference.
+        """
+        self._run(self._talk.define(arrays))
+        return self.fetch()
+
+    def fetch(self, into: Params | None = None) -> Params:
+        """Return the server's parameters: ``into``, brought up to date, or a new copy.
+
+        Raises
+        ------
+        NotReady
+            When nobody has defined the model yet.
+        """
+        params = into if into is not None else self._room()
+        self._run(self._talk.fetch(params))
+        return params
+
+    def push(self, params: Params, gradients: Mapping[str, Array]) -> Receipt:
+        """Push gradients that were computed at ``params``; do not fetch.
+
+        Parameters
+        ----------
+        params
+            The parameters the gradients belong to (their versions are what matters).
+        gradients
+            All tensors, or some; shapes and dtypes as the tensors'.
+
+        Raises
+        ------
+        UsageError
+            When a gradient does not fit its tensor.
+        BadPush
+            When the server refuses a value; nothing was applied.
+        StaleGradient
+            When the policy wants it recomputed on newer parameters.
+        """
+        receipt: Receipt = self._run(self._talk.push(gradients, params, None))
+        return receipt
+
+    def exchange(self, params: Params, gradients: Mapping[str, Array]) -> Receipt:
+        """Push gradients computed at ``params`` and bring ``params`` up to date, in one round trip.
+
+        Raises
+        ------
+        As `push`; after a `StaleGradient`, ``params`` are up to date.
+        """
+        receipt: Receipt = self._run(self._talk.push(gradients, params, params))
+        return receipt
+
+    def stats(self) -> dict[str, Any]:
+        """Return the server's statistics."""
+        report: dict[str, Any] = self._run(self._talk.stats())
+        return report
+
+    def ping(self) -> float:
+        """Return the seconds of one round trip."""
+        began = time.perf_counter()
+        self._run(self._talk.ping())
+        return time.perf_counter() - began
+
+    def attend(self) -> None:
+        """Take in and answer what the server sent unasked (a ping); does not wait.
+
+        Raises
+        ------
+        ConnectionLost
+            When the connection is gone; the next call connects again.
+        """
+        sock = self._socket
+        if sock is None:
+            return
+        try:
+            while select.select([sock], [], [], 0)[0]:
+                self._receive(time.monotonic() + 1.0)
+            self._flush_quietly(time.monotonic() + 1.0)
+        except (AiopsError, OSError) as error:
+            self._hang_up()
+            raise ConnectionLost(f"{self.url}: {_reason(error)}") from error
+
+    def close(self) -> None:
+        """Say goodbye and close; may be called twice."""
+        sock, self._socket, self._closed = self._socket, None, True
+        if sock is None:
+            return
+        try:
+            sock.settimeout(1.0)
+            for buffer in self._talk.leave():
+                sock.sendall(buffer)
+        except OSError:
+            pass  # it is gone already: nobody is there to say goodbye to
+        finally:
+            sock.close()
+            self._talk.lost()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ inside
+
+    def _room(self) -> Params:
+        if self._talk.layout is None:
+            self._run(self._talk.describe())
+        assert self._talk.layout is not None
+        return Params(self._talk.layout)
+
+    def _run(self, request: Request | None, timeout: float | None = None) -> Any:
+        """Move bytes until a request is answered (None: until the server said welcome)."""
+        if self._closed:
+            if request is not None:
+                self._talk.abandon(request)
+            raise UsageError("this client is closed")
+        if timeout is None:
+            timeout = self.timeout + float(self.plan.get("patience", 0.0))
+        until = time.monotonic() + timeout
+        pauses = delays(secrets.randbelow)
+        try:
+            while not (request.done if request is not None else self._talk.ready):
+                try:
+                    if self._socket is None:
+                        self._connect(until)
+                    self._send(self._talk.outgoing(), until)
+                    self._receive(until)
+                except DeadlineExceeded:
+                    raise
+                except (ConnectionLost, OSError) as error:
+                    self._hang_up()
+                    self._pause(next(pauses), until, error)
+            self._flush_quietly(until)
+        except (AiopsError, KeyboardInterrupt) as error:
+            if request is not None:
+                self._talk.abandon(request)
+            if not isinstance(error, UsageError):
+                self._hang_up()
+            raise
+        return request.value() if request is not None else None
+
+    def _flush_quietly(self, until: float) -> None:
+        """Send what answers are left over (a pong, say)."""
+        out = self._talk.outgoing()
+        if out:
+            self._send(out, until)
+
+    def _connect(self, until: float) -> None:
+        left = self._left(until)
+        self._socket = socket.create_connection((self._host, self._port), timeout=left)
+        tune(self._socket)
+        self._send(self._talk.connected(), until)
+
+    def _hang_up(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        self._talk.lost()
+
+    def _pause(self, seconds: float, until: float, error: Exception) -> None:
+        """Wait before connecting again, if there is time left for it."""
+        if time.monotonic() + seconds >= until:
+            raise ConnectionLost(
+                f"{self.url} cannot be reached ({_reason(error)}): is the server running?"
+            ) from error
+        time.sleep(seconds)
+
+    def _send(self, buffers: list[Buffer], until: float) -> None:
+        sock = self._socket
+        assert sock is not None
+        sock.settimeout(self._left(until))
+        try:
+            if len(buffers) == 1:
+                sock.sendall(buffers[0])
+                return
+            views = [memoryview(buffer) for buffer in buffers]
+            first = 0
+            while first < len(views):
+                sent = sock.sendmsg(views[first : first + _VECTORS])
+                while first < len(views) and sent >= len(views[first]):
+                    sent -= len(views[first])
+                    first += 1
+                if sent:
+                    views[first] = views[first][sent:]
+        except TimeoutError:
+            raise self._too_late() from None
+
+    def _receive(self, until: float) -> None:
+        sock = self._socket
+        assert sock is not None
+        sock.settimeout(self._left(until))
+        try:
+            count = sock.recv_into(self._talk.next_buffer())
+        except TimeoutError:
+            raise self._too_late() from None
+        try:
+            self._talk.received(count)
+        except (Refused, RemoteProtocolError):
+            self._hang_up()
+            raise
+
+    def _left(self, until: float) -> float:
+        left = until - time.monotonic()
+        if left <= 0:
+            raise self._too_late()
+        return left
+
+    def _too_late(self) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"{self.url} did not send {self._talk.waiting_for} in time: it may be overloaded or"
+            " waiting for other workers; `aiops stats` tells, and timeout=... allows more"
+        )
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

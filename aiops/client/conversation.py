@@ -1,0 +1,494 @@
+"""A client's half of the wire, sans-I/O: requests in, results out, whatever happens to connections.
+
+A driver connects, moves bytes, and waits; nothing else is left to it::
+
+    request = talk.fetch()                 # or push, define, stats, ...
+    send(talk.connected())                 # a (new) connection is there
+    talk.received(recv_into(talk.next_buffer()))
+    send(talk.outgoing())                  # whenever anything has been said or heard
+    talk.lost()                            # the connection is gone: connect again
+    ... until request.done
+
+Requests are numbered; a push also has a sequence number that stays the same when it is sent again
+after a lost connection, so that the server applies it once. What may have to be sent again is
+referred to by its request until it is answered: leave a gradient alone until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import aiops
+from aiops import handshake, messages
+from aiops.client.params import Params
+from aiops.codecs import raw
+from aiops.errors import (
+    AiopsError,
+    ConnectionLost,
+    Refused,
+    RemoteProtocolError,
+    Unauthorised,
+    UsageError,
+    nearest,
+    refusal,
+)
+from aiops.layout import MAX_PART, Array, Ints, Layout, Tensor, split
+from aiops.messages import Ack, Error, Message, Model, Part, Parts, Report, Welcome
+from aiops.wire import Buffer, Discard, Sink, Wire
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of a push.
+
+    Attributes
+    ----------
+    version
+        The model version after it.
+    staleness
+        Updates between the parameters the gradient was computed on and its use: the largest over
+        the tensors pushed.
+    mean_staleness
+        The same, as the mean weighted by the tensors' bytes.
+    vbar
+        The mean of the algorithm's statistic over all parameters, or None if it keeps none.
+    vbars
+        The same per tensor.
+    """
+
+    version: int
+    staleness: int
+    mean_staleness: float
+    vbar: float | None
+    vbars: Mapping[str, float]
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Something asked of the server, from asking to its answer."""
+
+    what: str
+    make: Callable[[int], Message]
+    finish: Callable[[Message], Any]
+    payloads: Sequence[Sequence[memoryview]] = ()
+    into: Params | None = None
+    done: bool = False
+    result: Any = None
+    error: AiopsError | None = None
+    on_done: Callable[[], None] = field(default=lambda: None)
+
+    def resolve(self, result: Any = None, error: AiopsError | None = None) -> None:
+        """Take the answer, once."""
+        if not self.done:
+            self.done, self.result, self.error = True, result, error
+            self.on_done()
+
+    def value(self) -> Any:
+        """Return the result, or raise the error."""
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+class _Into:
+    """The sink that receives parameters straight into a client's arena."""
+
+    def __init__(self, params: Params, parts: Parts) -> None:
+        self._params, self._parts = params, parts
+        self._data = memoryview(params.arena.data)  # type: ignore[arg-type]
+        params.version = -1  # a mixture from here on, until all of it has come
+
+    def view(self, part: int, offset: int) -> memoryview:
+        return self._data[self._parts[part].start + offset : self._parts[part].stop]
+
+    def filled(self, part: int, offset: int, nbytes: int) -> None:
+        pass
+
+    def abandoned(self) -> None:
+        pass
+
+
+class Conversation:
+    """One client's conversation with one server, over as many connections as it takes.
+
+    Parameters
+    ----------
+    server
+        The server's URL, for messages to people.
+    client
+        This client's id: unique, the same for all its connections.
+    name
+        Its name, for people.
+    role
+        ``"worker"`` or ``"observer"``.
+    token
+        The server's token, or None.
+    nonce
+        Makes 16 fresh random bytes.
+    pongs
+        Whether the driver answers pings even when nobody waits for a request.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        *,
+        client: str,
+        name: str,
+        role: str,
+        token: str | None,
+        nonce: Callable[[], bytes],
+        pongs: bool,
+    ) -> None:
+        self.server, self.client, self.name, self.role = server, client, name, role
+        self._token, self._nonce, self._pongs = token, nonce, pongs
+        self._wire = Wire("client", self._place)
+        self._out: list[Buffer] = []
+        self._hello: messages.Hello | None = None
+        self._challenge: messages.Challenge | None = None
+        self._pending: dict[int, Request] = {}
+        self._next_id = 1
+        self._seq = 0
+        self._epoch = 0
+        self.ready = False
+        self.welcome: Welcome | None = None
+        self.layout: Layout | None = None
+
+    # ------------------------------------------------------------ the connection
+
+    def connected(self) -> list[Buffer]:
+        """Begin on a new connection; return what to send."""
+        self._epoch += 1
+        self.ready = False
+        traffic = self._wire.traffic
+        self._wire = Wire("client", self._place)
+        self._wire.traffic = traffic  # counts go on over all connections
+        self._out, self._challenge = [], None
+        self._hello = messages.Hello(
+            id=0,
+            protocol=messages.PROTOCOL,
+            client=self.client,
+            epoch=self._epoch,
+            name=self.name,
+            role=self.role,
+            pongs=self._pongs,
+            nonce=self._nonce(),
+            agent=f"aiops-python/{aiops.__version__}",
+        )
+        self._send(self._hello)
+        return self.outgoing()
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes received and sent so far, over all connections."""
+        return self._wire.traffic.bytes_in, self._wire.traffic.bytes_out
+
+    @property
+    def missing(self) -> int:
+        """How many bytes of a payload in progress are still to come."""
+        return self._wire.missing
+
+    @property
+    def waiting_for(self) -> str:
+        """What is waited for, in words."""
+        if not self.ready:
+            return "its welcome"
+        return next((request.what for request in self._pending.values()), "nothing")
+
+    def next_buffer(self) -> memoryview:
+        """Return where the next received bytes belong."""
+        return self._wire.next_buffer()
+
+    def received(self, nbytes: int) -> None:
+        """Take note of received bytes; 0 means that the server closed the connection.
+
+        Raises
+        ------
+        RemoteProtocolError
+            When the server broke the rules; drop the connection.
+        ConnectionLost
+            When it closed the connection.
+        Refused
+            When it does not let this client in: connecting again will not help.
+        """
+        if nbytes == 0:
+            raise ConnectionLost(f"{self.server} closed the connection")
+        for message, _sink in self._wire.received(nbytes):
+            self._hear(message)
+
+    def outgoing(self) -> list[Buffer]:
+        """Return what is to be sent now, and forget it."""
+        out, self._out = self._out, []
+        return out
+
+    def lost(self) -> None:
+        """The connection is gone. Requests stay; they are sent again on the next one."""
+        self._wire.lost()
+        self.ready, self._out = False, []
+
+    def fail(self, error: AiopsError) -> None:
+        """Give all waiting requests this error."""
+        pending, self._pending = self._pending, {}
+        for request in pending.values():
+            request.resolve(error=error)
+
+    def abandon(self, request: Request) -> None:
+        """Nobody waits for this request any more; a late answer is thrown away."""
+        self._pending = {id: other for id, other in self._pending.items() if other is not request}
+
+    def leave(self) -> list[Buffer]:
+        """Say goodbye, if there is somebody to say it to; return what to send."""
+        if self.ready:
+            self.ready = False
+            self._send(messages.Leave(self._take_id()))
+        return self.outgoing()
+
+    # ------------------------------------------------------------ requests
+
+    def define(self, arrays: Mapping[str, Array]) -> Request:
+        """Offer a model; the result is (whether it was taken, the version)."""
+        arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        layout = Layout.of(arrays)
+        parts, payloads = _parts_of(layout, arrays, np.zeros(len(layout.tensors), np.int64))
+        rows = tuple((name, a.dtype.name, a.shape) for name, a in arrays.items())
+
+        def finish(message: Message) -> tuple[bool, int]:
+            assert isinstance(message, Model)
+            self._learn(message.model)
+            return message.created, message.version
+
+        return self._ask(
+            Request(
+                "the answer to its offer of a model",
+                lambda id: messages.Define(id, rows, parts),
+                finish,
+                payloads,
+            )
+        )
+
+    def describe(self) -> Request:
+        """Ask for the model's tensors; the result is None, `layout` is set."""
+
+        def finish(message: Message) -> None:
+            assert isinstance(message, Model)
+            self._learn(message.model)
+
+        return self._ask(Request("the model's description", messages.Describe, finish))
+
+    def push(self, gradients: Mapping[str, Array], at: Params, into: Params | None) -> Request:
+        """Push gradients computed at ``at``; the result is a `Receipt`.
+
+        With ``into`` (which may be ``at``) the parameters after the push are received there.
+        """
+        parts, payloads = _parts_of(at.layout, gradients, at.versions)
+        self._seq += 1
+        seq = self._seq
+
+        def make(id: int) -> Message:
+            have = -1 if into is None else into.version
+            return messages.Push(id, seq, into is not None, have, parts)
+
+        return self._ask(Request("the answer to its push", make, self._receipt, payloads, into))
+
+    def fetch(self, into: Params) -> Request:
+        """Ask for the parameters; the result is whether they changed."""
+
+        def finish(message: Message) -> bool:
+            return bool(message.parts)  # type: ignore[attr-defined]
+
+        return self._ask(
+            Request(
+                "the parameters it fetches",
+                lambda id: messages.Fetch(id, into.version),
+                finish,
+                into=into,
+            )
+        )
+
+    def stats(self) -> Request:
+        """Ask for the server's statistics; the result is a dict."""
+
+        def finish(message: Message) -> Any:
+            assert isinstance(message, Report)
+            return _lists(message.report)
+
+        return self._ask(Request("the statistics", messages.Stats, finish))
+
+    def ping(self) -> Request:
+        """Ask whether the server is alive; the result is None."""
+        return self._ask(Request("a sign of life", messages.Ping, lambda message: None))
+
+    # ------------------------------------------------------------ inside
+
+    def _take_id(self) -> int:
+        self._next_id += 1
+        return self._next_id - 1
+
+    def _ask(self, request: Request) -> Request:
+        id = self._take_id()
+        self._pending[id] = request
+        if self.ready:
+            self._send(request.make(id), request.payloads)
+        return request
+
+    def _send(self, message: Message, payloads: Sequence[Sequence[memoryview]] = ()) -> None:
+        self._out.extend(self._wire.send(message, payloads))
+
+    def _place(self, message: Message) -> Sink:
+        request = self._pending.get(message.id)
+        if request is None or request.into is None:
+            return Discard()
+        parts: Parts = message.parts  # type: ignore[attr-defined]
+        if any(
+            part.stop > request.into.layout.nbytes
+            or part.codec != raw.NAME
+            or part.nbytes != part.stop - part.start
+            for part in parts
+        ):
+            raise RemoteProtocolError(f"{self.server} sent parts that do not fit the model")
+        return _Into(request.into, parts)
+
+    def _hear(self, message: Message) -> None:
+        if isinstance(message, Error) and message.fatal:
+            raise refusal(message.code, f"{self.server}: {message.text}", message.details)
+        if isinstance(message, messages.Challenge):
+            assert self._hello is not None
+            self._challenge = message
+            self._send(handshake.answer(message, self._hello, self._token, self.server))
+        elif isinstance(message, Welcome):
+            self._hear_welcome(message)
+        elif isinstance(message, messages.Ping):
+            self._send(messages.Pong(message.id))
+        else:
+            self._hear_answer(message)
+
+    def _hear_welcome(self, welcome: Welcome) -> None:
+        assert self._hello is not None
+        handshake.check_welcome(welcome, self._hello, self._challenge, self._token, self.server)
+        if welcome.model:
+            self._learn(welcome.model)
+        self.welcome, self.ready = welcome, True
+        # Anything asked before, or on a connection since lost, is (again) asked now, in order.
+        pending, self._pending = self._pending, {}
+        for request in pending.values():
+            self._ask(request)
+
+    def _hear_answer(self, message: Message) -> None:
+        request = self._pending.pop(message.id, None)
+        if request is None:
+            return  # it was abandoned
+        self._note_parameters(request, message)
+        if isinstance(message, Error):
+            error = refusal(message.code, f"{self.server}: {message.text}", message.details)
+            request.resolve(error=error)
+            return
+        try:
+            request.resolve(request.finish(message))
+        except (AssertionError, Refused, UsageError) as error:
+            text = f"{self.server} answered {request.what!r} with a {message.kind!r}: {error}"
+            request.resolve(error=RemoteProtocolError(text))
+
+    def _note_parameters(self, request: Request, message: Message) -> None:
+        """The payloads of an answer are in place: say which version they are."""
+        parts: Parts = getattr(message, "parts", ())
+        into = request.into
+        if into is None or not parts:
+            return
+        for part in parts:
+            first = int(np.searchsorted(into.layout.starts, part.start, side="left"))
+            last = int(np.searchsorted(into.layout.starts, part.stop, side="left"))
+            into.versions[first:last] = part.version
+        into.version = message.version  # type: ignore[attr-defined]
+
+    def _learn(self, rows: Any) -> None:
+        """Learn the server's model; it may not change under a client's feet."""
+        layout = Layout(row[:3] for row in rows)
+        if [tensor.offset for tensor in layout.tensors] != [row[3] for row in rows]:
+            raise RemoteProtocolError(f"{self.server} describes a model in another order of bytes")
+        if self.layout is None:
+            self.layout = layout
+            return
+        difference = layout.difference(self.layout)
+        if difference:
+            raise Unauthorised(f"{self.server} now has another model: {difference}")
+
+    def _receipt(self, message: Message) -> Receipt:
+        assert isinstance(message, Ack)
+        vbars: Mapping[str, float] = {}
+        if message.vbars and self.layout is not None:
+            means = np.frombuffer(message.vbars, "<f4").tolist()
+            names = (tensor.name for tensor in self.layout.tensors)
+            vbars = dict(zip(names, means, strict=True))
+        return Receipt(
+            message.version, message.staleness, message.mean_staleness, message.vbar, vbars
+        )
+
+
+def _parts_of(
+    layout: Layout, arrays: Mapping[str, Array], versions: Ints
+) -> tuple[Parts, list[list[memoryview]]]:
+    """Return the parts and views that some tensors travel as, in arena order.
+
+    Neighbours of equal version share a part: an ungated push of a whole model is one payload.
+    """
+    if isinstance(arrays, Params) and arrays.layout is layout:
+        parts = layout.parts(versions)
+        data = memoryview(arrays.arena.data)  # type: ignore[arg-type]
+        return parts, [[data[part.start : part.stop]] for part in parts]
+    chosen = sorted(_index(layout, name) for name in arrays)
+    if not chosen:
+        raise UsageError("the push holds no tensor: push at least one gradient")
+    found: list[Part] = []
+    payloads: list[list[memoryview]] = []
+    for index in chosen:
+        tensor, version = layout.tensors[index], int(versions[index])
+        view = raw.encode(_checked(tensor, arrays[tensor.name]))
+        for part in split(tensor.offset, tensor.offset + tensor.nbytes, raw.NAME, version):
+            piece = view[part.start - tensor.offset : part.stop - tensor.offset]
+            joined = _join(found[-1], part) if found else None
+            if joined is not None:
+                found[-1] = joined
+                payloads[-1].append(piece)
+            else:
+                found.append(part)
+                payloads.append([piece])
+    return tuple(found), payloads
+
+
+def _join(left: Part, right: Part) -> Part | None:
+    joined = Part(left.start, right.stop, left.codec, left.nbytes + right.nbytes, left.version)
+    fits = left.stop == right.start and left.version == right.version
+    return joined if fits and joined.nbytes <= MAX_PART else None
+
+
+def _index(layout: Layout, name: str) -> int:
+    if name not in layout.index:
+        raise UsageError(f"the model has no tensor {name!r}; {nearest(name, layout.index)}")
+    return layout.index[name]
+
+
+def _checked(tensor: Tensor, array: Array) -> Array:
+    array = np.asarray(array)
+    if array.shape != tensor.shape:
+        raise UsageError(
+            f"{tensor.name!r}: the gradient has shape {array.shape}, the tensor {tensor.shape}"
+        )
+    if array.dtype != tensor.dtype:
+        raise UsageError(
+            f"{tensor.name!r}: the gradient is {array.dtype.name}, the tensor"
+            f" {tensor.dtype.name}: convert it with .astype({tensor.dtype.name!r})"
+        )
+    return array
+
+
+def _lists(value: Any) -> Any:
+    """Turn the wire's tuples into lists, as people expect in JSON-like values."""
+    if isinstance(value, tuple):
+        return [_lists(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _lists(item) for key, item in value.items()}
+    return value

@@ -1,0 +1,65 @@
+"""The parameters as a client holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aiops.layout import Arena, Array, Layout
+
+
+class Params(Mapping[str, Array]):
+    """A client's own copy of a model: a mapping from names to arrays, all in one flat arena.
+
+    The arrays stay the same objects; a fetch or an exchange fills them with the new values.
+
+    Attributes
+    ----------
+    version
+        The model version held; -1 when nothing has been fetched yet, or a fetch was cut midway
+        (the arrays may then mix two versions, and the next fetch brings everything).
+    versions
+        int64, one per tensor in arena order: how many updates each tensor has seen.
+    """
+
+    def __init__(self, layout: Layout, arena: Arena | None = None) -> None:
+        self.layout = layout
+        self.arena = arena or Arena(layout)
+        self.version = -1
+        self.versions: npt.NDArray[np.int64] = np.zeros(len(layout.tensors), np.int64)
+
+    def __getitem__(self, name: str) -> Array:
+        return self.arena.views[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.arena.views)
+
+    def __len__(self) -> int:
+        return len(self.layout.tensors)
+
+    def __repr__(self) -> str:
+        tensors = ", ".join(f"{t.name}: {t.dtype.name}{list(t.shape)}" for t in self.layout.tensors)
+        return f"<Params version {self.version}: {tensors}>"
+
+    def like(self) -> Params:
+        """Return arrays of the same names, shapes and dtypes, all zero: room for gradients.
+
+        A gradient written into these is sent as one payload straight from the arena.
+        """
+        other = Params(self.layout)
+        other.arena.data[:] = 0
+        return other
+
+    def copy(self) -> Params:
+        """Return an independent copy, of the same version."""
+        other = Params(self.layout)
+        other.arena.data[:] = self.arena.data
+        other.version, other.versions = self.version, self.versions.copy()
+        return other
+
+    def numpy(self) -> dict[str, npt.NDArray[Any]]:
+        """Return an independent plain dict of arrays."""
+        return {name: array.copy() for name, array in self.items()}

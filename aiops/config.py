@@ -1,0 +1,137 @@
+"""How a server is run. Every field is a flag, an ``AIOPS_*`` variable and a key of a TOML file.
+
+The field ``worker_deadline`` is ``--worker-deadline``, ``AIOPS_WORKER_DEADLINE`` and
+``worker-deadline = 60`` (or ``worker_deadline``) in ``--config FILE.toml``; a flag wins over a
+variable, a variable over the file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiops.address import PORT, is_loopback
+from aiops.errors import UsageError, nearest
+from aiops.events import Options
+
+
+def _option(default: Any, help: str) -> Any:
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata={"help": help})
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Settings of one server; the help texts below are their documentation."""
+
+    policy: str = _option("fasgd", "Algorithm: a name, or package.module:Class.")
+    set: list[str] = _option([], "A setting of the algorithm, key=value; may be repeated.")
+    lr: float | None = _option(None, "Learning rate: short for --set lr=...")
+    host: str = _option("127.0.0.1", "Address to listen on; beyond loopback a token is needed.")
+    port: int = _option(PORT, "Port to listen on; 0 picks a free one.")
+    token: str | None = _option(None, "What clients must know; better given as AIOPS_TOKEN.")
+    workers: int | None = _option(None, "How many workers take part (barriers need to know).")
+    worker_deadline: float = _option(300.0, "Seconds a barrier waits for one worker's compute.")
+    consistency: str = _option("leased", "'leased': reads see one version. 'relaxed': may mix.")
+    live_versions: int = _option(8, "At most so many versions of the parameters alive at once.")
+    init: Path | None = _option(None, "Start with the model in this .safetensors file.")
+    save: Path | None = _option(None, "Write the model to this .safetensors file at the end.")
+    save_every: float | None = _option(None, "Also write it every so many seconds.")
+    record: Path | None = _option(None, "Record the run in this journal, for `aiops replay`.")
+    kernels: str = _option("auto", "'numba', 'numpy', or 'auto': numba when it is installed.")
+    max_model: int = _option(8 << 30, "Largest model a worker may define, in bytes.")
+    max_connections: int = _option(4096, "Connections beyond this are refused.")
+    hello_deadline: float = _option(10.0, "Seconds a new connection has to introduce itself.")
+    stall_deadline: float = _option(30.0, "Seconds a peer may be slower than --min-rate.")
+    min_rate: int = _option(1024, "Bytes per second a peer must manage in mid-message.")
+    heartbeat: float = _option(20.0, "Seconds of silence after which a client is pinged.")
+    drain_deadline: float = _option(10.0, "Seconds that answers still unsent at the end get.")
+    log_format: str = _option("text", "'text' or 'json'.")
+    log_level: str = _option("info", "'debug', 'info', 'warning' or 'error'.")
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without starting.
+
+        Raises
+        ------
+        UsageError
+            Naming the setting, what it must be, and what to do.
+        """
+        _one_of("consistency", self.consistency, ("leased", "relaxed"))
+        _one_of("kernels", self.kernels, ("auto", "numba", "numpy"))
+        _one_of("log-format", self.log_format, ("text", "json"))
+        _one_of("log-level", self.log_level, ("debug", "info", "warning", "error"))
+        if not 0 <= self.port < 1 << 16:
+            raise UsageError(f"port must be 0 to 65535, not {self.port}")
+        for name in ("hello_deadline", "stall_deadline", "heartbeat", "max_connections"):
+            if getattr(self, name) <= 0:
+                flag = name.replace("_", "-")
+                raise UsageError(f"--{flag} must be more than 0, not {getattr(self, name)}")
+        if self.token == "":
+            raise UsageError("the token is empty: give a real one, or none")
+        if self.token is None and not is_loopback(self.host):
+            raise UsageError(
+                f"refusing to listen on {self.host} without a token: anybody there could read and"
+                " change the model. Set AIOPS_TOKEN (openssl rand -hex 16 makes a good one),"
+                " or listen on 127.0.0.1"
+            )
+        if self.save_every is not None and self.save is None:
+            raise UsageError("--save-every needs --save FILE.safetensors to write to")
+
+    def options(self) -> Options:
+        """Return what the engine needs to know."""
+        return Options(
+            workers=self.workers,
+            worker_deadline=self.worker_deadline,
+            live=self.live_versions,
+            relaxed=self.consistency == "relaxed",
+            max_model=self.max_model,
+            backend=self.kernels,
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """Return the algorithm's settings: ``set`` and ``lr``."""
+        found: dict[str, Any] = {}
+        for item in self.set:
+            key, equals, value = item.partition("=")
+            if not equals:
+                raise UsageError(f"--set {item!r}: write key=value")
+            found[key.strip()] = value.strip()
+        if self.lr is not None:
+            found["lr"] = self.lr
+        return found
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Return a TOML file's settings, as `Config` names them.
+
+    Raises
+    ------
+    UsageError
+        When it cannot be read, or has a key that is no setting.
+    """
+    try:
+        content = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(f"--config {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"--config {path}: not TOML: {error}") from None
+    known = {field.name: field for field in dataclasses.fields(Config)}
+    found = {}
+    for key, value in content.items():
+        name = key.replace("-", "_")
+        if name not in known:
+            raise UsageError(f"--config {path}: no setting {key!r}; {nearest(name, known)}")
+        if name == "set" and isinstance(value, dict):
+            value = [f"{k}={v}" for k, v in value.items()]
+        found[name] = value
+    return found
+
+
+def _one_of(flag: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise UsageError(f"--{flag} {value!r}: {nearest(value, known)}")

@@ -1,0 +1,166 @@
+"""Who takes part: workers, what they have pushed, and who is waited for.
+
+A *member* is a client by the id it chose, whatever connections it has used. Only workers are
+waited for. A worker stops being waited for when it leaves, when its connection ends, or when a
+barrier has waited for it longer than the deadline (it is then *excused* until it speaks again).
+Workers that ``--workers N`` announces and that have not come yet are waited for too, under
+negative numbers, for as long.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiops.messages import Message
+from aiops.wire import Traffic
+
+_REMEMBERED = 64  # answers per member that a repeated push can still be given
+_DEPARTED = 4096  # members that are remembered after they left
+
+
+@dataclass(slots=True)
+class Member:
+    """A client of this server, present or past."""
+
+    number: int
+    client: str
+    name: str
+    worker: bool
+    peer: int | None = None
+    epoch: int = 0
+    answered: float = 0.0  # when it was last given an answer to a push, or joined
+    excused: bool = False
+    last_seq: int = 0
+    answers: OrderedDict[int, Message] = field(default_factory=OrderedDict)
+    pushes: int = 0
+    refused: int = 0
+    staleness: int = 0
+    traffic: Traffic = field(default_factory=Traffic)
+    before: Traffic = field(default_factory=Traffic)  # of its earlier connections
+
+    def remember(self, seq: int, answer: Message) -> None:
+        """Keep an answer, in case the push is repeated after a lost connection."""
+        self.answers[seq] = answer
+        if len(self.answers) > _REMEMBERED:
+            self.answers.popitem(last=False)
+
+    def bytes_in(self) -> int:
+        """Bytes received from it over all its connections."""
+        return self.traffic.bytes_in + self.before.bytes_in
+
+    def bytes_out(self) -> int:
+        """Bytes sent to it over all its connections."""
+        return self.traffic.bytes_out + self.before.bytes_out
+
+    def report(self, now: float) -> dict[str, Any]:
+        """Return its line of the statistics."""
+        return {
+            "worker": self.number,
+            "name": self.name,
+            "role": "worker" if self.worker else "observer",
+            "present": self.peer is not None,
+            "excused": self.excused,
+            "pushes": self.pushes,
+            "refused": self.refused,
+            "staleness": self.staleness,
+            "bytes_pushed": self.bytes_in(),
+            "bytes_fetched": self.bytes_out(),
+            "seconds_since_answer": round(max(0.0, now - self.answered), 3),
+        }
+
+
+class Crew:
+    """All members, and who among them is waited for.
+
+    Parameters
+    ----------
+    expected
+        How many workers take part (``--workers``), or None when nobody said.
+    deadline
+        Seconds that a barrier waits for one worker.
+    """
+
+    def __init__(self, expected: int | None, deadline: float) -> None:
+        self.expected = expected
+        self.deadline = deadline
+        self.late = False  # the deadline for those who never came has passed
+        self._members: OrderedDict[str, Member] = OrderedDict()
+        self._by_peer: dict[int, Member] = {}
+        self._numbers = 0
+        self.ever = 0  # workers that have come so far
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self._members.values())
+
+    def at(self, peer: int) -> Member | None:
+        """Return the member behind a connection."""
+        return self._by_peer.get(peer)
+
+    def present(self) -> list[Member]:
+        """Return the workers that are connected."""
+        return [m for m in self._members.values() if m.worker and m.peer is not None]
+
+    def join(
+        self, peer: int, client: str, epoch: int, name: str, worker: bool, traffic: Traffic
+    ) -> tuple[Member, int | None]:
+        """Seat a client at a connection; return it, and the old connection it had, if any."""
+        member = self._members.get(client)
+        replaced = None
+        if member is None:
+            self._numbers += 1
+            member = self._members[client] = Member(self._numbers, client, name, worker)
+            self.ever += worker
+            self._forget()
+        elif member.peer is not None:
+            replaced = member.peer
+            self.leave(replaced)
+        self._members.move_to_end(client)
+        member.peer, member.epoch, member.traffic = peer, epoch, traffic
+        member.excused = False
+        self._by_peer[peer] = member
+        return member, replaced
+
+    def leave(self, peer: int) -> Member | None:
+        """Unseat whoever is at a connection; return it."""
+        member = self._by_peer.pop(peer, None)
+        if member is not None:
+            member.peer = None
+            member.before.bytes_in += member.traffic.bytes_in
+            member.before.bytes_out += member.traffic.bytes_out
+            member.traffic = Traffic()
+        return member
+
+    def waited_for(self) -> frozenset[int]:
+        """Return the numbers of the workers that a barrier waits for now."""
+        here = {m.number for m in self.present() if not m.excused}
+        return frozenset(here | {-1 - index for index in range(self.awaited)})
+
+    def overdue(self, now: float, since: float, given: frozenset[int]) -> list[Member]:
+        """Return the workers that a barrier, waiting since then, has waited for too long."""
+        return [m for m in self._computing(given) if now - max(m.answered, since) >= self.deadline]
+
+    def next_deadline(self, since: float, given: frozenset[int]) -> float | None:
+        """Return when the next worker will be overdue, or None when nobody can be."""
+        due = [max(m.answered, since) for m in self._computing(given)]
+        if self.awaited:
+            due.append(since)
+        return min(due) + self.deadline if due else None
+
+    @property
+    def awaited(self) -> int:
+        """How many announced workers have not come yet, and are still waited for."""
+        return 0 if self.late else max(0, (self.expected or 0) - self.ever)
+
+    def _computing(self, given: frozenset[int]) -> list[Member]:
+        return [m for m in self.present() if not m.excused and m.number not in given]
+
+    def _forget(self) -> None:
+        """Drop the longest departed when there are too many to remember."""
+        excess = len(self._members) - len(self._by_peer) - _DEPARTED
+        if excess > 0:
+            gone = [m.client for m in self._members.values() if m.peer is None][:excess]
+            for client in gone:
+                del self._members[client]

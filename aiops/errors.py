@@ -1,0 +1,140 @@
+"""Every error that aiops raises; the name says whose fault it is.
+
+::
+
+    AiopsError
+    ├── UsageError (ValueError)     yours: an argument, a setting or a file that cannot work
+    │   └── ConflictError           yours: two settings that cannot work together
+    ├── ProtocolError               a peer broke the rules of docs/wire.md
+    │   ├── LocalProtocolError      ... and it was this side
+    │   └── RemoteProtocolError     ... and it was the other side
+    ├── ConnectionLost              nobody's: the peer or the network went away
+    │   └── DeadlineExceeded        ... or did not answer in time (also a TimeoutError)
+    └── Refused                     the server understood, and said no; nothing was changed
+        ├── BadPush                 wrong tensor, shape, dtype or value in what was sent
+        ├── StaleGradient           the policy wants this gradient recomputed on newer parameters
+        ├── NotReady                nobody has defined the model yet
+        ├── Unauthorised            the token is missing or wrong
+        └── Unavailable             the server is full or shutting down; try later
+
+An error carries one sentence (what happened, why, what to do next) as its text and its facts in
+``details``, a plain dict. Errors of the last branch travel over the wire as a ``code`` and come
+out on the other side as the same class.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+__all__ = [
+    "AiopsError",
+    "BadPush",
+    "ConflictError",
+    "ConnectionLost",
+    "DeadlineExceeded",
+    "LocalProtocolError",
+    "NotReady",
+    "ProtocolError",
+    "Refused",
+    "RemoteProtocolError",
+    "StaleGradient",
+    "Unauthorised",
+    "Unavailable",
+    "UsageError",
+    "nearest",
+    "refusal",
+]
+
+
+class AiopsError(Exception):
+    """The root: catch this to catch everything aiops raises on purpose."""
+
+    def __init__(self, text: str, **details: Any) -> None:
+        super().__init__(text)
+        self.details = details
+
+
+class UsageError(AiopsError, ValueError):
+    """An argument, a setting or a file of yours cannot work."""
+
+
+class ConflictError(UsageError):
+    """Two settings that are fine alone cannot work together."""
+
+
+class ProtocolError(AiopsError):
+    """The rules of the wire were broken."""
+
+
+class LocalProtocolError(ProtocolError):
+    """This side tried something that the wire does not allow at this point."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The other side sent something that the wire does not allow; the connection is over."""
+
+
+class ConnectionLost(AiopsError, ConnectionError):
+    """The connection to a peer ended; the text names the peer."""
+
+
+class DeadlineExceeded(ConnectionLost, TimeoutError):
+    """A peer did not answer within the stated time; the text names the peer."""
+
+
+class Refused(AiopsError):
+    """The server understood the request and said no; its parameters are untouched."""
+
+    code: ClassVar[str] = "refused"
+
+
+class BadPush(Refused):
+    """What was pushed does not fit the model, or holds a value no model survives."""
+
+    code = "bad-push"
+
+
+class StaleGradient(Refused):
+    """The policy did not take this gradient: compute it again on the current parameters."""
+
+    code = "stale"
+
+
+class NotReady(Refused):
+    """The model is not defined yet."""
+
+    code = "not-ready"
+
+
+class Unauthorised(Refused):
+    """The token is missing or wrong."""
+
+    code = "unauthorised"
+
+
+class Unavailable(Refused):
+    """The server cannot take this now: it is full or shutting down."""
+
+    code = "unavailable"
+
+
+_BY_CODE: Mapping[str, type[Refused]] = {
+    kind.code: kind
+    for kind in (Refused, BadPush, StaleGradient, NotReady, Unauthorised, Unavailable)
+}
+
+
+def refusal(code: str, text: str, details: Mapping[str, Any] | None = None) -> Refused:
+    """Make the error that a peer's ``error`` message speaks of (unknown code: a plain refusal)."""
+    return _BY_CODE.get(code, Refused)(
+        text, **{str(key): value for key, value in (details or {}).items()}
+    )
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return the half sentence that helps with a misspelt word: ``did you mean 'fasgd'?``."""
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"

@@ -1,0 +1,161 @@
+"""What happens to an engine (events) and what it wants done (effects).
+
+Every event carries its time. The list of events is the journal: the same events give the same
+effects and, because the kernels are deterministic, the same parameters to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from aiops.errors import UsageError
+from aiops.layout import Ints
+from aiops.messages import Hello, Message
+from aiops.store import Job, Lease
+from aiops.wire import Sink, Traffic
+
+# ---------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class Initialised:
+    """The model is given at start (``--init``): its rows and its bytes in arena order."""
+
+    time: float
+    rows: tuple[tuple[str, str, tuple[int, ...]], ...]
+    data: np.ndarray[Any, np.dtype[np.uint8]]
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A client passed the handshake on connection ``peer``."""
+
+    time: float
+    peer: int
+    hello: Hello
+    proof: bytes = b""
+    traffic: Traffic = field(default_factory=Traffic)
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A whole message came, its payloads in ``sink``."""
+
+    time: float
+    peer: int
+    message: Message
+    sink: Sink | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A connection ended."""
+
+    time: float
+    peer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed, as a `WakeAt` asked for."""
+
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The outstanding `Apply` is done; ``sums`` are its numbers."""
+
+    time: float
+    ticket: int
+    sums: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """The server is going down: answer whoever waits, and take no more pushes."""
+
+    time: float
+
+
+Event: TypeAlias = Initialised | Joined | Received | Left | Tick | Applied | Stopping
+
+# ---------------------------------------------------------------- effects
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Send a message; a lease holds the parameters that its parts stand for."""
+
+    peer: int
+    message: Message
+    lease: Lease | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Run a kernel (`run`, on any thread) and come back with `Applied`."""
+
+    ticket: int
+    job: Job
+
+    @property
+    def run(self) -> Callable[[], Ints]:
+        """What to call; its result is `Applied.sums`."""
+        return self.job.run
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Close a connection."""
+
+    peer: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Send a `Tick` at this time (or later, but soon)."""
+
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something a person should know: for the log."""
+
+    text: str
+
+
+Effect: TypeAlias = Reply | Apply | Drop | WakeAt | Note
+
+
+# ---------------------------------------------------------------- how an engine is run
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a server is run, beside its algorithm.
+
+    ``workers``: how many take part (None: any number). ``worker_deadline``: seconds a barrier
+    waits for one worker. ``live``: at most so many versions of the parameters alive. ``relaxed``:
+    reads may mix versions. ``max_model``: bytes. ``backend``: which kernels.
+    """
+
+    workers: int | None = None
+    worker_deadline: float = 300.0
+    live: int = 8
+    relaxed: bool = False
+    max_model: int = 8 << 30
+    backend: str = "auto"
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        for name in ("workers", "worker_deadline", "live", "max_model"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise UsageError(f"{name} must be more than 0, not {value}")

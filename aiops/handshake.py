@@ -1,0 +1,113 @@
+"""Who may come in: both sides of the greeting, sans-I/O.
+
+The token never travels. Each side sends a nonce; the client proves that it knows the token by an
+HMAC over both nonces, and so does the server in its welcome, so that a client does not hand its
+gradients to somebody who merely listens on the right port.
+"""
+
+from __future__ import annotations
+
+from aiops.errors import RemoteProtocolError, Unauthorised
+from aiops.messages import PROTOCOL, Challenge, Error, Hello, Message, Prove, Welcome
+from aiops.wire import proof, proves
+
+ROLES = ("worker", "observer")
+
+
+class Greeter:
+    """The server's side of one greeting.
+
+    Parameters
+    ----------
+    token
+        What a client must know, or None to let everybody in.
+    nonce
+        16 random bytes, never used before.
+    """
+
+    def __init__(self, token: str | None, nonce: bytes) -> None:
+        self.token, self.nonce = token, nonce
+        self.hello: Hello | None = None
+        self.admitted = False
+        self.proof = b""
+
+    def greet(self, message: Message) -> Challenge | Error | None:
+        """Return what to answer; None once `admitted`, when the engine says welcome."""
+        if isinstance(message, Hello):
+            return self._greet_hello(message)
+        assert isinstance(message, Prove), "the wire's table lets nothing else through"
+        assert self.hello is not None
+        assert self.token is not None
+        said = (self.hello.nonce, self.nonce, self.hello.client)
+        if not proves(message.proof, self.token, "client", *said):
+            return _fatal(
+                message.id,
+                Unauthorised.code,
+                "the token is wrong: give the client the token that the server was started with",
+            )
+        self.proof = proof(self.token, "server", *said)
+        self.admitted = True
+        return None
+
+    def _greet_hello(self, hello: Hello) -> Challenge | Error | None:
+        if hello.protocol != PROTOCOL:
+            return _fatal(
+                hello.id,
+                "protocol",
+                f"the client speaks version {hello.protocol} of the wire, this server {PROTOCOL}:"
+                " install the same version of aiops on both sides",
+            )
+        if hello.role not in ROLES:
+            text = f"the role {hello.role!r} is neither 'worker' nor 'observer'"
+            return _fatal(hello.id, "protocol", text)
+        self.hello = hello
+        if self.token is not None:
+            return Challenge(hello.id, self.nonce)
+        self.admitted = True
+        return None
+
+
+def answer(challenge: Challenge, hello: Hello, token: str | None, server: str) -> Prove:
+    """Return the client's answer to a challenge.
+
+    Raises
+    ------
+    Unauthorised
+        When there is no token to prove.
+    """
+    if token is None:
+        raise Unauthorised(f"{server} asks for a token: pass token=... or set AIOPS_TOKEN")
+    given = proof(token, "client", hello.nonce, challenge.nonce, hello.client)
+    return Prove(challenge.id, given)
+
+
+def check_welcome(
+    welcome: Welcome, hello: Hello, challenge: Challenge | None, token: str | None, server: str
+) -> None:
+    """See that a welcome comes from a server that knows the token too.
+
+    Raises
+    ------
+    Unauthorised
+        When it does not: the client must tell it nothing.
+    RemoteProtocolError
+        When it speaks another version of the wire.
+    """
+    if welcome.protocol != PROTOCOL:
+        raise RemoteProtocolError(
+            f"{server} speaks version {welcome.protocol} of the wire, this client {PROTOCOL}"
+        )
+    if token is None:
+        return
+    if challenge is None:
+        raise Unauthorised(
+            f"{server} asked for no token although this client has one: it may be another server;"
+            " start the server with the token, or connect without it"
+        )
+    said = (hello.nonce, challenge.nonce, hello.client)
+    if not proves(welcome.proof, token, "server", *said):
+        raise Unauthorised(f"{server} does not know the token: it may not be the server it claims")
+
+
+def _fatal(id: int, code: str, text: str) -> Error:
+    return Error(id, code, text, {}, True)

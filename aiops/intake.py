@@ -1,0 +1,269 @@
+"""What a payload must pass before it may touch anything.
+
+The wire asks `Intake.place` where a message's payloads belong, as soon as its header is complete.
+A push that does not fit the model is drained and refused; one that fits gets a buffer from a pool
+with a total bound (when it is empty the peer waits unread); what arrives is surveyed chunk by chunk
+while it is still in the cache: finite and below 1e18 in magnitude, since a finite 1e20 squares to
+infinity and would freeze a moving average of squares for ever.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+
+from aiops import kernels
+from aiops.codecs import CODECS
+from aiops.errors import BadPush, NotReady, Refused, UsageError, nearest
+from aiops.layout import Array, Cover, Layout, aligned
+from aiops.messages import Define, Message, Parts, Push
+from aiops.store import Gradient, rows_in
+from aiops.wire import Discard, Sink
+
+Bytes = npt.NDArray[np.uint8]
+
+_SURVEY = 256 * 1024  # bytes per survey: within the cache, whatever the size of the chunks
+
+
+class Pool:
+    """Receive buffers with a bound on their total; who finds it empty waits in line.
+
+    Parameters
+    ----------
+    bound
+        Total bytes that may be out at once.
+    """
+
+    def __init__(self, bound: int) -> None:
+        self.bound = bound
+        self.out = 0
+        self.peak = 0
+        self._line: deque[Callable[[], bool]] = deque()
+        self._spare: list[Bytes] = []
+        self._retrying = self._given = False
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for a buffer."""
+        return len(self._line)
+
+    def take(self, nbytes: int) -> Bytes | None:
+        """Return a buffer of that size, or None when the bound does not allow it now.
+
+        The bound gives way to one buffer larger than all of it: a lone push must get through.
+        """
+        if self.out and self.out + nbytes > self.bound:
+            return None
+        self.out += nbytes
+        self.peak = max(self.peak, self.out)
+        for index, spare in enumerate(self._spare):
+            if len(spare) == nbytes:
+                return self._spare.pop(index)
+        return aligned(nbytes)
+
+    def wait(self, again: Callable[[], bool]) -> None:
+        """Stand in line: ``again`` is called when there may be room, and says whether there was."""
+        self._line.append(again)
+
+    def give(self, buffer: Bytes) -> None:
+        """Put a buffer back, and let those in line try."""
+        self.out -= len(buffer)
+        if sum(len(spare) for spare in self._spare) + len(buffer) <= self.bound // 2:
+            self._spare.append(buffer)
+        self.retry()
+
+    def retry(self) -> None:
+        """Let those in line try, first come first served."""
+        self._given = True
+        if self._retrying:  # a buffer came back while the line is being served
+            return
+        self._retrying = True
+        try:
+            while self._line and self._given:
+                self._given = False
+                while self._line and self._line[0]():
+                    self._line.popleft()
+        finally:
+            self._retrying = False
+
+
+class Incoming:
+    """The sink of one push or one offered model: a buffer, surveyed as it fills."""
+
+    __slots__ = ("_done", "_layout", "_offsets", "_pool", "_runs", "buffer", "cover", "fault")
+
+    def __init__(
+        self, buffer: Bytes, lengths: list[int], layout: Layout, cover: Cover, pool: Pool | None
+    ) -> None:
+        self.buffer, self.cover, self._layout, self._pool = buffer, cover, layout, pool
+        self.fault: Refused | None = None
+        self._offsets = list(accumulate(lengths, initial=0))
+        self._runs = list(self._typed_runs())
+        self._done = 0  # bytes surveyed
+
+    def view(self, part: int, offset: int) -> memoryview:
+        """Return the rest of the buffer from there."""
+        return memoryview(self.buffer)[self._offsets[part] + offset :]
+
+    def filled(self, part: int, offset: int, nbytes: int) -> None:
+        """Survey what is complete: whole blocks, and the last one when it ends the payload."""
+        end = self._offsets[part] + offset + nbytes
+        if self.fault is not None:
+            return
+        for begin, typed in self._runs:
+            stop = begin + typed.nbytes
+            low = max(self._done, begin)
+            high = stop if end >= stop else begin + (end - begin) // _SURVEY * _SURVEY
+            if high > low:
+                item = typed.itemsize
+                first = (low - begin) // item
+                bad = kernels.survey(typed[first : (high - begin) // item])
+                self._done = high
+                if bad >= 0:
+                    self.fault = self._bad_value(begin, typed, first + bad)
+                    return
+            if end < stop:
+                return
+
+    def take(self) -> Gradient:
+        """Return what was received."""
+        return Gradient(self.buffer, self.cover)
+
+    def free(self) -> None:
+        """Put the buffer back: nobody needs what was received any more."""
+        if self._pool is not None:
+            pool, self._pool = self._pool, None
+            pool.give(self.buffer)
+
+    def abandoned(self) -> None:
+        """The rest will never come."""
+        self.free()
+
+    def _typed_runs(self) -> Iterator[tuple[int, Array]]:
+        """Yield, per dtype, where its bytes begin in the buffer, and a typed view of them."""
+        cover, layout = self.cover, self._layout
+        for section in layout.sections:
+            rows = rows_in(cover.tensors, section)
+            if len(rows):
+                begin = int(cover.starts[rows[0]])
+                last = rows[-1]
+                end = int(cover.starts[last] + layout.nbytes_each[cover.tensors[last]])
+                yield begin, self.buffer[begin:end].view(section.dtype)
+
+    def _bad_value(self, begin: int, typed: Array, index: int) -> BadPush:
+        place = begin + index * typed.itemsize
+        row = int(np.searchsorted(self.cover.starts, place, side="right")) - 1
+        tensor = self._layout.tensors[int(self.cover.tensors[row])]
+        element = (place - int(self.cover.starts[row])) // typed.itemsize
+        where = tuple(int(i) for i in np.unravel_index(element, tensor.shape))
+        value = float(typed[index])
+        return BadPush(
+            f"{tensor.name!r} holds {value} at {list(where)}: every value must be finite and"
+            " below 1e18 in magnitude; nothing of this push was applied",
+            tensor=tensor.name,
+            value=repr(value),
+        )
+
+
+class Intake:
+    """Decides where the payloads of a server's incoming messages belong.
+
+    Parameters
+    ----------
+    max_model
+        Largest model, in bytes, that a worker may define.
+    buffers
+        The pool holds at least so many models, and at least 64 MiB.
+    """
+
+    def __init__(self, max_model: int, buffers: int = 4) -> None:
+        self.max_model = max_model
+        self.buffers = buffers
+        self.pool = Pool(64 << 20)
+        self.layout: Layout | None = None
+        self._defining = False
+
+    def defined(self, layout: Layout) -> None:
+        """Take note of the model: pushes are checked against it from here on."""
+        self.layout = layout
+        self.pool.bound = max(64 << 20, self.buffers * layout.nbytes)
+
+    def place(self, message: Message) -> Sink | None:
+        """Return where a message's payloads go; None: no room now, wait in line."""
+        try:
+            if isinstance(message, Push):
+                return self._place_push(message)
+            if isinstance(message, Define):
+                return self._place_define(message)
+        except Refused as fault:
+            return Discard(fault)
+        return Discard(BadPush(f"a {message.kind!r} carries no payload"))
+
+    def _place_push(self, message: Push) -> Sink | None:
+        if self.layout is None:
+            raise NotReady("nobody has defined the model yet: define it before the first push")
+        check_codecs(message.parts)
+        cover = self.layout.covered(message.parts)
+        lengths = [part.nbytes for part in message.parts]
+        buffer = self.pool.take(sum(lengths))
+        if buffer is None:
+            return None
+        return Incoming(buffer, lengths, self.layout, cover, self.pool)
+
+    def _place_define(self, message: Define) -> Sink | None:
+        """One model is received at a time; later offers are only compared with it."""
+        if self.layout is not None:
+            return Discard()
+        if self._defining:
+            return None
+        try:
+            layout = Layout(message.tensors)
+        except UsageError as error:
+            raise BadPush(str(error)) from None
+        if layout.nbytes > self.max_model:
+            raise BadPush(
+                f"a model of {layout.nbytes} bytes is larger than this server takes"
+                f" ({self.max_model}): start it with a larger --max-model"
+            )
+        check_codecs(message.parts)
+        cover = layout.covered(message.parts)
+        if not cover.whole:
+            raise BadPush("the offered model lacks the values of some tensors: send all of them")
+        lengths = [part.nbytes for part in message.parts]
+        self._defining = True
+        return Offer(aligned(layout.nbytes), lengths, layout, cover, self)
+
+    def offer_ended(self) -> None:
+        """The offer being received is complete, or lost: the next may come."""
+        self._defining = False
+        self.pool.retry()
+
+
+class Offer(Incoming):
+    """The sink of an offered model."""
+
+    __slots__ = ("_intake", "layout")
+
+    def __init__(
+        self, buffer: Bytes, lengths: list[int], layout: Layout, cover: Cover, intake: Intake
+    ) -> None:
+        super().__init__(buffer, lengths, layout, cover, None)
+        self.layout = layout
+        self._intake: Intake | None = intake
+
+    def free(self) -> None:
+        """Let the next offer come."""
+        if self._intake is not None:
+            intake, self._intake = self._intake, None
+            intake.offer_ended()
+
+
+def check_codecs(parts: Parts) -> None:
+    """Refuse a codec that this server does not decode."""
+    for part in parts:
+        if part.codec not in CODECS:
+            raise BadPush(f"codec {part.codec!r} is not known here; {nearest(part.codec, CODECS)}")

@@ -1,0 +1,213 @@
+"""The journal: the list of an engine's events, as a file that can be run again.
+
+One plain MessagePack stream: a map that says how the server was run, then one list per event, an
+event that carried a payload followed by it as a bin. `replay` feeds the events to a fresh engine;
+since the engine is deterministic and the kernels exact, it ends with the same version and the same
+parameters to the last bit. A journal cut short (a server killed mid-write) replays up to the cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import msgpack
+import numpy as np
+
+from aiops import messages
+from aiops.algorithms import find
+from aiops.engine import Engine
+from aiops.errors import UsageError, refusal
+from aiops.events import (
+    Applied,
+    Apply,
+    Effect,
+    Event,
+    Initialised,
+    Joined,
+    Left,
+    Options,
+    Received,
+    Reply,
+    Stopping,
+    Tick,
+)
+from aiops.intake import Incoming
+from aiops.layout import aligned
+from aiops.messages import Message
+from aiops.wire import Discard, Sink
+
+FORMAT = 1
+
+
+class Journal:
+    """Writes events as they are handled.
+
+    Parameters
+    ----------
+    file
+        Open for writing bytes; closing it is the caller's.
+    policy
+        The policy as it was named, so that `replay` finds it again.
+    settings, options
+        As the engine was made.
+    """
+
+    def __init__(
+        self, file: BinaryIO, policy: str, settings: dict[str, Any], options: Options
+    ) -> None:
+        if options.relaxed:
+            raise UsageError(
+                "relaxed reads cannot be recorded: which versions they mix depends on the moment;"
+                " drop --record or --consistency relaxed"
+            )
+        self._file = file
+        self._pack = msgpack.Packer().pack
+        run = {"workers": options.workers, "worker_deadline": options.worker_deadline}
+        head = {"aiops-journal": FORMAT, "policy": policy, "settings": settings, "options": run}
+        self._file.write(self._pack(head))
+
+    def note(self, event: Event) -> None:
+        """Write one event."""
+        self._file.write(self._pack(_row(event)))
+        payload = _payload(event)
+        if payload is not None:
+            view = memoryview(payload)
+            self._file.write(b"\xc6" + len(view).to_bytes(4, "big"))
+            self._file.write(view)
+
+    def end(self, time: float) -> None:
+        """Say that the record is complete."""
+        self._file.write(self._pack([time, "end"]))
+
+
+def _payload(event: Event) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
+    if isinstance(event, Initialised):
+        return event.data
+    if isinstance(event, Received) and isinstance(event.sink, Incoming):
+        return event.sink.buffer if event.sink.fault is None else None
+    return None
+
+
+def _row(event: Event) -> list[Any]:
+    if isinstance(event, Initialised):
+        return [event.time, "initialised", event.rows, True]
+    if isinstance(event, Joined):
+        return [event.time, "joined", event.peer, messages.encode(event.hello), event.proof]
+    if isinstance(event, Received):
+        fault = getattr(event.sink, "fault", None)
+        said = [fault.code, str(fault)] if fault is not None else None
+        kept = _payload(event) is not None
+        return [event.time, "received", event.peer, messages.encode(event.message), said, kept]
+    if isinstance(event, Left):
+        return [event.time, "left", event.peer]
+    if isinstance(event, Applied):
+        return [event.time, "applied", event.ticket, event.sums.astype("<i8").tobytes()]
+    return [event.time, "stopping" if isinstance(event, Stopping) else "tick"]
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a replay ended with; ``complete`` unless the record was cut short."""
+
+    engine: Engine
+    events: int
+    complete: bool
+
+
+def replay(file: BinaryIO, backend: str = "auto") -> Replayed:
+    """Run a journal again.
+
+    Parameters
+    ----------
+    file
+        Open for reading bytes.
+    backend
+        Which kernels to use; all give the same bits.
+
+    Raises
+    ------
+    UsageError
+        When the file is not a journal of this version, or the replay does not follow the record
+        (it was made by other code: another algorithm of the same name, say).
+    """
+    objects = _objects(file)
+    head = next(objects, None)
+    if not isinstance(head, dict) or head.get("aiops-journal") != FORMAT:
+        raise UsageError("this file is not a journal of aiops, or one of another version")
+    algorithm = find(head["policy"]).make(head["settings"])
+    engine = Engine(algorithm, Options(**head["options"], backend=backend))
+    outstanding: Apply | None = None
+    for count, row in enumerate(objects):
+        if row[1] == "end":
+            return Replayed(engine, count, True)
+        payload = next(objects, None) if row[-1] is True else None
+        if row[-1] is True and payload is None:
+            return Replayed(engine, count, False)
+        event = _event(engine, row, payload)
+        if isinstance(event, Applied):
+            if outstanding is None or outstanding.ticket != event.ticket:
+                raise UsageError(f"event {count}: the record applies what the replay did not issue")
+            if not np.array_equal(outstanding.run(), event.sums):
+                raise UsageError(f"event {count}: update {event.ticket} gives other numbers")
+            outstanding = None
+        outstanding = _issued(engine.handle(event)) or outstanding
+    return Replayed(engine, count, False)
+
+
+def _objects(file: BinaryIO) -> Iterator[Any]:
+    """Yield the stream's objects, up to where it ends or was cut."""
+    try:
+        yield from msgpack.Unpacker(file, use_list=False, max_buffer_size=0, max_bin_len=1 << 32)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise UsageError(f"the journal is damaged: {error}") from None
+
+
+def _issued(effects: list[Effect]) -> Apply | None:
+    """Return the kernel's work among some effects, and let go of what replies would hold."""
+    found = None
+    for effect in effects:
+        if isinstance(effect, Apply):
+            found = effect
+        elif isinstance(effect, Reply) and effect.lease is not None:
+            effect.lease.release()
+    return found
+
+
+def _event(engine: Engine, row: Any, payload: bytes | None) -> Event:
+    """Make the event that a row stands for."""
+    time, kind = row[0], row[1]
+    if kind == "initialised":
+        assert payload is not None
+        data = aligned(len(payload))
+        data[:] = np.frombuffer(payload, np.uint8)
+        return Initialised(time, row[2], data)
+    if kind == "joined":
+        hello = messages.decode(row[3])
+        assert isinstance(hello, messages.Hello)
+        return Joined(time, row[2], hello, row[4])
+    if kind == "received":
+        message = messages.decode(row[3])
+        return Received(time, row[2], message, _sink(engine, message, row[4], payload))
+    if kind == "left":
+        return Left(time, row[2])
+    if kind == "applied":
+        return Applied(time, row[2], np.frombuffer(row[3], "<i8"))
+    return Stopping(time) if kind == "stopping" else Tick(time)
+
+
+def _sink(engine: Engine, message: Message, fault: Any, payload: bytes | None) -> Sink | None:
+    """Receive a payload again, as the server did."""
+    if fault is not None:
+        return Discard(refusal(*fault))
+    if not getattr(message, "parts", ()):
+        return None
+    if payload is None:
+        return Discard()
+    engine.intake.pool.bound = 1 << 62  # what was recorded fitted; nobody else takes from it here
+    sink = engine.intake.place(message)
+    assert isinstance(sink, Incoming), "the record holds a payload that the replay would not take"
+    sink.view(0, 0)[:] = payload
+    sink.filled(0, 0, len(payload))
+    return sink

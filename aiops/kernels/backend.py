@@ -1,0 +1,61 @@
+"""Which backend executes a kernel on this machine."""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+from aiops.errors import UsageError, nearest
+
+__all__ = ["BACKENDS", "resolve"]
+
+BACKENDS = ("auto", "numba", "numpy")
+
+logger = logging.getLogger("aiops.kernels")
+
+
+def resolve(backend: str) -> str:
+    """Return ``"numba"`` or ``"numpy"`` for a wish, which may be ``"auto"``.
+
+    ``"auto"`` is Numba where it can be imported, else NumPy, with one line of advice in the log
+    of ``aiops.kernels``. Raises :class:`~aiops.errors.UsageError` for an unknown name, and for
+    ``"numba"`` where it cannot be had.
+    """
+    if backend == "numpy":
+        return backend
+    if backend not in BACKENDS:
+        raise UsageError(
+            f"there is no kernel backend {backend!r}; {nearest(backend, BACKENDS)}",
+            backend=backend,
+        )
+    obstacle = _obstacle()
+    if obstacle is None:
+        return "numba"
+    if backend == "numba":
+        raise UsageError(
+            f"the numba backend cannot be had: {obstacle}; install it with "
+            "pip install 'aiops-ps[server]', or choose the backend 'numpy'",
+            backend=backend,
+        )
+    _advise(obstacle)
+    return "numpy"
+
+
+@functools.cache
+def _obstacle() -> str | None:
+    try:
+        import numba
+    except ImportError as error:  # absent, or it does not support this NumPy
+        return str(error)
+    if numba.config.DISABLE_JIT:
+        return "NUMBA_DISABLE_JIT is set"
+    return None
+
+
+@functools.cache
+def _advise(obstacle: str) -> None:
+    logger.warning(
+        "kernels run on plain NumPy, several times slower than with Numba (%s): "
+        "pip install 'aiops-ps[server]'",
+        obstacle,
+    )

@@ -1,0 +1,118 @@
+"""The Numba backend: the generated loop, compiled, with the bits of the reference."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aiops.kernels import cache, source
+from aiops.kernels.program import Program
+from aiops.kernels.rule import Rule
+from aiops.kernels.spans import Spans, check
+from aiops.kernels.vocabulary import Array
+
+__all__ = ["NumbaKernel"]
+
+Update = Callable[..., npt.NDArray[np.int64]]
+
+
+class NumbaKernel:
+    """A rule over float32 or float64 as one compiled loop; implements ``Kernel``.
+
+    The text is generated, and so a bad rule refused, on construction; it is compiled by the
+    first call or by :meth:`warm`. The loop releases the GIL and runs on the calling thread.
+    """
+
+    backend = "numba"
+
+    def __init__(self, rule: Rule, program: Program, dtype: np.dtype[Any]) -> None:
+        self.rule = rule
+        self.dtype = dtype
+        self.text = source.numba_text(program, dtype.name)
+        self._constants = np.array(list(rule.constants.values()), dtype)
+        self._update: Update = self._first_update
+
+    def __repr__(self) -> str:
+        return f"<NumbaKernel {self.rule.name} {self.dtype}>"
+
+    def __call__(
+        self,
+        spans: Spans,
+        factor: float,
+        base: Array,
+        grad: Array,
+        target: Array,
+        state: Sequence[Array],
+    ) -> npt.NDArray[np.int64]:
+        """Update every span; see :class:`aiops.kernels.Kernel`."""
+        try:
+            return self._update(
+                spans.lo,
+                spans.hi,
+                spans.src,
+                spans.step,
+                factor,
+                base,
+                grad,
+                target,
+                *state,
+                self._constants,
+            )
+        except (TypeError, ValueError):
+            # The compiled code only knows that something does not fit; say what it is.
+            check(
+                self.rule.name,
+                spans,
+                base,
+                grad,
+                target,
+                state,
+                states=len(self.rule.state),
+                compute=self.dtype,
+                wire=self.dtype,
+            )
+            raise
+
+    def warm(self) -> None:
+        """Compile, or read the machine code of an earlier process from the cache folder."""
+        self._update = _compile(self.rule.name, self.text, self.dtype.name, len(self.rule.state))
+
+    def _first_update(self, *arguments: Any) -> npt.NDArray[np.int64]:
+        self.warm()
+        return self._update(*arguments)
+
+
+@functools.cache
+def _compile(name: str, text: str, real: str, states: int) -> Update:
+    from numba import types
+
+    from aiops.kernels.jit_cpu import array_of, compiled
+
+    module, on_disk = cache.load(f"{name}_{_identity(text)}", text)
+    integers, read, written = array_of("int64"), array_of(real), array_of(real, writable=True)
+    arguments = [integers, integers, integers, array_of("float64"), types.float64]
+    arguments += [read, read, written, *[written] * states, read]
+    signature = types.Array(types.int64, 1, "C")(*arguments)
+    update: Update = compiled(module.update, signature, cache=on_disk)
+    return update
+
+
+def _identity(text: str) -> str:
+    """Return what tells two compiled kernels apart, beside Numba's own check of the CPU.
+
+    The text holds the rule's source, the dtype and the generator's version. The helpers that it
+    imports are compiled into it, and Numba's cache does not notice when those change.
+    """
+    import numba
+
+    from aiops.kernels import jit_cpu
+
+    helpers = Path(jit_cpu.__file__).read_bytes()
+    parts = (text.encode(), helpers, numba.__version__.encode())
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]

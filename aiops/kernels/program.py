@@ -1,0 +1,95 @@
+"""A rule as a small straight-line program over typed names.
+
+The program knows nothing of Python or of any backend: it is assignments of expressions, so a
+dialect (:mod:`aiops.kernels.source`) can write it down as the body of a scalar loop.
+:func:`aiops.kernels.reader.read` makes it from a rule's source.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+__all__ = [
+    "ARITY",
+    "COMPARISONS",
+    "Assignment",
+    "Expression",
+    "Literal",
+    "Name",
+    "Operation",
+    "Program",
+]
+
+ARITY = {"where": 3, "maximum": 2, "minimum": 2, "sqrt": 1, "absolute": 1, "sign": 1}
+"""How many arguments each word of the vocabulary takes."""
+
+COMPARISONS = frozenset({"less", "less_equal", "greater", "greater_equal", "equal", "not_equal"})
+"""The operations whose result is a truth value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A number in the source, or several that were worked out in double precision, as Python does.
+
+    NumPy rounds it to the compute dtype where it meets an array, and so must every backend.
+    """
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """The current value of a parameter or a local name; ``boolean`` if that is a comparison."""
+
+    name: str
+    boolean: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A word of the vocabulary, or an operator by NumPy's name for it, and its arguments.
+
+    The operators are add, subtract, multiply, divide, negative and those of ``COMPARISONS``.
+    """
+
+    word: str
+    arguments: tuple[Expression, ...]
+
+    @property
+    def boolean(self) -> bool:
+        """Whether the result is a truth value."""
+        return self.word in COMPARISONS
+
+
+Expression: TypeAlias = Literal | Name | Operation
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """``name = value``, which may give a parameter or a local name a new value."""
+
+    name: str
+    value: Name | Operation
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What a rule does to one element: the assignments in order, then the results.
+
+    ``results`` are the new values of ``w`` and of each state, in order; ``text`` is the rule's
+    own source, dedented.
+    """
+
+    name: str
+    states: tuple[str, ...]
+    constants: tuple[str, ...]
+    statistic: str | None
+    body: tuple[Assignment, ...]
+    results: tuple[Expression, ...]
+    text: str
+
+    @property
+    def assigned(self) -> frozenset[str]:
+        """Every name that the body gives a value."""
+        return frozenset(assignment.name for assignment in self.body)

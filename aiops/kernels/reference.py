@@ -1,0 +1,95 @@
+"""The NumPy backend: the rule executed as it stands, which is the specification.
+
+Work proceeds in blocks small enough that the temporaries NumPy makes stay in cache: about twice
+as fast as the rule on whole tensors, and the same result, since rules are elementwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aiops.kernels.rule import Rule
+from aiops.kernels.spans import STATISTIC_CAP, STATISTIC_SCALE, Spans, check
+from aiops.kernels.vocabulary import Array
+
+__all__ = ["BLOCK", "NumpyKernel"]
+
+BLOCK = 16_384
+"""Elements per block: a dozen float32 temporaries then fit into 1 MiB of second-level cache."""
+
+
+class NumpyKernel:
+    """A rule over float32 or float64, executed by NumPy; implements ``Kernel``."""
+
+    backend = "numpy"
+
+    def __init__(self, rule: Rule, dtype: np.dtype[Any]) -> None:
+        self.rule = rule
+        self.dtype = dtype
+        self._constants = {name: dtype.type(value) for name, value in rule.constants.items()}
+        self._statistic = (
+            None if rule.statistic is None else 1 + list(rule.state).index(rule.statistic)
+        )
+
+    def __repr__(self) -> str:
+        return f"<NumpyKernel {self.rule.name} {self.dtype}>"
+
+    def __call__(
+        self,
+        spans: Spans,
+        factor: float,
+        base: Array,
+        grad: Array,
+        target: Array,
+        state: Sequence[Array],
+    ) -> npt.NDArray[np.int64]:
+        """Update every span; see :class:`aiops.kernels.Kernel`."""
+        check(
+            self.rule.name,
+            spans,
+            base,
+            grad,
+            target,
+            state,
+            states=len(self.rule.state),
+            compute=self.dtype,
+            wire=self.dtype,
+        )
+        real = self.dtype.type
+        sums = np.zeros(len(spans), np.int64)
+        with np.errstate(all="ignore"):
+            scale = real(factor)
+            for row, (lo, hi, src, step) in enumerate(spans.rows()):
+                for start in range(lo, hi, BLOCK):
+                    stop = min(start + BLOCK, hi)
+                    gradient = grad[src + start - lo : src + stop - lo] * scale
+                    arrays = [base[start:stop], gradient, *(array[start:stop] for array in state)]
+                    written = [target[start:stop], *arrays[2:]]
+                    sums[row] += self._block(arrays, real(step), written)
+        return sums
+
+    def warm(self) -> None:
+        """Do nothing: there is nothing to compile."""
+
+    def _block(self, arrays: list[Array], step: Any, written: list[Array]) -> int:
+        results = self.rule.function(*arrays, step, **self._constants)
+        # A rule may hand an array on as another one's new value; writing must not change it first.
+        fresh = [
+            result.copy() if any(result is array for array in arrays) else result
+            for result in results
+        ]
+        for array, result in zip(written, fresh, strict=True):
+            array[...] = result
+        return 0 if self._statistic is None else _fixed_point(written[self._statistic])
+
+
+def _fixed_point(values: Array) -> int:
+    scaled = values * values.dtype.type(STATISTIC_SCALE)
+    # fmin takes the other operand where one is NaN.
+    np.fmin(scaled, values.dtype.type(STATISTIC_CAP), out=scaled)
+    np.fmax(scaled, values.dtype.type(-STATISTIC_CAP), out=scaled)
+    return int(scaled.astype(np.int64).sum())

@@ -1,0 +1,121 @@
+"""A rule: the mathematics of an update, written once as a plain function over arrays."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from aiops.errors import UsageError
+from aiops.kernels.vocabulary import Array, Scalar
+
+__all__ = ["FIRST", "FOLD", "Rule"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An elementwise update and what it needs besides parameters and gradient.
+
+    ``function(w, g, *state, step, *constants)`` takes the parameters, the gradient, one array per
+    state in the order of ``state``, the step (learning rate times modulation) and one value per
+    constant, and returns the tuple ``(w, *state)`` of their new values. Arrays are blocks of one
+    tensor in the compute dtype; ``step`` and the constants are scalars of that dtype. The body
+    may use assignments to local names, ``+ - * /``, unary minus, comparisons, number literals
+    (which count as values of the compute dtype) and the words of
+    :mod:`aiops.kernels.vocabulary`; :func:`aiops.kernels.build` refuses anything else.
+
+    ``state`` maps each state array to its initial value; ``constants`` maps each constant to its
+    value, given in double precision and rounded once to the compute dtype (so hand in
+    ``one_minus_gamma`` rather than working it out in float32); ``statistic`` names the state
+    array whose sum is reported with every update, or is None.
+
+    Raises :class:`~aiops.errors.UsageError` when the function's parameters are not these.
+
+    >>> def momentum(w, g, m, step, decay):
+    ...     m = decay * m + g
+    ...     return w - step * m, m
+    >>> Rule(momentum, state={"m": 0.0}, constants={"decay": 0.9}).name
+    'momentum'
+    """
+
+    function: Callable[..., tuple[Array, ...]]
+    state: Mapping[str, float] = field(default_factory=dict)
+    constants: Mapping[str, float] = field(default_factory=dict)
+    statistic: str | None = None
+
+    def __post_init__(self) -> None:
+        # Copies: a frozen value should not change because somebody edits the dict he handed in.
+        object.__setattr__(self, "state", dict(self.state))
+        object.__setattr__(self, "constants", dict(self.constants))
+        self._check_parameters()
+        for kind, values in (("initial value of state", self.state), ("constant", self.constants)):
+            for name, value in values.items():
+                if not math.isfinite(value):
+                    raise UsageError(
+                        f"the {kind} {name!r} of rule {self.name!r} is {value}; give a finite "
+                        "number",
+                        rule=self.name,
+                        value=value,
+                    )
+        if self.statistic is not None and self.statistic not in self.state:
+            raise UsageError(
+                f"rule {self.name!r} reports the statistic {self.statistic!r}, which is not one "
+                f"of its state arrays ({', '.join(self.state) or 'it has none'}); name one of "
+                "them, or None",
+                rule=self.name,
+                statistic=self.statistic,
+            )
+
+    @property
+    def name(self) -> str:
+        """The function's name, as it appears in errors and generated files."""
+        return getattr(self.function, "__name__", repr(self.function))
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The parameter names that the function must have, in order."""
+        return ("w", "g", *self.state, "step", *self.constants)
+
+    @property
+    def results(self) -> str:
+        """What the function must return, as it would be written."""
+        return f"w, {', '.join(self.state)}"
+
+    def _check_parameters(self) -> None:
+        wanted = self.parameters
+        if len(set(wanted)) != len(wanted):
+            twice = sorted({name for name in wanted if wanted.count(name) > 1})
+            raise UsageError(
+                f"rule {self.name!r} uses the name {twice[0]!r} twice; w, g, step, the state "
+                "arrays and the constants need different names",
+                rule=self.name,
+                names=wanted,
+            )
+        parameters = inspect.signature(self.function).parameters.values()
+        plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        found = tuple(parameter.name for parameter in parameters)
+        if found != wanted or any(parameter.kind not in plain for parameter in parameters):
+            shown = ", ".join(str(parameter) for parameter in parameters)
+            raise UsageError(
+                f"rule {self.name!r} is written as ({shown}), but with its state and constants "
+                f"its parameters must be ({', '.join(wanted)}); rename or reorder them",
+                rule=self.name,
+                found=found,
+                wanted=wanted,
+            )
+
+
+def fold(w: Array, g: Array, step: Scalar) -> tuple[Array, ...]:
+    return (w + step * g,)
+
+
+def first(w: Array, g: Array, step: Scalar) -> tuple[Array, ...]:
+    return (step * g,)
+
+
+FOLD = Rule(fold)
+"""Add a gradient to a running sum: ``sum + step * g`` (the sum stands where parameters would)."""
+
+FIRST = Rule(first)
+"""Begin a running sum: ``step * g``; what the sum held before is not read."""

@@ -1,0 +1,213 @@
+"""A program written down as the text of a fused scalar loop.
+
+What a loop over elements consists of is the same everywhere; how an expression is spelt is the
+business of a :class:`Dialect`. Here is the dialect of Numba, which is Python with every value
+kept in the compute dtype; a CUDA dialect needs nothing but other spellings.
+
+In generated text the rule's own names appear as they are, and everything else begins with an
+underscore: ``_n`` is the array whose current element is ``n``.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from aiops.kernels.program import ARITY, Expression, Literal, Name, Operation, Program
+from aiops.kernels.spans import STATISTIC_CAP, STATISTIC_SCALE
+
+__all__ = ["GENERATOR", "Dialect", "NumbaDialect", "numba_text", "statements", "write"]
+
+GENERATOR = 1
+"""Version of the generated text; part of a compiled kernel's identity."""
+
+
+class Dialect(Protocol):
+    """How one target language spells the pieces of an expression."""
+
+    def literal(self, value: float) -> str:
+        """Spell a number, rounded to the compute dtype."""
+
+    def operation(self, word: str, arguments: Sequence[str]) -> str:
+        """Spell an operation on spelt arguments; the result stands on its own in any context."""
+
+    def assignment(self, name: str, value: str, boolean: bool) -> str:
+        """Spell the statement that gives ``name`` a value, a truth value if ``boolean``."""
+
+
+def write(expression: Expression, dialect: Dialect) -> str:
+    """Spell an expression."""
+    match expression:
+        case Literal(value):
+            return dialect.literal(value)
+        case Name(name):
+            return name
+        case Operation(word, arguments):
+            return dialect.operation(word, [write(argument, dialect) for argument in arguments])
+
+
+def statements(program: Program, dialect: Dialect) -> list[str]:
+    """Spell the program's assignments, in order."""
+    return [
+        dialect.assignment(
+            assignment.name, write(assignment.value, dialect), assignment.value.boolean
+        )
+        for assignment in program.body
+    ]
+
+
+OPERATORS: Mapping[str, str] = {
+    "add": "+",
+    "subtract": "-",
+    "multiply": "*",
+    "divide": "/",
+    "less": "<",
+    "less_equal": "<=",
+    "greater": ">",
+    "greater_equal": ">=",
+    "equal": "==",
+    "not_equal": "!=",
+}
+
+
+class NumbaDialect:
+    """Python for Numba; remembers which literals and words the text has to define.
+
+    A Python literal is a float64 to Numba and would widen all it meets, at a fraction of the
+    speed, so each literal becomes a module constant of the compute dtype.
+    """
+
+    def __init__(self) -> None:
+        self.literals: dict[str, str] = {}
+        self.words: set[str] = set()
+
+    def literal(self, value: float) -> str:
+        """Return the name of the module constant that holds ``value``."""
+        return self.literals.setdefault(repr(value), f"_c{len(self.literals)}")
+
+    def operation(self, word: str, arguments: Sequence[str]) -> str:
+        """Spell an operator in parentheses, or a call of a word's scalar implementation."""
+        if word == "negative":
+            return f"(-{arguments[0]})"
+        if word in OPERATORS:
+            return f"({arguments[0]} {OPERATORS[word]} {arguments[1]})"
+        assert word in ARITY
+        self.words.add(word)
+        return f"_{word}({', '.join(arguments)})"
+
+    def assignment(self, name: str, value: str, boolean: bool) -> str:
+        """Spell an assignment; Numba infers the type."""
+        return f"{name} = {_bare(value)}"
+
+
+def numba_text(program: Program, real: str) -> str:
+    """Return the Python module that computes ``program`` over arrays of dtype ``real``.
+
+    Its function ``update(lo, hi, src, step, factor, base, grad, target, *state, constants)``
+    checks the spans and the arrays (ValueError if they do not fit; nothing is changed then) and
+    returns the statistic's sum per span. It runs as plain Python, too, except for ``_disjoint``;
+    :mod:`aiops.kernels.fused_cpu` compiles it.
+    """
+    dialect = NumbaDialect()
+    loops = [_loop(program, dialect, in_place=place) for place in (True, False)]
+    words = sorted({*dialect.words} | {"disjoint", "overlap", "misfit"})
+    imports = "".join(f"from aiops.kernels.jit_cpu import {word} as _{word}\n" for word in words)
+    constants = "".join(f"{name} = _real({value})\n" for value, name in dialect.literals.items())
+    if program.statistic is not None:
+        constants += f"_scale = _real({STATISTIC_SCALE!r})\n_cap = _real({STATISTIC_CAP!r})\n"
+    header = (
+        f"# Rule {program.name} as one fused loop over {real}, in place and out of place.\n"
+        f"# Written by aiops.kernels (generator {GENERATOR}); edits are lost. The rule:\n#\n"
+        + textwrap.indent(program.text.rstrip(), "#     ", lambda line: True).replace(
+            "     \n", "\n"
+        )
+    )
+    return (
+        f"{header}\n\nimport numpy as _np\nfrom numba import njit as _njit\n\n{imports}\n"
+        f"_real = _np.{real}\n{constants}\n" + "\n".join(loops) + "\n" + _entry(program)
+    )
+
+
+def _loop(program: Program, dialect: NumbaDialect, *, in_place: bool) -> str:
+    """Spell the loop over one span; base and target are one array if ``in_place``.
+
+    There are two loops so that each can declare all its arrays disjoint. LLVM would otherwise
+    check every pair at run time before it dares to vectorise, which takes time on small tensors,
+    and beyond a number of pairs that depends on its version it would not vectorise at all.
+    """
+    scalars = ("step", *program.constants)
+    hidden = {name: f"_{name}" if name in program.assigned else name for name in scalars}
+    target = "_w" if in_place else "_target"
+    arrays = ["_w", *([] if in_place else ["_target"]), "_g", *(f"_{s}" for s in program.states)]
+    body = [f"{name} = {outer}" for name, outer in hidden.items() if name != outer]
+    body += ["w = _w[_i]", "g = _g[_i] * _factor"]
+    body += [f"{state} = _{state}[_i]" for state in program.states]
+    body += statements(program, dialect)
+    stores = [target, *(f"_{state}" for state in program.states)]
+    # A result may be the old value of another array: by now they are all in scalars.
+    for array, result in zip(stores, program.results, strict=True):
+        body.append(f"{array}[_i] = {_bare(write(result, dialect))}")
+    if program.statistic is not None:
+        observed = program.results[1 + program.states.index(program.statistic)]
+        body += [
+            f"_x = {write(observed, dialect)} * _scale",
+            "_x = _x if _x < _cap else _cap",
+            "_x = _x if _x > -_cap else -_cap",
+            "_sum += _np.int64(_np.int32(_x))",
+        ]
+    name = "_in_place" if in_place else "_out_of_place"
+    return f"""
+@_njit(nogil=True, error_model="numpy")
+def {name}({", ".join([*arrays, "_factor", *hidden.values()])}):
+    _disjoint()
+    _sum = 0
+    for _i in range(_w.size):
+{textwrap.indent(chr(10).join(body), " " * 8)}
+    return _sum
+"""
+
+
+def _entry(program: Program) -> str:
+    """Spell ``update``: check everything, then run the loop that fits over every span."""
+    states = [f"_{state}" for state in program.states]
+    written = ["_target", *states]
+    pairs = [(one, two) for index, one in enumerate(written) for two in written[index + 1 :]]
+    pairs += [(array, "_grad") for array in written] + [(array, "_base") for array in states]
+    clash = "".join(f"        or _overlap({one}, {two})\n" for one, two in pairs)
+    smallest = ", ".join(f"{array}.size" for array in ("_base", *written))
+    passed = [f"{state}[_a:_z]" for state in states] + ["_real(_factor)", "_real(_step[_t])"]
+    passed += [f"_constants[{index}]" for index in range(len(program.constants))]
+    shared = "".join(f"                {argument},\n" for argument in passed)
+    parameters = ["_lo", "_hi", "_src", "_step", "_factor", "_base", "_grad", "_target", *states]
+    return f"""
+def update({", ".join([*parameters, "_constants"])}):
+    _same = _base.ctypes.data == _target.ctypes.data
+    if (
+        (not _same and _overlap(_base, _target))
+{clash}    ):
+        raise ValueError("arrays overlap")
+    _size = min({smallest})
+    if _misfit(_lo, _hi, _src, _step, _size, _grad.size):
+        raise ValueError("a span does not fit")
+    _sums = _np.zeros(_lo.size, _np.int64)
+    for _t in range(_lo.size):
+        _a, _z, _s = _lo[_t], _hi[_t], _src[_t]
+        if _same:
+            _sums[_t] = _in_place(
+                _target[_a:_z],
+                _grad[_s : _s + (_z - _a)],
+{shared}            )
+        else:
+            _sums[_t] = _out_of_place(
+                _base[_a:_z],
+                _target[_a:_z],
+                _grad[_s : _s + (_z - _a)],
+{shared}            )
+    return _sums
+"""
+
+
+def _bare(value: str) -> str:
+    """Leave out the parentheses that :meth:`NumbaDialect.operation` put around a whole value."""
+    return value[1:-1] if value.startswith("(") else value

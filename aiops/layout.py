@@ -1,0 +1,315 @@
+"""Where each tensor of a model lies in the arena: one flat run of bytes, no padding.
+
+The order is by size of item (8, 4, 2 bytes), then by dtype, then as the model was defined; so every
+tensor is aligned to its own items, all tensors of a dtype are one run (a `Section`), and a whole
+model is one range of bytes whatever its dtypes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aiops.errors import BadPush, UsageError, nearest
+from aiops.messages import Part, Parts
+
+Ints = npt.NDArray[np.int64]
+Array = npt.NDArray[Any]
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+"""What a tensor may be made of. The 16-bit ones are trained with float32 masters on the server."""
+
+MAX_PART = 1 << 30
+"""A payload's longest length in bytes; a larger range travels as several parts."""
+
+MAX_TENSORS = 1 << 20
+
+
+def dtype_named(name: str) -> np.dtype[Any]:
+    """Return the NumPy dtype of that name (``bfloat16`` comes from the ml_dtypes package).
+
+    Raises
+    ------
+    UsageError
+        When no model can be made of it, or ml_dtypes is not installed.
+    """
+    if name not in DTYPES:
+        raise UsageError(f"dtype {name!r} cannot be trained; {nearest(name, DTYPES)}")
+    if name != "bfloat16":
+        return np.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise UsageError("bfloat16 needs the ml_dtypes package: pip install ml_dtypes") from None
+    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return bfloat16
+
+
+def compute_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype that the mathematics is done in: float32 for the 16-bit ones."""
+    return dtype if dtype.itemsize >= 4 else np.dtype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A registered tensor: ``offset`` and ``nbytes`` say where it lies in the arena."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes."""
+        return self.size * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """All tensors of one dtype: bytes [start, stop) of the arena, tensors [first, last)."""
+
+    dtype: np.dtype[Any]
+    start: int
+    stop: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cover:
+    """Which tensors a push covers: their indices, their base versions, and whether that is all.
+
+    ``starts`` is where each tensor's first byte lies in the received buffer, in which the
+    payloads follow each other without a gap.
+    """
+
+    tensors: Ints
+    bases: Ints
+    starts: Ints
+    whole: bool
+
+
+class Layout:
+    """The tensors of a model in arena order.
+
+    Raises
+    ------
+    UsageError
+        When the tensors cannot make a model; the text names the tensor.
+    """
+
+    def __init__(self, tensors: Iterable[tuple[str, str, Sequence[int]]]) -> None:
+        rows = [(str(name), dtype_named(dtype), tuple(shape)) for name, dtype, shape in tensors]
+        if not 0 < len(rows) <= MAX_TENSORS:
+            raise UsageError(f"a model has 1 to {MAX_TENSORS} tensors, not {len(rows)}")
+        rows.sort(key=lambda row: (-row[1].itemsize, row[1].name))  # stable: keeps the given order
+        placed: list[Tensor] = []
+        offset = 0
+        for name, dtype, shape in rows:
+            placed.append(Tensor(name, dtype, shape, offset))
+            offset += placed[-1].nbytes
+        self.tensors: tuple[Tensor, ...] = tuple(placed)
+        self.nbytes = offset
+        self.index = {tensor.name: index for index, tensor in enumerate(placed)}
+        if len(self.index) < len(placed):
+            names = [tensor.name for tensor in placed]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise UsageError(f"two tensors are called {twice!r}; names must differ")
+        if not offset:
+            raise UsageError("the model has no parameters: every tensor is empty")
+        self.sections = tuple(self._sections())
+        self.starts: Ints = np.array([tensor.offset for tensor in placed], np.int64)
+        self.sizes: Ints = np.array([tensor.size for tensor in placed], np.int64)
+        self.nbytes_each: Ints = np.array([tensor.nbytes for tensor in placed], np.int64)
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, Array]) -> Layout:
+        """Return the layout of a mapping of arrays."""
+        return cls((name, a.dtype.name, a.shape) for name, a in arrays.items())
+
+    def _sections(self) -> Iterable[Section]:
+        first = 0
+        for index, tensor in enumerate(self.tensors):
+            last = index + 1
+            if last == len(self.tensors) or self.tensors[last].dtype != tensor.dtype:
+                end = tensor.offset + tensor.nbytes
+                yield Section(tensor.dtype, self.tensors[first].offset, end, first, last)
+                first = last
+
+    @cached_property
+    def rows(self) -> tuple[tuple[str, str, tuple[int, ...], int], ...]:
+        """The model as it is announced: (name, dtype, shape, offset) per tensor."""
+        return tuple((t.name, t.dtype.name, t.shape, t.offset) for t in self.tensors)
+
+    @cached_property
+    def whole(self) -> tuple[tuple[Ints, Ints], ...]:
+        """Per section, where each tensor begins and ends, in elements of the section."""
+        found = []
+        for s in self.sections:
+            lo = (self.starts[s.first : s.last] - s.start) // s.dtype.itemsize
+            found.append((lo, lo + self.sizes[s.first : s.last]))
+        return tuple(found)
+
+    @cached_property
+    def parameters(self) -> int:
+        """Number of elements of all tensors."""
+        return int(self.sizes.sum())
+
+    def difference(self, other: Layout) -> str | None:
+        """Say in half a sentence how another model differs from this one, or return None."""
+        mine = {t.name: t for t in self.tensors}
+        theirs = {t.name: t for t in other.tensors}
+        for name, tensor in theirs.items():
+            if name not in mine:
+                return f"it has no tensor {name!r} ({nearest(name, mine)})"
+            if mine[name].shape != tensor.shape:
+                return f"its {name!r} has shape {mine[name].shape}, not {tensor.shape}"
+            if mine[name].dtype != tensor.dtype:
+                return f"its {name!r} is {mine[name].dtype.name}, not {tensor.dtype.name}"
+        missing = [name for name in mine if name not in theirs]
+        if missing:
+            return f"its {missing[0]!r} is missing here"
+        if self.rows != other.rows:
+            return "its tensors of one dtype are in another order"
+        return None
+
+    def parts(self, versions: Ints, codec: str = "raw") -> Parts:
+        """Return the parts that a whole model of these versions travels as.
+
+        One part per run of tensors of equal version, none longer than `MAX_PART`.
+        """
+        breaks = (np.flatnonzero(np.diff(versions)) + 1).tolist()
+        edges = [0, *breaks, len(self.tensors)]
+        found: list[Part] = []
+        for first, last in pairwise(edges):
+            start = self.tensors[first].offset
+            stop = self.tensors[last].offset if last < len(self.tensors) else self.nbytes
+            found.extend(split(start, stop, codec, int(versions[first])))
+        return tuple(found)
+
+    def covered(self, parts: Parts) -> Cover:
+        """Return which tensors these parts cover.
+
+        Raises
+        ------
+        BadPush
+            When a part's range is not made of whole tensors in order, its length is not that of
+            the range, or there is no part.
+        """
+        if len(parts) == 1 and parts[0].start == 0 and parts[0].stop == self.nbytes:
+            self._check_length(parts[0])
+            bases = np.full(len(self.tensors), parts[0].version, np.int64)
+            return Cover(self._all, bases, self.starts, True)
+        if not parts:
+            raise BadPush("the push holds no tensor: push at least one")
+        tensors: list[Ints] = []
+        bases_of: list[Ints] = []
+        starts: list[Ints] = []
+        filled, reached = 0, -1
+        for start, stop, version in self._ranges(parts):
+            first = self._tensor_at(start)
+            last = int(np.searchsorted(self.starts, stop, side="left"))
+            end = self.nbytes if last == len(self.tensors) else int(self.starts[last])
+            if self.starts[first] != start or end != stop:
+                whose = self.tensors[first].name
+                raise BadPush(
+                    f"a part covers bytes {start} to {stop}, which is not whole tensors"
+                    f" (it begins in {whose!r}): push whole tensors",
+                    tensor=whose,
+                )
+            if first < reached:
+                whose = self.tensors[first].name
+                raise BadPush(f"{whose!r} comes twice or out of order", tensor=whose)
+            tensors.append(np.arange(first, last, dtype=np.int64))
+            bases_of.append(np.full(last - first, version, np.int64))
+            starts.append(self.starts[first:last] - start + filled)
+            filled, reached = filled + stop - start, last
+        joined = np.concatenate(tensors)
+        whole = len(joined) == len(self.tensors)
+        return Cover(joined, np.concatenate(bases_of), np.concatenate(starts), whole)
+
+    def _ranges(self, parts: Parts) -> Iterable[tuple[int, int, int]]:
+        """Join parts that continue each other: a large tensor travels as several."""
+        start, stop, version = -1, -1, -1
+        for part in parts:
+            self._check_length(part)
+            if part.start == stop and part.version == version:
+                stop = part.stop
+                continue
+            if stop >= 0:
+                yield start, stop, version
+            start, stop, version = part.start, part.stop, part.version
+        yield start, stop, version
+
+    def _check_length(self, part: Part) -> None:
+        if part.stop > self.nbytes:
+            raise BadPush(
+                f"a part ends at byte {part.stop}, but the model has {self.nbytes} bytes:"
+                " was it made for another model?"
+            )
+        if part.nbytes != part.stop - part.start:
+            whose = self.tensors[self._tensor_at(part.start)].name
+            raise BadPush(
+                f"{whose!r}: {part.nbytes} bytes were sent for a range of"
+                f" {part.stop - part.start}: check the dtype",
+                tensor=whose,
+            )
+
+    def _tensor_at(self, offset: int) -> int:
+        """Return the index of the tensor with elements that holds the byte at ``offset``."""
+        return int(np.searchsorted(self.starts, offset, side="right")) - 1
+
+    @cached_property
+    def _all(self) -> Ints:
+        return np.arange(len(self.tensors), dtype=np.int64)
+
+
+def split(start: int, stop: int, codec: str, version: int) -> list[Part]:
+    """Return the raw parts for a range of the arena, none longer than `MAX_PART`."""
+    cuts = [*range(start, stop, MAX_PART), stop]
+    return [Part(a, b, codec, b - a, version) for a, b in pairwise(cuts)]
+
+
+def aligned(nbytes: int) -> npt.NDArray[np.uint8]:
+    """Return uninitialised bytes whose first is 64-byte aligned."""
+    raw = np.empty(nbytes + 63, np.uint8)
+    skip = -raw.ctypes.data % 64
+    return raw[skip : skip + nbytes]
+
+
+class Arena:
+    """One copy of a model: its bytes, a flat typed view per section, a shaped view per tensor."""
+
+    __slots__ = ("__weakref__", "_views", "data", "layout", "sections")
+
+    def __init__(self, layout: Layout, data: npt.NDArray[np.uint8] | None = None) -> None:
+        self.layout = layout
+        self.data = aligned(layout.nbytes) if data is None else data
+        self.sections: tuple[Array, ...] = tuple(
+            self.data[section.start : section.stop].view(section.dtype)
+            for section in layout.sections
+        )
+        self._views: dict[str, Array] | None = None
+
+    @property
+    def views(self) -> dict[str, Array]:
+        """The tensors by name, as shaped views of the arena."""
+        if self._views is None:
+            self._views = {
+                t.name: self.data[t.offset : t.offset + t.nbytes].view(t.dtype).reshape(t.shape)
+                for t in self.layout.tensors
+            }
+        return self._views

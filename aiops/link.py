@@ -1,0 +1,223 @@
+"""The asyncio driver of one connection, under the server and `AsyncClient` alike.
+
+Bytes are received straight into the buffers that the wire offers. What is sent goes out in chunks
+as the peer takes them, so that a slow peer costs memory that is counted, can be noticed, and can
+be asked to let a version of the parameters go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from aiops.errors import AiopsError, ConnectionLost, RemoteProtocolError
+from aiops.messages import Message
+from aiops.sockets import tune
+from aiops.store import Lease
+from aiops.wire import Buffer, Sink, Wire
+
+_CHUNK = 1 << 20  # handed to the transport at once
+_BEHIND = 4 << 20  # a peer with so much unsent is not read from
+
+
+class Owner(Protocol):
+    """Whoever a link works for."""
+
+    def link_made(self, link: Link) -> None:
+        """Hear that the connection is there."""
+
+    def link_heard(self, link: Link, messages: list[tuple[Message, Sink | None]]) -> None:
+        """Take whole messages."""
+
+    def link_stuck(self, link: Link) -> None:
+        """Hear that a payload has no room: have `Link.resume` called when there may be."""
+
+    def link_lost(self, link: Link, error: AiopsError) -> None:
+        """Hear that the connection is gone, and why."""
+
+
+class Link(asyncio.BufferedProtocol):
+    """One connection.
+
+    Parameters
+    ----------
+    wire
+        Its wire; replaced at will while no connection is open.
+    owner
+        Told of everything that happens.
+    """
+
+    def __init__(self, wire: Wire, owner: Owner) -> None:
+        self.wire, self._owner = wire, owner
+        self.transport: asyncio.Transport | None = None
+        self.peer_name = "a peer"
+        self.number = 0
+        self._out: deque[tuple[memoryview, Lease | None]] = deque()
+        self._unsent = 0  # bytes in _out
+        self._full = False  # the transport takes no more now
+        self._unread: set[str] = set()  # why this peer is not read from
+        self._closing = False
+        self._error: AiopsError | None = None
+        self.pumped = 0  # bytes handed to the transport
+        self._on_drained: list[Callable[[], None]] = []
+
+    # ------------------------------------------------------------ asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Set the socket up."""
+        transport = cast(asyncio.Transport, transport)  # uvloop's derives from nothing of asyncio's
+        self.transport = transport
+        sock: socket.socket | None = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            tune(sock)
+        address = transport.get_extra_info("peername")
+        if isinstance(address, tuple) and len(address) >= 2:
+            self.peer_name = f"{address[0]}:{address[1]}"
+        transport.set_write_buffer_limits(high=_CHUNK // 2)
+        self._owner.link_made(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Offer the wire's buffer."""
+        return self.wire.next_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take what was received."""
+        self._take(lambda: self.wire.received(nbytes))
+
+    def eof_received(self) -> bool:
+        """Close when the peer does."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let go of everything."""
+        self.wire.lost()
+        for _view, lease in self._out:
+            if lease is not None:
+                lease.evict = None
+        self._out.clear()
+        self._unsent = 0
+        error = self._error
+        if error is None:
+            why = f"{self.peer_name} closed the connection"
+            error = ConnectionLost(f"{why}: {exc}" if exc else why)
+        self._owner.link_lost(self, error)
+
+    def pause_writing(self) -> None:
+        """The transport is full."""
+        self._full = True
+
+    def resume_writing(self) -> None:
+        """The transport takes more."""
+        self._full = False
+        self._pump()
+
+    # ------------------------------------------------------------ receiving
+
+    def resume(self) -> bool:
+        """Ask again for room for a payload; return whether there was (or nobody needs it now)."""
+        if self._closing or self.transport is None or not self.wire.waiting:
+            return True
+        self._take(self.wire.resume, again=True)
+        return not self.wire.waiting
+
+    def _take(
+        self, source: Callable[[], list[tuple[Message, Sink | None]]], again: bool = False
+    ) -> None:
+        try:
+            whole = source()
+        except RemoteProtocolError as error:
+            self.fault(error)
+            return
+        if self.wire.waiting:
+            self._stop_reading("no room")
+            if not again:
+                self._owner.link_stuck(self)
+        else:
+            self._go_on_reading("no room")
+        if whole:
+            self._owner.link_heard(self, whole)
+
+    def _stop_reading(self, why: str) -> None:
+        if not self._unread and self.transport is not None and not self.transport.is_closing():
+            self.transport.pause_reading()
+        self._unread.add(why)
+
+    def _go_on_reading(self, why: str) -> None:
+        if why in self._unread:
+            self._unread.discard(why)
+            if not self._unread and self.transport is not None and not self.transport.is_closing():
+                self.transport.resume_reading()
+
+    # ------------------------------------------------------------ sending
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that are not in the socket yet."""
+        waiting = self.transport.get_write_buffer_size() if self.transport is not None else 0
+        return self._unsent + waiting
+
+    @property
+    def sent(self) -> int:
+        """Bytes that have gone into the socket."""
+        waiting = self.transport.get_write_buffer_size() if self.transport is not None else 0
+        return self.pumped - waiting
+
+    def send(self, buffers: list[Buffer], lease: Lease | None = None) -> None:
+        """Send these buffers, in order; a lease is let go as its bytes go out."""
+        if self.transport is None or self.transport.is_closing():
+            return
+        if not self._out and not self._full and len(buffers) == 1 and len(buffers[0]) <= _CHUNK:
+            self.pumped += len(buffers[0])
+            self.transport.write(buffers[0])
+            return
+        for buffer in buffers:
+            view = memoryview(buffer)
+            self._out.append((view, lease))
+            self._unsent += len(view)
+        if lease is not None:
+            lease.evict = self._evict
+        self._pump()
+        if self._unsent > _BEHIND:
+            self._stop_reading("behind")
+
+    def _pump(self) -> None:
+        transport = self.transport
+        while self._out and not self._full and transport is not None:
+            if transport.is_closing():
+                return
+            view, lease = self._out.popleft()
+            if len(view) > _CHUNK:
+                self._out.appendleft((view[_CHUNK:], lease))
+                view = view[:_CHUNK]
+            self._unsent -= len(view)
+            self.pumped += len(view)
+            transport.write(view)
+        if self._unsent <= _BEHIND:
+            self._go_on_reading("behind")
+        if not self._out and self._closing and transport is not None:
+            transport.close()
+
+    def _evict(self, lease: Lease) -> None:
+        """Copy what is still unsent of a lease's parameters, so that they can be let go."""
+        self._out = deque(
+            (memoryview(bytes(view)), None) if whose is lease else (view, whose)
+            for view, whose in self._out
+        )
+
+    # ------------------------------------------------------------ ending
+
+    def fault(self, error: AiopsError) -> None:
+        """End the connection at once because of an error."""
+        self._error = self._error or error
+        if self.transport is not None:
+            self._closing = True
+            self.transport.abort()
+
+    def close(self) -> None:
+        """End the connection when all is sent."""
+        self._closing = True
+        if self.transport is not None and not self._out:
+            self.transport.close()

@@ -1,0 +1,422 @@
+"""The messages that may cross the wire: frozen values, and nothing else is ever decoded.
+
+Each class is one ``kind``. Its fields, in order, are the keys of the header map after ``kind``;
+``parts`` lists the payloads that follow the header. `encode` and `decode` are exact inverses, and
+`decode` accepts no missing key, no unknown key and no value of another type: what a hostile peer
+can make this side build is what stands on this page. docs/wire.md says the same for readers of
+other languages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+import msgpack
+
+from aiops.errors import RemoteProtocolError
+
+PROTOCOL = 1
+"""The version of the wire that this package speaks; both sides must speak the same."""
+
+# The annotations below name the checks in _CHECKS: the type says what the wire accepts.
+UInt: TypeAlias = int  # 0 ≤ x < 2**63
+Have: TypeAlias = int  # -1 ("nothing") or a UInt
+Real: TypeAlias = float  # finite
+OptReal: TypeAlias = float | None
+Text: TypeAlias = str  # at most 4,096 characters
+Nonce: TypeAlias = bytes  # 16 to 64 bytes
+Blob: TypeAlias = bytes
+Plain: TypeAlias = Mapping[str, Any]  # nested plain values, at most 6 deep
+Names: TypeAlias = tuple[tuple[Any, ...], ...]
+
+
+class Part(NamedTuple):
+    """One payload: the bytes [start, stop) of the arena, written by a codec.
+
+    ``version`` is the version of the tensors in it: in a push the one the gradient was computed
+    at (its base), in a reply the one that is sent. All tensors of a part share it.
+    """
+
+    start: int
+    stop: int
+    codec: str
+    nbytes: int
+    version: int
+
+
+Parts: TypeAlias = tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What every message has: the id of the request it is or answers (0: unasked)."""
+
+    kind: ClassVar[str] = ""
+    id: UInt
+
+
+# ---------------------------------------------------------------- from client to server
+
+
+@dataclass(frozen=True, slots=True)
+class Hello(Message):
+    """The first message: who is there."""
+
+    kind = "hello"
+    protocol: UInt
+    client: Text  # chosen at random once per client; the same after a reconnect
+    epoch: UInt  # 1 for the client's first connection, then rising
+    name: Text  # for people
+    role: Text  # "worker" or "observer"
+    pongs: bool  # whether it promises to answer pings
+    nonce: Nonce
+    agent: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Prove(Message):
+    """The answer to a challenge; the token itself never travels."""
+
+    kind = "prove"
+    proof: Blob
+
+
+@dataclass(frozen=True, slots=True)
+class Define(Message):
+    """Offer a model (name, dtype, shape per tensor); the first offer defines it."""
+
+    kind = "define"
+    tensors: Names
+    parts: Parts = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Describe(Message):
+    """Ask for the model as it is defined."""
+
+    kind = "describe"
+
+
+@dataclass(frozen=True, slots=True)
+class Push(Message):
+    """A gradient. ``seq`` rises by one per push of a client and makes it apply exactly once.
+
+    With ``fetch`` the acknowledgement brings the parameters too, unless ``have`` (the model
+    version that the client holds, -1 for none) is still the current one.
+    """
+
+    kind = "push"
+    seq: UInt
+    fetch: bool
+    have: Have
+    parts: Parts = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch(Message):
+    """Ask for the parameters, unless ``have`` is still the current version."""
+
+    kind = "fetch"
+    have: Have
+
+
+@dataclass(frozen=True, slots=True)
+class Stats(Message):
+    """Ask for the server's statistics."""
+
+    kind = "stats"
+
+
+@dataclass(frozen=True, slots=True)
+class Ping(Message):
+    """Ask whether the other side is alive (either side may)."""
+
+    kind = "ping"
+
+
+@dataclass(frozen=True, slots=True)
+class Leave(Message):
+    """Say goodbye: nobody waits for this client from here on."""
+
+    kind = "leave"
+
+
+# ---------------------------------------------------------------- from server to client
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge(Message):
+    """Ask for proof that the client knows the token."""
+
+    kind = "challenge"
+    nonce: Nonce
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome(Message):
+    """The client is in. ``plan`` is its part of the algorithm, ``model`` as in `Model`."""
+
+    kind = "welcome"
+    protocol: UInt
+    proof: Blob  # that the server knows the token too; empty without one
+    policy: Text
+    settings: Plain
+    plan: Plain
+    version: UInt
+    model: Names
+    last_seq: UInt  # the highest push of this client the server has taken, 0 for none
+
+
+@dataclass(frozen=True, slots=True)
+class Model(Message):
+    """The model as it is defined: (name, dtype, shape, offset in the arena in bytes) each."""
+
+    kind = "model"
+    created: bool  # whether this client's offer defined it
+    version: UInt
+    model: Names
+
+
+@dataclass(frozen=True, slots=True)
+class Ack(Message):
+    """The push was taken. ``parts`` brings the parameters of ``version`` if they were asked for.
+
+    ``staleness`` is the largest over the pushed tensors, ``mean_staleness`` the mean weighted by
+    their bytes. ``vbar`` is the mean of the algorithm's statistic over all parameters (nil when
+    it keeps none) and ``vbars`` the same per tensor, float32, little endian.
+    """
+
+    kind = "ack"
+    version: UInt
+    staleness: UInt
+    mean_staleness: Real
+    vbar: OptReal
+    vbars: Blob
+    parts: Parts = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Params(Message):
+    """The parameters of ``version``; no parts when the client has them already."""
+
+    kind = "params"
+    version: UInt
+    parts: Parts = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Report(Message):
+    """The server's statistics."""
+
+    kind = "report"
+    report: Plain
+
+
+@dataclass(frozen=True, slots=True)
+class Pong(Message):
+    """The answer to a ping (either side)."""
+
+    kind = "pong"
+
+
+@dataclass(frozen=True, slots=True)
+class Error(Message):
+    """A request was refused, or (``fatal``) the connection is about to be closed."""
+
+    kind = "error"
+    code: Text
+    text: Text
+    details: Plain
+    fatal: bool
+    version: UInt = 0  # the model's, so that a worker told to recompute knows what is current
+    parts: Parts = ()
+
+
+KINDS: Mapping[str, type[Message]] = {
+    cls.kind: cls
+    for cls in (
+        *(Hello, Prove, Define, Describe, Push, Fetch, Stats, Ping, Leave),
+        *(Challenge, Welcome, Model, Ack, Params, Report, Pong, Error),
+    )
+}
+
+
+# ---------------------------------------------------------------- encode and decode
+
+
+def encode(message: Message) -> bytes:
+    """Return the header map of a message as MessagePack bytes."""
+    names = _NAMES[type(message)]
+    header = {"kind": message.kind}
+    for name in names:
+        header[name] = getattr(message, name)
+    return msgpack.packb(header)  # type: ignore[no-any-return]
+
+
+def decode(data: bytes | bytearray | memoryview) -> Message:
+    """Make the message that a header's bytes describe.
+
+    Raises
+    ------
+    RemoteProtocolError
+        Naming the path at which the header is not what the wire allows.
+    """
+    try:
+        header = msgpack.unpackb(data, use_list=False, ext_hook=_no_ext, strict_map_key=True)
+    except RemoteProtocolError:
+        raise
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError, OverflowError) as err:
+        why = str(err) or type(err).__name__
+        raise RemoteProtocolError(f"header: not one MessagePack map: {why}") from None
+    if type(header) is not dict:
+        raise RemoteProtocolError(f"header: a map was expected, not {type(header).__name__}")
+    kind = header.pop("kind", None)
+    cls = KINDS.get(kind) if isinstance(kind, str) else None
+    if cls is None:
+        raise RemoteProtocolError(f"header.kind: no message of kind {_short(kind)}")
+    values = []
+    for name, what, check in _FIELDS[cls]:
+        try:
+            value = header.pop(name)
+        except KeyError:
+            raise RemoteProtocolError(f"{kind}.{name}: missing") from None
+        if check is _parts:
+            value = _read_parts(kind, value)
+        elif not check(value):
+            raise RemoteProtocolError(f"{kind}.{name}: {what} was expected, not {_short(value)}")
+        values.append(value)
+    if header:
+        raise RemoteProtocolError(f"{kind}.{_short(next(iter(header)))}: no such field")
+    return cls(*values)
+
+
+def _read_parts(kind: str, value: object) -> Parts:
+    if type(value) is not tuple:
+        raise RemoteProtocolError(f"{kind}.parts: a list was expected, not {_short(value)}")
+    parts = []
+    for index, item in enumerate(value):
+        if type(item) is not tuple or len(item) != 5:
+            raise RemoteProtocolError(f"{kind}.parts[{index}]: five values were expected")
+        part = Part(*item)
+        for name, check in (
+            ("start", _uint),
+            ("stop", _uint),
+            ("nbytes", _u32),
+            ("version", _uint),
+        ):
+            if not check(getattr(part, name)):
+                got = _short(getattr(part, name))
+                raise RemoteProtocolError(
+                    f"{kind}.parts[{index}].{name}: an integer in range was expected, not {got}"
+                )
+        if type(part.codec) is not str or len(part.codec) > 32:
+            raise RemoteProtocolError(f"{kind}.parts[{index}].codec: a codec's name was expected")
+        if part.start >= part.stop:
+            raise RemoteProtocolError(
+                f"{kind}.parts[{index}]: start {part.start} ≥ stop {part.stop}"
+            )
+        parts.append(part)
+    return tuple(parts)
+
+
+def _no_ext(code: int, data: bytes) -> object:
+    raise RemoteProtocolError(f"header: extension type {code} is not part of the wire")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _uint(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _u32(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 32
+
+
+def _have(value: object) -> bool:
+    return type(value) is int and -1 <= value < 1 << 63
+
+
+def _real(value: object) -> bool:
+    return type(value) is float and math.isfinite(value)
+
+
+def _opt_real(value: object) -> bool:
+    return value is None or _real(value)
+
+
+def _text(value: object) -> bool:
+    return type(value) is str and len(value) <= 4096
+
+
+def _bool(value: object) -> bool:
+    return type(value) is bool
+
+
+def _nonce(value: object) -> bool:
+    return type(value) is bytes and 16 <= len(value) <= 64
+
+
+def _blob(value: object) -> bool:
+    return type(value) is bytes
+
+
+def _plain(value: object) -> bool:
+    return type(value) is dict and _plain_value(value, 6)
+
+
+def _plain_value(value: object, depth: int) -> bool:
+    if value is None or type(value) in (bool, int, float, str, bytes):
+        return True
+    if depth == 0:
+        return False
+    if type(value) is tuple:
+        return all(_plain_value(item, depth - 1) for item in value)
+    if type(value) is dict:
+        return all(type(k) is str and _plain_value(v, depth - 1) for k, v in value.items())
+    return False
+
+
+def _names(value: object) -> bool:
+    """Check rows of (name, dtype, shape[, offset]); what they mean is checked by the layout."""
+    if type(value) is not tuple:
+        return False
+    for row in value:
+        if type(row) is not tuple or not 3 <= len(row) <= 4:
+            return False
+        if not (_text(row[0]) and _text(row[1]) and type(row[2]) is tuple and len(row[2]) <= 32):
+            return False
+        if not all(_uint(size) for size in row[2]) or not all(_uint(offset) for offset in row[3:]):
+            return False
+    return True
+
+
+def _parts(value: object) -> bool:  # a marker: parts are read by _read_parts
+    return False  # pragma: no cover
+
+
+_CHECKS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
+    "UInt": ("an integer from 0 to 2**63-1", _uint),
+    "Have": ("an integer from -1 to 2**63-1", _have),
+    "Real": ("a finite float", _real),
+    "OptReal": ("a finite float or nil", _opt_real),
+    "Text": ("a string of at most 4,096 characters", _text),
+    "bool": ("a boolean", _bool),
+    "Nonce": ("16 to 64 bytes", _nonce),
+    "Blob": ("bytes", _blob),
+    "Plain": ("a map of plain values", _plain),
+    "Names": ("a list of [name, dtype, shape]", _names),
+    "Parts": ("a list of parts", _parts),
+}
+
+_NAMES = {cls: tuple(field.name for field in fields(cls)) for cls in KINDS.values()}
+_FIELDS = {
+    cls: tuple((field.name, *_CHECKS[str(field.type)]) for field in fields(cls))
+    for cls in KINDS.values()
+}

@@ -1,0 +1,499 @@
+"""The server: an asyncio shell around the engine. ``python -m aiops.server --policy fasgd``.
+
+It moves bytes, keeps time, runs kernels on its applier thread (they release the GIL, so fetches and
+pushes go on meanwhile), and carries out what the engine decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from aiops import address
+from aiops.algorithms import find
+from aiops.applier import Applier
+from aiops.config import Config
+from aiops.engine import Engine
+from aiops.errors import (
+    AiopsError,
+    ConnectionLost,
+    DeadlineExceeded,
+    Unavailable,
+    UsageError,
+    nearest,
+)
+from aiops.events import (
+    Applied,
+    Apply,
+    Drop,
+    Event,
+    Initialised,
+    Joined,
+    Left,
+    Note,
+    Received,
+    Reply,
+    Stopping,
+    Tick,
+    WakeAt,
+)
+from aiops.files import read_model, write_model
+from aiops.handshake import Greeter
+from aiops.journal import Journal
+from aiops.layout import Ints, Layout, aligned
+from aiops.link import Link
+from aiops.messages import Error, Message, Ping
+from aiops.wire import SMALL, Sink, Wire
+
+_log = logging.getLogger("aiops.server")
+
+_INLINE = 4 << 20
+"""An update that touches at most so many bytes is done at once: handing it over costs more."""
+
+_BACKLOG = 1024
+
+
+class _Peer:
+    """What the server knows of a connection, beside its link."""
+
+    __slots__ = ("greeter", "joined", "last_in", "link", "pinged", "since", "slow_in", "slow_out")
+
+    def __init__(self, link: Link, greeter: Greeter, now: float) -> None:
+        self.link, self.greeter = link, greeter
+        self.joined = False
+        self.since = now
+        self.last_in = (now, 0)  # when bytes last came, and how many had come by then
+        self.pinged = False
+        self.slow_in = self.slow_out = (now, 0)  # where a peer's current transfer is measured from
+
+
+class Server:
+    """One server.
+
+    Parameters
+    ----------
+    config
+        See `Config`.
+
+    Raises
+    ------
+    UsageError, ConflictError
+        When the settings cannot work; before anything is opened.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        algorithm = find(config.policy).make(config.settings())
+        self.engine = Engine(algorithm, config.options())
+        self._peers: dict[int, _Peer] = {}
+        self._numbers = 0
+        self._events: deque[Event] = deque()
+        self._handling = False
+        self._applier: Applier | None = None
+        self._warm = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._listener: asyncio.Server | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._tick: asyncio.TimerHandle | None = None
+        self._journal: Journal | None = None
+        self._journal_file: BinaryIO | None = None
+        self._ended: asyncio.Future[None] | None = None
+        self._saving: asyncio.Task[None] | None = None
+        self._changed: Callable[[], None] = lambda: None
+
+    # ------------------------------------------------------------ life
+
+    async def start(self) -> str:
+        """Open everything and listen; return the URL to join."""
+        config = self.config
+        self._loop = asyncio.get_running_loop()
+        self._ended = self._loop.create_future()
+        if config.record is not None:
+            self._open_journal(config.record)
+        if config.init is not None:
+            self._initialise(config.init)
+        self._applier = Applier(self._loop, self._applied, self._applier_failed)
+        try:
+            self._listener = await self._loop.create_server(
+                self._accept, config.host, config.port, backlog=_BACKLOG
+            )
+        except OSError as error:
+            self._applier.close()
+            why = error.strerror or error
+            raise UsageError(f"cannot listen on {config.host}:{config.port}: {why}") from None
+        self._sweep()
+        if config.save_every is not None:
+            self._saving = self._loop.create_task(self._save_now_and_then(config.save_every))
+        return self.url
+
+    @property
+    def url(self) -> str:
+        """The URL to join."""
+        assert self._listener is not None
+        host, port = self._listener.sockets[0].getsockname()[:2]
+        return address.write(host, port)
+
+    async def serve(self) -> None:
+        """Run until `stop` is called and everything is drained; then save and close."""
+        assert self._ended is not None
+        try:
+            await self._ended
+        finally:
+            await self._close()
+
+    def stop(self) -> None:
+        """Begin to end: take no more pushes, answer who waits, then close."""
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+
+    async def _close(self) -> None:
+        """Drain: let the outstanding update finish, send every answer, save, close."""
+        assert self._loop is not None
+        if self._listener is not None:
+            self._listener.close()
+        for handle in (self._sweeper, self._tick):
+            if handle is not None:
+                handle.cancel()
+        if self._saving is not None:
+            self._saving.cancel()
+        self.post(Stopping(self._now()))
+        until = self._loop.time() + self.config.drain_deadline
+        while self._unfinished() and self._loop.time() < until:
+            changed = asyncio.Event()
+            self._changed = changed.set
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), min(0.05, until - self._loop.time()))
+        for peer in list(self._peers.values()):
+            peer.link.fault(ConnectionLost("the server is shutting down"))
+        if self._applier is not None:
+            self._applier.close()
+        if self._journal is not None and self._journal_file is not None:
+            self._journal.end(self._now())
+            self._journal_file.close()
+        if self.config.save is not None:
+            self.save(self.config.save)
+
+    def _unfinished(self) -> bool:
+        return not self.engine.idle or any(peer.link.unsent for peer in self._peers.values())
+
+    # ------------------------------------------------------------ files
+
+    def save(self, path: Path) -> None:
+        """Write the current version of the parameters to a file."""
+        store = self.engine.store
+        if store is None or not store.readable:
+            _log.warning("nothing is saved to %s: no model has been defined", path)
+            return
+        write_model(path, store.current.arena.views, store.version)
+        _log.info("version %d saved to %s", store.version, path)
+
+    async def _save_now_and_then(self, seconds: float) -> None:
+        """Write the parameters every so often; a lease keeps the version whole meanwhile."""
+        assert self.config.save is not None
+        while True:
+            await asyncio.sleep(seconds)
+            store = self.engine.store
+            if store is None or not store.readable:
+                continue
+            lease = store.lease()
+            try:
+                version = lease.version.number
+                views = lease.version.arena.views
+                await asyncio.to_thread(write_model, self.config.save, views, version)
+                _log.debug("version %d saved to %s", version, self.config.save)
+            except UsageError as error:
+                _log.error("%s", error)
+            finally:
+                lease.release()
+
+    def _open_journal(self, path: Path) -> None:
+        try:
+            self._journal_file = path.open("wb")
+        except OSError as error:
+            raise UsageError(f"--record {path}: {error.strerror}") from None
+        config = self.config
+        self._journal = Journal(
+            self._journal_file, config.policy, self.engine.algorithm.settings(), config.options()
+        )
+
+    def _initialise(self, path: Path) -> None:
+        arrays = read_model(path)
+        layout = Layout.of(arrays)
+        data = aligned(layout.nbytes)
+        for tensor in layout.tensors:
+            flat = np.ascontiguousarray(arrays[tensor.name]).reshape(-1).view(np.uint8)
+            data[tensor.offset : tensor.offset + tensor.nbytes] = flat
+        rows = tuple((t.name, t.dtype.name, t.shape) for t in layout.tensors)
+        self.post(Initialised(self._now(), rows, data))
+
+    # ------------------------------------------------------------ events and effects
+
+    @staticmethod
+    def _now() -> float:
+        return time.monotonic()
+
+    def post(self, event: Event) -> None:
+        """Have the engine handle an event, and carry out what follows.
+
+        What follows may bring further events at once (an update done in place, a buffer that came
+        back and let a waiting peer go on): they queue behind this one.
+        """
+        self._events.append(event)
+        if self._handling:
+            return
+        self._handling = True
+        try:
+            while self._events:
+                event = self._events.popleft()
+                if self._journal is not None:
+                    self._journal.note(event)
+                for effect in self.engine.handle(event):
+                    _PERFORM[type(effect)](self, effect)
+        finally:
+            self._handling = False
+        self._changed()
+
+    def _reply(self, effect: Reply) -> None:
+        peer = self._peers.get(effect.peer)
+        lease = effect.lease
+        if peer is None or peer.link.wire.state == "closed":
+            if lease is not None:
+                lease.release()
+            return
+        if lease is None:
+            peer.link.send(peer.link.wire.send(effect.message))
+            return
+        payloads = lease.payloads()
+        buffers = peer.link.wire.send(effect.message, payloads)
+        del payloads
+        lease.release()
+        peer.link.send(buffers, None if len(buffers) == 1 and len(buffers[0]) <= SMALL else lease)
+
+    def _apply(self, effect: Apply) -> None:
+        store = self.engine.store
+        assert store is not None
+        assert self._applier is not None
+        touched = store.layout.nbytes * (3 + len(store.rule.state))
+        if self._warm and touched <= _INLINE:
+            self._events.append(Applied(self._now(), effect.ticket, effect.run()))
+        else:
+            self._applier.submit(effect)
+
+    def _applied(self, ticket: int, sums: Ints) -> None:
+        self._warm = True
+        self.post(Applied(self._now(), ticket, sums))
+
+    def _applier_failed(self, error: BaseException) -> None:
+        """An update failed midway: the parameters cannot be trusted any more."""
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_exception(error)
+
+    def _drop(self, effect: Drop) -> None:
+        peer = self._peers.get(effect.peer)
+        if peer is not None:
+            _log.debug("closing %s: %s", peer.link.peer_name, effect.why)
+            peer.link.close()
+
+    def _wake_at(self, effect: WakeAt) -> None:
+        assert self._loop is not None
+        if self._tick is not None:
+            self._tick.cancel()
+        delay = max(0.0, effect.time - self._now())
+        self._tick = self._loop.call_later(delay, lambda: self.post(Tick(self._now())))
+
+    def _note(self, effect: Note) -> None:
+        _log.warning("%s", effect.text)
+
+    # ------------------------------------------------------------ connections
+
+    def _accept(self) -> Link:
+        return Link(Wire("server", self.engine.intake.place), self)
+
+    def link_made(self, link: Link) -> None:
+        """Greet a new connection, or refuse one too many."""
+        self._numbers += 1
+        link.number = self._numbers
+        greeter = Greeter(self.config.token, secrets.token_bytes(16))
+        self._peers[link.number] = _Peer(link, greeter, self._now())
+        if len(self._peers) > self.config.max_connections:
+            text = f"the server has its {self.config.max_connections} connections already"
+            link.send(link.wire.send(Error(0, Unavailable.code, text, {}, True)))
+            link.close()
+
+    def link_heard(self, link: Link, messages: list[tuple[Message, Sink | None]]) -> None:
+        """Pass messages on to the engine, those before the welcome to the greeter."""
+        peer = self._peers[link.number]
+        now = self._now()
+        for message, sink in messages:
+            if peer.joined:
+                self.post(Received(now, link.number, message, sink))
+            else:
+                self._greet(peer, message)
+
+    def _greet(self, peer: _Peer, message: Message) -> None:
+        link, greeter = peer.link, peer.greeter
+        answer = greeter.greet(message)
+        if answer is not None:
+            link.send(link.wire.send(answer))
+            if isinstance(answer, Error):
+                _log.warning("%s refused: %s", link.peer_name, answer.text)
+                link.close()
+            return
+        assert greeter.hello is not None
+        peer.joined = True
+        hello = greeter.hello
+        _log.info("%s %r joined from %s", hello.role, hello.name, link.peer_name)
+        traffic = link.wire.traffic
+        self.post(Joined(self._now(), link.number, hello, greeter.proof, traffic))
+
+    def link_stuck(self, link: Link) -> None:
+        """Let a peer wait in line for a receive buffer."""
+        self.engine.intake.pool.wait(link.resume)
+
+    def link_lost(self, link: Link, error: AiopsError) -> None:
+        """Tell the engine that a connection is gone."""
+        peer = self._peers.pop(link.number, None)
+        if peer is None:
+            return
+        hello = peer.greeter.hello
+        who = f"{hello.role} {hello.name!r}" if hello else "a stranger"
+        _log.info("%s at %s is gone: %s", who, link.peer_name, error)
+        if peer.joined:
+            self.post(Left(self._now(), link.number))
+        self._changed()
+
+    # ------------------------------------------------------------ deadlines
+
+    def _sweep(self) -> None:
+        """Look at every peer now and then: drop those who stall, ping those who are silent."""
+        assert self._loop is not None
+        config = self.config
+        shortest = min(config.hello_deadline, config.stall_deadline, config.heartbeat)
+        self._sweeper = self._loop.call_later(min(1.0, shortest / 4), self._sweep)
+        now = self._now()
+        for peer in list(self._peers.values()):
+            error = self._judge(peer, now)
+            if error is not None:
+                _log.warning("dropping %s: %s", peer.link.peer_name, error)
+                peer.link.fault(error)
+
+    def _judge(self, peer: _Peer, now: float) -> AiopsError | None:
+        """Return why a peer is to be dropped, or None."""
+        config, link = self.config, peer.link
+        if not peer.joined and now - peer.since > config.hello_deadline:
+            return DeadlineExceeded(f"it did not introduce itself in {config.hello_deadline:g} s")
+        came = link.wire.traffic.bytes_in
+        receiving = link.wire.midway and not link.wire.waiting
+        peer.slow_in, stalled = self._stalled(receiving, peer.slow_in, came, now)
+        if stalled:
+            return DeadlineExceeded(f"it stopped in mid-message for {config.stall_deadline:g} s")
+        peer.slow_out, stalled = self._stalled(link.unsent > 0, peer.slow_out, link.sent, now)
+        if stalled:
+            return DeadlineExceeded(
+                f"it did not read its answer ({link.unsent} bytes) for {config.stall_deadline:g} s"
+            )
+        return self._silent(peer, came, now)
+
+    def _stalled(
+        self, busy: bool, since: tuple[float, int], count: int, now: float
+    ) -> tuple[tuple[float, int], bool]:
+        """Measure a transfer over windows of the stall deadline."""
+        began, had = since
+        window = self.config.stall_deadline
+        if not busy:
+            return (now, count), False
+        if now - began < window:
+            return since, False
+        return (now, count), count - had < self.config.min_rate * window
+
+    def _silent(self, peer: _Peer, came: int, now: float) -> AiopsError | None:
+        """Ping a silent client that promised to answer; drop it if it does not."""
+        if came != peer.last_in[1]:
+            peer.last_in, peer.pinged = (now, came), False
+        quiet = now - peer.last_in[0]
+        hello = peer.greeter.hello
+        if not peer.joined or hello is None or not hello.pongs or quiet < self.config.heartbeat:
+            return None
+        if not peer.pinged:
+            peer.pinged = True
+            if peer.link.wire.state == "open":
+                peer.link.send(peer.link.wire.send(Ping(0)))
+        elif quiet > 3 * self.config.heartbeat:
+            return DeadlineExceeded(f"it has not answered a ping for {quiet:.0f} s")
+        return None
+
+
+_PERFORM: dict[type[Any], Callable[[Server, Any], None]] = {
+    Reply: Server._reply,
+    Apply: Server._apply,
+    Drop: Server._drop,
+    WakeAt: Server._wake_at,
+    Note: Server._note,
+}
+
+
+@contextlib.asynccontextmanager
+async def serve(**settings: Any) -> AsyncIterator[Server]:
+    """Run a server inside this event loop, for as long as the ``async with`` block lasts.
+
+    ::
+
+        async with aiops.serve(policy="fasgd", port=0) as server:
+            print(server.url)
+
+    Parameters
+    ----------
+    settings
+        The fields of `aiops.config.Config`; ``set`` may be a dict of the policy's settings.
+
+    Raises
+    ------
+    UsageError, ConflictError
+        When the settings cannot work.
+    """
+    chosen = settings.get("set")
+    if isinstance(chosen, dict):
+        settings["set"] = [f"{key}={value}" for key, value in chosen.items()]
+    try:
+        config = Config(**settings)
+    except TypeError:
+        known = Config.__dataclass_fields__
+        unknown = next(key for key in settings if key not in known)
+        raise UsageError(
+            f"a server has no setting {unknown!r}; {nearest(unknown, known)}"
+        ) from None
+    server = Server(config)
+    await server.start()
+    running = asyncio.ensure_future(server.serve())
+    try:
+        yield server
+    finally:
+        server.stop()
+        await running
+
+
+async def run(config: Config, announce: Callable[[str], None]) -> None:
+    """Run a server until a signal ends it; ``announce`` is given the URL when it listens."""
+    import signal
+
+    server = Server(config)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.stop)
+    announce(await server.start())
+    await server.serve()
+
+
+if __name__ == "__main__":
+    from aiops.cli import server_main
+
+    server_main()

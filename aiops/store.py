@@ -1,0 +1,425 @@
+"""The parameters: one arena per live version, and versions are leases.
+
+A reader holds a `Lease` on one `Version` and so sees exactly that version, whatever happens
+meanwhile, without a copy. The next version is computed **in place when nobody holds the current
+one, otherwise out of place into a spare arena**: the copy, when one is needed, is the update's own
+write. `Store.begin` decides which, `Store.commit` publishes.
+
+In relaxed mode readers hold nothing and every update is in place: a reply may then mix versions,
+as in ElasticDL's asynchronous design (lock-free reads), for those who want that.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from aiops import kernels
+from aiops.errors import UsageError
+from aiops.kernels.rule import Rule
+from aiops.layout import Arena, Array, Cover, Ints, Layout, Section, compute_dtype
+from aiops.messages import Parts
+
+
+class Version:
+    """One version of the parameters; immutable while `readers` is not 0."""
+
+    __slots__ = ("_parts", "arena", "leases", "number", "readers", "tensor_versions")
+
+    def __init__(self, number: int, arena: Arena, tensor_versions: Ints) -> None:
+        self.number = number
+        self.arena = arena
+        self.tensor_versions = tensor_versions
+        self.readers = 0
+        self.leases: list[weakref.ref[Lease]] = []
+        self._parts: Parts | None = None
+
+    @property
+    def parts(self) -> Parts:
+        """The parts that this version travels as."""
+        if self._parts is None:
+            self._parts = self.arena.layout.parts(self.tensor_versions)
+        return self._parts
+
+
+class Lease:
+    """A reader's hold on a version; ends when everything `payloads` returned has been let go.
+
+    ``evict`` may be set by whoever sends the payloads: the store calls it when too many versions
+    are alive, and the sender then copies what is still unsent and lets the version go.
+    """
+
+    __slots__ = ("__weakref__", "_open", "_returned", "evict", "version")
+
+    def __init__(self, version: Version, returned: deque[Version] | None) -> None:
+        self.version = version
+        self.evict: Callable[[Lease], None] | None = None
+        self._returned = returned
+        self._open = 1  # the lease itself, until `release`
+        if returned is not None:
+            version.readers += 1
+
+    def payloads(self) -> list[list[memoryview]]:
+        """Return the views to send, one list per part of the version."""
+        found = []
+        for part in self.version.parts:
+            array = self.version.arena.data[part.start : part.stop]
+            self._open += 1
+            weakref.finalize(array, self._close).atexit = False
+            found.append([memoryview(array)])
+        return found
+
+    def release(self) -> None:
+        """End the lease; payloads still out keep the version alive until they are let go."""
+        self._close()
+
+    def _close(self) -> None:
+        # May run on any thread (a collection can start anywhere), so it only appends: the store
+        # does the counting on its own thread.
+        self._open -= 1
+        if self._open == 0 and self._returned is not None:
+            self._returned.append(self.version)
+
+
+@dataclass(slots=True)
+class Gradient:
+    """A received push: the bytes, and which tensors they are."""
+
+    data: np.ndarray[tuple[int], np.dtype[np.uint8]]
+    cover: Cover
+
+
+@dataclass(slots=True)
+class Job:
+    """One kernel's work, fixed when it is issued; `run` may be called on another thread.
+
+    With ``weights`` it first adds ``weights[t] · g`` to the accumulator. With a ``target`` it then
+    takes a step, with the accumulator (or the gradient itself, when there are no weights) times
+    ``factor``, at the learning rate ``steps[t]`` for tensor t.
+    """
+
+    store: Store
+    gradient: Gradient | None
+    weights: Array | None = None  # [covered tensors]
+    factor: float = 1.0
+    steps: Array | None = None  # [touched tensors]
+    base: Version | None = None
+    target: Version | None = None
+    touched: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def run(self) -> Ints:
+        """Do it; return the statistic's fixed-point sums of the tensors of the step."""
+        if self.gradient is not None and self.weights is not None:
+            self.store.accumulator.fold(self.gradient, self.weights)
+        return np.empty(0, np.int64) if self.target is None else self.store.step(self)
+
+
+class Accumulator:
+    """The sum of gradients that a rule collects before it takes a step, in the compute dtype."""
+
+    def __init__(self, layout: Layout, backend: str) -> None:
+        self.layout = layout
+        self.arrays = [
+            np.empty(section_size(section), compute_dtype(section.dtype))
+            for section in layout.sections
+        ]
+        self.filled = np.zeros(len(layout.tensors), bool)  # which tensors have a sum already
+        self._first = [kernels.build(kernels.FIRST, a.dtype, backend) for a in self.arrays]
+        self._add = [kernels.build(kernels.FOLD, a.dtype, backend) for a in self.arrays]
+
+    def fold(self, gradient: Gradient, weights: Array) -> None:
+        """Add a gradient: ``sum ← sum + weight · g`` (``sum ← weight · g`` the first time)."""
+        again = self.filled[gradient.cover.tensors]
+        for rows, compiled in ((~again, self._first), (again, self._add)):
+            for index, section in enumerate(self.layout.sections):
+                chosen = rows_in(gradient.cover.tensors, section, rows)
+                if not len(chosen):
+                    continue
+                spans, grad = spans_of(self.layout, section, gradient, chosen, weights)
+                total = self.arrays[index]
+                compiled[index](spans, 1.0, total, grad.astype(total.dtype, copy=False), total, ())
+        self.filled[gradient.cover.tensors] = True
+
+    def reset(self) -> None:
+        """Begin a new sum."""
+        self.filled[:] = False
+
+
+def section_size(section: Section) -> int:
+    """Return how many elements a section has."""
+    return (section.stop - section.start) // section.dtype.itemsize
+
+
+def rows_in(tensors: Ints, section: Section, chosen: Array | None = None) -> Ints:
+    """Return which rows of a list of tensors are in a section (and chosen)."""
+    inside = (tensors >= section.first) & (tensors < section.last)
+    return np.flatnonzero(inside if chosen is None else inside & chosen)
+
+
+def spans_of(
+    layout: Layout, section: Section, gradient: Gradient, rows: Ints, steps: Array
+) -> tuple[kernels.Spans, Array]:
+    """Return the kernel's spans for some rows of a gradient, and its typed gradient array."""
+    cover, item = gradient.cover, section.dtype.itemsize
+    tensors = cover.tensors[rows]
+    lo = (layout.starts[tensors] - section.start) // item
+    begin = int(cover.starts[rows[0]])
+    last = rows[-1]
+    end = int(cover.starts[last] + layout.nbytes_each[cover.tensors[last]])
+    grad = gradient.data[begin:end].view(section.dtype)
+    source = (cover.starts[rows] - begin) // item
+    return kernels.Spans(lo, lo + layout.sizes[tensors], source, steps[rows]), grad
+
+
+class Store:
+    """The versions of one model, its optimiser state, and the kernels that update them.
+
+    Parameters
+    ----------
+    layout
+        The tensors.
+    rule
+        The mathematics of an update.
+    backend
+        ``"auto"``, ``"numba"`` or ``"numpy"``.
+    live
+        At most so many versions are alive at once; beyond it the readers of the oldest are given
+        a copy of what they have not sent yet (counted in `copies`).
+    relaxed
+        Whether reads may mix versions.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        rule: Rule,
+        *,
+        backend: str = "auto",
+        live: int = 8,
+        relaxed: bool = False,
+    ) -> None:
+        self.layout, self.rule, self.live, self.relaxed = layout, rule, live, relaxed
+        self.current = Version(0, Arena(layout), np.zeros(len(layout.tensors), np.int64))
+        self.state: list[tuple[Array, ...]] = []
+        self.masters: list[Array | None] = []
+        self._kernels = [kernels.build(rule, s.dtype, backend) for s in layout.sections]
+        for section in layout.sections:
+            size, dtype = section_size(section), compute_dtype(section.dtype)
+            self.state.append(tuple(np.full(size, v, dtype) for v in rule.state.values()))
+            wide = dtype == section.dtype
+            self.masters.append(None if wide else np.empty(size, dtype))
+        self._accumulator: Accumulator | None = None
+        self._backend = backend
+        self._returned: deque[Version] = deque()
+        self._alive: list[Version] = [self.current]  # those with readers, and the current one
+        self._spare: list[Arena] = []
+        self.busy = False  # the current version is being overwritten
+        self.copies = 0
+        self.sums = self._first_sums()
+        self._total = int(self.sums.sum())
+
+    # ------------------------------------------------------------ reading
+
+    @property
+    def version(self) -> int:
+        """The number of updates applied so far (the papers' timestamp)."""
+        return self.current.number
+
+    @property
+    def readable(self) -> bool:
+        """Whether the current version may be read now."""
+        return self.relaxed or not self.busy
+
+    @property
+    def alive(self) -> int:
+        """How many versions are alive."""
+        self._settle()
+        return len(self._alive)
+
+    @property
+    def backend(self) -> str:
+        """Which kernels run: ``"numba"`` or ``"numpy"``."""
+        return self._kernels[0].backend
+
+    def lease(self) -> Lease:
+        """Take hold of the current version."""
+        assert self.readable, "the current version is being overwritten"
+        if self.relaxed:
+            return Lease(self.current, None)
+        self._settle()
+        if not self.current.readers:
+            self.current.leases.clear()
+        lease = Lease(self.current, self._returned)
+        self.current.leases.append(weakref.ref(lease))
+        return lease
+
+    # ------------------------------------------------------------ writing
+
+    @property
+    def accumulator(self) -> Accumulator:
+        """The sum in progress (made on first use: most rules need none)."""
+        if self._accumulator is None:
+            self._accumulator = Accumulator(self.layout, self._backend)
+        return self._accumulator
+
+    def set(self, arrays: Mapping[str, Array]) -> None:
+        """Fill the current version with these arrays and make the masters follow.
+
+        Raises
+        ------
+        UsageError
+            When a tensor is missing, unknown, or of another shape or dtype.
+        """
+        difference = self.layout.difference(Layout.of(arrays))
+        if difference:
+            raise UsageError(f"these parameters do not fit the model: {difference}")
+        for name, view in self.current.arena.views.items():
+            np.copyto(view, arrays[name])
+        self.adopt()
+
+    def adopt(self) -> None:
+        """Say that the current arena has been filled from outside: make the masters follow."""
+        for master, section in zip(self.masters, self.current.arena.sections, strict=True):
+            if master is not None:
+                np.copyto(master, section)
+
+    def warm(self) -> None:
+        """Compile the kernels now, so that the first push need not wait for it."""
+        for kernel in self._kernels:
+            kernel.warm()
+
+    def begin(self) -> Version:
+        """Return where the next version is to be written: in place, or a spare arena."""
+        self._settle()
+        assert not self.busy, "one update at a time"
+        self.busy = True
+        if self.relaxed or not self.current.readers:
+            return self.current
+        if len(self._alive) >= self.live:
+            self._evict()
+        arena = self._spare.pop() if self._spare else Arena(self.layout)
+        self.busy = False  # readers of the current version are not disturbed
+        return Version(self.current.number, arena, self.current.tensor_versions)
+
+    def commit(self, target: Version, touched: Ints, sums: Ints) -> None:
+        """Publish what was written: ``touched`` tensors have one more update."""
+        versions = target.tensor_versions.copy()
+        versions[touched] += 1
+        number = self.current.number + 1
+        self.busy = False
+        if target is self.current:
+            target.number, target.tensor_versions, target._parts = number, versions, None
+        else:
+            target.number, target.tensor_versions = number, versions
+            self.current = target
+            self._alive.append(target)
+        if self.rule.statistic is not None:
+            self._total += int(sums.sum()) - int(self.sums[touched].sum())
+            self.sums[touched] = sums
+
+    def step(self, job: Job) -> Ints:
+        """Run the rule for a job (on any thread; one at a time)."""
+        base, target, steps = job.base, job.target, job.steps
+        assert base is not None
+        assert target is not None
+        assert steps is not None
+        if target is not base and len(job.touched) < len(self.layout.tensors):
+            np.copyto(target.arena.data, base.arena.data)
+        if job.gradient is not None and job.weights is None:
+            return self._step_from(job, job.gradient, base, target, steps)
+        return self._step_from_sum(job, base, target, steps)
+
+    def _step_from(
+        self, job: Job, gradient: Gradient, base: Version, target: Version, steps: Array
+    ) -> Ints:
+        sums = []
+        for index, section in enumerate(self.layout.sections):
+            if gradient.cover.whole:  # the usual case, and its spans are known
+                lo, hi = self.layout.whole[index]
+                spans = kernels.Spans(lo, hi, lo, steps[section.first : section.last])
+                grad = gradient.data[section.start : section.stop].view(section.dtype)
+            else:
+                rows = rows_in(gradient.cover.tensors, section)
+                if not len(rows):
+                    continue
+                spans, grad = spans_of(self.layout, section, gradient, rows, steps)
+            master = self.masters[index]
+            source = base.arena.sections[index] if master is None else master
+            output = target.arena.sections[index]
+            kernel = self._kernels[index]
+            sums.append(kernel(spans, job.factor, source, grad, output, self.state[index]))
+        return sums[0] if len(sums) == 1 else np.concatenate(sums)
+
+    def _step_from_sum(self, job: Job, base: Version, target: Version, steps: Array) -> Ints:
+        sums = []
+        for index, section in enumerate(self.layout.sections):
+            rows = rows_in(job.touched, section)
+            if not len(rows):
+                continue
+            tensors, item = job.touched[rows], section.dtype.itemsize
+            lo = (self.layout.starts[tensors] - section.start) // item
+            spans = kernels.Spans(lo, lo + self.layout.sizes[tensors], lo, steps[rows])
+            grad, state = self.accumulator.arrays[index], self.state[index]
+            master, output = self.masters[index], target.arena.sections[index]
+            if master is None:
+                source = base.arena.sections[index]
+                sums.append(self._kernels[index](spans, job.factor, source, grad, output, state))
+            else:
+                wide = kernels.build(self.rule, master.dtype, self._backend)
+                sums.append(wide(spans, job.factor, master, grad, master, state))
+                with np.errstate(over="ignore"):
+                    output[:] = master
+        self.accumulator.reset()
+        return sums[0] if len(sums) == 1 else np.concatenate(sums)
+
+    # ------------------------------------------------------------ the statistic
+
+    def vbar(self) -> float | None:
+        """Return the mean of the rule's statistic over all parameters, or None without one."""
+        if self.rule.statistic is None:
+            return None
+        return self._total / kernels.STATISTIC_SCALE / self.layout.parameters
+
+    def vbars(self) -> bytes:
+        """Return the same per tensor, float32 little endian (empty without a statistic)."""
+        if self.rule.statistic is None:
+            return b""
+        means = self.sums / (kernels.STATISTIC_SCALE * np.maximum(self.layout.sizes, 1))
+        return means.astype("<f4").tobytes()
+
+    def _first_sums(self) -> Ints:
+        if self.rule.statistic is None:
+            return np.zeros(len(self.layout.tensors), np.int64)
+        first = self.rule.state[self.rule.statistic]
+        each = int(min(first * kernels.STATISTIC_SCALE, kernels.STATISTIC_CAP))
+        return self.layout.sizes * each
+
+    # ------------------------------------------------------------ leases
+
+    def _settle(self) -> None:
+        """Count the leases that ended, and keep the arenas that nobody reads any more."""
+        while self._returned:
+            self._returned.popleft().readers -= 1
+        if len(self._alive) == 1:
+            return
+        kept: list[Version] = []
+        for version in self._alive:
+            if version.readers or version is self.current:
+                kept.append(version)
+            elif len(self._spare) < 2:
+                self._spare.append(version.arena)
+        self._alive = kept
+
+    def _evict(self) -> None:
+        """Give the readers of the oldest version a copy of what they have not sent."""
+        oldest = self._alive[0]
+        for reference in oldest.leases:
+            lease = reference()
+            if lease is not None and lease.evict is not None:
+                lease.evict(lease)
+                self.copies += 1
+        self._settle()

@@ -1,0 +1,372 @@
+"""The wire, sans-I/O: bytes in, messages out, and the other way round.
+
+A driver (asyncio or blocking, it makes no difference) does only this::
+
+    n = recv_into(wire.next_buffer())        # straight into the payload's final buffer
+    for message, sink in wire.received(n):   # whole messages, payloads already in place
+        ...
+    send(wire.send(message, payloads))       # buffers for writelines or sendmsg, nothing joined
+
+Where a payload is to be received is asked of ``place(message) -> Sink | None`` as soon as its
+header is complete, before anything is allocated. ``None`` means "no room now": the wire then is
+`waiting`, the driver stops reading that peer, and calls `resume` when there may be room.
+
+Which message is legal when is the table `HANDSHAKE`; docs/wire.md has it in words.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias
+
+from aiops import messages
+from aiops.errors import LocalProtocolError, RemoteProtocolError
+from aiops.messages import Message, Parts
+
+Side: TypeAlias = Literal["client", "server"]
+Buffer: TypeAlias = bytes | memoryview
+
+_ASK = {"define", "describe", "push", "fetch", "stats", "ping", "pong"}
+_TELL = {"model", "ack", "params", "report", "pong", "ping"}
+
+HANDSHAKE: Mapping[str, Mapping[str, Mapping[str, str]]] = {
+    # state         who speaks    what it may say      and the state that follows
+    "start": {"client": {"hello": "greeted"}, "server": {"error": "closed"}},
+    "greeted": {
+        "client": {},
+        "server": {"challenge": "challenged", "welcome": "open", "error": "closed"},
+    },
+    "challenged": {"client": {"prove": "proved"}, "server": {"error": "closed"}},
+    "proved": {"client": {}, "server": {"welcome": "open", "error": "closed"}},
+    "open": {
+        "client": {**dict.fromkeys(_ASK, "open"), "leave": "left"},
+        "server": {**dict.fromkeys(_TELL, "open"), "error": "open"},
+    },
+    "left": {
+        "client": {"pong": "left"},
+        "server": {**dict.fromkeys(_TELL, "left"), "error": "left"},
+    },
+    "closed": {"client": {}, "server": {}},
+}
+
+SMALL = 64 * 1024
+"""A message of at most so many bytes in all is sent as one buffer: one write, no views kept."""
+
+_HEAD = 16 * 1024  # what is read ahead of a header; a payload's first bytes may fall in it
+_PREFIX = struct.Struct(">BI")
+_MAP_PREFIX, _BIN_PREFIX = 0xCE, 0xC6
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a peer may announce; checked before anything is allocated."""
+
+    header: int = 4 << 20
+    greeting: int = 4 << 10  # the same, before the handshake is done
+    parts: int = 1 << 16
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What crossed one connection so far, in bytes and messages, headers included."""
+
+    bytes_in: int = 0
+    bytes_out: int = 0
+    messages_in: int = 0
+    messages_out: int = 0
+
+
+class Sink(Protocol):
+    """Where the payloads of one message go."""
+
+    def view(self, part: int, offset: int) -> memoryview:
+        """Return writable bytes for the payload of a part from ``offset`` on (not all, perhaps)."""
+
+    def filled(self, part: int, offset: int, nbytes: int) -> None:
+        """Say that ``nbytes`` bytes from ``offset`` on have been written."""
+
+    def abandoned(self) -> None:
+        """Say that the rest will never come: the connection is gone."""
+
+
+class Discard:
+    """A sink for payloads nobody wants: they are read, so that the connection can go on."""
+
+    _scratch = memoryview(bytearray(256 * 1024))
+
+    def __init__(self, fault: Exception | None = None) -> None:
+        self.fault = fault
+
+    def view(self, part: int, offset: int) -> memoryview:
+        """Return the scratch bytes that every discarded payload shares."""
+        return self._scratch
+
+    def filled(self, part: int, offset: int, nbytes: int) -> None:
+        """Forget them."""
+
+    def abandoned(self) -> None:
+        """Nothing is held."""
+
+
+Place: TypeAlias = Callable[[Message], "Sink | None"]
+
+
+class Wire:
+    """One connection, seen from one side.
+
+    Parameters
+    ----------
+    side
+        ``"client"`` or ``"server"``: which one this is.
+    place
+        Asked for a sink once per message that has payloads.
+    limits
+        What the peer may announce.
+    """
+
+    __slots__ = (
+        *("_begin", "_end", "_filled", "_head", "_length", "_message", "_part", "_parts"),
+        *("_side", "_sink", "_step", "limits", "place", "state", "traffic", "waiting"),
+    )
+
+    def __init__(self, side: Side, place: Place, limits: Limits | None = None) -> None:
+        self._side: Side = side
+        self.place = place
+        self.limits = limits or Limits()
+        self.state = "start"
+        self.traffic = Traffic()
+        self.waiting = False
+        self._head = memoryview(bytearray(_HEAD))
+        self._begin = self._end = 0  # the bytes of _head that are not read yet
+        self._step: Callable[[Wire, list[tuple[Message, Sink | None]]], bool] = Wire._read_prefix
+        self._length = 0
+        self._message: Message | None = None
+        self._parts: Parts = ()
+        self._sink: Sink | None = None
+        self._part = self._filled = 0
+
+    # ------------------------------------------------------------ sending
+
+    def send(self, message: Message, payloads: Sequence[Sequence[memoryview]] = ()) -> list[Buffer]:
+        """Return the buffers to send, in order; ``payloads`` holds the views of each part.
+
+        Raises
+        ------
+        LocalProtocolError
+            When this side may not say that now.
+        """
+        kind = message.kind
+        following = HANDSHAKE[self.state][self._side].get(kind)
+        if following is None:
+            raise LocalProtocolError(f"a {self._side} may not send {kind!r} when {self.state!r}")
+        if kind == "error" and message.fatal:  # type: ignore[attr-defined]
+            following = "closed"
+        self.state = following
+        header = messages.encode(message)
+        parts: Parts = getattr(message, "parts", ())
+        traffic = self.traffic
+        traffic.messages_out += 1
+        total = 5 + len(header) + sum(part.nbytes + 5 for part in parts)
+        traffic.bytes_out += total
+        prefix = _PREFIX.pack(_MAP_PREFIX, len(header))
+        if not parts:
+            return [prefix + header]
+        chunks: list[Buffer] = [prefix, header]
+        for part, views in zip(parts, payloads, strict=True):
+            chunks.append(_PREFIX.pack(_BIN_PREFIX, part.nbytes))
+            chunks.extend(views)
+        if total <= SMALL:
+            return [b"".join(chunks)]
+        chunks[:3] = [b"".join(chunks[:3])]
+        return chunks
+
+    # ------------------------------------------------------------ receiving
+
+    @property
+    def midway(self) -> bool:
+        """Whether a message has begun to arrive and is not complete."""
+        return self._message is not None or self._end > self._begin
+
+    @property
+    def missing(self) -> int:
+        """How many bytes of the payload in progress are still to come (0 between payloads)."""
+        if self._step is Wire._read_payload and self._begin == self._end:
+            return self._parts[self._part].nbytes - self._filled
+        return 0
+
+    def next_buffer(self) -> memoryview:
+        """Return where the next received bytes belong; never empty."""
+        if self._step is Wire._read_payload and self._begin == self._end:
+            assert self._sink is not None
+            want = self._parts[self._part].nbytes - self._filled
+            return self._sink.view(self._part, self._filled)[:want]
+        if self._begin:
+            left = self._end - self._begin
+            self._head[:left] = bytes(self._head[self._begin : self._end])
+            self._begin, self._end = 0, left
+        return self._head[self._end :]
+
+    def received(self, nbytes: int) -> list[tuple[Message, Sink | None]]:
+        """Take note of ``nbytes`` bytes in the last `next_buffer`; return the messages now whole.
+
+        Raises
+        ------
+        RemoteProtocolError
+            When the peer broke the rules; the connection cannot go on.
+        """
+        self.traffic.bytes_in += nbytes
+        if self._step is Wire._read_payload and self._begin == self._end:
+            self._fill(nbytes)
+        else:
+            self._end += nbytes
+        return self._advance()
+
+    def resume(self) -> list[tuple[Message, Sink | None]]:
+        """Ask `place` again after `waiting`; return the messages now whole."""
+        self.waiting = False
+        return self._advance()
+
+    def lost(self) -> None:
+        """Say that the connection is gone, so that a half-filled sink is let go."""
+        if self._sink is not None:
+            self._sink.abandoned()
+        self._message, self._sink, self.waiting, self.state = None, None, False, "closed"
+
+    def _advance(self) -> list[tuple[Message, Sink | None]]:
+        whole: list[tuple[Message, Sink | None]] = []
+        while not self.waiting and self._step(self, whole):
+            pass
+        return whole
+
+    def _prefix(self, what: int, where: str) -> int | None:
+        if self._end - self._begin < 5:
+            return None
+        mark, length = _PREFIX.unpack_from(self._head, self._begin)
+        if mark != what:
+            raise RemoteProtocolError(
+                f"{where}: the byte {what:#04x} was expected, not {mark:#04x};"
+                " the peer does not speak the aiops wire, or has lost its place in it"
+            )
+        self._begin += 5
+        return int(length)
+
+    def _read_prefix(self, whole: list[tuple[Message, Sink | None]]) -> bool:
+        length = self._prefix(_MAP_PREFIX, "message")
+        if length is None:
+            return False
+        stranger = self._side == "server" and self.state not in ("open", "left")
+        limit = self.limits.greeting if stranger else self.limits.header
+        if length > limit:
+            raise RemoteProtocolError(f"header: {length} bytes announced, at most {limit} allowed")
+        if length > len(self._head):
+            head = memoryview(bytearray(length + _HEAD))
+            left = self._end - self._begin
+            head[:left] = self._head[self._begin : self._end]
+            self._head, self._begin, self._end = head, 0, left
+        self._length = length
+        self._step = Wire._read_header
+        return True
+
+    def _read_header(self, whole: list[tuple[Message, Sink | None]]) -> bool:
+        stop = self._begin + self._length
+        if self._end < stop:
+            return False
+        message = messages.decode(self._head[self._begin : stop])
+        self._begin = stop
+        self._check_legal(message)
+        parts: Parts = getattr(message, "parts", ())
+        if len(parts) > self.limits.parts:
+            raise RemoteProtocolError(
+                f"{message.kind}.parts: {len(parts)} parts, at most {self.limits.parts} allowed"
+            )
+        self._message, self._parts, self._part, self._filled = message, parts, 0, 0
+        self._step = Wire._read_place if parts else Wire._finish
+        return True
+
+    def _check_legal(self, message: Message) -> None:
+        peer = "client" if self._side == "server" else "server"
+        following = HANDSHAKE[self.state][peer].get(message.kind)
+        if following is None:
+            raise RemoteProtocolError(f"a {peer} may not send {message.kind!r} when {self.state!r}")
+        if message.kind == "error" and message.fatal:  # type: ignore[attr-defined]
+            following = "closed"
+        self.state = following
+
+    def _read_place(self, whole: list[tuple[Message, Sink | None]]) -> bool:
+        assert self._message is not None
+        self._sink = self.place(self._message)
+        if self._sink is None:
+            self.waiting = True
+            return False
+        self._step = Wire._read_bin
+        return True
+
+    def _read_bin(self, whole: list[tuple[Message, Sink | None]]) -> bool:
+        length = self._prefix(_BIN_PREFIX, "payload")
+        if length is None:
+            return False
+        part = self._parts[self._part]
+        if length != part.nbytes:
+            raise RemoteProtocolError(
+                f"payload {self._part}: {length} bytes announced, but {part.nbytes} in the header"
+            )
+        self._filled = 0
+        self._step = Wire._read_payload
+        if length == 0:
+            self._fill(0)
+        return True
+
+    def _read_payload(self, whole: list[tuple[Message, Sink | None]]) -> bool:
+        """Move what was read ahead of the payload into its place."""
+        if self._begin == self._end:
+            return False
+        assert self._sink is not None
+        want = self._parts[self._part].nbytes - self._filled
+        view = self._sink.view(self._part, self._filled)
+        count = min(want, self._end - self._begin, len(view))
+        view[:count] = self._head[self._begin : self._begin + count]
+        self._begin += count
+        self._fill(count)
+        return True
+
+    def _fill(self, count: int) -> None:
+        assert self._sink is not None
+        self._sink.filled(self._part, self._filled, count)
+        self._filled += count
+        if self._filled == self._parts[self._part].nbytes:
+            self._part += 1
+            self._step = Wire._read_bin if self._part < len(self._parts) else Wire._finish
+
+    def _finish(self, whole: list[tuple[Message, Sink | None]]) -> bool:
+        assert self._message is not None
+        whole.append((self._message, self._sink))
+        self.traffic.messages_in += 1
+        self._message, self._sink = None, None
+        if len(self._head) > _HEAD and self._end - self._begin <= _HEAD:
+            head = memoryview(bytearray(_HEAD))  # one long header must not cost memory for ever
+            left = self._end - self._begin
+            head[:left] = self._head[self._begin : self._end]
+            self._head, self._begin, self._end = head, 0, left
+        self._step = Wire._read_prefix
+        return True
+
+
+def proof(token: str, side: Side, client_nonce: bytes, server_nonce: bytes, client: str) -> bytes:
+    """Return the HMAC-SHA256 by which ``side`` shows that it knows the token.
+
+    Both nonces and the client's id are in it, so that a proof is of no use in another handshake.
+    """
+    said = b"".join(
+        len(item).to_bytes(4, "big") + item
+        for item in (b"aiops/1", side.encode(), client_nonce, server_nonce, client.encode())
+    )
+    return hmac.new(token.encode(), said, hashlib.sha256).digest()
+
+
+def proves(given: bytes, token: str, side: Side, *said: Any) -> bool:
+    """Compare a given proof with the right one, in constant time."""
+    return hmac.compare_digest(given, proof(token, side, *said))

@@ -1,0 +1,197 @@
+"""What every peer of the exchange benchmark agrees on: the work, the interface and the check.
+
+One *cycle*: a worker pushes a float32 gradient of S bytes, the server applies plain SGD
+(``theta -= lr * g``), and the worker ends with the new parameters in its own array. The gradient
+is made of the integers 1..7 and the learning rate is a power of two, so float32 sums are exact and
+the parameters after n cycles are known to the last bit: a peer that loses, doubles, reorders or
+mixes up any part of an update is found out.
+
+A peer is a module of this package with
+
+* ``SETTINGS``: its settings, and the values that were fastest when they were tried;
+* ``missing()``: why it cannot run here, or None;
+* ``Server(job)`` and ``Worker(job, address, index)``: see the protocols below.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[np.float32]
+Setting: TypeAlias = int | bool | str
+
+LEARNING_RATE = 2.0**-10
+_PERIOD = 7
+"""The gradient repeats 1..7: no power of two is a multiple of 7, so no shifted block fits."""
+MAX_CYCLES = 2**24 // _PERIOD
+"""Beyond this many cycles float32 no longer holds the sums exactly, and the check would lie."""
+HOST = "127.0.0.1"
+
+MODULES: Mapping[str, str] = {
+    "raw": "benchmarks.peers.raw",
+    "aiops": "benchmarks.peers.ours",
+    "pyzmq": "benchmarks.peers.pyzmq",
+    "gloo": "benchmarks.peers.gloo",
+    "grpc": "benchmarks.peers.grpc_bytes",
+}
+"""The peers by name, in the order of the report."""
+LIMIT = "raw"
+"""Plain sockets: what the loopback gives, a limit rather than a peer to beat."""
+RIVALS = ("pyzmq", "gloo", "grpc")
+"""The peers whose best figure ``x best`` refers to."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one team of a server and its workers is to do."""
+
+    peer: str
+    elements: int
+    """Length of the float32 gradient and of the parameters; S is four times that, in bytes."""
+    workers: int
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """S: the bytes of one gradient."""
+        return 4 * self.elements
+
+
+class Server(Protocol):
+    """The side that holds the parameters."""
+
+    def start(self) -> str:
+        """Listen, serve in threads or processes of its own, and return the address to join."""
+
+    def parameters(self) -> Array:
+        """Return the parameters that the server holds; called when all workers are quiet."""
+
+    def close(self) -> None:
+        """End in good order; raises when what it runs did not."""
+
+
+class Worker(Protocol):
+    """The side that makes gradients; connected once its constructor returns."""
+
+    params: Array
+    """The worker's own array, the same one in every cycle."""
+
+    def cycle(self) -> None:
+        """Push the gradient, wait for the update, and leave the new parameters in ``params``."""
+
+    def close(self) -> None:
+        """Disconnect."""
+
+
+class Peer(Protocol):
+    """A module of this package."""
+
+    SETTINGS: Mapping[str, Setting]
+
+    def missing(self) -> str | None:
+        """Say why this peer cannot run on this machine, or None when it can."""
+
+    def Server(self, job: Job) -> Server:
+        """Make the server's side."""
+
+    def Worker(self, job: Job, address: str, index: int) -> Worker:
+        """Make worker number ``index`` (from 0) and connect it."""
+
+
+def load(name: str) -> Peer:
+    """Import a peer by its name in `MODULES`."""
+    return cast(Peer, importlib.import_module(MODULES[name]))
+
+
+def lacks(module: str, how: str) -> str | None:
+    """Say that ``module`` is not installed and how to get it, or None when it is there."""
+    if importlib.util.find_spec(module) is not None:
+        return None
+    return f"{module} is not installed; {how}"
+
+
+def gradient(elements: int) -> Array:
+    """Return the gradient that every worker pushes: the integers 1..7, repeated."""
+    return (1 + np.arange(elements, dtype=np.uint32) % _PERIOD).astype(np.float32)
+
+
+def check_server(theta: Array, cycles: int) -> None:
+    """Raise ValueError unless ``theta`` is exactly what ``cycles`` updates from zero give."""
+    if cycles > MAX_CYCLES:
+        raise ValueError(f"{cycles} cycles are too many for an exact check; run at most {MAX_CYCLES}")
+    wanted = gradient(theta.size)
+    wanted *= np.float32(-cycles * LEARNING_RATE)
+    wrong = np.flatnonzero(theta != wanted)
+    if wrong.size:
+        first = int(wrong[0])
+        raise ValueError(
+            f"the server's parameters are wrong in {wrong.size} of {theta.size} places after"
+            f" {cycles} cycles: [{first}] is {theta[first]}, expected {wanted[first]}"
+        )
+
+
+def check_worker(params: Array, own: int, total: int) -> bool:
+    """Check a worker's parameters; return whether they are one whole version.
+
+    Every element has to be its value after some n updates with ``own <= n <= total``: a worker sees
+    its own cycles, and no more than everybody's. Peers may mix versions (the server updates in
+    place while it sends), which only makes them faster; a ValueError means something worse.
+    """
+    versions = params.astype(np.float64) / (gradient(params.size) * -LEARNING_RATE)
+    low, high = float(versions.min()), float(versions.max())
+    whole_numbers = bool((versions == np.rint(versions)).all())
+    if not (whole_numbers and own <= low and high <= total):
+        raise ValueError(
+            f"a worker's parameters are those of versions {low:g} to {high:g}, expected whole"
+            f" versions from {own} to {total}"
+        )
+    return low == high
+
+
+def load_sgd() -> Callable[[Array, Array], None]:
+    """Return ``sgd(theta, g)``: theta -= lr * g in place, the same function for every peer.
+
+    One fused Numba loop that releases the interpreter lock; without Numba the same in NumPy, in
+    blocks that stay in cache.
+    """
+    try:
+        import numba
+    except ImportError:
+        return _blocked_sgd
+    g_type = numba.types.Array(numba.float32, 1, "C", readonly=True, aligned=False)
+    signatures = [
+        numba.void(numba.float32[::1], numba.float32[::1], numba.float32),
+        # A gradient may lie anywhere in somebody's receive buffer.
+        numba.void(numba.float32[::1], g_type, numba.float32),
+    ]
+    fused = numba.njit(signatures, nogil=True, cache=True)(_sgd_loop)
+    rate = np.float32(LEARNING_RATE)
+
+    def sgd(theta: Array, g: Array) -> None:
+        fused(theta, g, rate)
+
+    return sgd
+
+
+def _sgd_loop(theta: Array, g: Array, rate: np.float32) -> None:
+    for i in range(theta.size):
+        theta[i] -= rate * g[i]
+
+
+_BLOCK = 32 * 1024
+
+
+def _blocked_sgd(theta: Array, g: Array) -> None:
+    rate = np.float32(LEARNING_RATE)
+    step = np.empty(min(_BLOCK, theta.size), np.float32)
+    for start in range(0, theta.size, _BLOCK):
+        part = theta[start : start + _BLOCK]
+        np.multiply(g[start : start + _BLOCK], rate, out=step[: part.size])
+        part -= step[: part.size]

@@ -1,0 +1,111 @@
+"""A process of the exchange benchmark: ``python -m benchmarks.peers.child FD``.
+
+It takes orders over the pipe FD, a tuple of a name and arguments, and answers each with
+``(True, value)`` or ``(False, what went wrong)``. It ends when the pipe does.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from benchmarks.peers.base import Array, Job, Server, Worker, check_server, check_worker, load
+from benchmarks.peers.process import Lap, die_with_parent
+
+
+class ServerOrders:
+    """What the server's process can be told."""
+
+    server: Server
+
+    def serve(self, job: Job) -> str:
+        """Start the peer's server; return its address."""
+        self.server = load(job.peer).Server(job)
+        return self.server.start()
+
+    def check(self, cycles: int) -> None:
+        """Fail unless the parameters are exactly the sum of so many updates."""
+        check_server(self.server.parameters(), cycles)
+
+    def close(self) -> None:
+        """End the server."""
+        self.server.close()
+
+
+class WorkerOrders:
+    """What a worker's process can be told."""
+
+    worker: Worker
+    array: Array
+    own = 0
+
+    def join(self, job: Job, address: str, index: int) -> None:
+        """Connect to the server."""
+        self.worker = load(job.peer).Worker(job, address, index)
+        self.array = self.worker.params
+
+    def run(self, cycles: int) -> Lap:
+        """Run so many cycles and time each."""
+        cycle, clock = self.worker.cycle, time.perf_counter
+        stamps = [0.0] * (cycles + 1)
+        stamps[0] = clock()
+        for i in range(1, cycles + 1):
+            cycle()
+            stamps[i] = clock()
+        self.own += cycles
+        return Lap(stamps[0], stamps[-1], np.diff(np.array(stamps)))
+
+    def check(self, total: int) -> bool:
+        """Fail unless the parameters are in the worker's own array; tell if they are one version."""
+        if self.worker.params is not self.array:
+            raise ValueError("the parameters moved to another array")
+        return check_worker(self.array, self.own, total)
+
+    def close(self) -> None:
+        """Disconnect."""
+        self.worker.close()
+
+
+def obey(pipe: Connection) -> None:
+    """Carry out orders until the pipe ends."""
+    targets: dict[str, Any] = {"server": ServerOrders, "worker": WorkerOrders}
+    target = targets[pipe.recv()]()
+    while True:
+        try:
+            name, *arguments = pipe.recv()
+        except EOFError:
+            return
+        try:
+            reply = (True, getattr(target, name)(*arguments))
+        except Exception as error:
+            traceback.print_exc()
+            reply = (False, f"{type(error).__name__}: {error}")
+        pipe.send(reply)
+
+
+def _end_on_error(failure: threading.ExceptHookArgs) -> None:
+    """A dead serving thread would leave everybody waiting: end the process, and say why."""
+    threading.__excepthook__(failure)
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def main() -> None:
+    """Run as a child of `benchmarks.peers.process.Child`."""
+    die_with_parent()
+    threading.excepthook = _end_on_error
+    obey(Connection(int(sys.argv[1])))
+    # Peers leave threads blocked in C; waiting for them at exit would be waiting for ever.
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

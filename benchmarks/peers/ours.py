@@ -1,0 +1,82 @@
+"""aiops itself, through its public face: ``python -m aiops.server`` and the blocking `aiops.Client`."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+
+import numpy as np
+
+from benchmarks.peers.base import LEARNING_RATE, Array, Job, Setting, gradient, lacks
+from benchmarks.peers.process import die_with_parent
+
+SETTINGS: Mapping[str, Setting] = {"policy": "asgd"}
+
+_STOP_SECONDS = 20.0
+
+
+def missing() -> str | None:
+    """Say so when aiops is not installed."""
+    return lacks("aiops", "pip install -e .")
+
+
+class Server:
+    """The real server, in a process of its own with default flags."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._url = ""
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> str:
+        """Start it; the first line of its standard output is the address."""
+        command = [sys.executable, "-m", "aiops.server", "--port", "0"]
+        command += ["--policy", str(self._job.settings["policy"]), "--set", f"lr={LEARNING_RATE!r}"]
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, preexec_fn=die_with_parent
+        )
+        assert self._process.stdout is not None
+        self._url = self._process.stdout.readline().strip()
+        if not self._url:
+            raise RuntimeError(f"`{' '.join(command)}` ended without printing a URL")
+        return self._url
+
+    def parameters(self) -> Array:
+        """Exchange a gradient of zeros, which changes nothing and brings the parameters."""
+        worker = Worker(self._job, self._url, -1)
+        worker.gradient["w"][:] = 0
+        worker.cycle()
+        worker.close()
+        return worker.params
+
+    def close(self) -> None:
+        """Ask the server to end, and expect that it does so with exit code 0."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        code = self._process.wait(_STOP_SECONDS)
+        if code:
+            raise RuntimeError(f"aiops.server ended with exit code {code} after SIGTERM, expected 0")
+
+
+class Worker:
+    """A blocking client that exchanges."""
+
+    def __init__(self, job: Job, address: str, index: int) -> None:
+        import aiops
+
+        self.gradient: dict[str, Array] = {"w": gradient(job.elements)}
+        self._client = aiops.Client(address, role="worker")
+        self._client.__enter__()
+        self._tensors = self._client.define({"w": np.zeros(job.elements, np.float32)})
+        self.params: Array = self._tensors["w"]
+        self._exchange = self._client.exchange
+
+    def cycle(self) -> None:
+        """Push the gradient and refresh the parameters in place, in one round trip."""
+        self._exchange(self._tensors, self.gradient)
+
+    def close(self) -> None:
+        """Say goodbye."""
+        self._client.__exit__(None, None, None)

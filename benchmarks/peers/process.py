@@ -1,0 +1,194 @@
+"""The processes of one peer: a server and its workers, started, told what to do, timed and ended.
+
+Whatever happens, nothing hangs and nothing survives: every order has a deadline, every child is
+the leader of a process group that is killed as a whole, and the kernel kills it when we die.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.peers.base import Job
+
+_ROOT = Path(__file__).resolve().parents[2]
+_ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+_PR_SET_PDEATHSIG = 1
+
+
+class PeerFailed(Exception):
+    """A peer hung, died or gave wrong results; the text says which of its processes, and how."""
+
+
+@dataclass(frozen=True)
+class Lap:
+    """One worker's cycles: when the first began and the last ended, and the seconds of each."""
+
+    start: float
+    end: float
+    seconds: npt.NDArray[np.float64]
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies (Linux; elsewhere do nothing)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Child:
+    """One process, started at once; orders go through a pipe and its stderr into a file."""
+
+    def __init__(self, role: str, name: str, environment: Mapping[str, str]) -> None:
+        self.name = name
+        self._log = tempfile.TemporaryFile()
+        self.pipe, theirs = multiprocessing.Pipe()
+        paths = [str(_ROOT), os.environ.get("PYTHONPATH", "")]
+        env = dict(os.environ) | dict.fromkeys(_ONE_THREAD, "1") | dict(environment)
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.peers.child", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                env=env,
+                start_new_session=True,  # Ctrl-C reaches us alone, and we end it with its children
+            )
+        self.tell(role)
+
+    def tell(self, order: Any) -> None:
+        """Send an order; a dead child is noticed when its answer is awaited."""
+        with suppress(OSError):
+            self.pipe.send(order)
+
+    def answer(self) -> Any:
+        """Take the answer that is there; PeerFailed when it is an error or the child is gone."""
+        try:
+            fine, value = self.pipe.recv()
+        except (EOFError, OSError):
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(1)
+            raise PeerFailed(
+                f"{self.name} ended with exit code {self._process.returncode}{self.complaint()}"
+            ) from None
+        if not fine:
+            raise PeerFailed(f"{self.name}: {value}")
+        return value
+
+    def complaint(self) -> str:
+        """Return the last line it wrote, as the end of a sentence."""
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        return f"; it said: {lines[-1].strip()}" if lines else ""
+
+    def end(self) -> None:
+        """Kill its whole process group, at once."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def reap(self) -> None:
+        """Wait for the killed process, and let go of its pipe and log."""
+        self._process.wait()
+        self.pipe.close()
+        self._log.close()
+
+
+class Team:
+    """A peer's server and workers; persistent, quiet until told to run.
+
+    Args:
+        job: what to do.
+        deadline: seconds that any single order may take.
+        environment: variables to add to that of the processes.
+
+    """
+
+    def __init__(self, job: Job, deadline: float, environment: Mapping[str, str]) -> None:
+        self.job = job
+        self.total = 0
+        self._deadline = deadline
+        self._environment = environment
+        self._children: list[Child] = []
+
+    def start(self) -> None:
+        """Start all processes and connect the workers."""
+        job = self.job
+        server = self._add("server", f"{job.peer}'s server")
+        workers = [self._add("worker", f"{job.peer}'s worker {i}") for i in range(job.workers)]
+        server.tell(("serve", job))
+        address = self._gather([server])[0]
+        for index, worker in enumerate(workers):
+            worker.tell(("join", job, address, index))
+        self._gather(workers)
+
+    def run(self, cycles: int) -> list[Lap]:
+        """Have every worker run so many cycles; return their laps."""
+        workers = self._children[1:]
+        for worker in workers:
+            worker.tell(("run", cycles))
+        laps: list[Lap] = self._gather(workers)
+        self.total += cycles * len(workers)
+        return laps
+
+    def finish(self) -> bool:
+        """Check what the server and the workers hold, and close; True when no versions mixed.
+
+        Raises PeerFailed when the parameters are not exactly the sum of all updates, or when the
+        peer does not close in good order.
+        """
+        server, *workers = self._children
+        whole = self._all(workers, ("check", self.total))
+        self._all([server], ("check", self.total))
+        self._all(workers, ("close",))
+        self._all([server], ("close",))
+        return all(whole)
+
+    def kill(self) -> None:
+        """End everything, however it stands; safe to call at any time and twice."""
+        for child in self._children:
+            child.end()
+        while self._children:
+            self._children.pop().reap()
+
+    def _add(self, role: str, name: str) -> Child:
+        child = Child(role, name, self._environment)
+        self._children.append(child)
+        return child
+
+    def _all(self, children: Sequence[Child], order: tuple[Any, ...]) -> list[Any]:
+        for child in children:
+            child.tell(order)
+        return self._gather(children)
+
+    def _gather(self, children: Sequence[Child]) -> list[Any]:
+        """Collect one answer from each; a death anywhere in the team ends the wait."""
+        until = time.monotonic() + self._deadline
+        answers: dict[Connection, Any] = {}
+        everybody = {child.pipe: child for child in self._children}
+        while len(answers) < len(children):
+            waiting = [pipe for pipe in everybody if pipe not in answers]
+            ready = multiprocessing.connection.wait(waiting, max(0.0, until - time.monotonic()))
+            if not ready:
+                late = [child.name for child in children if child.pipe not in answers]
+                raise PeerFailed(f"no answer from {', '.join(late)} within {self._deadline:g} s")
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                answers[pipe] = everybody[pipe].answer()
+        return [answers[child.pipe] for child in children]

@@ -1,0 +1,121 @@
+"""What several tests need: a server in a thread of this process, and servers as processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiops
+from aiops.server import Server
+
+PATIENCE = 20.0
+"""Seconds after which a test gives up waiting; never reached when all is well."""
+
+
+class ServerThread:
+    """A real server on a real socket, on an event loop in a thread of this process."""
+
+    def __init__(self, **settings: Any) -> None:
+        self._settings = {"port": 0, **settings}
+        self._started: threading.Event = threading.Event()
+        self._error: BaseException | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self.server: Server | None = None
+        self.url = ""
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> ServerThread:
+        self._thread.start()
+        assert self._started.wait(PATIENCE), "the server did not start"
+        if self._error is not None:
+            raise self._error
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        assert self._loop is not None
+        assert self._stop is not None
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive(), "the server did not stop"
+        if self._error is not None:
+            raise self._error
+
+    def call(self, function: Callable[[Server], Any]) -> Any:
+        """Run a function of the server on its own loop, and return the result."""
+        assert self._loop is not None
+
+        async def run() -> Any:
+            assert self.server is not None
+            return function(self.server)
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(PATIENCE)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._started.set()
+
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        async with aiops.serve(**self._settings) as server:
+            self.server, self.url = server, server.url
+            self._started.set()
+            await self._stop.wait()
+
+
+@contextlib.contextmanager
+def server_process(*flags: str, env: dict[str, str] | None = None) -> Iterator[Process]:
+    """Run ``python -m aiops.server`` as a process; yield it with its URL."""
+    process = Process("-m", "aiops.server", "--port", "0", *flags, env=env)
+    try:
+        process.url = process.line()
+        yield process
+    finally:
+        process.kill()
+
+
+class Process:
+    """A child process whose lines can be waited for, and which never outlives its test."""
+
+    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+        self.url = ""
+        self.popen = subprocess.Popen(
+            [sys.executable, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(env or {})},
+            cwd=Path(__file__).parent.parent,
+        )
+
+    def line(self) -> str:
+        """Return the next line of stdout (a hanging child is ended by the test's time-out)."""
+        assert self.popen.stdout is not None
+        return self.popen.stdout.readline().strip()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        self.popen.send_signal(number)
+
+    def end(self, timeout: float = PATIENCE) -> tuple[int, str, str]:
+        """Wait for the end; return exit status, stdout and stderr."""
+        out, err = self.popen.communicate(timeout=timeout)
+        return self.popen.returncode, out, err
+
+    def kill(self) -> None:
+        """Make sure that it is gone, and its pipes are closed."""
+        if self.popen.poll() is None:
+            self.popen.kill()
+        self.popen.communicate()
