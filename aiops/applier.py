@@ -7,7 +7,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from aiops.events import Apply
+from aiops.events import Apply, Warm
 from aiops.layout import Ints
 
 
@@ -19,7 +19,7 @@ class Applier:
     loop
         Where results are reported.
     done
-        Called on the loop with a ticket and its numbers.
+        Called on the loop with a ticket and its numbers (ticket 0: the kernels are warm).
     failed
         Called on the loop when a kernel raises; nothing more is run then.
     """
@@ -27,15 +27,15 @@ class Applier:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        done: Callable[[int, Ints], None],
+        done: Callable[[int, Ints | None], None],
         failed: Callable[[BaseException], None],
     ) -> None:
         self._loop, self._done, self._failed = loop, done, failed
-        self._queue: queue.SimpleQueue[Apply | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Apply | Warm | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="aiops-applier", daemon=True)
         self._thread.start()
 
-    def submit(self, effect: Apply) -> None:
+    def submit(self, effect: Apply | Warm) -> None:
         """Run it after what was submitted before."""
         self._queue.put(effect)
 
@@ -51,6 +51,6 @@ class Applier:
             except BaseException as error:
                 self._loop.call_soon_threadsafe(self._failed, error)
                 return
-            ticket = effect.ticket
+            ticket = effect.ticket if isinstance(effect, Apply) else 0
             del effect  # it refers to a received buffer
             self._loop.call_soon_threadsafe(self._done, ticket, sums)

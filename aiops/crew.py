@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from aiops.messages import Message
@@ -101,7 +102,7 @@ class Crew:
 
     def present(self) -> list[Member]:
         """Return the workers that are connected."""
-        return [m for m in self._members.values() if m.worker and m.peer is not None]
+        return [m for m in self._by_peer.values() if m.worker]
 
     def join(
         self, peer: int, client: str, epoch: int, name: str, worker: bool, traffic: Traffic
@@ -161,6 +162,6 @@ class Crew:
         """Drop the longest departed when there are too many to remember."""
         excess = len(self._members) - len(self._by_peer) - _DEPARTED
         if excess > 0:
-            gone = [m.client for m in self._members.values() if m.peer is None][:excess]
-            for client in gone:
+            gone = (m.client for m in self._members.values() if m.peer is None)
+            for client in list(islice(gone, excess)):
                 del self._members[client]

@@ -39,9 +39,10 @@ from aiops.events import (
     Stopping,
     Tick,
     WakeAt,
+    Warm,
 )
 from aiops.intake import Incoming, Intake, Offer
-from aiops.layout import Arena, Ints, Layout
+from aiops.layout import Arena, Array, Cover, Ints, Layout
 from aiops.messages import (
     Ack,
     Define,
@@ -113,6 +114,7 @@ class Engine:
         self._readers: list[tuple[int, Message]] = []  # fetches that wait for an update in place
         self._sum = np.zeros(0, bool)  # which tensors the sum in progress holds
         self._collected = 0
+        self._even: dict[int, Array] = {}  # modulation by staleness, one row per tensor
         self._waited_for: frozenset[int] = frozenset()
         self._seconds: deque[tuple[int, int]] = deque(maxlen=12)  # (second, version at its start)
 
@@ -313,6 +315,7 @@ class Engine:
         self.store.adopt()
         self.intake.defined(layout)
         self._sum = np.zeros(len(layout.tensors), bool)
+        self._effects.append(Warm(self.store.warm))
 
     # ------------------------------------------------------------ pushes
 
@@ -387,6 +390,8 @@ class Engine:
         if sink.fault is not None:
             return sink.fault
         cover, current = sink.cover, self.store.current
+        if cover.level is not None and current.level is not None and cover.level <= current.level:
+            return None
         ahead = np.flatnonzero(cover.bases > current.tensor_versions[cover.tensors])
         if len(ahead):
             tensor = self.store.layout.tensors[int(cover.tensors[ahead[0]])].name
@@ -406,21 +411,40 @@ class Engine:
                 self._issue(None, item)
                 continue
             assert self.store is not None
-            cover = item.sink.cover
-            stale = self.store.current.tensor_versions[cover.tensors] - cover.bases
-            item.staleness = int(stale.max())
-            even = item.staleness == int(stale.min())
-            if even:
-                item.mean_staleness = float(item.staleness)
-            else:
-                bytes_each = self.store.layout.nbytes_each[cover.tensors]
-                item.mean_staleness = float((stale * bytes_each).sum() / bytes_each.sum())
+            stale = self._note_staleness(item)
             verdict = self.policy.push(item.member.number, item.staleness)
             if verdict.use:
-                self._issue(item, verdict, None if even else stale)
+                self._issue(item, verdict, stale)
             else:
                 kind = StaleGradient if self.plan["recompute"] else Refused
                 self._refuse(item, kind(verdict.why, staleness=item.staleness))
+
+    def _note_staleness(self, item: Pending) -> Ints | None:
+        """Fill in a push's staleness; return it per tensor if the tensors differ in it."""
+        assert self.store is not None
+        cover, current = item.sink.cover, self.store.current
+        if cover.level is not None and current.level is not None:
+            item.staleness = current.level - cover.level
+            item.mean_staleness = float(item.staleness)
+            return None
+        stale = current.tensor_versions[cover.tensors] - cover.bases
+        bytes_each = self.store.layout.nbytes_each[cover.tensors]
+        item.staleness = int(stale.max())
+        item.mean_staleness = float((stale * bytes_each).sum() / bytes_each.sum())
+        return stale if item.staleness != int(stale.min()) else None
+
+    def _scales(self, cover: Cover, staleness: int, stale: Ints | None) -> Array:
+        """Return the modulation of each tensor covered."""
+        if stale is not None:
+            return np.array([self.algorithm.modulation(int(tau)) for tau in stale])
+        known = self._even.get(staleness)
+        if known is None or len(known) < len(cover.tensors):
+            assert self.store is not None
+            if len(self._even) > 1024:
+                self._even.clear()
+            scale = self.algorithm.modulation(staleness)
+            known = self._even[staleness] = np.full(len(self.store.layout.tensors), scale)
+        return known[: len(cover.tensors)]
 
     def _issue(self, item: Pending | None, verdict: Verdict, stale: Ints | None = None) -> None:
         """Fix everything about the next piece of kernel work, and send it off."""
@@ -432,11 +456,7 @@ class Engine:
             cover = item.sink.cover
             job.gradient = item.sink.take()
             self.staleness[item.staleness] += 1
-            modulation = self.algorithm.modulation
-            if stale is None:
-                scales = np.full(len(cover.tensors), modulation(item.staleness))
-            else:
-                scales = np.array([modulation(int(tau)) for tau in stale])
+            scales = self._scales(cover, item.staleness, stale)
             if direct:
                 job.steps, job.touched = scales * self.algorithm.lr, cover.tensors
             else:
@@ -445,7 +465,9 @@ class Engine:
                 self._collected += 1
         if verdict.divide is not None:
             if not direct:
-                job.touched = np.flatnonzero(self._sum)
+                touched = np.flatnonzero(self._sum)
+                all_of_them = len(touched) == len(self._sum)
+                job.touched = store.layout.all if all_of_them else touched
                 job.steps = np.full(len(job.touched), self.algorithm.lr)
                 job.factor = 1.0 / verdict.divide
             job.base, job.target = store.current, store.begin()
@@ -467,8 +489,9 @@ class Engine:
         if item is not None:
             self._hold_or_acknowledge(item, verdict, published)
         if published:
-            self._collected = 0
-            self._sum[:] = False
+            if self._collected:
+                self._collected = 0
+                self._sum[:] = False
             held, self._held = self._held, []
             for pending in held:
                 self._answer(pending)

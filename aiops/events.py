@@ -110,6 +110,13 @@ class Apply:
 
 
 @dataclass(frozen=True, slots=True)
+class Warm:
+    """Make the kernels ready (`run`, on any thread), before the first `Apply` needs them."""
+
+    run: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Drop:
     """Close a connection."""
 
@@ -131,7 +138,7 @@ class Note:
     text: str
 
 
-Effect: TypeAlias = Reply | Apply | Drop | WakeAt | Note
+Effect: TypeAlias = Reply | Apply | Warm | Drop | WakeAt | Note
 
 
 # ---------------------------------------------------------------- how an engine is run

@@ -107,7 +107,7 @@ class Incoming:
 
     def view(self, part: int, offset: int) -> memoryview:
         """Return the rest of the buffer from there."""
-        return memoryview(self.buffer)[self._offsets[part] + offset :]
+        return self.buffer.data[self._offsets[part] + offset :]
 
     def filled(self, part: int, offset: int, nbytes: int) -> None:
         """Survey what is complete: whole blocks, and the last one when it ends the payload."""
@@ -147,6 +147,9 @@ class Incoming:
         """Yield, per dtype, where its bytes begin in the buffer, and a typed view of them."""
         cover, layout = self.cover, self._layout
         for section in layout.sections:
+            if cover.whole:
+                yield section.start, self.buffer[section.start : section.stop].view(section.dtype)
+                continue
             rows = rows_in(cover.tensors, section)
             if len(rows):
                 begin = int(cover.starts[rows[0]])

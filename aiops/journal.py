@@ -73,7 +73,7 @@ class Journal:
         self._file.write(self._pack(_row(event)))
         payload = _payload(event)
         if payload is not None:
-            view = memoryview(payload)
+            view = payload.data
             self._file.write(b"\xc6" + len(view).to_bytes(4, "big"))
             self._file.write(view)
 

@@ -88,18 +88,27 @@ class Section:
     last: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Cover:
     """Which tensors a push covers: their indices, their base versions, and whether that is all.
 
     ``starts`` is where each tensor's first byte lies in the received buffer, in which the
-    payloads follow each other without a gap.
+    payloads follow each other without a gap. ``level`` is the base version when all tensors of a
+    whole push share it (the usual case, which is worth being quick in), else None.
     """
 
     tensors: Ints
-    bases: Ints
     starts: Ints
     whole: bool
+    level: int | None
+    each: Ints | None  # base versions, one per tensor covered; None when there is a level
+
+    @property
+    def bases(self) -> Ints:
+        """The base version of each tensor covered."""
+        if self.each is None:
+            self.each = np.full(len(self.tensors), self.level, np.int64)
+        return self.each
 
 
 class Layout:
@@ -191,7 +200,9 @@ class Layout:
 
         One part per run of tensors of equal version, none longer than `MAX_PART`.
         """
-        breaks = (np.flatnonzero(np.diff(versions)) + 1).tolist()
+        if len(versions) == 1:
+            return tuple(split(0, self.nbytes, codec, int(versions[0])))
+        breaks = (np.flatnonzero(versions[1:] != versions[:-1]) + 1).tolist()
         edges = [0, *breaks, len(self.tensors)]
         found: list[Part] = []
         for first, last in pairwise(edges):
@@ -211,8 +222,7 @@ class Layout:
         """
         if len(parts) == 1 and parts[0].start == 0 and parts[0].stop == self.nbytes:
             self._check_length(parts[0])
-            bases = np.full(len(self.tensors), parts[0].version, np.int64)
-            return Cover(self._all, bases, self.starts, True)
+            return Cover(self.all, self.starts, True, parts[0].version, None)
         if not parts:
             raise BadPush("the push holds no tensor: push at least one")
         tensors: list[Ints] = []
@@ -239,7 +249,8 @@ class Layout:
             filled, reached = filled + stop - start, last
         joined = np.concatenate(tensors)
         whole = len(joined) == len(self.tensors)
-        return Cover(joined, np.concatenate(bases_of), np.concatenate(starts), whole)
+        tensors_covered = self.all if whole else joined
+        return Cover(tensors_covered, np.concatenate(starts), whole, None, np.concatenate(bases_of))
 
     def _ranges(self, parts: Parts) -> Iterable[tuple[int, int, int]]:
         """Join parts that continue each other: a large tensor travels as several."""
@@ -273,12 +284,15 @@ class Layout:
         return int(np.searchsorted(self.starts, offset, side="right")) - 1
 
     @cached_property
-    def _all(self) -> Ints:
+    def all(self) -> Ints:
+        """The indices of all tensors; always this one array."""
         return np.arange(len(self.tensors), dtype=np.int64)
 
 
 def split(start: int, stop: int, codec: str, version: int) -> list[Part]:
     """Return the raw parts for a range of the arena, none longer than `MAX_PART`."""
+    if 0 < stop - start <= MAX_PART:
+        return [Part(start, stop, codec, stop - start, version)]
     cuts = [*range(start, stop, MAX_PART), stop]
     return [Part(a, b, codec, b - a, version) for a, b in pairwise(cuts)]
 

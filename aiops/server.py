@@ -45,6 +45,7 @@ from aiops.events import (
     Stopping,
     Tick,
     WakeAt,
+    Warm,
 )
 from aiops.files import read_model, write_model
 from aiops.handshake import Greeter
@@ -119,9 +120,9 @@ class Server:
         self._ended = self._loop.create_future()
         if config.record is not None:
             self._open_journal(config.record)
+        self._applier = Applier(self._loop, self._applied, self._applier_failed)
         if config.init is not None:
             self._initialise(config.init)
-        self._applier = Applier(self._loop, self._applied, self._applier_failed)
         try:
             self._listener = await self._loop.create_server(
                 self._accept, config.host, config.port, backlog=_BACKLOG
@@ -272,11 +273,15 @@ class Server:
         if lease is None:
             peer.link.send(peer.link.wire.send(effect.message))
             return
+        if sum(part.nbytes for part in lease.version.parts) < SMALL // 2:  # it is copied at once
+            peer.link.send(peer.link.wire.send(effect.message, lease.glimpses()))
+            lease.release()
+            return
         payloads = lease.payloads()
         buffers = peer.link.wire.send(effect.message, payloads)
         del payloads
         lease.release()
-        peer.link.send(buffers, None if len(buffers) == 1 and len(buffers[0]) <= SMALL else lease)
+        peer.link.send(buffers, lease)
 
     def _apply(self, effect: Apply) -> None:
         store = self.engine.store
@@ -288,8 +293,14 @@ class Server:
         else:
             self._applier.submit(effect)
 
-    def _applied(self, ticket: int, sums: Ints) -> None:
-        self._warm = True
+    def _warm_up(self, effect: Warm) -> None:
+        assert self._applier is not None
+        self._applier.submit(effect)
+
+    def _applied(self, ticket: int, sums: Ints | None) -> None:
+        if sums is None:
+            self._warm = True
+            return
         self.post(Applied(self._now(), ticket, sums))
 
     def _applier_failed(self, error: BaseException) -> None:
@@ -435,6 +446,7 @@ class Server:
 _PERFORM: dict[type[Any], Callable[[Server, Any], None]] = {
     Reply: Server._reply,
     Apply: Server._apply,
+    Warm: Server._warm_up,
     Drop: Server._drop,
     WakeAt: Server._wake_at,
     Note: Server._note,

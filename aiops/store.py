@@ -21,19 +21,20 @@ import numpy as np
 from aiops import kernels
 from aiops.errors import UsageError
 from aiops.kernels.rule import Rule
-from aiops.layout import Arena, Array, Cover, Ints, Layout, Section, compute_dtype
+from aiops.layout import Arena, Array, Cover, Ints, Layout, Section, compute_dtype, split
 from aiops.messages import Parts
 
 
 class Version:
     """One version of the parameters; immutable while `readers` is not 0."""
 
-    __slots__ = ("_parts", "arena", "leases", "number", "readers", "tensor_versions")
+    __slots__ = ("_parts", "arena", "leases", "level", "number", "readers", "tensor_versions")
 
-    def __init__(self, number: int, arena: Arena, tensor_versions: Ints) -> None:
+    def __init__(self, number: int, arena: Arena, tensor_versions: Ints, level: int | None) -> None:
         self.number = number
         self.arena = arena
         self.tensor_versions = tensor_versions
+        self.level = level  # the version of every tensor, when they are all equal
         self.readers = 0
         self.leases: list[weakref.ref[Lease]] = []
         self._parts: Parts | None = None
@@ -42,8 +43,24 @@ class Version:
     def parts(self) -> Parts:
         """The parts that this version travels as."""
         if self._parts is None:
-            self._parts = self.arena.layout.parts(self.tensor_versions)
+            layout = self.arena.layout
+            if self.level is not None:
+                self._parts = tuple(split(0, layout.nbytes, "raw", self.level))
+            else:
+                self._parts = layout.parts(self.tensor_versions)
         return self._parts
+
+    def advance(self, number: int, touched: Ints) -> None:
+        """Become the version of that number, in which the touched tensors have one more update."""
+        self.number, self._parts = number, None
+        if touched is self.arena.layout.all:
+            self.tensor_versions = self.tensor_versions + 1
+            self.level = None if self.level is None else self.level + 1
+        else:
+            self.tensor_versions = self.tensor_versions.copy()
+            self.tensor_versions[touched] += 1
+            low, high = self.tensor_versions.min(), self.tensor_versions.max()
+            self.level = int(low) if low == high else None
 
 
 class Lease:
@@ -63,14 +80,19 @@ class Lease:
         if returned is not None:
             version.readers += 1
 
+    def glimpses(self) -> list[list[memoryview]]:
+        """Return views to be copied before the lease is released, one list per part."""
+        data = self.version.arena.data.data
+        return [[data[part.start : part.stop]] for part in self.version.parts]
+
     def payloads(self) -> list[list[memoryview]]:
-        """Return the views to send, one list per part of the version."""
+        """Return views to send, one list per part; each keeps the version until it is let go."""
         found = []
         for part in self.version.parts:
             array = self.version.arena.data[part.start : part.stop]
             self._open += 1
             weakref.finalize(array, self._close).atexit = False
-            found.append([memoryview(array)])
+            found.append([array.data])
         return found
 
     def release(self) -> None:
@@ -203,10 +225,12 @@ class Store:
         relaxed: bool = False,
     ) -> None:
         self.layout, self.rule, self.live, self.relaxed = layout, rule, live, relaxed
-        self.current = Version(0, Arena(layout), np.zeros(len(layout.tensors), np.int64))
+        self.current = Version(0, Arena(layout), np.zeros(len(layout.tensors), np.int64), 0)
         self.state: list[tuple[Array, ...]] = []
         self.masters: list[Array | None] = []
         self._kernels = [kernels.build(rule, s.dtype, backend) for s in layout.sections]
+        # The same for a collected gradient, which is in the compute dtype already.
+        self._wide = [kernels.build(rule, compute_dtype(s.dtype), backend) for s in layout.sections]
         for section in layout.sections:
             size, dtype = section_size(section), compute_dtype(section.dtype)
             self.state.append(tuple(np.full(size, v, dtype) for v in rule.state.values()))
@@ -289,8 +313,10 @@ class Store:
 
     def warm(self) -> None:
         """Compile the kernels now, so that the first push need not wait for it."""
-        for kernel in self._kernels:
+        for kernel in (*self._kernels, *self._wide):
             kernel.warm()
+        for section in self.layout.sections:
+            kernels.survey(np.zeros(1, section.dtype), self._backend)
 
     def begin(self) -> Version:
         """Return where the next version is to be written: in place, or a spare arena."""
@@ -303,23 +329,22 @@ class Store:
             self._evict()
         arena = self._spare.pop() if self._spare else Arena(self.layout)
         self.busy = False  # readers of the current version are not disturbed
-        return Version(self.current.number, arena, self.current.tensor_versions)
+        current = self.current
+        return Version(current.number, arena, current.tensor_versions, current.level)
 
     def commit(self, target: Version, touched: Ints, sums: Ints) -> None:
         """Publish what was written: ``touched`` tensors have one more update."""
-        versions = target.tensor_versions.copy()
-        versions[touched] += 1
-        number = self.current.number + 1
         self.busy = False
-        if target is self.current:
-            target.number, target.tensor_versions, target._parts = number, versions, None
-        else:
-            target.number, target.tensor_versions = number, versions
+        target.advance(self.current.number + 1, touched)
+        if target is not self.current:
             self.current = target
             self._alive.append(target)
         if self.rule.statistic is not None:
-            self._total += int(sums.sum()) - int(self.sums[touched].sum())
-            self.sums[touched] = sums
+            if touched is self.layout.all:
+                self.sums = sums
+            else:
+                self.sums[touched] = sums
+            self._total = int(self.sums.sum())
 
     def step(self, job: Job) -> Ints:
         """Run the rule for a job (on any thread; one at a time)."""
@@ -365,11 +390,11 @@ class Store:
             spans = kernels.Spans(lo, lo + self.layout.sizes[tensors], lo, steps[rows])
             grad, state = self.accumulator.arrays[index], self.state[index]
             master, output = self.masters[index], target.arena.sections[index]
+            wide = self._wide[index]
             if master is None:
                 source = base.arena.sections[index]
-                sums.append(self._kernels[index](spans, job.factor, source, grad, output, state))
+                sums.append(wide(spans, job.factor, source, grad, output, state))
             else:
-                wide = kernels.build(self.rule, master.dtype, self._backend)
                 sums.append(wide(spans, job.factor, master, grad, master, state))
                 with np.errstate(over="ignore"):
                     output[:] = master

@@ -99,7 +99,7 @@ class _Into:
 
     def __init__(self, params: Params, parts: Parts) -> None:
         self._params, self._parts = params, parts
-        self._data = memoryview(params.arena.data)  # type: ignore[arg-type]
+        self._data = params.arena.data.data
         params.version = -1  # a mixture from here on, until all of it has come
 
     def view(self, part: int, offset: int) -> memoryview:
@@ -251,7 +251,7 @@ class Conversation:
 
     def define(self, arrays: Mapping[str, Array]) -> Request:
         """Offer a model; the result is (whether it was taken, the version)."""
-        arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        arrays = {name: np.asarray(array, order="C") for name, array in arrays.items()}
         layout = Layout.of(arrays)
         parts, payloads = _parts_of(layout, arrays, np.zeros(len(layout.tensors), np.int64))
         rows = tuple((name, a.dtype.name, a.shape) for name, a in arrays.items())
@@ -437,7 +437,7 @@ def _parts_of(
     """
     if isinstance(arrays, Params) and arrays.layout is layout:
         parts = layout.parts(versions)
-        data = memoryview(arrays.arena.data)  # type: ignore[arg-type]
+        data = arrays.arena.data.data
         return parts, [[data[part.start : part.stop]] for part in parts]
     chosen = sorted(_index(layout, name) for name in arrays)
     if not chosen:

@@ -92,6 +92,11 @@ class Worker:
         return self._client.policy
 
     @property
+    def plan(self) -> Mapping[str, Any]:
+        """The workers' part of the algorithm, as the server announced it."""
+        return self._client.plan
+
+    @property
     def url(self) -> str:
         """The server's URL."""
         return self._client.url

@@ -18,4 +18,4 @@ def encode(array: Array) -> memoryview:
         Any shape; float64, float32, float16 or bfloat16, little endian.
     """
     flat = np.ascontiguousarray(array).reshape(-1)
-    return memoryview(flat.view(np.uint8))
+    return flat.view(np.uint8).data

@@ -75,7 +75,7 @@ def _read(
     if isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
         body = body[1:]  # the docstring
     if not body or not isinstance(body[-1], ast.Return):
-        reader.refuse(tree, "does not end with a return", f"end it with return ({rule.results})")
+        reader.refuse(tree, "does not end with a return", f"end it with return {rule.results}")
     for statement in body[:-1]:
         reader.statement(statement)
     return Program(
@@ -116,7 +116,9 @@ def _source(rule: Rule) -> tuple[str, ast.FunctionDef, int]:
         tree = ast.parse(text).body[0]
     except SyntaxError:  # a lambda in the middle of an expression
         tree = None
-    if not isinstance(tree, ast.FunctionDef) or tree.decorator_list:
+    # A wrapper's source would be that of the function it wraps.
+    wrapped = hasattr(function, "__wrapped__")
+    if not isinstance(tree, ast.FunctionDef) or tree.decorator_list or wrapped:
         raise UsageError(
             f"rule {rule.name!r} is a lambda or decorated; write it as a plain def",
             rule=rule.name,
@@ -183,7 +185,7 @@ class _Reader:
             self.refuse(
                 node,
                 f"does not return a tuple of {wanted}",
-                f"return ({self.rule.results})",
+                f"return {self.rule.results}",
             )
         return tuple(self._number(value) for value in node.value.elts)
 

@@ -80,7 +80,7 @@ class Rule:
     @property
     def results(self) -> str:
         """What the function must return, as it would be written."""
-        return f"w, {', '.join(self.state)}"
+        return f"({', '.join(('w', *self.state))})" if self.state else "(w,)"
 
     def _check_parameters(self) -> None:
         wanted = self.parameters

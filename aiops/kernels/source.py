@@ -4,8 +4,8 @@ What a loop over elements consists of is the same everywhere; how an expression 
 business of a :class:`Dialect`. Here is the dialect of Numba, which is Python with every value
 kept in the compute dtype; a CUDA dialect needs nothing but other spellings.
 
-In generated text the rule's own names appear as they are, and everything else begins with an
-underscore: ``_n`` is the array whose current element is ``n``.
+In generated text the rule's own names appear as they are; everything else begins with an
+underscore, which no name of a rule does. ``_n_`` is the array whose current element is ``n``.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class NumbaDialect:
             return f"({arguments[0]} {OPERATORS[word]} {arguments[1]})"
         assert word in ARITY
         self.words.add(word)
-        return f"_{word}({', '.join(arguments)})"
+        return f"_{word}({', '.join(_bare(argument) for argument in arguments)})"
 
     def assignment(self, name: str, value: str, boolean: bool) -> str:
         """Spell an assignment; Numba infers the type."""
@@ -137,16 +137,16 @@ def _loop(program: Program, dialect: NumbaDialect, *, in_place: bool) -> str:
     and beyond a number of pairs that depends on its version it would not vectorise at all.
     """
     scalars = ("step", *program.constants)
-    hidden = {name: f"_{name}" if name in program.assigned else name for name in scalars}
-    target = "_w" if in_place else "_target"
-    arrays = ["_w", *([] if in_place else ["_target"]), "_g", *(f"_{s}" for s in program.states)]
+    hidden = {name: _outer(name) if name in program.assigned else name for name in scalars}
+    states = [_outer(state) for state in program.states]
+    target = "_w_" if in_place else "_target"
+    arrays = ["_w_", *([] if in_place else ["_target"]), "_g_", *states]
     body = [f"{name} = {outer}" for name, outer in hidden.items() if name != outer]
-    body += ["w = _w[_i]", "g = _g[_i] * _factor"]
-    body += [f"{state} = _{state}[_i]" for state in program.states]
+    body += ["w = _w_[_i]", "g = _g_[_i] * _factor"]
+    body += [f"{name} = {array}[_i]" for name, array in zip(program.states, states, strict=True)]
     body += statements(program, dialect)
-    stores = [target, *(f"_{state}" for state in program.states)]
     # A result may be the old value of another array: by now they are all in scalars.
-    for array, result in zip(stores, program.results, strict=True):
+    for array, result in zip([target, *states], program.results, strict=True):
         body.append(f"{array}[_i] = {_bare(write(result, dialect))}")
     if program.statistic is not None:
         observed = program.results[1 + program.states.index(program.statistic)]
@@ -162,7 +162,7 @@ def _loop(program: Program, dialect: NumbaDialect, *, in_place: bool) -> str:
 def {name}({", ".join([*arrays, "_factor", *hidden.values()])}):
     _disjoint()
     _sum = 0
-    for _i in range(_w.size):
+    for _i in range(_w_.size):
 {textwrap.indent(chr(10).join(body), " " * 8)}
     return _sum
 """
@@ -170,7 +170,7 @@ def {name}({", ".join([*arrays, "_factor", *hidden.values()])}):
 
 def _entry(program: Program) -> str:
     """Spell ``update``: check everything, then run the loop that fits over every span."""
-    states = [f"_{state}" for state in program.states]
+    states = [_outer(state) for state in program.states]
     written = ["_target", *states]
     pairs = [(one, two) for index, one in enumerate(written) for two in written[index + 1 :]]
     pairs += [(array, "_grad") for array in written] + [(array, "_base") for array in states]
@@ -206,6 +206,11 @@ def update({", ".join([*parameters, "_constants"])}):
 {shared}            )
     return _sums
 """
+
+
+def _outer(name: str) -> str:
+    """Name what lies outside the loop under a rule's name: an array, or a reassigned scalar."""
+    return f"_{name}_"
 
 
 def _bare(value: str) -> str:

@@ -79,7 +79,7 @@ class Kernel(Protocol):
         ``g = grad[src : src + hi - lo] * factor`` (``factor`` cast to the compute dtype); the new
         ``w`` is written to ``target[lo:hi]`` and the state arrays are updated in place. Elements
         outside the spans are untouched. All arrays are one-dimensional and contiguous; ``target``
-        may be ``base``, and apart from that no two arrays may overlap.
+        may be ``base``; apart from that, an array that is written may not overlap another.
 
         With float32 and float64 every array has that dtype. With a 16-bit dtype ``grad`` and
         ``target`` have it, while ``base`` (the master copy, **updated in place**) and ``state``
@@ -118,16 +118,16 @@ def check(
             "pass them in the rule's order",
             kernel=name,
         )
+    only_read = {"grad", "base"} if compute == wire else {"grad"}
     arrays = {"base": (base, compute), "grad": (grad, wire), "target": (target, wire)}
     arrays |= {f"state[{index}]": (array, compute) for index, array in enumerate(state)}
     for role, (array, dtype) in arrays.items():
-        written = role not in ("grad", "base") or (role == "base" and compute != wire)
-        _check_array(name, role, array, dtype, written)
+        _check_array(name, role, array, dtype, written=role not in only_read)
     _check_spans(name, spans, min(array.size for array in (base, target, *state)), grad.size)
     for (one, (first, _)), (two, (second, _)) in combinations(arrays.items(), 2):
-        if np.may_share_memory(first, second) and not (
-            {one, two} == {"base", "target"} and _start(first) == _start(second)
-        ):
+        in_place = {one, two} == {"base", "target"} and _start(first) == _start(second)
+        harmless = in_place or {one, two} <= only_read
+        if not harmless and np.may_share_memory(first, second):
             raise UsageError(
                 f"kernel {name!r} was given {one} and {two} that overlap in memory; only target "
                 "may be base, and then exactly",
@@ -140,7 +140,9 @@ def _start(array: Array) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def _check_array(name: str, role: str, array: Array, dtype: np.dtype[Any], written: bool) -> None:
+def _check_array(
+    name: str, role: str, array: Array, dtype: np.dtype[Any], *, written: bool
+) -> None:
     if array.dtype != dtype:
         fault, remedy = f"has dtype {array.dtype}, not {dtype}", "convert it first"
     elif array.ndim != 1 or not array.flags.c_contiguous:

@@ -1,8 +1,8 @@
-"""torch.distributed over gloo: ``send`` and ``recv`` between one server rank and N worker ranks.
+"""torch.distributed over gloo: point-to-point messages between a server rank and N worker ranks.
 
-The server has a thread per worker, each with a process group of its own (``serve="threads"``), or
-one thread that takes gradients from any source (``serve="any"``). Tensors share the memory of the
-arrays, so nothing is copied. Versions may mix, as for the raw sockets.
+The server has a thread per worker, each with a process group of its own. Tensors share the memory
+of the arrays, so nothing is copied; receives are posted before the other side may send, and large
+tensors travel as several messages, which gloo overlaps.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import numpy as np
 
 from benchmarks.peers.base import HOST, Array, Job, Setting, gradient, lacks, load_sgd
 
-SETTINGS: Mapping[str, Setting] = {"serve": "threads"}
+SETTINGS: Mapping[str, Setting] = {"chunk": 1 << 20, "prepost": True, "whole": False}
+"""``chunk``: bytes of one message. ``whole``: hold the lock while sending, so versions never mix."""
+ENVIRONMENT: Mapping[str, str] = {"GLOO_SOCKET_IFNAME": "lo"}
 
 _QUIET = timedelta(hours=6)
-"""Gloo's time-out: the server waits in ``recv`` while the other peers have their turn."""
+"""Gloo's time-out: the server waits for a gradient while the other peers have their turn."""
 
 
 def missing() -> str | None:
@@ -28,18 +30,35 @@ def missing() -> str | None:
     return lacks("torch", "pip install torch")
 
 
-def _join(job: Job, store: Any, rank: int) -> list[Any]:
-    """Enter the group of all; return one pair group per worker (or none, to use that of all)."""
-    import torch.distributed as dist
+class _Line:
+    """Messages to and from one rank of a group of two; an array is a list of tensors over it."""
 
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=job.workers + 1, timeout=_QUIET
-    )
-    if job.settings["serve"] == "any":
-        return [None] * job.workers
-    # Every rank makes every group, in the same order: that is what new_group asks for.
-    return [dist.new_group([0, i + 1], timeout=_QUIET) for i in range(job.workers)]
+    def __init__(self, job: Job, store: Any, rank: int) -> None:
+        import torch.distributed as dist
+
+        self._dist = dist
+        self._chunk = int(job.settings["chunk"]) // 4
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=job.workers + 1, timeout=_QUIET
+        )
+        # Every rank makes every group, in the same order: that is what new_group asks for.
+        self.groups = [dist.new_group([0, i + 1], timeout=_QUIET) for i in range(job.workers)]
+
+    def pieces(self, array: Array) -> list[Any]:
+        import torch
+
+        return list(torch.from_numpy(array).split(self._chunk or array.size))
+
+    def receive(self, pieces: list[Any], rank: int, group: Any) -> list[Any]:
+        return [self._dist.irecv(piece, rank, group) for piece in pieces]
+
+    def send(self, pieces: list[Any], rank: int, group: Any) -> list[Any]:
+        return [self._dist.isend(piece, rank, group) for piece in pieces]
+
+
+def _wait(works: list[Any]) -> None:
+    for work in works:
+        work.wait()
 
 
 class Server:
@@ -56,38 +75,30 @@ class Server:
 
     def start(self) -> str:
         """Meet the workers in a thread; the address is the store's port."""
-        threading.Thread(target=self._serve, daemon=True).start()
+        threading.Thread(target=self._meet, daemon=True).start()
         return str(self._store.port)
 
-    def _serve(self) -> None:
-        groups = _join(self._job, self._store, 0)
-        if self._job.settings["serve"] == "any":
-            self._serve_any()
-            return
-        for i, group in enumerate(groups):
-            threading.Thread(target=self._serve_one, args=(i + 1, group), daemon=True).start()
+    def _meet(self) -> None:
+        line = _Line(self._job, self._store, 0)
+        for index in range(self._job.workers):
+            threading.Thread(target=self._serve, args=(line, index), daemon=True).start()
 
-    def _serve_any(self) -> None:
-        import torch
-        import torch.distributed as dist
-
-        theta, g = torch.from_numpy(self._theta), torch.empty(self._job.elements)
+    def _serve(self, line: _Line, index: int) -> None:
+        rank, group = index + 1, line.groups[index]
+        g = np.empty(self._job.elements, np.float32)
+        pushed, theta = line.pieces(g), line.pieces(self._theta)
+        prepost = self._job.settings["prepost"]
+        if prepost:
+            push = line.receive(pushed, rank, group)
         while True:
-            source = dist.recv(g)
-            self._sgd(self._theta, g.numpy())
-            dist.send(theta, source)
-
-    def _serve_one(self, rank: int, group: Any) -> None:
-        import torch
-        import torch.distributed as dist
-
-        theta, g = torch.from_numpy(self._theta), torch.empty(self._job.elements)
-        received = g.numpy()
-        while True:
-            dist.recv(g, rank, group)
+            if not prepost:
+                push = line.receive(pushed, rank, group)
+            _wait(push)
             with self._lock:
-                self._sgd(self._theta, received)
-            dist.send(theta, rank, group)
+                self._sgd(self._theta, g)
+            if prepost:
+                push = line.receive(pushed, rank, group)
+            _wait(line.send(theta, rank, group))
 
     def parameters(self) -> Array:
         """Return the array itself."""
@@ -106,16 +117,21 @@ class Worker:
 
         torch.set_num_threads(1)
         self.params: Array = np.zeros(job.elements, np.float32)
-        self._into = torch.from_numpy(self.params)
-        self._out = torch.from_numpy(gradient(job.elements))
-        self._send, self._recv = dist.send, dist.recv
-        store = dist.TCPStore(HOST, int(address), None, False)
-        self._group = _join(job, store, index + 1)[index]
+        self._line = _Line(job, dist.TCPStore(HOST, int(address), None, False), index + 1)
+        self._group = self._line.groups[index]
+        self._into = self._line.pieces(self.params)
+        self._out = self._line.pieces(gradient(job.elements))
+        self._pp=job.settings["prepost"]
 
     def cycle(self) -> None:
-        """Send the gradient to rank 0 and receive the parameters into place."""
-        self._send(self._out, 0, self._group)
-        self._recv(self._into, 0, self._group)
+        """Post the receives, send the gradient to rank 0, and wait for the parameters."""
+        if self._pp:
+            reply = self._line.receive(self._into, 0, self._group)
+            _wait(self._line.send(self._out, 0, self._group))
+        else:
+            _wait(self._line.send(self._out, 0, self._group))
+            reply = self._line.receive(self._into, 0, self._group)
+        _wait(reply)
 
     def close(self) -> None:
         """Leave the group to the end of the process: the server's threads are waiting in it."""

@@ -25,7 +25,6 @@ SETTINGS: Mapping[str, Setting] = {
     "tcp_read_chunk_size": 0,
     "bdp_probe": True,
     "minimal_stack": False,
-    "chunk": 0,
 }
 """HTTP/2 and TCP settings, in bytes (0 leaves gRPC's own)."""
 
@@ -64,8 +63,6 @@ class Server:
         self._theta: Array = np.zeros(job.elements, np.float32)
         self._sgd = load_sgd()
         self._lock = threading.Lock()
-        self._cut = job.settings.get("cut", False)
-        self._chunk = int(job.settings["chunk"]) // 4
         self._server = grpc.server(
             ThreadPoolExecutor(job.workers), options=_options(job.settings)
         )
@@ -89,31 +86,6 @@ class Server:
         return self._theta.tobytes()
 
     def _stream(self, pushes: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        if chunk := self._chunk:
-            parts = [self._theta[i : i + chunk] for i in range(0, self._theta.size, chunk)]
-            if not self._cut:
-                while True:
-                    fs = []
-                    for p in parts:
-                        try:
-                            fs.append(next(pushes))
-                        except StopIteration:
-                            return
-                    with self._lock:
-                        for p, f in zip(parts, fs):
-                            self._sgd(p, np.frombuffer(f, np.float32))
-                    fs.clear(); del f
-                    for p in parts:
-                        yield p.tobytes()
-            while True:
-                for p in parts:
-                    try:
-                        pushed = next(pushes)
-                    except StopIteration:
-                        return
-                    with self._lock:
-                        self._sgd(p, np.frombuffer(pushed, np.float32))
-                    yield p.tobytes()
         for pushed in pushes:
             yield self._unary(pushed, context)
 
@@ -141,19 +113,6 @@ class Worker:
             self._call = self._stream
         else:
             self._call = self._channel.unary_unary(_PATH)
-
-        chunk = int(job.settings["chunk"]) // 4
-        if chunk:
-            r = range(0, job.elements, chunk)
-            self._o = [self._gradient[i : i + chunk] for i in r]
-            self._i = [self.params[i : i + chunk] for i in r]
-            self.cycle = self.cyclec
-
-    def cyclec(self):
-        for o in self._o:
-            self._pushes.put(o.tobytes())
-        for i in self._i:
-            np.copyto(i, np.frombuffer(next(self._replies), np.float32))
 
     def _stream(self, message: bytes) -> Any:
         self._pushes.put(message)

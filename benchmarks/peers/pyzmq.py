@@ -21,7 +21,6 @@ SETTINGS: Mapping[str, Setting] = {
     "io_threads": 1,
     "sndbuf": 1 << 20,
     "rcvbuf": 0,
-    "chunk": 0,
 }
 """``copy_below`` and the socket buffers are bytes; a buffer of 0 is left to the kernel."""
 
@@ -65,34 +64,6 @@ class Server:
 
         socket, theta, sgd = self._socket, self._theta, self._sgd
         copy = self._job.nbytes < int(self._job.settings["copy_below"])
-        chunk = int(self._job.settings["chunk"]) // 4
-        if chunk:
-            parts = [theta[i : i + chunk] for i in range(0, theta.size, chunk)]
-            turn: dict[bytes, int] = {}
-            if not self._job.settings.get("cut", False):
-                got = {}
-                while True:
-                    worker = socket.recv()
-                    fs = got.setdefault(worker, [])
-                    fs.append(socket.recv(copy=copy))
-                    if len(fs) == len(parts):
-                        for part, frame in zip(parts, fs):
-                            sgd(part, np.frombuffer(frame if copy else frame.buffer, np.float32))
-                        fs.clear()
-                        del frame
-                        for part in parts:
-                            socket.send(worker, zmq.SNDMORE)
-                            socket.send(part, copy=copy)
-            while True:
-                worker = socket.recv()
-                frame = socket.recv(copy=copy)
-                i = turn.get(worker, 0)
-                part = parts[i]
-                turn[worker] = (i + 1) % len(parts)
-                sgd(part, np.frombuffer(frame if copy else frame.buffer, np.float32))
-                del frame
-                socket.send(worker, zmq.SNDMORE)
-                socket.send(part, copy=copy)
         while True:
             worker = socket.recv()
             frame = socket.recv(copy=copy)
@@ -120,19 +91,6 @@ class Worker:
         self._copy = job.nbytes < int(job.settings["copy_below"])
         self._socket = _open(zmq.DEALER, job.settings)
         self._socket.connect(address)
-        chunk = int(job.settings["chunk"]) // 4
-        if chunk:
-            r = range(0, job.elements, chunk)
-            self._o = [self._gradient[i : i + chunk] for i in r]
-            self._i = [self.params[i : i + chunk] for i in r]
-            self.cycle = self.cyclec
-
-    def cyclec(self):
-        s = self._socket
-        for o in self._o:
-            s.send(o, copy=self._copy)
-        for i in self._i:
-            s.recv_into(i)
 
     def cycle(self) -> None:
         """Send the gradient as one frame, receive the parameters into place."""

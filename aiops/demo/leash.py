@@ -1,0 +1,43 @@
+"""Children that end when their parent does: ``python -m aiops.demo.leash MODULE ARGUMENTS...``.
+
+A process that is killed outright cannot end its children. So the child holds the reading end of a
+pipe whose writing end only the parent has: its own standard input. However the parent ends, the
+system closes the pipe, and the child, which watches for that, ends too.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import threading
+
+
+class Leash:
+    """Watch standard input from a thread: its first line is the word to go, its end is our end."""
+
+    def __init__(self) -> None:
+        self._word = threading.Event()
+        thread = threading.Thread(target=self._watch, name="aiops-leash", daemon=True)
+        thread.start()
+
+    def wait_for_word(self, seconds: float) -> bool:
+        """Return whether the parent said a line within so many seconds."""
+        return self._word.wait(seconds)
+
+    def _watch(self) -> None:
+        # os.read, since a thread blocked in sys.stdin would hold its lock when the process ends.
+        while os.read(0, 64):
+            self._word.set()
+        os._exit(1)
+
+
+def main() -> None:
+    """Run a module as ``python -m`` does, on a leash."""
+    del sys.argv[0]
+    Leash()
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

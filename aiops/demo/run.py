@@ -1,0 +1,216 @@
+"""The course of a demo: start everybody, say go, watch, test, end everybody."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from typing import Any, Protocol
+
+import numpy as np
+
+from aiops.client.aio import AsyncClient
+from aiops.client.params import Params
+from aiops.demo.children import Child, DemoFailed, Family
+from aiops.demo.record import Crewman, Record
+from aiops.demo.worker import Progress, Task
+from aiops.workloads import MLP, Dataset
+
+START_DEADLINE = 60.0
+"""Seconds the server has to listen."""
+READY_DEADLINE = 120.0
+"""Seconds the workers have to load their data and connect."""
+STALL_DEADLINE = 60.0
+"""Seconds within which some worker must report progress (the first updates compile the kernels)."""
+LOOK_DEADLINE = 20.0
+"""Seconds the server has to answer the observer."""
+
+_FRAME = 0.1  # seconds between two frames of the display
+_ONE_CORE = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+
+
+class Display(Protocol):
+    """Whoever shows a record to people."""
+
+    def show(self, record: Record) -> None:
+        """Show how things stand; called several times per second."""
+
+
+async def run(record: Record, data: Dataset, display: Display) -> None:
+    """Run a demo from beginning to end; ``record`` holds what happened, also after an error.
+
+    Parameters
+    ----------
+    record
+        A fresh one.
+    data
+        The data set of its settings, flat: workers load their own, this one is for testing.
+
+    Raises
+    ------
+    DemoFailed
+        When a process fails or a deadline passes.
+    Interrupted
+        On SIGINT or SIGTERM.
+    """
+    loop = asyncio.get_running_loop()
+    async with Family() as family:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, family.interrupt, number)
+        painter = asyncio.create_task(_paint(record, display))
+        try:
+            await _Demo(record, data, family).run()
+        finally:
+            painter.cancel()
+            await family.end()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+            display.show(record)
+
+
+async def _paint(record: Record, display: Display) -> None:
+    while True:
+        display.show(record)
+        await asyncio.sleep(_FRAME)
+
+
+class _Demo:
+    """One run's course; every step waits through `Family.within`."""
+
+    def __init__(self, record: Record, data: Dataset, family: Family) -> None:
+        self._record, self._data, self._family = record, data, family
+        settings = record.settings
+        self._model = MLP((data.features, settings.hidden, data.classes))
+        self._params: Params | None = None
+        self._began = 0.0
+        self._heard = asyncio.Event()  # a worker said something, or ended
+
+    async def run(self) -> None:
+        record, within = self._record, self._family.within
+        record.phase = "starting the server"
+        record.url = await within(START_DEADLINE, "starting the server", self._start_server())
+        record.phase = "starting the workers"
+        children = [await self._start_worker(worker) for worker in record.workers]
+        await within(READY_DEADLINE, "starting the workers", self._all_ready())
+        observer = AsyncClient(record.url, name="demo", timeout=LOOK_DEADLINE)
+        try:
+            await within(LOOK_DEADLINE, "connecting to the server", observer.connect())
+            await self._look(observer)
+            record.phase = "training"
+            self._began = time.monotonic()
+            for child in children:
+                child.say_the_word()
+            watching = asyncio.create_task(self._watch(observer))
+            try:
+                await self._train(watching)
+            finally:
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+            record.phase = "testing"
+            await self._look(observer)
+            record.phase = "done"
+        finally:
+            await observer.close()
+
+    # ------------------------------------------------------------ the children
+
+    async def _start_server(self) -> str:
+        said: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        def on_line(line: str) -> None:
+            if not said.done():
+                said.set_result(line.strip())
+
+        flags = self._record.settings.server_flags()
+        await self._family.start("the server", "aiops.server", flags, on_line, lasting=True)
+        return await said
+
+    async def _start_worker(self, worker: Crewman) -> Child:
+        settings = self._record.settings
+        task = Task(
+            url=self._record.url,
+            index=self._record.workers.index(worker),
+            workers=settings.workers,
+            dataset=settings.dataset,
+            hidden=settings.hidden,
+            steps=worker.share,
+            batch_size=settings.batch_size,
+            seed=settings.seed,
+        )
+
+        def on_line(line: str) -> None:
+            said = json.loads(line)
+            if "ready" in said:
+                worker.ready = True
+            else:
+                worker.progress = Progress(**said)
+            self._heard.set()
+
+        return await self._family.start(
+            worker.name, "aiops.demo.worker", task.flags(), on_line, environment=_ONE_CORE
+        )
+
+    async def _all_ready(self) -> None:
+        while not all(worker.ready for worker in self._record.workers):
+            self._heard.clear()
+            await self._heard.wait()
+
+    # ------------------------------------------------------------ training
+
+    async def _train(self, watching: asyncio.Task[None]) -> None:
+        """Wait until every worker is done; the server may never fall silent meanwhile."""
+        record, family = self._record, self._family
+        enders = [asyncio.create_task(self._ended(child)) for child in family.children[1:]]
+        try:
+            while not all(worker.ended for worker in record.workers):
+                self._heard.clear()
+                await family.within(STALL_DEADLINE, "the next step of any worker", self._news())
+                if watching.done():
+                    watching.result()
+        finally:
+            record.seconds = time.monotonic() - self._began
+            for ender in enders:
+                ender.cancel()
+
+    async def _ended(self, child: Child) -> None:
+        await child.ended.wait()
+        for worker in self._record.workers:
+            worker.ended = worker.ended or worker.name == child.name
+        self._heard.set()
+
+    async def _news(self) -> None:
+        await self._heard.wait()
+
+    # ------------------------------------------------------------ the observer
+
+    async def _watch(self, observer: AsyncClient) -> None:
+        """Look now and then: often at first, when most is learnt, then twice per second."""
+        while True:
+            await asyncio.sleep(min(0.5, 0.1 + (time.monotonic() - self._began) / 10))
+            await self._look(observer)
+
+    async def _look(self, observer: AsyncClient) -> None:
+        """Fetch statistics and parameters, and test these."""
+        seconds = time.monotonic() - self._began if self._began else 0.0
+        try:
+            async with asyncio.timeout(LOOK_DEADLINE):
+                report, self._params = await asyncio.gather(
+                    observer.stats(), observer.fetch(self._params)
+                )
+        except TimeoutError:
+            raise DemoFailed(f"the server did not answer within {LOOK_DEADLINE:g} s") from None
+        loss, accuracy = await asyncio.to_thread(self._test, self._params)
+        self._record.note(report, seconds, loss, accuracy)
+        self._record.seconds = seconds
+
+    def _test(self, params: Params) -> tuple[float, float]:
+        """Return the loss and the accuracy on the test set, of one pass."""
+        x, y = self._data.test_x, self._data.test_y
+        scores = self._model.logits(params, x).astype(np.float64)
+        right: Any = scores.argmax(axis=1) == y
+        with np.errstate(over="ignore", invalid="ignore"):
+            scores -= scores.max(axis=1, keepdims=True)
+            normal = np.log(np.exp(scores).sum(axis=1))
+            loss = normal - scores[np.arange(len(y)), y]
+        return float(loss.mean()), float(right.mean())

@@ -1,0 +1,73 @@
+"""Figures as people read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+_SCALES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def nbytes(count: float) -> str:
+    """Return a number of bytes with a unit (powers of ten).
+
+    >>> [nbytes(n) for n in (0, 999, 1000, 12_345_678)]
+    ['0 B', '999 B', '1.0 kB', '12.3 MB']
+    """
+    for scale, unit in _SCALES:
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def seconds(value: float) -> str:
+    """Return a duration.
+
+    >>> [seconds(s) for s in (0.000123, 0.25, 12.34, 75, 7260)]
+    ['0.12 ms', '250 ms', '12.3 s', '1 min 15 s', '2 h 1 min']
+    """
+    if value < 1:
+        return f"{value * 1e3:.2f} ms" if value < 0.01 else f"{value * 1e3:.0f} ms"
+    if value < 60:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def percent(share: float) -> str:
+    """Return a share of 1 as a percentage.
+
+    >>> percent(0.9731)
+    '97.3%'
+    """
+    return f"{share:.1%}"
+
+
+def optional(value: float | None, form: str) -> str:
+    """Format a figure that may be missing.
+
+    >>> optional(0.01234, ".3g"), optional(None, ".3g")
+    ('0.0123', '–')
+    """
+    return "–" if value is None else format(value, form)
+
+
+def sparkline(values: Sequence[float], width: int = 32) -> str:
+    """Draw figures as a line of small bars, the last ``width`` of them; what is no number is a gap.
+
+    >>> sparkline([3, 2, 1, 0])
+    '█▆▃▁'
+    """
+    shown = list(values)[-width:]
+    finite = [value for value in shown if math.isfinite(value)]
+    if not finite:
+        return ""
+    low, span = min(finite), max(finite) - min(finite) or 1.0
+    steps = [
+        int((value - low) / span * (len(_BARS) - 1) + 0.5) if math.isfinite(value) else -1
+        for value in shown
+    ]
+    return "".join(_BARS[step] if step >= 0 else " " for step in steps)

@@ -1,0 +1,1 @@
+"""Suites that every algorithm, kernel backend and client passes."""

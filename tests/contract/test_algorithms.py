@@ -1,0 +1,272 @@
+"""What every algorithm must hold, whatever it is."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiops.algorithms import BUILT_IN, find
+from aiops.errors import UsageError
+from aiops.layout import Array, dtype_named
+from aiops.messages import Error
+from tests.inline import Inline
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in BUILT_IN},
+    "hardsync-reject": ("hardsync", {"admission": "reject"}),
+    "softsync-2": ("softsync", {"n": 2}),
+    "softsync-4": ("softsync", {"n": 4}),
+    **{
+        f"sasgd-{kind}": ("sasgd", {"modulate": kind})
+        for kind in (
+            "none",
+            "inverse-plus-one",
+            "exponential",
+            "polynomial",
+            "hinge",
+            "delay-adaptive",
+        )
+    },
+}
+BACKENDS = ("numpy", "numba")
+WORKERS = 4
+
+
+@pytest.fixture(params=sorted(CASES))
+def case(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    return CASES[request.param]
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def started(
+    case: tuple[str, dict[str, Any]], arrays: dict[str, Array], backend: str = "auto", **more: Any
+) -> Inline:
+    name, settings = case
+    inline = Inline(name, {**settings, **more}, workers=WORKERS, backend=backend)
+    inline.define(arrays)
+    for peer in range(1, WORKERS + 1):
+        inline.join(peer)
+    return inline
+
+
+def train(inline: Inline, steps: int, gradient: Any, seed: int = 0) -> None:
+    """Let workers push in a random order, each at the parameters it last saw."""
+    rng = np.random.default_rng(seed)
+    seen = {peer: (inline.params(), inline.version) for peer in range(1, WORKERS + 1)}
+    waiting = {peer for peer in seen if not answered(inline, peer)}
+    for _ in range(steps):
+        free = sorted(set(seen) - waiting)
+        peer = int(rng.choice(free))
+        params, version = seen[peer]
+        answer = inline.push(peer, gradient(params, rng), version)
+        waiting.add(peer)
+        if isinstance(answer, Error):
+            assert answer.code == "stale"
+        for other in sorted(waiting):
+            if answered(inline, other):
+                waiting.discard(other)
+                seen[other] = (inline.params(), inline.version)
+        inline.release()
+
+
+def answered(inline: Inline, peer: int) -> bool:
+    return len(inline.acks(peer)) + len(inline.errors(peer)) == inline.seqs.get(peer, 0)
+
+
+def quadratic(params: dict[str, Array], rng: np.random.Generator) -> dict[str, Array]:
+    return {
+        name: (w.astype(np.float64) - 1 + rng.normal(size=w.shape) * 0.1).astype(w.dtype)
+        for name, w in params.items()
+    }
+
+
+def test_converges_on_a_quadratic(case: tuple[str, dict[str, Any]], backend: str) -> None:
+    inline = started(case, {"w": np.full(50, 4, np.float32)}, backend)
+    train(inline, 3000, quadratic)
+    assert float(np.abs(inline.params()["w"] - 1).max()) < 0.5
+    assert inline.engine.intake.pool.out == 0
+
+
+def test_converges_on_logistic_regression(case: tuple[str, dict[str, Any]]) -> None:
+    rng = np.random.default_rng(1)
+    truth = rng.normal(size=5)
+    x = rng.normal(size=(400, 5))
+    y = (x @ truth > 0).astype(np.float64)
+
+    def gradient(params: dict[str, Array], rng: np.random.Generator) -> dict[str, Array]:
+        rows = rng.integers(0, 400, 16)
+        p = 1 / (1 + np.exp(-(x[rows] @ params["w"] + params["b"])))
+        error = p - y[rows]
+        return {"w": x[rows].T @ error / 16, "b": np.array([error.mean()])}
+
+    inline = started(case, {"w": np.zeros(5), "b": np.zeros(1)})
+    train(inline, 1500, gradient)
+    params = inline.params()
+    assert float((((x @ params["w"] + params["b"]) > 0) == y).mean()) > 0.93
+
+
+def test_backends_agree_to_the_bit(case: tuple[str, dict[str, Any]]) -> None:
+    arrays = {"a": np.full((7, 9), 2, np.float32), "b": np.full(5, -1, np.float32)}
+    results = []
+    for backend in BACKENDS:
+        inline = started(case, arrays, backend)
+        train(inline, 200, quadratic)
+        results.append((inline.version, inline.engine.store.vbar(), inline.params()))  # type: ignore[union-attr]
+    (version, vbar, params), (other_version, other_vbar, other_params) = results
+    assert (version, vbar) == (other_version, other_vbar)
+    for name in arrays:
+        assert params[name].tobytes() == other_params[name].tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_keeps_dtypes(case: tuple[str, dict[str, Any]], dtype: str) -> None:
+    inline = started(case, {"w": np.full(6, 3, dtype_named(dtype))})
+    train(inline, 60, quadratic)
+    assert inline.params()["w"].dtype == dtype_named(dtype)
+    assert inline.version > 0
+    assert float(inline.params()["w"].astype(np.float64).mean()) < 3
+
+
+def test_every_use_of_a_gradient_is_counted(case: tuple[str, dict[str, Any]]) -> None:
+    inline = started(case, {"w": np.zeros(3, np.float32)})
+    train(inline, 100, quadratic)
+    used = sum(inline.engine.staleness.values())
+    refused = sum(inline.engine.refused.values())
+    assert used + refused == 100
+    assert sum(member.pushes for member in inline.engine.crew) <= used
+
+
+def test_a_worker_may_leave_and_another_join(case: tuple[str, dict[str, Any]]) -> None:
+    inline = started(case, {"w": np.full(4, 3, np.float32)})
+    train(inline, 41, quadratic)
+    inline.leave(2)
+    inline.join(2, client="another")
+    inline.seqs[2] = 0
+    inline.said[2].clear()
+    before = inline.version
+    train(inline, 200, quadratic, seed=1)
+    assert inline.version > before + 20
+
+
+def test_the_rest_go_on_when_workers_leave(case: tuple[str, dict[str, Any]]) -> None:
+    """Nobody waits for ever: with three of four gone, the one left still gets its answers."""
+    inline = started(case, {"w": np.full(4, 3, np.float32)})
+    for peer in (2, 3, 4):
+        inline.push(peer, {"w": np.ones(4, np.float32)}, inline.version)
+    for peer in (2, 3, 4):
+        inline.leave(peer)
+    for step in range(1, 6):
+        inline.push(1, {"w": np.ones(4, np.float32)})
+        assert len(inline.acks(1)) == step
+
+
+def test_same_events_same_bits(case: tuple[str, dict[str, Any]]) -> None:
+    digests = set()
+    for _ in range(2):
+        inline = started(case, {"w": np.full(33, 2, np.float32)})
+        train(inline, 150, quadratic, seed=5)
+        digests.add((inline.version, inline.params()["w"].tobytes()))
+    assert len(digests) == 1
+
+
+def test_settings_survive_the_wire(case: tuple[str, dict[str, Any]]) -> None:
+    name, settings = case
+    algorithm = find(name).make(settings)
+    assert find(name).make(algorithm.settings()) == algorithm
+    as_text = {key: str(value) for key, value in algorithm.settings().items()}
+    assert find(name).make(as_text) == algorithm
+
+
+@pytest.mark.parametrize("name", sorted(BUILT_IN))
+def test_bad_settings_are_refused(name: str) -> None:
+    algorithm = find(name)
+    for settings, words in (
+        ({"lr": 0}, "lr must be a positive"),
+        ({"lr": "nan"}, "lr must be"),
+        ({"lr": "fast"}, "lr must be a float"),
+        ({"lrr": 1}, "did you mean 'lr'"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            algorithm.make(settings)
+
+
+@pytest.mark.parametrize("name", sorted(BUILT_IN))
+def test_its_page(name: str) -> None:
+    """Equations, settings, source and an example that runs."""
+    algorithm = find(name)
+    page = algorithm.__doc__ or ""
+    for heading in ("Settings", "Source", "Example", "math::"):
+        assert heading in page
+    for setting in algorithm().settings():
+        assert setting in page
+    module = importlib.import_module(algorithm.__module__)
+    assert doctest.testmod(module).failed == 0
+    assert algorithm.summary().endswith(".")
+
+
+class TestExactness:
+    def test_hardsync_equals_sgd_on_the_whole_batch(self) -> None:
+        """λ workers with batch µ are SGD with batch λµ."""
+        rng = np.random.default_rng(0)
+        x, w = rng.normal(size=(40, WORKERS * 8, 5)), np.zeros(5)
+        y = x @ np.arange(5.0)
+        inline = started(("hardsync", {"lr": 0.05}), {"w": w})
+        for batch, target in zip(x, y, strict=True):
+            w = w - 0.05 * batch.T @ (batch @ w - target) / len(batch)
+            now = inline.params()["w"]
+            for peer in range(WORKERS):
+                rows = slice(8 * peer, 8 * peer + 8)
+                gradient = batch[rows].T @ (batch[rows] @ now - target[rows]) / 8
+                inline.push(peer + 1, {"w": gradient})
+        np.testing.assert_allclose(inline.params()["w"], w, rtol=1e-12)
+
+    def test_softsync_with_one_group_equals_hardsync_in_turns(self) -> None:
+        results = []
+        cases = (("softsync", {"n": 1, "modulate": "none", "lr": 0.1}), ("hardsync", {"lr": 0.1}))
+        for case in cases:
+            inline = started(case, {"w": np.full(9, 5, np.float32)})
+            rng = np.random.default_rng(3)
+            for _ in range(30):
+                now, version = inline.params(), inline.version
+                for peer in range(1, WORKERS + 1):
+                    inline.push(peer, quadratic(now, rng), version)
+            results.append(inline.params()["w"].tobytes())
+        assert results[0] == results[1]
+
+    def test_softsync_with_n_workers_equals_sasgd(self) -> None:
+        results = []
+        for case in (("softsync", {"n": WORKERS, "lr": 0.1}), ("sasgd", {"lr": 0.1})):
+            inline = started(case, {"w": np.full(9, 5, np.float32)})
+            train(inline, 100, quadratic, seed=2)
+            results.append(inline.params()["w"].tobytes())
+        assert results[0] == results[1]
+
+    def test_asgd_with_one_worker_equals_sgd(self) -> None:
+        inline = started(("asgd", {"lr": 0.1}), {"w": np.full(4, 2.0)})
+        w = np.full(4, 2.0)
+        for _ in range(20):
+            w = w - 0.1 * (w - 1)
+            inline.push(1, {"w": inline.params()["w"] - 1})
+        np.testing.assert_array_equal(inline.params()["w"], w)
+
+    def test_fasgd_follows_its_equations(self) -> None:
+        rng = np.random.default_rng(0)
+        inline = started(("fasgd", {}), {"w": np.zeros(6)})
+        w, n, b, v = np.zeros(6), np.zeros(6), np.zeros(6), np.ones(6)
+        for step in range(50):
+            g, base = rng.normal(size=6), max(0, step - step % 4)
+            n, b = 0.95 * n + 0.05 * g**2, 0.95 * b + 0.05 * g
+            v = 0.9 * v + 0.1 * np.sqrt(np.maximum(n - b**2, 0) + 1e-4)
+            w = w - 0.005 / (v * max(step - base, 1)) * g
+            inline.push(1, {"w": g}, base)
+        np.testing.assert_allclose(inline.params()["w"], w, rtol=1e-12)
+        assert inline.engine.store is not None
+        assert inline.engine.store.vbar() == pytest.approx(v.mean(), rel=1e-6)

@@ -1,0 +1,116 @@
+"""Rules for the tests, and how two backends' results are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from aiops.kernels import FIRST, FOLD, Kernel, Rule, Spans
+from aiops.kernels import vocabulary as words
+from aiops.kernels.vocabulary import Array, Scalar, abs, maximum, minimum, sign, sqrt, where
+
+
+def sgd(w: Array, g: Array, step: Scalar) -> tuple[Array, ...]:
+    return (w - step * g,)
+
+
+def fasgd(
+    w: Array,
+    g: Array,
+    n: Array,
+    b: Array,
+    v: Array,
+    step: Scalar,
+    gamma: Scalar,
+    one_minus_gamma: Scalar,
+    beta: Scalar,
+    one_minus_beta: Scalar,
+    eps: Scalar,
+) -> tuple[Array, ...]:
+    """Equations 4 to 8."""
+    n = gamma * n + one_minus_gamma * (g * g)
+    b = gamma * b + one_minus_gamma * g
+    v = beta * v + one_minus_beta * sqrt(maximum(n - b * b, 0.0) + eps)
+    return w - step / v * g, n, b, v
+
+
+def every_word(
+    w: Array, g: Array, m: Array, k: Array, step: Scalar, decay: Scalar
+) -> tuple[Array, ...]:
+    """Nothing to train with: each word and operator, literals, locals, a reassigned step."""
+    half = 1 / 2
+    step = step * half
+    clipped = minimum(maximum(g, -1.5), 1.0 + half)
+    calm = words.absolute(m) <= abs(clipped) * 3
+    m = where(calm, decay * m + (1.0 - decay) * clipped, -m)
+    k = where(m != 0, where(k > m, k - m, k / m), where(k >= 2.0, m, -0.0))
+    k = where(g == w, k, where(w < g, minimum(k, w), maximum(w, k)))
+    return w - step * sign(m) * sqrt(abs(k)) / 1e-3, m, k
+
+
+def swap(w: Array, g: Array, a: Array, b: Array, step: Scalar) -> tuple[Array, ...]:
+    """Hands arrays on as each other's new values."""
+    return step * g, b, w
+
+
+def literal(w: Array, g: Array, m: Array, step: Scalar, gamma: Scalar) -> tuple[Array, ...]:
+    """A literal beside a constant, which NumPy works out in the compute dtype."""
+    m = gamma * m + (1.0 - gamma) * g
+    return w - 0.1 * step * m, m
+
+
+SGD = Rule(sgd)
+FASGD = Rule(
+    fasgd,
+    {"n": 0.0, "b": 0.0, "v": 1.0},
+    {"gamma": 0.95, "one_minus_gamma": 0.05, "beta": 0.9, "one_minus_beta": 0.1, "eps": 1e-4},
+    statistic="v",
+)
+EVERY_WORD = Rule(every_word, {"m": 0.0, "k": 0.25}, {"decay": 0.7}, statistic="m")
+SWAP = Rule(swap, {"a": 1.0, "b": 2.0})
+LITERAL = Rule(literal, {"m": 0.0}, {"gamma": 0.9})
+
+ALL = {
+    "sgd": SGD,
+    "fasgd": FASGD,
+    "every_word": EVERY_WORD,
+    "swap": SWAP,
+    "literal": LITERAL,
+    "fold": FOLD,
+    "first": FIRST,
+}
+
+
+def bits(array: Array) -> bytes:
+    """The bytes of an array in which every NaN has become the same NaN."""
+    plain = array.copy()
+    plain[np.isnan(plain)] = np.nan
+    return plain.tobytes()
+
+
+def spans_over(random: np.random.Generator, size: int) -> tuple[Spans, int]:
+    """Some tensors with gaps between them, their gradients in another order; the grad's size."""
+    cuts = np.sort(random.choice(size + 1, size=min(8, size + 1) // 2 * 2, replace=False))
+    lo, hi = cuts[0::2], cuts[1::2]
+    order = random.permutation(len(lo))
+    src = np.empty_like(lo)
+    at = 1
+    for row in order:
+        src[row] = at
+        at += hi[row] - lo[row] + int(random.integers(0, 3))
+    return Spans(lo, hi, src, random.uniform(0.001, 2.0, len(lo))), at
+
+
+def outcome(
+    kernel: Kernel,
+    spans: Spans,
+    factor: float,
+    arrays: Sequence[Array],
+    *,
+    in_place: bool,
+) -> list[bytes]:
+    """Run a kernel on copies of (base, grad, target, *state); return what it left, as bits."""
+    base, grad, target, *state = (array.copy() for array in arrays)
+    sums = kernel(spans, factor, base, grad, base if in_place else target, state)
+    return [bits(array) for array in (base, grad, target, *state)] + [sums.tobytes()]

@@ -1,0 +1,62 @@
+"""The words: NumPy's results, and the signs of zero that NumPy leaves open."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+
+import numpy as np
+import pytest
+
+from aiops.kernels import jit_cpu, vocabulary
+
+AWKWARD = [0.0, -0.0, 1.0, -1.0, 2.5, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 3e38]
+PAIRS = np.array([(x, y) for x in AWKWARD for y in AWKWARD], np.float32)
+
+
+@pytest.mark.parametrize("word", ["maximum", "minimum"])
+def test_extrema_are_numpys_with_positive_zeros(word: str) -> None:
+    x, y = PAIRS.T
+    found = getattr(vocabulary, word)(x, y)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, getattr(np, word)(x, y))
+    assert not np.signbit(found[found == 0]).any()
+    assert not np.signbit(getattr(vocabulary, word)(np.float32(-0.0), -0.0))
+
+
+@pytest.mark.parametrize("word", ["maximum", "minimum", "sign", "sqrt", "absolute"])
+def test_compiled_words_equal_numpys_on_scalars(word: str) -> None:
+    compiled, plain = getattr(jit_cpu, word), getattr(vocabulary, word)
+    arguments = PAIRS if word in ("maximum", "minimum") else PAIRS[:: len(AWKWARD), :1]
+    with np.errstate(invalid="ignore"):
+        for row in arguments:
+            expected, found = np.float32(plain(*row)), np.float32(compiled(*row))
+            np.testing.assert_equal(found, expected)
+            if not np.isnan(expected):
+                assert np.signbit(found) == np.signbit(expected)
+
+
+def test_a_literal_beside_an_array_does_not_widen_it() -> None:
+    x = np.ones(3, np.float32)
+    for result in (
+        vocabulary.maximum(x, 0.1),
+        vocabulary.minimum(0.1, x),
+        vocabulary.where(x > 0, x, 0.1),
+        vocabulary.sqrt(np.float32(2)),
+        vocabulary.where(np.float32(1) > 0, np.float32(1), 0.1),
+    ):
+        assert result.dtype == np.float32
+
+
+def test_words_are_known_by_identity() -> None:
+    assert vocabulary.word(vocabulary.abs) == vocabulary.word(abs) == "absolute"
+    assert vocabulary.word(np.sqrt) is None
+    assert vocabulary.word(None) is None
+    assert vocabulary.word([]) is None
+
+
+@pytest.mark.parametrize("module", ["aiops.kernels", "aiops.kernels.rule"])
+def test_the_examples_in_the_docstrings_run(module: str) -> None:
+    failed, run = doctest.testmod(importlib.import_module(module))
+    assert run
+    assert not failed

@@ -1,0 +1,385 @@
+"""The engine: who is answered what, and when."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from aiops import messages
+from aiops.errors import ConflictError
+from aiops.layout import Array
+from aiops.messages import Ack, Error, Fetch, Model, Params, Report, Welcome
+from tests.inline import Inline
+
+W = {"w": np.zeros(3, np.float32)}
+G = {"w": np.ones(3, np.float32)}
+
+
+def running(policy: str, workers: int = 2, hold: bool = False, **settings: object) -> Inline:
+    needs = policy in ("hardsync", "softsync")
+    inline = Inline(policy, settings, hold=hold, workers=workers if needs else None)
+    inline.define(W)
+    for peer in range(1, workers + 1):
+        inline.join(peer)
+    return inline
+
+
+class TestModel:
+    def test_welcome_says_what_to_do(self) -> None:
+        inline = running("hardsync", admission="reject")
+        welcome = inline.said[1][0]
+        assert isinstance(welcome, Welcome)
+        assert welcome.policy == "hardsync"
+        assert welcome.plan["recompute"] is True
+        assert welcome.settings["admission"] == "reject"
+        assert welcome.model == (("w", "float32", (3,), 0),)
+
+    def test_the_first_offer_defines_and_later_ones_are_compared(self) -> None:
+        inline = Inline("asgd")
+        for peer in (1, 2, 3):
+            inline.join(peer)
+        define = messages.Define(
+            9, (("w", "float32", (3,)),), (messages.Part(0, 12, "raw", 12, 0),)
+        )
+        first = inline.receive(1, define, np.arange(3, dtype=np.float32).tobytes())
+        second = inline.receive(2, define, np.zeros(3, np.float32).tobytes())
+        assert isinstance(first, Model)
+        assert first.created
+        assert isinstance(second, Model)
+        assert not second.created
+        np.testing.assert_array_equal(inline.params()["w"], [0, 1, 2])
+        other = messages.Define(9, (("w", "float32", (4,)),), (messages.Part(0, 16, "raw", 16, 0),))
+        refused = inline.receive(3, other, bytes(16))
+        assert isinstance(refused, Error)
+        assert "its 'w' has shape (3,), not (4,)" in refused.text
+
+    def test_a_model_with_bad_values_is_refused_and_another_may_come(self) -> None:
+        inline = Inline("asgd")
+        inline.join(1)
+        define = messages.Define(
+            9, (("w", "float32", (3,)),), (messages.Part(0, 12, "raw", 12, 0),)
+        )
+        refused = inline.receive(1, define, np.array([0, np.nan, 0], np.float32).tobytes())
+        assert isinstance(refused, Error)
+        assert "'w' holds nan at [1]" in refused.text
+        assert isinstance(inline.receive(1, define, bytes(12)), Model)
+
+    def test_nothing_works_before_the_model(self) -> None:
+        inline = Inline("asgd")
+        inline.join(1)
+        for ask in (Fetch(1, -1), messages.Describe(2)):
+            answer = inline.receive(1, ask)
+            assert isinstance(answer, Error)
+            assert answer.code == "not-ready"
+
+    def test_observers_define_and_push_nothing(self) -> None:
+        inline = running("asgd")
+        inline.join(7, role="observer")
+        answer = inline.push(7, G)
+        assert isinstance(answer, Error)
+        assert "observer" in answer.text
+        assert inline.version == 0
+        offered = inline.receive(7, messages.Define(1, (("w", "float32", (3,)),), ()))
+        assert isinstance(offered, Error)
+
+
+class TestReading:
+    def test_an_unchanged_model_is_not_sent_again(self) -> None:
+        inline = running("asgd")
+        full, unchanged = inline.receive(1, Fetch(1, -1)), inline.receive(1, Fetch(2, 0))
+        assert isinstance(full, Params)
+        assert isinstance(unchanged, Params)
+        assert (len(full.parts), len(unchanged.parts)) == (1, 0)
+
+    def test_a_fetch_during_an_update_in_place_waits_for_it(self) -> None:
+        inline = running("asgd", hold=True)
+        inline.push(1, G)
+        assert inline.receive(2, Fetch(5, -1)) is None
+        inline.run_kernel()
+        answer = inline.said[2][-1]
+        assert isinstance(answer, Params)
+        assert answer.version == 1
+
+    def test_a_fetch_during_an_update_out_of_place_does_not_wait(self) -> None:
+        inline = running("asgd", hold=True)
+        inline.receive(2, Fetch(5, -1))  # its lease is still held
+        inline.push(1, G)
+        answer = inline.receive(2, Fetch(6, -1))
+        assert isinstance(answer, Params)
+        assert answer.version == 0
+        inline.run_kernel()
+        assert inline.version == 1
+
+    def test_a_reader_that_left_is_not_answered(self) -> None:
+        inline = running("asgd", hold=True)
+        inline.push(1, G)
+        inline.receive(2, Fetch(5, -1))
+        before = len(inline.said[2])
+        inline.leave(2)
+        inline.run_kernel()
+        assert len(inline.said[2]) == before
+
+    def test_an_exchange_brings_the_parameters(self) -> None:
+        inline = running("asgd", lr=1.0)
+        ack = inline.push(1, G, fetch=True)
+        assert isinstance(ack, Ack)
+        assert [part.version for part in ack.parts] == [1]
+
+
+class TestPushes:
+    def test_staleness_is_counted_per_push(self) -> None:
+        inline = running("asgd", workers=3)
+        for peer, version in ((1, 0), (2, 0), (3, 0), (1, 1)):
+            inline.push(peer, G, version)
+        assert [inline.acks(p)[-1].staleness for p in (1, 2, 3)] == [2, 1, 2]
+        assert inline.engine.staleness == {0: 1, 1: 1, 2: 2}
+        assert inline.engine.report()["mean_staleness"] == 1.25
+
+    def test_a_version_from_the_future_is_refused(self) -> None:
+        inline = running("asgd")
+        answer = inline.push(1, G, version=3)
+        assert isinstance(answer, Error)
+        assert "'w' was computed at version 3, but the server is at 0" in answer.text
+        assert inline.version == 0
+
+    @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e18])
+    def test_bad_values_are_refused_whole(self, value: float) -> None:
+        inline = running("fasgd")
+        inline.push(1, G)
+        before, state = inline.params(), [a.copy() for a in inline.engine.store.state[0]]  # type: ignore[union-attr]
+        answer = inline.push(1, {"w": np.array([1, value, 1], np.float32)})
+        assert isinstance(answer, Error)
+        assert answer.code == "bad-push"
+        assert "'w' holds" in answer.text
+        np.testing.assert_array_equal(inline.params()["w"], before["w"])
+        for now, then in zip(inline.engine.store.state[0], state, strict=True):  # type: ignore[union-attr]
+            np.testing.assert_array_equal(now, then)
+        assert inline.engine.intake.pool.out == 0
+
+    def test_updates_are_one_at_a_time_and_in_order(self) -> None:
+        inline = running("asgd", workers=3, hold=True)
+        for peer in (1, 2, 3):
+            inline.push(peer, G, 0)
+        assert [len(inline.acks(p)) for p in (1, 2, 3)] == [0, 0, 0]
+        for done in (1, 2, 3):
+            inline.run_kernel()
+            assert [len(inline.acks(p)) for p in (1, 2, 3)] == [int(p <= done) for p in (1, 2, 3)]
+        assert inline.outstanding is None
+
+    def test_every_receive_buffer_comes_back(self) -> None:
+        inline = running("softsync", workers=3, n=1)
+        for _ in range(7):
+            for peer in (1, 2, 3):
+                inline.push(peer, G)
+        assert inline.engine.intake.pool.out == 0
+        assert inline.engine.idle
+
+    def test_partial_pushes_age_only_what_they_touch(self) -> None:
+        inline = Inline("sasgd", {"lr": 1.0})
+        inline.define({"a": np.zeros(1, np.float32), "b": np.zeros(3, np.float32)})
+        inline.join(1)
+        inline.join(2)
+        one, three = np.ones(1, np.float32), np.ones(3, np.float32)
+        for _ in range(4):
+            inline.push(1, {"a": one})
+        inline.push(2, {"a": one, "b": three}, version=0)
+        ack = inline.acks(2)[-1]
+        assert (ack.staleness, ack.mean_staleness) == (4, 1.0)  # 4 on 4 bytes, 0 on 12
+        params = inline.params()
+        assert params["a"][0] == pytest.approx(-4.25)  # α/τ on its own staleness
+        np.testing.assert_array_equal(params["b"], -1)
+        assert inline.version == 5
+
+
+class TestExactlyOnce:
+    def test_a_push_repeated_after_its_answer_is_answered_from_memory(self) -> None:
+        inline = running("asgd", lr=1.0)
+        inline.push(1, G, seq=1)
+        inline.leave(1)
+        inline.join(11, client="client-1")
+        welcome = inline.said[11][0]
+        assert isinstance(welcome, Welcome)
+        assert welcome.last_seq == 1
+        again = inline.push(11, G, 0, seq=1, fetch=True)
+        assert isinstance(again, Ack)
+        assert again.staleness == 0
+        assert again.parts
+        assert inline.version == 1
+
+    def test_a_push_repeated_before_its_answer_is_answered_once_on_the_new_connection(self) -> None:
+        inline = running("asgd", hold=True)
+        inline.push(1, G, seq=1)
+        inline.leave(1)
+        inline.join(11, client="client-1")
+        assert inline.push(11, G, 0, seq=1) is None
+        inline.run_kernel()
+        assert inline.acks(1) == []
+        assert len(inline.acks(11)) == 1
+        assert inline.version == 1
+        assert inline.engine.intake.pool.out == 0
+
+    def test_a_refusal_is_remembered_too(self) -> None:
+        inline = running("asgd")
+        bad = {"w": np.full(3, np.nan, np.float32)}
+        inline.push(1, bad, seq=1)
+        again = inline.push(1, G, seq=1)
+        assert isinstance(again, Error)
+        assert inline.version == 0
+
+    def test_a_push_too_old_to_remember_is_not_applied(self) -> None:
+        inline = running("asgd")
+        for seq in range(1, 101):
+            inline.push(1, G, seq=seq)
+        answer = inline.push(1, G, seq=1)
+        assert isinstance(answer, Error)
+        assert "older than what the server remembers" in answer.text
+        assert inline.version == 100
+
+    def test_a_new_connection_of_a_client_replaces_its_old_one(self) -> None:
+        inline = running("asgd")
+        inline.join(11, client="client-1")
+        assert inline.dropped == [1]
+        assert len(inline.engine.crew.present()) == 2
+
+
+class TestBarrier:
+    def test_all_are_answered_when_the_last_has_pushed(self) -> None:
+        inline = running("hardsync", workers=3, lr=1.0)
+        for value, peer in ((1, 1), (2, 2)):
+            assert inline.push(peer, {"w": np.full(3, value, np.float32)}) is None
+        inline.push(3, {"w": np.full(3, 6, np.float32)})
+        assert [len(inline.acks(p)) for p in (1, 2, 3)] == [1, 1, 1]
+        np.testing.assert_array_equal(inline.params()["w"], -3)
+
+    @pytest.mark.parametrize("way", ["leave", "say goodbye"])
+    def test_a_worker_that_goes_is_not_waited_for(self, way: str) -> None:
+        inline = running("hardsync", workers=3)
+        inline.push(1, G)
+        inline.push(2, G)
+        if way == "leave":
+            inline.leave(3)
+        else:
+            inline.receive(3, messages.Leave(5))
+        assert len(inline.acks(1)) == len(inline.acks(2)) == 1
+        assert inline.version == 1
+
+    def test_a_worker_that_goes_while_the_last_gradient_is_being_added(self) -> None:
+        inline = running("hardsync", workers=2, hold=True, lr=1.0)
+        inline.push(1, G)
+        inline.leave(2)
+        inline.run_kernel()  # the sum
+        inline.run_kernel()  # the step
+        assert len(inline.acks(1)) == 1
+        np.testing.assert_array_equal(inline.params()["w"], -1)
+
+    def test_a_silent_worker_is_waited_for_until_the_deadline(self) -> None:
+        inline = running("hardsync", workers=2)
+        inline.push(1, G)
+        inline.wait(299)
+        assert inline.acks(1) == []
+        inline.wait(1.5)
+        assert len(inline.acks(1)) == 1
+        assert "'w2' has not pushed for 300 s" in inline.notes[0]
+        assert inline.push(2, G) is None  # it takes part again, and waits for the first
+        inline.push(1, G)
+        assert len(inline.acks(2)) == 1
+
+    def test_workers_that_never_came_are_waited_for_until_the_deadline(self) -> None:
+        inline = Inline("hardsync", workers=3, worker_deadline=10.0)
+        inline.define(W)
+        inline.join(1)
+        inline.join(2)
+        inline.push(1, G)
+        inline.push(2, G)
+        inline.wait(9)
+        assert inline.version == 0
+        inline.wait(1.5)
+        assert inline.version == 1
+        assert "1 of 3 workers have not come" in inline.notes[0]
+
+    def test_observers_are_not_waited_for(self) -> None:
+        inline = running("hardsync", workers=1)
+        inline.join(9, role="observer")
+        inline.push(1, G)
+        assert inline.version == 1
+
+    def test_a_late_worker_takes_part_from_its_first_round(self) -> None:
+        inline = running("hardsync", workers=2)
+        inline.push(1, G)
+        inline.join(3)
+        inline.push(2, G)
+        assert inline.version == 0
+        inline.push(3, G)
+        assert inline.version == 1
+
+    def test_a_second_gradient_in_a_round_is_refused(self) -> None:
+        inline = running("hardsync", workers=2)
+        inline.push(1, G)
+        answer = inline.push(1, G)
+        assert isinstance(answer, Error)
+        assert "one gradient per worker and round" in answer.text
+
+    def test_reject_wants_a_stale_gradient_again(self) -> None:
+        inline = running("hardsync", workers=2, admission="reject", lr=1.0)
+        inline.push(1, G, 0)
+        inline.push(1, G, 0)
+        refused = inline.push(2, G, 0, fetch=True)
+        assert isinstance(refused, Error)
+        assert refused.code == "stale"
+        assert refused.version == 1
+        assert [part.version for part in refused.parts] == [1]
+        assert inline.engine.report()["refused"] == {"stale": 1}
+        inline.push(2, G, 1)
+        inline.push(1, G, 1)
+        assert inline.version == 2
+
+    def test_stopping_answers_those_who_wait(self) -> None:
+        from aiops.events import Stopping
+
+        inline = running("hardsync", workers=2)
+        inline.push(1, G)
+        inline.post(Stopping(inline.now))
+        assert inline.errors(1)[-1].code == "unavailable"
+        answer = inline.push(2, G)
+        assert isinstance(answer, Error)
+        assert answer.code == "unavailable"
+
+
+def test_barriers_need_to_know_how_many() -> None:
+    with pytest.raises(ConflictError, match="--workers N"):
+        Inline("hardsync")
+    with pytest.raises(ConflictError, match="n = 5 groups cannot be made of 4 workers"):
+        Inline("softsync", {"n": 5}, workers=4)
+
+
+def test_statistics() -> None:
+    inline = running("fasgd")
+    inline.push(1, G)
+    report = inline.receive(2, messages.Stats(4))
+    assert isinstance(report, Report)
+    content = report.report
+    assert content["version"] == 1
+    assert content["staleness"] == {"0": 1}
+    assert 0 < content["vbar"] < 1
+    assert [w["pushes"] for w in content["workers"]] == [1, 0]
+    assert messages.decode(messages.encode(report)).id == 4
+
+
+def test_memory_of_departed_clients_is_bounded() -> None:
+    inline = Inline("asgd")
+    inline.define(W)
+    for peer in range(1, 5001):
+        inline.join(peer)
+        inline.leave(peer)
+    assert len(list(inline.engine.crew)) <= 4097
+
+
+def test_params_and_gradients_of_several_dtypes() -> None:
+    arrays: dict[str, Array] = {"a": np.ones(2, np.float64), "b": np.ones((2, 2), np.float16)}
+    inline = Inline("asgd", {"lr": 0.5})
+    inline.define(arrays)
+    inline.join(1)
+    inline.push(1, arrays)
+    params = inline.params()
+    np.testing.assert_array_equal(params["a"], 0.5)
+    np.testing.assert_array_equal(params["b"], 0.5)

@@ -1,0 +1,329 @@
+"""The store: a reader sees exactly one version, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from aiops import kernels
+from aiops.algorithms.base import sgd
+from aiops.algorithms.fasgd import FASGD
+from aiops.errors import UsageError
+from aiops.kernels.rule import Rule
+from aiops.layout import Array, Cover, Layout, aligned, dtype_named
+from aiops.store import Gradient, Job, Store
+
+
+def store_of(arrays: dict[str, Array], rule: Rule | None = None, **options: object) -> Store:
+    store = Store(Layout.of(arrays), rule or Rule(sgd), **options)  # type: ignore[arg-type]
+    store.set(arrays)
+    return store
+
+
+def gradient_of(store: Store, arrays: dict[str, Array], base: int = 0) -> Gradient:
+    layout = store.layout
+    indices = sorted(layout.index[name] for name in arrays)
+    starts, data = [], b""
+    for index in indices:
+        starts.append(len(data))
+        data += arrays[layout.tensors[index].name].tobytes()
+    buffer = aligned(len(data))
+    buffer[:] = np.frombuffer(data, np.uint8)
+    whole = len(indices) == len(layout.tensors)
+    tensors = layout.all if whole else np.array(indices, np.int64)
+    bases = np.full(len(indices), base, np.int64)
+    return Gradient(buffer, Cover(tensors, np.array(starts, np.int64), whole, None, bases))
+
+
+def update(store: Store, arrays: dict[str, Array], lr: float = 1.0) -> None:
+    gradient = gradient_of(store, arrays)
+    touched = gradient.cover.tensors
+    job = Job(store, gradient, steps=np.full(len(touched), lr), touched=touched)
+    job.base, job.target = store.current, store.begin()
+    sums = job.run()
+    store.commit(job.target, touched, sums)
+
+
+def ones(store: Store) -> dict[str, Array]:
+    return {t.name: np.ones(t.shape, t.dtype) for t in store.layout.tensors}
+
+
+class TestVersions:
+    def test_update_is_in_place_when_nobody_reads(self) -> None:
+        store = store_of({"w": np.zeros(10, np.float32)})
+        arena = store.current.arena
+        update(store, ones(store))
+        assert store.version == 1
+        assert store.current.arena is arena
+        np.testing.assert_array_equal(store.current.arena.views["w"], -1)
+
+    def test_update_is_out_of_place_while_somebody_reads(self) -> None:
+        store = store_of({"w": np.zeros(10, np.float32)})
+        lease = store.lease()
+        [[payload]] = lease.payloads()
+        lease.release()
+        for _ in range(5):
+            update(store, ones(store))
+        assert store.version == 5
+        np.testing.assert_array_equal(np.frombuffer(payload, np.float32), 0)
+        assert store.alive == 2
+        del payload
+        assert store.alive == 1
+
+    def test_arenas_are_used_again(self) -> None:
+        store = store_of({"w": np.zeros(10, np.float32)})
+        seen = set()
+        for _ in range(20):
+            lease = store.lease()
+            update(store, ones(store))
+            lease.release()
+            seen.add(id(store.current.arena))
+        assert len(seen) <= 3
+        np.testing.assert_array_equal(store.current.arena.views["w"], -20)
+
+    def test_a_partial_update_keeps_the_rest_out_of_place_too(self) -> None:
+        arrays = {"a": np.arange(3, dtype=np.float32), "b": np.arange(4, dtype=np.float32)}
+        store = store_of(arrays)
+        lease = store.lease()
+        update(store, {"b": np.ones(4, np.float32)})
+        views = store.current.arena.views
+        np.testing.assert_array_equal(views["a"], [0, 1, 2])
+        np.testing.assert_array_equal(views["b"], [-1, 0, 1, 2])
+        assert store.current.tensor_versions.tolist() == [0, 1]
+        assert [(p.start, p.stop, p.version) for p in store.current.parts] == [
+            (0, 12, 0),
+            (12, 28, 1),
+        ]
+        lease.release()
+
+    def test_beyond_the_bound_the_oldest_readers_are_asked_to_copy(self) -> None:
+        store = store_of({"w": np.zeros(4, np.float32)}, live=3)
+        held: list[memoryview] = []
+        evicted = []
+
+        def evict(lease: object) -> None:
+            evicted.append(lease)
+            held[0] = memoryview(bytes(held[0]))
+
+        for number in range(4):
+            lease = store.lease()
+            if number == 0:
+                lease.evict = evict
+            [[view]] = lease.payloads()
+            held.append(view)
+            del view
+            lease.release()
+            if number == 0:
+                first = lease  # the sender of the oldest still knows its lease
+            update(store, ones(store))
+        assert evicted == [first]
+        assert store.copies == 1
+        values = [np.frombuffer(view, np.float32)[0] for view in held]
+        assert values == [0, -1, -2, -3]
+        assert store.alive <= 4
+
+    def test_relaxed_reads_share_the_live_arena(self) -> None:
+        store = store_of({"w": np.zeros(4, np.float32)}, relaxed=True)
+        lease = store.lease()
+        [[payload]] = lease.payloads()
+        update(store, ones(store))
+        np.testing.assert_array_equal(np.frombuffer(payload, np.float32), -1)
+        assert store.alive == 1
+
+    def test_relaxed_reads_are_possible_during_an_update(self) -> None:
+        store = store_of({"w": np.zeros(4, np.float32)}, relaxed=True)
+        target = store.begin()
+        assert store.readable
+        assert target is store.current
+
+    def test_leases_end_on_whatever_thread_they_are_dropped(self) -> None:
+        store = store_of({"w": np.zeros(4, np.float32)})
+        payloads = []
+        for _ in range(200):
+            lease = store.lease()
+            payloads.append(lease.payloads())
+            lease.release()
+        del lease
+
+        def drop(chunk: list[list[list[memoryview]]]) -> None:
+            chunk.clear()
+            gc.collect()
+
+        chunks = [payloads[i::4] for i in range(4)]
+        payloads.clear()
+        threads = [threading.Thread(target=drop, args=(chunk,)) for chunk in chunks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert store.alive == 1
+        assert store.current.readers == 0
+
+
+class Halfway:
+    """A kernel that stops in the middle, so that a test can look at what a reader sees there."""
+
+    backend = "numpy"
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        self.look = look
+
+    def __call__(
+        self,
+        spans: kernels.Spans,
+        factor: float,
+        base: Array,
+        grad: Array,
+        target: Array,
+        state: Sequence[Array],
+    ) -> Array:
+        half = len(base) // 2
+        target[:half] = base[:half] - grad[:half]
+        self.look()
+        target[half:] = base[half:] - grad[half:]
+        return np.zeros(1, np.int64)
+
+    def warm(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("relaxed", [False, True])
+def test_a_reader_sees_one_whole_version_in_the_middle_of_an_update(relaxed: bool) -> None:
+    """Relaxed reads do mix versions here, so this test can tell a torn read when there is one."""
+    store = store_of({"w": np.zeros(64, np.float32)}, relaxed=relaxed)
+    seen: list[set[float]] = []
+    early = store.lease()
+    [[payload]] = early.payloads()
+
+    def look() -> None:
+        seen.append(set(np.frombuffer(payload, np.float32).tolist()))
+        if store.readable:
+            lease = store.lease()
+            [[late]] = lease.payloads()
+            seen.append(set(np.frombuffer(late, np.float32).tolist()))
+            lease.release()
+
+    store._kernels = [Halfway(look)]
+    update(store, ones(store))
+    assert len(seen) == 2
+    assert all((len(values) > 1) is relaxed for values in seen)
+    early.release()
+
+
+def test_an_update_in_place_cannot_be_read_midway() -> None:
+    store = store_of({"w": np.zeros(64, np.float32)})
+    readable: list[bool] = []
+    store._kernels = [Halfway(lambda: readable.append(store.readable))]
+    update(store, ones(store))
+    assert readable == [False]
+    assert store.readable
+
+
+def test_no_torn_read_while_another_thread_updates() -> None:
+    """Every version holds one value everywhere, so a torn read would show as two values."""
+    size = 1 << 18
+    store = store_of({"w": np.zeros(size, np.float32)})
+    gradient = gradient_of(store, {"w": np.ones(size, np.float32)})
+    for version in range(40):
+        lease = store.lease()
+        [[payload]] = lease.payloads()
+        values = np.frombuffer(payload, np.float32)
+        job = Job(store, gradient, steps=np.ones(1), touched=store.layout.all)
+        job.base, job.target = store.current, store.begin()
+        thread = threading.Thread(target=job.run)
+        thread.start()
+        assert values.min() == values.max() == -version
+        thread.join()
+        assert values.min() == values.max() == -version
+        store.commit(job.target, store.layout.all, np.zeros(1, np.int64))
+        del values, payload
+        lease.release()
+    np.testing.assert_array_equal(store.current.arena.views["w"], -40)
+
+
+class TestDtypes:
+    @pytest.mark.parametrize("name", ["float64", "float32", "float16", "bfloat16"])
+    def test_sixteen_bits_are_trained_with_float32_masters(self, name: str) -> None:
+        """1,000 steps of 1e-4 from 1: too small for 16 bits to see one by one."""
+        dtype = dtype_named(name)
+        store = store_of({"w": np.ones(5, dtype)})
+        for _ in range(1000):
+            update(store, {"w": np.ones(5, dtype)}, lr=1e-4)
+        assert float(store.current.arena.views["w"][0]) == pytest.approx(0.9, rel=1e-2)
+        assert store.current.arena.views["w"].dtype == dtype
+
+    def test_mixed_dtypes_in_one_arena(self) -> None:
+        names = ["bfloat16", "float64", "float16", "float32"]
+        arrays = {name: np.full((3, 2), 2, dtype_named(name)) for name in names}
+        store = store_of(arrays, FASGD().rule())
+        update(store, ones(store))
+        for name in names:
+            view = store.current.arena.views[name]
+            assert view.dtype == dtype_named(name)
+            assert float(view[0, 0]) < 2
+        assert len(store.layout.sections) == 4
+
+    @pytest.mark.parametrize("name", ["float32", "bfloat16"])
+    def test_collected_gradients_equal_their_weighted_mean(self, name: str) -> None:
+        dtype = dtype_named(name)
+        store = store_of({"a": np.zeros(4, dtype), "b": np.zeros(4, dtype)})
+        for value, weight in ((1.0, 1.0), (2.0, 0.5), (4.0, 0.25)):
+            arrays = {"a": np.full(4, value, dtype), "b": np.full(4, value, dtype)}
+            Job(store, gradient_of(store, arrays), weights=np.full(2, weight)).run()
+        job = Job(store, None, factor=1 / 3, steps=np.ones(2), touched=store.layout.all)
+        job.base, job.target = store.current, store.begin()
+        store.commit(job.target, job.touched, job.run())
+        np.testing.assert_array_equal(store.current.arena.views["a"].astype(np.float32), -1)
+
+    def test_a_sum_over_different_tensors_starts_each_of_them_afresh(self) -> None:
+        store = store_of({"a": np.zeros(2, np.float32), "b": np.zeros(2, np.float32)})
+        two = np.full(2, 2, np.float32)
+        for names in (["a"], ["a", "b"]):
+            gradient = gradient_of(store, dict.fromkeys(names, two))
+            Job(store, gradient, weights=np.ones(len(names))).run()
+        job = Job(store, None, factor=0.5, steps=np.ones(2), touched=store.layout.all)
+        job.base, job.target = store.current, store.begin()
+        store.commit(job.target, job.touched, job.run())
+        views = store.current.arena.views
+        assert (views["a"][0], views["b"][0]) == (-2, -1)
+
+
+class TestStatistic:
+    def test_it_starts_at_its_initial_value(self) -> None:
+        store = store_of({"w": np.zeros(7, np.float32)}, FASGD().rule())
+        assert store.vbar() == 1.0
+        assert np.frombuffer(store.vbars(), "<f4").tolist() == [1.0]
+
+    def test_it_is_the_mean_of_the_state_array(self) -> None:
+        arrays = {"a": np.zeros(300, np.float32), "b": np.zeros((5, 7), np.float32)}
+        store = store_of(arrays, FASGD().rule())
+        rng = np.random.default_rng(0)
+        for names in (["a", "b"], ["b"], ["a"]):
+            update(store, {n: rng.normal(size=arrays[n].shape).astype(np.float32) for n in names})
+        v = store.state[0][2]
+        assert store.vbar() == pytest.approx(float(v.mean()), rel=1e-6)
+        means = np.frombuffer(store.vbars(), "<f4")
+        assert means == pytest.approx([v[:300].mean(), v[300:].mean()], rel=1e-6)
+
+    def test_rules_without_one_report_none(self) -> None:
+        store = store_of({"w": np.zeros(7, np.float32)})
+        assert store.vbar() is None
+        assert store.vbars() == b""
+
+
+def test_parameters_of_another_model_are_refused() -> None:
+    store = store_of({"w": np.zeros(3, np.float32)})
+    with pytest.raises(UsageError, match=r"its 'w' has shape \(3,\), not \(4,\)"):
+        store.set({"w": np.zeros(4, np.float32)})
+
+
+def test_warm_compiles_and_changes_nothing() -> None:
+    store = store_of({"w": np.ones(3, np.float32)}, FASGD().rule())
+    store.warm()
+    np.testing.assert_array_equal(store.current.arena.views["w"], 1)
+    assert store.backend in ("numba", "numpy")
+    assert kernels.STATISTIC_SCALE == 2**24
