@@ -1,21 +1,20 @@
-"""The ``aiops`` command. Every subcommand is a few lines here; the work is done elsewhere."""
+"""The ``aiops`` command: its subcommands, and what becomes of errors."""
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
-import inspect
-import json
-import logging
 import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Annotated
 
 import typer
 
-from aiops.config import Config, read_file
+import aiops
+from aiops.commands import bench
+from aiops.commands.demo import demo
+from aiops.commands.ping import ping
+from aiops.commands.policies import policies
+from aiops.commands.replay import replay
+from aiops.commands.serve import serve
+from aiops.commands.stats import stats
 from aiops.errors import AiopsError
 
 app = typer.Typer(
@@ -25,10 +24,30 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+for _command in (serve, demo, stats, ping, replay, policies):
+    app.command()(_command)
+app.add_typer(bench.app, name="bench")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"aiops {aiops.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print it."),
+    ] = False,
+) -> None:
+    pass
 
 
 def main() -> None:
     """Run the command line; an error of ours is one line on stderr and exit status 2."""
+    sys.path.append("")  # --policy package.module:Class may lie in the current folder
     _run(app)
 
 
@@ -49,110 +68,3 @@ def _run(command: typer.Typer) -> None:
         raise SystemExit(130) from None
     except BrokenPipeError:
         raise SystemExit(0) from None
-
-
-def _read_config(context: typer.Context, path: Path | None) -> Path | None:
-    if path is not None:
-        context.default_map = {**read_file(path), **(context.default_map or {})}
-    return path
-
-
-def _with_config_flags(function: Callable[[Config], None]) -> Callable[..., None]:
-    """Make a command whose flags are the fields of `Config`, and ``--config``."""
-    hints = get_type_hints(Config)
-
-    def command(config: Path | None = None, **values: Any) -> None:
-        values["set"] = list(values["set"] or [])
-        function(Config(**values))
-
-    parameters = [
-        inspect.Parameter(
-            "config",
-            inspect.Parameter.KEYWORD_ONLY,
-            annotation=Path | None,
-            default=typer.Option(
-                None,
-                "--config",
-                envvar="AIOPS_CONFIG",
-                callback=_read_config,
-                is_eager=True,
-                help="A TOML file with any of these settings.",
-            ),
-        )
-    ]
-    for field in dataclasses.fields(Config):
-        flag = "--" + field.name.replace("_", "-")
-        default = None if field.name == "set" else field.default
-        option = typer.Option(
-            default,
-            flag,
-            envvar="AIOPS_" + field.name.upper(),
-            help=field.metadata["help"],
-            show_default=default is not None,
-        )
-        parameters.append(
-            inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                annotation=hints[field.name],
-                default=option,
-            )
-        )
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in parameters}
-    command.__doc__ = function.__doc__
-    command.__name__ = function.__name__
-    return command
-
-
-class _JsonLines(logging.Formatter):
-    """One JSON object per line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        row = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + "Z",
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "text": record.getMessage(),
-        }
-        if record.exc_info:
-            row["exception"] = self.formatException(record.exc_info)
-        return json.dumps(row)
-
-
-def _log_to_stderr(config: Config) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S")
-    handler.setFormatter(_JsonLines() if config.log_format == "json" else text)
-    logger = logging.getLogger("aiops")
-    logger.addHandler(handler)
-    logger.setLevel(config.log_level.upper())
-
-
-@app.command()
-@_with_config_flags
-def serve(config: Config) -> None:
-    """Run a server. Its first line on stdout is the URL to join; logs go to stderr.
-
-    Every flag is also an AIOPS_* variable and a key of --config FILE.toml. SIGTERM and Ctrl-C
-    drain: answers are sent, the model is saved (--save), and the exit status is 0.
-    """
-    from aiops.server import run
-
-    _log_to_stderr(config)
-    logger = logging.getLogger("aiops.server")
-    try:
-        import uvloop
-    except ImportError:
-        logger.info("uvloop is not installed; asyncio's own loop is slower: pip install uvloop")
-        runner = asyncio.Runner()
-    else:
-        runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-
-    def announce(url: str) -> None:
-        print(url, flush=True)
-        logger.info("serving %s at %s", config.policy, url)
-
-    with runner:
-        runner.run(run(config, announce))
-    logger.info("stopped")

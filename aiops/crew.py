@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from aiops.messages import Message
+from aiops.messages import REMEMBERED, Message
 from aiops.wire import Traffic
 
-_REMEMBERED = 64  # answers per member that a repeated push can still be given
 _DEPARTED = 4096  # members that are remembered after they left
 
 
@@ -45,7 +44,7 @@ class Member:
     def remember(self, seq: int, answer: Message) -> None:
         """Keep an answer, in case the push is repeated after a lost connection."""
         self.answers[seq] = answer
-        if len(self.answers) > _REMEMBERED:
+        if len(self.answers) > REMEMBERED:
             self.answers.popitem(last=False)
 
     def bytes_in(self) -> int:

@@ -133,8 +133,14 @@ def refusal(code: str, text: str, details: Mapping[str, Any] | None = None) -> R
     )
 
 
+_LISTED = 20  # known names that an error lists: it must stay a sentence for a model of thousands
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return the half sentence that helps with a misspelt word: ``did you mean 'fasgd'?``."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
+    if close:
+        return f"did you mean {close[0]!r}?"
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return f"known: {', '.join(names[:_LISTED])}{more}"

@@ -8,6 +8,7 @@ model is one range of bytes whatever its dtypes.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,7 +30,10 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 MAX_PART = 1 << 30
 """A payload's longest length in bytes; a larger range travels as several parts."""
 
-MAX_TENSORS = 1 << 20
+MAX_TENSORS = 1 << 16
+"""As many as a message has parts: in the worst case every tensor has a version of its own."""
+
+MAX_BYTES = 1 << 62
 
 
 def dtype_named(name: str) -> np.dtype[Any]:
@@ -130,12 +134,14 @@ class Layout:
         for name, dtype, shape in rows:
             placed.append(Tensor(name, dtype, shape, offset))
             offset += placed[-1].nbytes
+            # NumPy counts the bytes of an empty tensor as if no axis of it were empty.
+            if offset + dtype.itemsize * math.prod(size or 1 for size in shape) > MAX_BYTES:
+                raise UsageError(f"{name!r} of shape {list(shape)} is larger than any memory")
         self.tensors: tuple[Tensor, ...] = tuple(placed)
         self.nbytes = offset
         self.index = {tensor.name: index for index, tensor in enumerate(placed)}
         if len(self.index) < len(placed):
-            names = [tensor.name for tensor in placed]
-            twice = next(name for name in names if names.count(name) > 1)
+            twice, _count = Counter(tensor.name for tensor in placed).most_common(1)[0]
             raise UsageError(f"two tensors are called {twice!r}; names must differ")
         if not offset:
             raise UsageError("the model has no parameters: every tensor is empty")
@@ -230,18 +236,21 @@ class Layout:
         starts: list[Ints] = []
         filled, reached = 0, -1
         for start, stop, version in self._ranges(parts):
-            first = self._tensor_at(start)
-            last = int(np.searchsorted(self.starts, stop, side="left"))
+            first = int(np.searchsorted(self.starts, start, side="left"))
+            last = len(self.tensors)  # empty tensors at the end come with the last byte
+            if stop < self.nbytes:
+                last = int(np.searchsorted(self.starts, stop, side="left"))
             end = self.nbytes if last == len(self.tensors) else int(self.starts[last])
-            if self.starts[first] != start or end != stop:
-                whose = self.tensors[first].name
+            begin = -1 if first == len(self.tensors) else int(self.starts[first])
+            if begin != start or end != stop:
+                whose = self.tensors[self._tensor_at(start)].name
                 raise BadPush(
                     f"a part covers bytes {start} to {stop}, which is not whole tensors"
                     f" (it begins in {whose!r}): push whole tensors",
                     tensor=whose,
                 )
             if first < reached:
-                whose = self.tensors[first].name
+                whose = self.tensors[self._tensor_at(start)].name
                 raise BadPush(f"{whose!r} comes twice or out of order", tensor=whose)
             tensors.append(np.arange(first, last, dtype=np.int64))
             bases_of.append(np.full(last - first, version, np.int64))

@@ -10,6 +10,7 @@ other languages.
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple, TypeAlias
@@ -21,6 +22,9 @@ from aiops.errors import RemoteProtocolError
 PROTOCOL = 1
 """The version of the wire that this package speaks; both sides must speak the same."""
 
+REMEMBERED = 64
+"""Answers to pushes that a server remembers per client: pushes that a client may have under way."""
+
 # The annotations below name the checks in _CHECKS: the type says what the wire accepts.
 UInt: TypeAlias = int  # 0 ≤ x < 2**63
 Have: TypeAlias = int  # -1 ("nothing") or a UInt
@@ -30,7 +34,16 @@ Text: TypeAlias = str  # at most 4,096 characters
 Nonce: TypeAlias = bytes  # 16 to 64 bytes
 Blob: TypeAlias = bytes
 Plain: TypeAlias = Mapping[str, Any]  # nested plain values, at most 6 deep
-Names: TypeAlias = tuple[tuple[Any, ...], ...]
+Offered: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]  # name, dtype, shape
+Rows: TypeAlias = tuple[tuple[str, str, tuple[int, ...], int], ...]  # ... and offset in the arena
+
+MAX_TEXT = 4096
+"""Longest string, in characters, except inside a map of plain values."""
+
+MAX_AXES = 32
+"""Most axes a tensor may have."""
+
+_UNSEEN = 1024  # a header longer than this is walked through before anything is made of it
 
 
 class Part(NamedTuple):
@@ -89,7 +102,7 @@ class Define(Message):
     """Offer a model (name, dtype, shape per tensor); the first offer defines it."""
 
     kind = "define"
-    tensors: Names
+    tensors: Offered
     parts: Parts = ()
 
 
@@ -166,7 +179,7 @@ class Welcome(Message):
     settings: Plain
     plan: Plain
     version: UInt
-    model: Names
+    model: Rows
     last_seq: UInt  # the highest push of this client the server has taken, 0 for none
 
 
@@ -177,7 +190,7 @@ class Model(Message):
     kind = "model"
     created: bool  # whether this client's offer defined it
     version: UInt
-    model: Names
+    model: Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +247,11 @@ class Error(Message):
     version: UInt = 0  # the model's, so that a worker told to recompute knows what is current
     parts: Parts = ()
 
+    def __post_init__(self) -> None:
+        """Cut a text short that could not travel (it may quote long names)."""
+        if len(self.text) > MAX_TEXT:
+            object.__setattr__(self, "text", self.text[: MAX_TEXT - 1] + "…")
+
 
 KINDS: Mapping[str, type[Message]] = {
     cls.kind: cls
@@ -265,6 +283,8 @@ def decode(data: bytes | bytearray | memoryview) -> Message:
         Naming the path at which the header is not what the wire allows.
     """
     try:
+        if len(data) > _UNSEEN:
+            _walk(data)
         header = msgpack.unpackb(data, use_list=False, ext_hook=_no_ext, strict_map_key=True)
     except RemoteProtocolError:
         raise
@@ -291,6 +311,17 @@ def decode(data: bytes | bytearray | memoryview) -> Message:
     if header:
         raise RemoteProtocolError(f"{kind}.{_short(next(iter(header)))}: no such field")
     return cls(*values)
+
+
+def _walk(data: bytes | bytearray | memoryview) -> None:
+    """See that every list is as long as it claims to be, without making any of them.
+
+    A list's room is made when its length is read, so that a megabyte of lists within lists that
+    each claim a million items would take gigabytes before the last of them is found missing.
+    """
+    unpacker = msgpack.Unpacker(max_buffer_size=len(data))
+    unpacker.feed(data)
+    unpacker.skip()
 
 
 def _read_parts(kind: str, value: object) -> Parts:
@@ -327,7 +358,7 @@ def _no_ext(code: int, data: bytes) -> object:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    text = reprlib.repr(value)  # not repr: the value is a stranger's, and may be deep
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -352,7 +383,7 @@ def _opt_real(value: object) -> bool:
 
 
 def _text(value: object) -> bool:
-    return type(value) is str and len(value) <= 4096
+    return type(value) is str and len(value) <= MAX_TEXT
 
 
 def _bool(value: object) -> bool:
@@ -383,18 +414,25 @@ def _plain_value(value: object, depth: int) -> bool:
     return False
 
 
-def _names(value: object) -> bool:
-    """Check rows of (name, dtype, shape[, offset]); what they mean is checked by the layout."""
-    if type(value) is not tuple:
+def _offered(value: object) -> bool:
+    """Check rows of (name, dtype, shape); what they mean is checked by the layout."""
+    return type(value) is tuple and all(
+        type(row) is tuple and len(row) == 3 and _described(row) for row in value
+    )
+
+
+def _rows(value: object) -> bool:
+    """Check rows of (name, dtype, shape, offset)."""
+    return type(value) is tuple and all(
+        type(row) is tuple and len(row) == 4 and _described(row) and _uint(row[3]) for row in value
+    )
+
+
+def _described(row: tuple[Any, ...]) -> bool:
+    name, dtype, shape = row[:3]
+    if not (_text(name) and _text(dtype) and type(shape) is tuple and len(shape) <= MAX_AXES):
         return False
-    for row in value:
-        if type(row) is not tuple or not 3 <= len(row) <= 4:
-            return False
-        if not (_text(row[0]) and _text(row[1]) and type(row[2]) is tuple and len(row[2]) <= 32):
-            return False
-        if not all(_uint(size) for size in row[2]) or not all(_uint(offset) for offset in row[3:]):
-            return False
-    return True
+    return all(_uint(size) for size in shape)
 
 
 def _parts(value: object) -> bool:  # a marker: parts are read by _read_parts
@@ -406,12 +444,13 @@ _CHECKS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
     "Have": ("an integer from -1 to 2**63-1", _have),
     "Real": ("a finite float", _real),
     "OptReal": ("a finite float or nil", _opt_real),
-    "Text": ("a string of at most 4,096 characters", _text),
+    "Text": (f"a string of at most {MAX_TEXT:,} characters", _text),
     "bool": ("a boolean", _bool),
     "Nonce": ("16 to 64 bytes", _nonce),
     "Blob": ("bytes", _blob),
     "Plain": ("a map of plain values", _plain),
-    "Names": ("a list of [name, dtype, shape]", _names),
+    "Offered": ("a list of [name, dtype, shape]", _offered),
+    "Rows": ("a list of [name, dtype, shape, offset]", _rows),
     "Parts": ("a list of parts", _parts),
 }
 

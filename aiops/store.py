@@ -213,6 +213,8 @@ class Store:
         a copy of what they have not sent yet (counted in `copies`).
     relaxed
         Whether reads may mix versions.
+    arena
+        The initial parameters (may also be given by `set`).
     """
 
     def __init__(
@@ -223,9 +225,11 @@ class Store:
         backend: str = "auto",
         live: int = 8,
         relaxed: bool = False,
+        arena: Arena | None = None,
     ) -> None:
         self.layout, self.rule, self.live, self.relaxed = layout, rule, live, relaxed
-        self.current = Version(0, Arena(layout), np.zeros(len(layout.tensors), np.int64), 0)
+        levels = np.zeros(len(layout.tensors), np.int64)
+        self.current = Version(0, arena or Arena(layout), levels, 0)
         self.state: list[tuple[Array, ...]] = []
         self.masters: list[Array | None] = []
         self._kernels = [kernels.build(rule, s.dtype, backend) for s in layout.sections]
@@ -236,6 +240,8 @@ class Store:
             self.state.append(tuple(np.full(size, v, dtype) for v in rule.state.values()))
             wide = dtype == section.dtype
             self.masters.append(None if wide else np.empty(size, dtype))
+        if arena is not None:
+            self._fill_masters()
         self._accumulator: Accumulator | None = None
         self._backend = backend
         self._returned: deque[Version] = deque()
@@ -303,10 +309,9 @@ class Store:
             raise UsageError(f"these parameters do not fit the model: {difference}")
         for name, view in self.current.arena.views.items():
             np.copyto(view, arrays[name])
-        self.adopt()
+        self._fill_masters()
 
-    def adopt(self) -> None:
-        """Say that the current arena has been filled from outside: make the masters follow."""
+    def _fill_masters(self) -> None:
         for master, section in zip(self.masters, self.current.arena.sections, strict=True):
             if master is not None:
                 np.copyto(master, section)

@@ -235,11 +235,18 @@ class Wire:
         if self._sink is not None:
             self._sink.abandoned()
         self._message, self._sink, self.waiting, self.state = None, None, False, "closed"
+        self._step, self._begin, self._end = Wire._read_prefix, 0, 0
 
     def _advance(self) -> list[tuple[Message, Sink | None]]:
         whole: list[tuple[Message, Sink | None]] = []
-        while not self.waiting and self._step(self, whole):
-            pass
+        try:
+            while not self.waiting and self._step(self, whole):
+                pass
+        except RemoteProtocolError:
+            for _message, sink in whole:  # nobody will hear of these: the connection is over
+                if sink is not None:
+                    sink.abandoned()
+            raise
         return whole
 
     def _prefix(self, what: int, where: str) -> int | None:

@@ -132,7 +132,7 @@ class TestPushes:
         for peer, version in ((1, 0), (2, 0), (3, 0), (1, 1)):
             inline.push(peer, G, version)
         assert [inline.acks(p)[-1].staleness for p in (1, 2, 3)] == [2, 1, 2]
-        assert inline.engine.staleness == {0: 1, 1: 1, 2: 2}
+        assert inline.engine.updates.staleness == {0: 1, 1: 1, 2: 2}
         assert inline.engine.report()["mean_staleness"] == 1.25
 
     def test_a_version_from_the_future_is_refused(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self, cast
 
-from aiops import address
+from aiops import address, messages
 from aiops.client.backoff import delays
 from aiops.client.conversation import Conversation, Receipt, Request
 from aiops.client.params import Params
@@ -18,14 +18,13 @@ from aiops.errors import (
     AiopsError,
     ConnectionLost,
     DeadlineExceeded,
-    ProtocolError,
-    Refused,
     UsageError,
 )
 from aiops.layout import Array
 from aiops.sockets import tune
 
 _CHUNK = 1 << 20
+_GOODBYE = 1.0  # seconds that a last message may take to go out
 
 
 class _Driver(asyncio.BufferedProtocol):
@@ -55,8 +54,8 @@ class _Driver(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         try:
             self._talk.received(nbytes)
-        except (ProtocolError, Refused) as error:
-            self._end(error)
+        except AiopsError as error:
+            self.end(error)
             return
         self.heard.set()
         self.flush()
@@ -66,7 +65,7 @@ class _Driver(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         why = f": {exc}" if exc else ""
-        self._end(ConnectionLost(f"{self._talk.server} closed the connection{why}"))
+        self.end(ConnectionLost(f"{self._talk.server} closed the connection{why}"))
 
     def pause_writing(self) -> None:
         self._full = True
@@ -90,7 +89,14 @@ class _Driver(asyncio.BufferedProtocol):
                 views.pop(0)
             self.transport.write(view)
 
-    def _end(self, error: AiopsError) -> None:
+    @property
+    def unsent(self) -> bool:
+        """Whether something is still to be sent."""
+        waiting = self.transport is not None and self.transport.get_write_buffer_size() > 0
+        return bool(self._views) or waiting
+
+    def end(self, error: AiopsError) -> None:
+        """End the connection at once; what is unsent is thrown away."""
         if not self.ended.done():
             self.ended.set_result(error)
         self._views = []
@@ -133,6 +139,7 @@ class AsyncClient:
             nonce=lambda: secrets.token_bytes(16),
             pongs=True,
         )
+        self._window = asyncio.Semaphore(messages.REMEMBERED)
         self._driver: _Driver | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] | None = None
@@ -186,14 +193,17 @@ class AsyncClient:
     async def push(self, params: Params, gradients: Mapping[str, Array]) -> Receipt:
         """Push gradients computed at ``params``. See `Client.push`.
 
-        Leave the gradients alone until it returns.
+        Leave the gradients alone until it returns. At most 64 pushes are under way at once; more
+        wait for their turn.
         """
-        receipt: Receipt = await self._run(lambda: self._talk.push(gradients, params, None))
+        async with self._window:
+            receipt: Receipt = await self._run(lambda: self._talk.push(gradients, params, None))
         return receipt
 
     async def exchange(self, params: Params, gradients: Mapping[str, Array]) -> Receipt:
         """Push, and bring ``params`` up to date, in one round trip. See `Client.exchange`."""
-        receipt: Receipt = await self._run(lambda: self._talk.push(gradients, params, params))
+        async with self._window:
+            receipt: Receipt = await self._run(lambda: self._talk.push(gradients, params, params))
         return receipt
 
     async def stats(self) -> dict[str, Any]:
@@ -217,10 +227,13 @@ class AsyncClient:
             keeper.cancel()
             await asyncio.gather(keeper, return_exceptions=True)
         if driver is not None and driver.transport is not None:
-            for buffer in self._talk.leave():
-                driver.transport.write(buffer)
-            driver.transport.close()
-            await asyncio.wait([driver.ended], timeout=1.0)
+            if not driver.unsent:  # a goodbye in mid-message would be taken for a part of it
+                for buffer in self._talk.leave():
+                    driver.transport.write(buffer)
+                driver.transport.close()
+                await asyncio.wait([driver.ended], timeout=_GOODBYE)
+            driver.end(ConnectionLost("closed"))
+        self._talk.lost()
         self._talk.fail(ConnectionLost("this client was closed before the answer came"))
 
     async def __aenter__(self) -> Self:
@@ -273,30 +286,41 @@ class AsyncClient:
             ) from None
         finally:
             if not request.done:
-                self._talk.abandon(request)
+                self._abandon(request)
         return request.value()
+
+    def _abandon(self, request: Request) -> None:
+        """Nobody waits for this any more, and its gradients are their owner's again.
+
+        If they have not all been sent, the rest would be whatever the owner writes there next: the
+        connection is ended, and made anew for whoever else waits for an answer on it.
+        """
+        self._talk.abandon(request)
+        driver = self._driver
+        if request.payloads and driver is not None and driver.unsent:
+            driver.end(ConnectionLost("a request was given up in mid-message"))
 
     async def _keep(self, until: float) -> None:
         """Keep a connection open: connect, and connect again with back-off when it is lost."""
         loop = asyncio.get_running_loop()
         pauses = delays(secrets.randbelow)
         while True:
-            error: Exception
+            error: AiopsError | OSError
             try:
                 async with asyncio.timeout_at(until):
                     await self._connect()
-            except (Refused, ProtocolError) as refused:
-                self._give_up(refused)
-                return
             except (ConnectionLost, OSError) as lost:  # TimeoutError is an OSError
                 error = lost
+            except AiopsError as refused:
+                self._give_up(refused)
+                return
             else:
                 pauses = delays(secrets.randbelow)
                 assert self._driver is not None
                 error = await self._driver.ended
                 self._driver = None
                 self._talk.lost()
-                if isinstance(error, Refused | ProtocolError):
+                if not isinstance(error, ConnectionLost):
                     self._give_up(error)
                     return
                 until = loop.time() + self.timeout

@@ -19,8 +19,6 @@ from aiops.errors import (
     AiopsError,
     ConnectionLost,
     DeadlineExceeded,
-    Refused,
-    RemoteProtocolError,
     UsageError,
 )
 from aiops.layout import Array
@@ -239,36 +237,42 @@ class Client:
             if request is not None:
                 self._talk.abandon(request)
             raise UsageError("this client is closed")
+        now = time.monotonic()
         if timeout is None:
             timeout = self.timeout + float(self.plan.get("patience", 0.0))
-        until = time.monotonic() + timeout
+        until, soon = now + timeout, now + min(timeout, self.timeout)  # soon: to have a connection
         pauses = delays(secrets.randbelow)
         try:
             while not (request.done if request is not None else self._talk.ready):
+                ready = self._talk.ready
                 try:
                     if self._socket is None:
-                        self._connect(until)
-                    self._send(self._talk.outgoing(), until)
-                    self._receive(until)
+                        self._connect(soon)
+                    self._send(self._talk.outgoing(), until if ready else soon)
+                    self._receive(until if ready else soon)
                 except DeadlineExceeded:
                     raise
                 except (ConnectionLost, OSError) as error:
                     self._hang_up()
-                    self._pause(next(pauses), until, error)
-            self._flush_quietly(until)
-        except (AiopsError, KeyboardInterrupt) as error:
+                    if ready:
+                        soon = min(until, time.monotonic() + self.timeout)
+                    self._pause(next(pauses), soon, error)
+        except BaseException:  # whatever it was, it may have come in mid-message
             if request is not None:
                 self._talk.abandon(request)
-            if not isinstance(error, UsageError):
-                self._hang_up()
+            self._hang_up()
             raise
+        self._flush_quietly(until)
         return request.value() if request is not None else None
 
     def _flush_quietly(self, until: float) -> None:
-        """Send what answers are left over (a pong, say)."""
+        """Send what answers are left over (a pong, say); the next call sees if it cannot."""
         out = self._talk.outgoing()
-        if out:
-            self._send(out, until)
+        if out and self._socket is not None:
+            try:
+                self._send(out, until)
+            except (AiopsError, OSError):
+                self._hang_up()
 
     def _connect(self, until: float) -> None:
         left = self._left(until)
@@ -318,11 +322,7 @@ class Client:
             count = sock.recv_into(self._talk.next_buffer())
         except TimeoutError:
             raise self._too_late() from None
-        try:
-            self._talk.received(count)
-        except (Refused, RemoteProtocolError):
-            self._hang_up()
-            raise
+        self._talk.received(count)
 
     def _left(self, until: float) -> float:
         left = until - time.monotonic()

@@ -38,7 +38,10 @@ from aiops.errors import (
 )
 from aiops.layout import MAX_PART, Array, Ints, Layout, Tensor, split
 from aiops.messages import Ack, Error, Message, Model, Part, Parts, Report, Welcome
-from aiops.wire import Buffer, Discard, Sink, Wire
+from aiops.wire import Buffer, Discard, Limits, Sink, Wire
+
+_LIMITS = Limits(header=8 << 20)  # a model comes back with offsets: longer than it was offered
+_LONGEST_NAME = 1024  # bytes: the whole greeting must stay under 4 KiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +134,11 @@ class Conversation:
         Makes 16 fresh random bytes.
     pongs
         Whether the driver answers pings even when nobody waits for a request.
+
+    Raises
+    ------
+    UsageError
+        When the name is longer than a greeting may be.
     """
 
     def __init__(
@@ -144,9 +152,14 @@ class Conversation:
         nonce: Callable[[], bytes],
         pongs: bool,
     ) -> None:
+        if len(name.encode()) > _LONGEST_NAME:
+            text = (
+                f"the name is {len(name.encode())} bytes long; at most {_LONGEST_NAME} can be sent"
+            )
+            raise UsageError(text)
         self.server, self.client, self.name, self.role = server, client, name, role
         self._token, self._nonce, self._pongs = token, nonce, pongs
-        self._wire = Wire("client", self._place)
+        self._wire = Wire("client", self._place, _LIMITS)
         self._out: list[Buffer] = []
         self._hello: messages.Hello | None = None
         self._challenge: messages.Challenge | None = None
@@ -165,7 +178,7 @@ class Conversation:
         self._epoch += 1
         self.ready = False
         traffic = self._wire.traffic
-        self._wire = Wire("client", self._place)
+        self._wire = Wire("client", self._place, _LIMITS)
         self._wire.traffic = traffic  # counts go on over all connections
         self._out, self._challenge = [], None
         self._hello = messages.Hello(
@@ -251,7 +264,7 @@ class Conversation:
 
     def define(self, arrays: Mapping[str, Array]) -> Request:
         """Offer a model; the result is (whether it was taken, the version)."""
-        arrays = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+        arrays = {name: _little(np.asarray(array, order="C")) for name, array in arrays.items()}
         layout = Layout.of(arrays)
         parts, payloads = _parts_of(layout, arrays, np.zeros(len(layout.tensors), np.int64))
         rows = tuple((name, a.dtype.name, a.shape) for name, a in arrays.items())
@@ -298,7 +311,8 @@ class Conversation:
         """Ask for the parameters; the result is whether they changed."""
 
         def finish(message: Message) -> bool:
-            return bool(message.parts)  # type: ignore[attr-defined]
+            assert isinstance(message, messages.Params)
+            return bool(message.parts)
 
         return self._ask(
             Request(
@@ -320,7 +334,11 @@ class Conversation:
 
     def ping(self) -> Request:
         """Ask whether the server is alive; the result is None."""
-        return self._ask(Request("a sign of life", messages.Ping, lambda message: None))
+
+        def finish(message: Message) -> None:
+            assert isinstance(message, messages.Pong)
+
+        return self._ask(Request("a sign of life", messages.Ping, finish))
 
     # ------------------------------------------------------------ inside
 
@@ -343,13 +361,8 @@ class Conversation:
         if request is None or request.into is None:
             return Discard()
         parts: Parts = message.parts  # type: ignore[attr-defined]
-        if any(
-            part.stop > request.into.layout.nbytes
-            or part.codec != raw.NAME
-            or part.nbytes != part.stop - part.start
-            for part in parts
-        ):
-            raise RemoteProtocolError(f"{self.server} sent parts that do not fit the model")
+        if not _make_up(request.into.layout, parts):
+            raise RemoteProtocolError(f"{self.server} sent parts that do not make up the model")
         return _Into(request.into, parts)
 
     def _hear(self, message: Message) -> None:
@@ -388,7 +401,9 @@ class Conversation:
             return
         try:
             request.resolve(request.finish(message))
-        except (AssertionError, Refused, UsageError) as error:
+        except (RemoteProtocolError, Refused) as error:
+            request.resolve(error=error)
+        except (AssertionError, ValueError) as error:
             text = f"{self.server} answered {request.what!r} with a {message.kind!r}: {error}"
             request.resolve(error=RemoteProtocolError(text))
 
@@ -406,7 +421,11 @@ class Conversation:
 
     def _learn(self, rows: Any) -> None:
         """Learn the server's model; it may not change under a client's feet."""
-        layout = Layout(row[:3] for row in rows)
+        try:
+            layout = Layout(row[:3] for row in rows)
+        except UsageError as error:
+            text = f"{self.server} has a model that this client cannot hold: {error}"
+            raise RemoteProtocolError(text) from None
         if [tensor.offset for tensor in layout.tensors] != [row[3] for row in rows]:
             raise RemoteProtocolError(f"{self.server} describes a model in another order of bytes")
         if self.layout is None:
@@ -459,6 +478,15 @@ def _parts_of(
     return tuple(found), payloads
 
 
+def _make_up(layout: Layout, parts: Parts) -> bool:
+    """Say whether these are a whole model: less would leave a mixture of two versions."""
+    starts = [0, *(part.stop for part in parts)]
+    return starts.pop() == layout.nbytes and all(
+        part.start == start and part.codec == raw.NAME and part.nbytes == part.stop - part.start
+        for part, start in zip(parts, starts, strict=True)
+    )
+
+
 def _join(left: Part, right: Part) -> Part | None:
     joined = Part(left.start, right.stop, left.codec, left.nbytes + right.nbytes, left.version)
     fits = left.stop == right.start and left.version == right.version
@@ -472,7 +500,7 @@ def _index(layout: Layout, name: str) -> int:
 
 
 def _checked(tensor: Tensor, array: Array) -> Array:
-    array = np.asarray(array)
+    array = _little(np.asarray(array))
     if array.shape != tensor.shape:
         raise UsageError(
             f"{tensor.name!r}: the gradient has shape {array.shape}, the tensor {tensor.shape}"
@@ -483,6 +511,12 @@ def _checked(tensor: Tensor, array: Array) -> Array:
             f" {tensor.dtype.name}: convert it with .astype({tensor.dtype.name!r})"
         )
     return array
+
+
+def _little(array: Array) -> Array:
+    """Return an array with its bytes in the wire's order."""
+    order = array.dtype.newbyteorder("<") if array.dtype.str.startswith(">") else array.dtype
+    return array.astype(order, copy=False)
 
 
 def _lists(value: Any) -> Any:

@@ -31,64 +31,34 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from itertools import zip_longest
 from types import TracebackType
 from typing import Any, NoReturn, Self
-
-import numpy as np
-
-from aiops.client.blocking import Client
-from aiops.client.conversation import Receipt
-from aiops.client.params import Params
-from aiops.client.worker import Worker
-from aiops.errors import BadPush, UsageError, nearest
-from aiops.layout import Array, dtype_named
 
 try:
     import torch as _torch
 except ImportError as missing:
     raise ImportError(
-        "aiops.client.torch needs PyTorch, which is not installed here: pip install 'aiops-ps[torch]'",
+        "aiops.client.torch needs PyTorch, which is not here: pip install 'aiops-ps[torch]'",
         name="torch",
     ) from missing
+
+from aiops.client.conversation import Receipt
+from aiops.client.params import Params
+from aiops.client.torch_params import fetch_into, finish_copies, sort_out, to_array, to_tensor
+from aiops.client.worker import Worker
+from aiops.errors import UsageError
+from aiops.layout import Array
 
 __all__ = ["RemoteOptimizer", "fetch_into"]
 
 _log = logging.getLogger("aiops.client")
 
-_DTYPES = (_torch.float64, _torch.float32, _torch.float16, _torch.bfloat16)
-
-_OPTIONS = {"params", "param_names", "lr", "initial_lr", "name"}
-"""What a parameter group may say; everything else would be the server's to know."""
-
 _PLAIN = {"asgd", "sasgd", "softsync", "hardsync"}
 """Policies whose step is linear in the gradient: scaling it scales the learning rate."""
-
-
-@dataclass(slots=True, eq=False)
-class _Slot:
-    """One parameter: the module's tensor, the worker's copy, and where a gradient is staged."""
-
-    name: str
-    group: int
-    param: Any
-    server: Any = None  # shares the memory of the worker's arena
-    staging: Any = None  # page-locked host memory, for a parameter on a CUDA device
-    seen: int = 0  # the parameter's own version counter after it was last overwritten
-
-    def host(self, gradient: Any) -> Any:
-        """Return a gradient as a CPU tensor of the registered dtype: itself, where it can be.
-
-        A copy from a CUDA device may still be under way; see `_finish_copies`.
-        """
-        gradient = gradient.to(self.server.dtype)
-        if gradient.device.type != "cuda":
-            return gradient.cpu()
-        if self.staging is None:
-            self.staging = _torch.empty(gradient.shape, dtype=gradient.dtype, pin_memory=True)
-        return self.staging.copy_(gradient, non_blocking=True)
 
 
 class RemoteOptimizer(_torch.optim.Optimizer):  # type: ignore[misc]
@@ -139,14 +109,14 @@ class RemoteOptimizer(_torch.optim.Optimizer):  # type: ignore[misc]
         name: str | None = None,
         timeout: float = 60.0,
     ) -> None:
-        self._made = False
+        self._made = self._warned = False
         self.last: Receipt | None = None
-        groups, self._slots, self._frozen = _sort(params)
+        groups, self._slots, self._frozen = sort_out(params)
         super().__init__(groups, {"lr": None})
-        arrays = {slot.name: _array(slot.param.detach().cpu()) for slot in self._slots}
+        arrays = {slot.name: to_array(slot.param.detach().cpu()) for slot in self._slots}
         self.worker = Worker(url, arrays, token=token, name=name, timeout=timeout)
         # Goodbye is said when this is collected or the program ends, so that nobody waits for it.
-        self._finalizer = weakref.finalize(self, self.worker.close)
+        self._finalizer = weakref.finalize(self, _leave, self.worker, os.getpid())
         try:
             self.server_lr = float(self.worker.stats()["settings"].get("lr", 1.0))
             self._adopt()
@@ -163,7 +133,7 @@ class RemoteOptimizer(_torch.optim.Optimizer):  # type: ignore[misc]
                 group["lr"] = self.server_lr
             self._factor(number, group)
         for slot in self._slots:
-            slot.server = _tensor(self.worker.params[slot.name])
+            slot.server = to_tensor(self.worker.params[slot.name])
         own = sum(not _torch.equal(slot.param.detach().cpu(), slot.server) for slot in self._slots)
         if own:
             _log.info(
@@ -273,8 +243,8 @@ class RemoteOptimizer(_torch.optim.Optimizer):  # type: ignore[misc]
             devices.add(gradient.device)
         if not found:
             raise UsageError("no parameter has a gradient: call loss.backward() before step()")
-        _finish_copies(devices)
-        return {name: _array(tensor) for name, tensor in found.items()}
+        finish_copies(devices)
+        return {name: to_array(tensor) for name, tensor in found.items()}
 
     def _factor(self, number: int, group: Mapping[str, Any]) -> float:
         """Return what a group's gradients are multiplied by for its learning rate."""
@@ -296,13 +266,14 @@ class RemoteOptimizer(_torch.optim.Optimizer):  # type: ignore[misc]
     def _check_unchanged(self) -> None:
         """See that nobody trains what the server does not know, or overlooks that it decides."""
         for name, param in self._frozen:
-            if param.grad is not None:
+            if param.requires_grad and param.grad is not None:
                 raise UsageError(
                     f"{name!r} was frozen when this optimizer was made, so the server has no such"
                     " tensor: make it trainable first, and the optimizer after that"
                 )
         changed = [slot.name for slot in self._slots if slot.param._version != slot.seen]
-        if changed:
+        if changed and not self._warned:
+            self._warned = True
             _log.warning(
                 "%r and %d other parameters were changed here since the last step; the server does"
                 " not see that, and overwrites them (to start from a checkpoint, load it before the"
@@ -356,12 +327,13 @@ class RemoteOptimizer(_torch.optim.Optimizer):  # type: ignore[misc]
                 "this is the state of another optimizer: the server keeps the optimizer's state"
                 " here, so there is nothing to load it into"
             )
-        mine, theirs = (
-            [group["param_names"] for group in groups]
-            for groups in (self.param_groups, state_dict["param_groups"])
-        )
-        if mine != theirs:
-            raise UsageError(f"this state is of other parameters: {theirs}, not {mine}")
+        mine, theirs = _names(self.param_groups), _names(state_dict["param_groups"])
+        for own, other in zip_longest(mine, theirs):
+            if own != other:
+                raise UsageError(
+                    f"this state is of other parameters: it has {other or 'nothing'} (group, name)"
+                    f" where this optimizer has {own or 'nothing'}"
+                )
         super().load_state_dict(state_dict)
         if saved["version"] != self.version:
             _log.info(
@@ -385,154 +357,12 @@ class RemoteOptimizer(_torch.optim.Optimizer):  # type: ignore[misc]
         )
 
 
-def fetch_into(
-    params: _torch.nn.Module | Iterable[Any],
-    url: str,
-    *,
-    token: str | None = None,
-    timeout: float = 60.0,
-) -> int:
-    """Overwrite parameters with the server's newest as an observer, to evaluate or to export them.
-
-    Parameters
-    ----------
-    params
-        As `RemoteOptimizer`'s; frozen or not. What the server does not have stays as it is.
-    url, token, timeout
-        As `Client`'s.
-
-    Returns
-    -------
-    The model version.
-
-    Raises
-    ------
-    NotReady
-        When nobody has defined the model yet.
-    BadPush
-        When a tensor of the server's is missing here or has another shape; nothing has changed.
-    """
-    mine = {name: tensor for _, pairs in _groups(params) for name, tensor in pairs}
-    with Client(url, token=token, timeout=timeout) as client:
-        theirs = client.fetch()
-    for name, array in theirs.items():
-        if name not in mine:
-            raise BadPush(f"{url} has a tensor {name!r} that is none here; {nearest(name, mine)}")
-        if tuple(mine[name].shape) != array.shape:
-            raise BadPush(
-                f"{name!r} has shape {array.shape} at {url}, but {tuple(mine[name].shape)} here"
-            )
-    with _torch.no_grad():
-        for name, array in theirs.items():
-            mine[name].copy_(_tensor(array))
-    return theirs.version
+def _names(groups: Iterable[Mapping[str, Any]]) -> list[tuple[int, str]]:
+    """Return the parameters' groups and names, in order."""
+    return [(n, name) for n, group in enumerate(groups) for name in group["param_names"]]
 
 
-# ---------------------------------------------------------------- parameters and their names
-
-_Pairs = list[tuple[str, Any]]
-
-
-def _groups(params: Any) -> list[tuple[dict[str, Any], _Pairs]]:
-    """Return, per parameter group, its options and its (name, tensor) pairs."""
-    if isinstance(params, _torch.nn.Module):
-        params = params.named_parameters()  # which names a tied weight once
-    if isinstance(params, _torch.Tensor):
-        raise UsageError("give the optimizer a module or a list of parameters, not one tensor")
-    items = list(params)
-    if not items or not isinstance(items[0], Mapping):
-        items = [{"params": items}]
-    found = []
-    for number, item in enumerate(items):
-        strange = sorted(item.keys() - _OPTIONS)
-        if strange:
-            raise UsageError(
-                f"group {number} sets {strange[0]!r}, but the rule and its settings are the"
-                " server's: set it there; a group here has 'params' and 'lr'"
-            )
-        members = item["params"]
-        if isinstance(members, set | frozenset):
-            raise UsageError(f"group {number} is a set, whose order is random: give a list")
-        members = [members] if isinstance(members, _torch.Tensor) else list(members)
-        pairs = [
-            member if isinstance(member, tuple) else (f"group{number}.param{index}", member)
-            for index, member in enumerate(members)
-        ]
-        options = {key: item[key] for key in item if key not in ("params", "param_names")}
-        # torch.compile wraps a module and renames its parameters; the other workers may not.
-        found.append((options, [(name.replace("_orig_mod.", ""), p) for name, p in pairs]))
-    return found
-
-
-def _sort(params: Any) -> tuple[list[dict[str, Any]], list[_Slot], _Pairs]:
-    """Return the groups for `torch.optim.Optimizer`, what is trained, and what is frozen."""
-    groups: list[dict[str, Any]] = []
-    slots: list[_Slot] = []
-    frozen: _Pairs = []
-    names: dict[int, str] = {}
-    taken: set[str] = set()
-    for number, (options, pairs) in enumerate(_groups(params)):
-        trained: _Pairs = []
-        for name, param in pairs:
-            if not isinstance(param, _torch.Tensor):
-                raise UsageError(f"{name!r} is a {type(param).__name__}, not a tensor")
-            if id(param) in names:
-                raise UsageError(
-                    f"{name!r} is the same tensor as {names[id(param)]!r}: give each one once, as"
-                    " module.named_parameters() does"
-                )
-            if name in taken:
-                raise UsageError(f"two parameters are called {name!r}: give them different names")
-            names[id(param)] = name
-            taken.add(name)
-            if param.requires_grad:
-                _check(name, param)
-                trained.append((name, param))
-            else:
-                frozen.append((name, param))
-        slots.extend(_Slot(name, number, param) for name, param in trained)
-        members = {"params": [p for _, p in trained], "param_names": [n for n, _ in trained]}
-        groups.append({**options, **members})
-    if not slots:
-        raise UsageError("there is nothing to train: no parameter has requires_grad=True")
-    return groups, slots, frozen
-
-
-def _check(name: str, param: Any) -> None:
-    """Refuse a parameter that cannot be trained remotely."""
-    if _torch.nn.parameter.is_lazy(param):
-        raise UsageError(
-            f"{name!r} has no shape yet: run the lazy module once before the optimizer is made"
-        )
-    if param.dtype not in _DTYPES:
-        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
-        raise UsageError(f"{name!r} is {param.dtype}, which cannot be trained remotely; {known} can")
-    if param.layout != _torch.strided or param.is_meta:
-        raise UsageError(f"{name!r} is sparse or has no memory: only dense tensors can be trained")
-    if not param.is_leaf:
-        raise UsageError(f"{name!r} was computed from other tensors: give those to the optimizer")
-
-
-# ---------------------------------------------------------------- tensors and arrays
-
-
-def _array(tensor: Any) -> Array:
-    """Return a CPU tensor as an array over the same memory."""
-    if tensor.dtype == _torch.bfloat16:  # which NumPy does not know
-        return np.asarray(tensor.view(_torch.int16).numpy()).view(dtype_named("bfloat16"))
-    array: Array = tensor.numpy()
-    return array
-
-
-def _tensor(array: Array) -> Any:
-    """Return an array as a CPU tensor over the same memory."""
-    if array.dtype.name == "bfloat16":
-        return _torch.from_numpy(array.view(np.int16)).view(_torch.bfloat16)
-    return _torch.from_numpy(array)
-
-
-def _finish_copies(devices: Iterable[Any]) -> None:
-    """Wait until gradients that are on their way from CUDA devices are here."""
-    for device in devices:
-        if device.type == "cuda":
-            _torch.cuda.current_stream(device).synchronize()
+def _leave(worker: Worker, process: int) -> None:
+    """Say goodbye; but not from a forked process (a DataLoader's), which shares the connection."""
+    if os.getpid() == process:
+        worker.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -17,6 +18,7 @@ T = TypeVar("T")
 
 _TAIL = 12  # lines of a child's standard error that are kept for the report
 _MERCY = 0.4  # seconds between asking a child to end and ending it
+_LAST = 5.0  # seconds for the system to clear away what was ended
 
 
 class DemoFailed(AiopsError):
@@ -41,7 +43,7 @@ class Child:
         assert self.process.stdin is not None
         self.process.stdin.write(b"go\n")
 
-    def send(self, number: int) -> None:
+    def send(self, number: signal.Signals) -> None:
         """Send a signal, if it is still there."""
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -76,14 +78,13 @@ class Family:
     async def start(
         self,
         name: str,
-        module: str,
-        flags: Sequence[str],
+        arguments: Sequence[str],
         on_line: Callable[[str], None],
         *,
         environment: Mapping[str, str] | None = None,
         lasting: bool = False,
     ) -> Child:
-        """Start ``python -m module flags``, on a leash.
+        """Start ``python -m arguments``; the module is on a leash, by itself or through ours.
 
         Parameters
         ----------
@@ -96,14 +97,17 @@ class Family:
         lasting
             Whether it is meant to last until it is ended: then any exit of its own is trouble.
         """
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "aiops.demo.leash", module, *flags),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={**_own_environment(), **(environment or {})},
-            start_new_session=True,  # a Ctrl-C at the terminal is for the parent to handle
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", *arguments),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env={**_own_environment(), **(environment or {})},
+                start_new_session=True,  # a Ctrl-C at the terminal is for the parent to handle
+            )
+        except OSError as error:
+            raise DemoFailed(f"{name} cannot be started: {error.strerror or error}") from None
         child = Child(name, process)
         self.children.append(child)
         self._listeners.append(asyncio.create_task(self._listen(child, on_line, lasting)))
@@ -142,17 +146,17 @@ class Family:
     async def end(self) -> None:
         """End every child: ask, then insist. Does not fail."""
         self._ending = True
-        for number in (15, 9):
+        for number, seconds in ((signal.SIGTERM, _MERCY), (signal.SIGKILL, _LAST)):
             for child in reversed(self.children):  # the server, which is the first, last
                 child.send(number)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_MERCY if number == 15 else None):
+                async with asyncio.timeout(seconds):
                     for child in self.children:
                         await child.ended.wait()
                 break
+        for listener in self._listeners:
+            listener.cancel()
         await asyncio.gather(*self._listeners, return_exceptions=True)
-        if not self._trouble.done():
-            self._trouble.cancel()
 
     async def __aenter__(self) -> Self:
         return self
@@ -190,5 +194,5 @@ async def _read_lines(reader: asyncio.StreamReader, take: Callable[[str], None])
 
 def _own_environment() -> dict[str, str]:
     """Return our variables, without those that would make the server another one than announced."""
-    kept = ("AIOPS_DATA", "AIOPS_KERNELS")
+    kept = ("AIOPS_DATA", "AIOPS_KERNELS", "AIOPS_TOKEN")
     return {k: v for k, v in os.environ.items() if not k.startswith("AIOPS_") or k in kept}

@@ -91,22 +91,22 @@ class Record:
         """The latest sample, or None when there is none yet."""
         return self.samples[-1] if self.samples else None
 
-    def note(self, report: Mapping[str, Any], seconds: float, loss: float, accuracy: float) -> None:
-        """Add a sample, made of the server's statistics and what the observer found."""
+    def note(self, report: Mapping[str, Any], updates: int, loss: float, accuracy: float) -> None:
+        """Add a sample: the server's statistics, and what a version of the model was found to be."""
         rows = {row["name"]: row for row in report["workers"] if row["role"] == "worker"}
         for worker in self.workers:
             worker.report = rows.get(worker.name, worker.report)
         sample = Sample(
-            seconds=seconds,
-            updates=report["version"],
+            seconds=self.seconds,
+            updates=updates,
             loss=loss,
             accuracy=accuracy,
             mean_staleness=report["mean_staleness"],
             bytes_pushed=sum(row["bytes_pushed"] for row in rows.values()),
             bytes_fetched=sum(row["bytes_fetched"] for row in rows.values()),
         )
-        if self.last is not None and seconds > self.last.seconds:
-            rate = (sample.updates - self.last.updates) / (seconds - self.last.seconds)
+        if self.last is not None and sample.seconds > self.last.seconds:
+            rate = (updates - self.last.updates) / (sample.seconds - self.last.seconds)
             sample = dataclasses.replace(sample, rate=rate)
         self.report = report
         self.samples.append(sample)

@@ -96,19 +96,14 @@ class _Demo:
         observer = AsyncClient(record.url, name="demo", timeout=LOOK_DEADLINE)
         try:
             await within(LOOK_DEADLINE, "connecting to the server", observer.connect())
-            await self._look(observer)
+            await within(LOOK_DEADLINE, "the first look", self._look(observer))
             record.phase = "training"
             self._began = time.monotonic()
             for child in children:
                 child.say_the_word()
-            watching = asyncio.create_task(self._watch(observer))
-            try:
-                await self._train(watching)
-            finally:
-                watching.cancel()
-                await asyncio.gather(watching, return_exceptions=True)
+            await self._train(observer)
             record.phase = "testing"
-            await self._look(observer)
+            await within(LOOK_DEADLINE, "the last look", self._look(observer))
             record.phase = "done"
         finally:
             await observer.close()
@@ -122,8 +117,8 @@ class _Demo:
             if not said.done():
                 said.set_result(line.strip())
 
-        flags = self._record.settings.server_flags()
-        await self._family.start("the server", "aiops.server", flags, on_line, lasting=True)
+        command = ("aiops.demo.leash", "aiops.server", *self._record.settings.server_flags())
+        await self._family.start("the server", command, on_line, lasting=True)
         return await said
 
     async def _start_worker(self, worker: Crewman) -> Child:
@@ -147,9 +142,8 @@ class _Demo:
                 worker.progress = Progress(**said)
             self._heard.set()
 
-        return await self._family.start(
-            worker.name, "aiops.demo.worker", task.flags(), on_line, environment=_ONE_CORE
-        )
+        command = ("aiops.demo.worker", *task.flags())
+        return await self._family.start(worker.name, command, on_line, environment=_ONE_CORE)
 
     async def _all_ready(self) -> None:
         while not all(worker.ready for worker in self._record.workers):
@@ -158,9 +152,10 @@ class _Demo:
 
     # ------------------------------------------------------------ training
 
-    async def _train(self, watching: asyncio.Task[None]) -> None:
-        """Wait until every worker is done; the server may never fall silent meanwhile."""
+    async def _train(self, observer: AsyncClient) -> None:
+        """Wait until every worker is done; they may never all fall silent meanwhile."""
         record, family = self._record, self._family
+        watching = asyncio.create_task(self._watch(observer))
         enders = [asyncio.create_task(self._ended(child)) for child in family.children[1:]]
         try:
             while not all(worker.ended for worker in record.workers):
@@ -170,8 +165,10 @@ class _Demo:
                     watching.result()
         finally:
             record.seconds = time.monotonic() - self._began
-            for ender in enders:
-                ender.cancel()
+            self._began = 0.0
+            for task in (watching, *enders):
+                task.cancel()
+            await asyncio.gather(watching, *enders, return_exceptions=True)
 
     async def _ended(self, child: Child) -> None:
         await child.ended.wait()
@@ -187,12 +184,13 @@ class _Demo:
     async def _watch(self, observer: AsyncClient) -> None:
         """Look now and then: often at first, when most is learnt, then twice per second."""
         while True:
-            await asyncio.sleep(min(0.5, 0.1 + (time.monotonic() - self._began) / 10))
+            await asyncio.sleep(min(0.5, 0.1 + self._record.seconds / 10))
             await self._look(observer)
 
     async def _look(self, observer: AsyncClient) -> None:
         """Fetch statistics and parameters, and test these."""
-        seconds = time.monotonic() - self._began if self._began else 0.0
+        if self._began:
+            self._record.seconds = time.monotonic() - self._began
         try:
             async with asyncio.timeout(LOOK_DEADLINE):
                 report, self._params = await asyncio.gather(
@@ -201,8 +199,7 @@ class _Demo:
         except TimeoutError:
             raise DemoFailed(f"the server did not answer within {LOOK_DEADLINE:g} s") from None
         loss, accuracy = await asyncio.to_thread(self._test, self._params)
-        self._record.note(report, seconds, loss, accuracy)
-        self._record.seconds = seconds
+        self._record.note(report, self._params.version, loss, accuracy)
 
     def _test(self, params: Params) -> tuple[float, float]:
         """Return the loss and the accuracy on the test set, of one pass."""

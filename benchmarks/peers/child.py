@@ -44,12 +44,15 @@ class WorkerOrders:
 
     worker: Worker
     array: Array
+    whole: bool
     own = 0
 
     def join(self, job: Job, address: str, index: int) -> None:
         """Connect to the server."""
         self.worker = load(job.peer).Worker(job, address, index)
         self.array = self.worker.params
+        # A single worker cannot see versions mix, whatever the peer does.
+        self.whole = job.workers == 1 or bool(job.settings["whole"])
 
     def run(self, cycles: int) -> Lap:
         """Run so many cycles and time each."""
@@ -62,11 +65,11 @@ class WorkerOrders:
         self.own += cycles
         return Lap(stamps[0], stamps[-1], np.diff(np.array(stamps)))
 
-    def check(self, total: int) -> bool:
-        """Fail unless the parameters are in the worker's own array; tell if they are one version."""
+    def check(self, total: int) -> str:
+        """Fail unless the parameters are in the worker's own array; tell how they read."""
         if self.worker.params is not self.array:
             raise ValueError("the parameters moved to another array")
-        return check_worker(self.array, self.own, total)
+        return check_worker(self.array, self.own, total, self.whole)
 
     def close(self) -> None:
         """Disconnect."""

@@ -1,13 +1,12 @@
 """torch.distributed over gloo: point-to-point messages between a server rank and N worker ranks.
 
 The server has a thread per worker, each with a process group of its own. Tensors share the memory
-of the arrays, so nothing is copied; receives are posted before the other side may send, and large
-tensors travel as several messages, which gloo overlaps.
+of the arrays, so nothing is copied. Receives are posted before the other side can send, and large
+arrays travel as several messages at once: both quicker than one `send` and one `recv` after it.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Mapping
 from datetime import timedelta
@@ -15,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peers.base import HOST, Array, Job, Setting, gradient, lacks, load_sgd
+from benchmarks.peers.base import HOST, Array, Job, Setting, gradient, lacks, load_sgd, pieces
 
-SETTINGS: Mapping[str, Setting] = {"chunk": 1 << 20, "prepost": True, "whole": False}
-"""``chunk``: bytes of one message. ``whole``: hold the lock while sending, so versions never mix."""
+SETTINGS: Mapping[str, Setting] = {"chunk": 4 << 20, "whole": False}
+"""``chunk``: bytes of one message. ``whole``: send under the lock."""
 ENVIRONMENT: Mapping[str, str] = {"GLOO_SOCKET_IFNAME": "lo"}
 
 _QUIET = timedelta(hours=6)
@@ -31,29 +30,36 @@ def missing() -> str | None:
 
 
 class _Line:
-    """Messages to and from one rank of a group of two; an array is a list of tensors over it."""
+    """Messages to and from the other rank of a group of two."""
 
-    def __init__(self, job: Job, store: Any, rank: int) -> None:
+    def __init__(self, other: int, group: Any) -> None:
         import torch.distributed as dist
 
-        self._dist = dist
-        self._chunk = int(job.settings["chunk"]) // 4
-        dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=job.workers + 1, timeout=_QUIET
-        )
-        # Every rank makes every group, in the same order: that is what new_group asks for.
-        self.groups = [dist.new_group([0, i + 1], timeout=_QUIET) for i in range(job.workers)]
+        self._isend, self._irecv = dist.isend, dist.irecv
+        self._other, self._group = other, group
 
-    def pieces(self, array: Array) -> list[Any]:
-        import torch
+    def receive(self, tensors: list[Any]) -> list[Any]:
+        return [self._irecv(tensor, self._other, self._group) for tensor in tensors]
 
-        return list(torch.from_numpy(array).split(self._chunk or array.size))
+    def send(self, tensors: list[Any]) -> list[Any]:
+        return [self._isend(tensor, self._other, self._group) for tensor in tensors]
 
-    def receive(self, pieces: list[Any], rank: int, group: Any) -> list[Any]:
-        return [self._dist.irecv(piece, rank, group) for piece in pieces]
 
-    def send(self, pieces: list[Any], rank: int, group: Any) -> list[Any]:
-        return [self._dist.isend(piece, rank, group) for piece in pieces]
+def _meet(job: Job, store: Any, rank: int) -> list[Any]:
+    """Wait for all ranks; return a group of the server and worker i for every i."""
+    import torch.distributed as dist
+
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=job.workers + 1, timeout=_QUIET
+    )
+    # Every rank makes every group, in the same order: that is what new_group asks for.
+    return [dist.new_group([0, worker + 1], timeout=_QUIET) for worker in range(job.workers)]
+
+
+def _tensors(array: Array, job: Job) -> list[Any]:
+    import torch
+
+    return [torch.from_numpy(part) for part in pieces(array, int(job.settings["chunk"]))]
 
 
 def _wait(works: list[Any]) -> None:
@@ -75,30 +81,28 @@ class Server:
 
     def start(self) -> str:
         """Meet the workers in a thread; the address is the store's port."""
-        threading.Thread(target=self._meet, daemon=True).start()
+        threading.Thread(target=self._serve_all, daemon=True).start()
         return str(self._store.port)
 
-    def _meet(self) -> None:
-        line = _Line(self._job, self._store, 0)
-        for index in range(self._job.workers):
-            threading.Thread(target=self._serve, args=(line, index), daemon=True).start()
+    def _serve_all(self) -> None:
+        for index, group in enumerate(_meet(self._job, self._store, 0)):
+            line = _Line(index + 1, group)
+            threading.Thread(target=self._serve, args=(line,), daemon=True).start()
 
-    def _serve(self, line: _Line, index: int) -> None:
-        rank, group = index + 1, line.groups[index]
+    def _serve(self, line: _Line) -> None:
+        whole = bool(self._job.settings["whole"])
         g = np.empty(self._job.elements, np.float32)
-        pushed, theta = line.pieces(g), line.pieces(self._theta)
-        prepost = self._job.settings["prepost"]
-        if prepost:
-            push = line.receive(pushed, rank, group)
+        into, out = _tensors(g, self._job), _tensors(self._theta, self._job)
+        push = line.receive(into)
         while True:
-            if not prepost:
-                push = line.receive(pushed, rank, group)
             _wait(push)
             with self._lock:
                 self._sgd(self._theta, g)
-            if prepost:
-                push = line.receive(pushed, rank, group)
-            _wait(line.send(theta, rank, group))
+                push = line.receive(into)
+                if whole:
+                    _wait(line.send(out))
+            if not whole:
+                _wait(line.send(out))
 
     def parameters(self) -> Array:
         """Return the array itself."""
@@ -117,20 +121,15 @@ class Worker:
 
         torch.set_num_threads(1)
         self.params: Array = np.zeros(job.elements, np.float32)
-        self._line = _Line(job, dist.TCPStore(HOST, int(address), None, False), index + 1)
-        self._group = self._line.groups[index]
-        self._into = self._line.pieces(self.params)
-        self._out = self._line.pieces(gradient(job.elements))
-        self._pp=job.settings["prepost"]
+        self._into = _tensors(self.params, job)
+        self._out = _tensors(gradient(job.elements), job)
+        store = dist.TCPStore(HOST, int(address), None, False)
+        self._line = _Line(0, _meet(job, store, index + 1)[index])
 
     def cycle(self) -> None:
         """Post the receives, send the gradient to rank 0, and wait for the parameters."""
-        if self._pp:
-            reply = self._line.receive(self._into, 0, self._group)
-            _wait(self._line.send(self._out, 0, self._group))
-        else:
-            _wait(self._line.send(self._out, 0, self._group))
-            reply = self._line.receive(self._into, 0, self._group)
+        reply = self._line.receive(self._into)
+        _wait(self._line.send(self._out))
         _wait(reply)
 
     def close(self) -> None:

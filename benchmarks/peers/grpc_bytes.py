@@ -1,8 +1,8 @@
 """gRPC with raw bytes: generic handlers, no protobuf, no limits on the size of a message.
 
-gRPC for Python sends and receives `bytes`, so each side copies once into the message and the
-worker once more out of it. ``style`` chooses between one call per cycle (``unary``) and one stream
-for all cycles (``stream``).
+A worker holds one bidirectional stream for all its cycles, which beats a call per cycle; large
+arrays travel as messages of ``chunk`` bytes. gRPC for Python sends and receives `bytes`, so each
+side copies once into the message, and the worker once more out of it.
 """
 
 from __future__ import annotations
@@ -11,25 +11,34 @@ import queue
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from benchmarks.peers.base import HOST, Array, Job, Setting, gradient, lacks, load_sgd
+from benchmarks.peers.base import (
+    HOST,
+    KEEP_MEMORY,
+    Array,
+    Job,
+    Setting,
+    gradient,
+    lacks,
+    load_sgd,
+    pieces,
+)
 
 SETTINGS: Mapping[str, Setting] = {
-    "style": "unary",
+    "chunk": 4 << 20,
     "max_frame_size": (1 << 24) - 1,
     "lookahead_bytes": 64 << 20,
     "write_buffer_size": 64 << 20,
-    "tcp_read_chunk_size": 0,
-    "bdp_probe": True,
-    "minimal_stack": False,
+    "whole": False,
 }
-"""HTTP/2 and TCP settings, in bytes (0 leaves gRPC's own)."""
+"""Sizes in bytes; the middle three are HTTP/2's. ``whole``: copy the reply under the lock."""
+ENVIRONMENT: Mapping[str, str] = KEEP_MEMORY
 
-_SERVICE, _METHOD = "aiops.benchmark.Exchange", "cycle"
-_PATH = f"/{_SERVICE}/{_METHOD}"
+_SERVICE, _METHOD = "aiops.benchmark.Exchange", "cycles"
 
 
 def missing() -> str | None:
@@ -38,20 +47,14 @@ def missing() -> str | None:
 
 
 def _options(settings: Mapping[str, Setting]) -> list[tuple[str, int]]:
-    options = [
+    return [
         ("grpc.max_send_message_length", -1),
         ("grpc.max_receive_message_length", -1),
         ("grpc.enable_http_proxy", 0),
-        ("grpc.http2.bdp_probe", int(settings["bdp_probe"])),
-        ("grpc.minimal_stack", int(settings["minimal_stack"])),
+        ("grpc.http2.max_frame_size", int(settings["max_frame_size"])),
+        ("grpc.http2.lookahead_bytes", int(settings["lookahead_bytes"])),
+        ("grpc.http2.write_buffer_size", int(settings["write_buffer_size"])),
     ]
-    for name in ("max_frame_size", "lookahead_bytes", "write_buffer_size"):
-        if value := int(settings[name]):
-            options.append((f"grpc.http2.{name}", value))
-    if chunk := int(settings["tcp_read_chunk_size"]):
-        for prefix in ("tcp_read", "tcp_min_read", "tcp_max_read"):
-            options.append((f"grpc.experimental.{prefix}_chunk_size", chunk))
-    return options
 
 
 class Server:
@@ -61,15 +64,12 @@ class Server:
         import grpc
 
         self._theta: Array = np.zeros(job.elements, np.float32)
+        self._parts = pieces(self._theta, int(job.settings["chunk"]))
+        self._whole = bool(job.settings["whole"])
         self._sgd = load_sgd()
         self._lock = threading.Lock()
-        self._server = grpc.server(
-            ThreadPoolExecutor(job.workers), options=_options(job.settings)
-        )
-        if job.settings["style"] == "stream":
-            handler = grpc.stream_stream_rpc_method_handler(self._stream)
-        else:
-            handler = grpc.unary_unary_rpc_method_handler(self._unary)
+        self._server = grpc.server(ThreadPoolExecutor(job.workers), options=_options(job.settings))
+        handler = grpc.stream_stream_rpc_method_handler(self._serve)
         self._server.add_generic_rpc_handlers(
             [grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: handler})]
         )
@@ -80,14 +80,15 @@ class Server:
         self._server.start()
         return f"{HOST}:{port}"
 
-    def _unary(self, pushed: bytes, context: Any) -> bytes:
-        with self._lock:
-            self._sgd(self._theta, np.frombuffer(pushed, np.float32))
-        return self._theta.tobytes()
-
-    def _stream(self, pushes: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        for pushed in pushes:
-            yield self._unary(pushed, context)
+    def _serve(self, messages: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        while pushed := list(islice(messages, len(self._parts))):
+            with self._lock:
+                for part, g in zip(self._parts, pushed, strict=True):
+                    self._sgd(part, np.frombuffer(g, np.float32))
+                reply = [part.tobytes() for part in self._parts] if self._whole else []
+            del g
+            pushed.clear()  # their memory serves the next gradient
+            yield from reply or (part.tobytes() for part in self._parts)
 
     def parameters(self) -> Array:
         """Return the array itself."""
@@ -99,30 +100,28 @@ class Server:
 
 
 class Worker:
-    """One channel."""
+    """One channel with one stream on it."""
 
     def __init__(self, job: Job, address: str, index: int) -> None:
         import grpc
 
+        chunk = int(job.settings["chunk"])
         self.params: Array = np.zeros(job.elements, np.float32)
-        self._gradient = gradient(job.elements)
+        self._into = pieces(self.params, chunk)
+        self._out = pieces(gradient(job.elements), chunk)
         self._channel = grpc.insecure_channel(address, options=_options(job.settings))
-        if job.settings["style"] == "stream":
-            self._pushes: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-            self._replies = self._channel.stream_stream(_PATH)(iter(self._pushes.get, b""))
-            self._call = self._stream
-        else:
-            self._call = self._channel.unary_unary(_PATH)
-
-    def _stream(self, message: bytes) -> Any:
-        self._pushes.put(message)
-        return next(self._replies)
+        self._pushes: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        open_stream = self._channel.stream_stream(f"/{_SERVICE}/{_METHOD}")
+        self._replies = open_stream(iter(self._pushes.get, b""))
 
     def cycle(self) -> None:
         """Push as bytes (a gradient is new each time, so they are made each time), copy the reply."""
-        reply = self._call(self._gradient.tobytes())
-        np.copyto(self.params, np.frombuffer(reply, np.float32))
+        for part in self._out:
+            self._pushes.put(part.tobytes())
+        for part in self._into:
+            np.copyto(part, np.frombuffer(next(self._replies), np.float32))
 
     def close(self) -> None:
-        """Close the channel."""
+        """End the stream and close the channel."""
+        self._pushes.put(b"")
         self._channel.close()

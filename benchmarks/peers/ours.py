@@ -12,7 +12,9 @@ import numpy as np
 from benchmarks.peers.base import LEARNING_RATE, Array, Job, Setting, gradient, lacks
 from benchmarks.peers.process import die_with_parent
 
-SETTINGS: Mapping[str, Setting] = {"policy": "asgd"}
+SETTINGS: Mapping[str, Setting] = {"policy": "asgd", "whole": True}
+"""``whole`` is no choice here: aiops always delivers one version."""
+ENVIRONMENT: Mapping[str, str] = {}
 
 _STOP_SECONDS = 20.0
 

@@ -32,6 +32,10 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NU
 _PR_SET_PDEATHSIG = 1
 
 
+READS = ("whole", "mixed", "torn")
+"""How parameters can read, from best to worst; see `benchmarks.peers.base.check_worker`."""
+
+
 class PeerFailed(Exception):
     """A peer hung, died or gave wrong results; the text says which of its processes, and how."""
 
@@ -147,18 +151,18 @@ class Team:
         self.total += cycles * len(workers)
         return laps
 
-    def finish(self) -> bool:
-        """Check what the server and the workers hold, and close; True when no versions mixed.
+    def finish(self) -> str:
+        """Check what the server and the workers hold, close, and return how the workers' read.
 
         Raises PeerFailed when the parameters are not exactly the sum of all updates, or when the
         peer does not close in good order.
         """
         server, *workers = self._children
-        whole = self._all(workers, ("check", self.total))
+        reads = self._all(workers, ("check", self.total))
         self._all([server], ("check", self.total))
         self._all(workers, ("close",))
         self._all([server], ("close",))
-        return all(whole)
+        return str(max(reads, key=READS.index))
 
     def kill(self) -> None:
         """End everything, however it stands; safe to call at any time and twice."""

@@ -2,27 +2,41 @@
 
 Messages of ``copy_below`` bytes and more are sent from the array's own memory (``copy=False``) and
 the server reads the gradient where ZeroMQ received it; smaller ones are copied, which is quicker
-than the bookkeeping of a shared buffer. The worker takes the parameters with ``recv_into`` its own
-array. The server updates in place while ZeroMQ may still be sending: mixed versions are allowed.
+than the bookkeeping of a shared buffer. Large arrays travel as messages of ``chunk`` bytes. The
+worker takes the parameters with ``recv_into`` its own array.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from benchmarks.peers.base import HOST, Array, Job, Setting, gradient, lacks, load_sgd
+from benchmarks.peers.base import (
+    HOST,
+    KEEP_MEMORY,
+    Array,
+    Job,
+    Setting,
+    gradient,
+    lacks,
+    load_sgd,
+    pieces,
+)
 
 SETTINGS: Mapping[str, Setting] = {
     "copy_below": 64 << 10,
+    "chunk": 4 << 20,
     "io_threads": 1,
     "sndbuf": 1 << 20,
     "rcvbuf": 0,
+    "whole": False,
 }
-"""``copy_below`` and the socket buffers are bytes; a buffer of 0 is left to the kernel."""
+"""Sizes in bytes; a socket buffer of 0 is left to the kernel. ``whole``: always send copies."""
+ENVIRONMENT: Mapping[str, str] = KEEP_MEMORY
 
 
 def missing() -> str | None:
@@ -62,15 +76,25 @@ class Server:
     def _serve(self) -> None:
         import zmq
 
-        socket, theta, sgd = self._socket, self._theta, self._sgd
-        copy = self._job.nbytes < int(self._job.settings["copy_below"])
+        socket, sgd, settings = self._socket, self._sgd, self._job.settings
+        parts = pieces(self._theta, int(settings["chunk"]))
+        small = self._job.nbytes < int(settings["copy_below"])
+        send_copy = small or bool(settings["whole"])
+        arrived: defaultdict[bytes, list[Array]] = defaultdict(list)
         while True:
             worker = socket.recv()
-            frame = socket.recv(copy=copy)
-            sgd(theta, np.frombuffer(frame if copy else frame.buffer, np.float32))
-            del frame  # its memory may serve the next gradient
-            socket.send(worker, zmq.SNDMORE)
-            socket.send(theta, copy=copy)
+            frame = socket.recv(copy=small)
+            pushed = arrived[worker]
+            pushed.append(np.frombuffer(frame if small else frame.buffer, np.float32))
+            if len(pushed) < len(parts):
+                continue
+            for part, g in zip(parts, pushed, strict=True):
+                sgd(part, g)
+            del frame, g
+            pushed.clear()  # their memory serves the next gradient
+            for part in parts:
+                socket.send(worker, zmq.SNDMORE)
+                socket.send(part, copy=send_copy)
 
     def parameters(self) -> Array:
         """Return the array itself."""
@@ -86,16 +110,20 @@ class Worker:
     def __init__(self, job: Job, address: str, index: int) -> None:
         import zmq
 
+        chunk = int(job.settings["chunk"])
         self.params: Array = np.zeros(job.elements, np.float32)
-        self._gradient = gradient(job.elements)
+        self._into = pieces(self.params, chunk)
+        self._out = pieces(gradient(job.elements), chunk)
         self._copy = job.nbytes < int(job.settings["copy_below"])
         self._socket = _open(zmq.DEALER, job.settings)
         self._socket.connect(address)
 
     def cycle(self) -> None:
-        """Send the gradient as one frame, receive the parameters into place."""
-        self._socket.send(self._gradient, copy=self._copy)
-        self._socket.recv_into(self.params)
+        """Send the gradient's frames, receive those of the parameters into place."""
+        for part in self._out:
+            self._socket.send(part, copy=self._copy)
+        for part in self._into:
+            self._socket.recv_into(part)
 
     def close(self) -> None:
         """Close the socket."""

@@ -1,8 +1,7 @@
 """Plain blocking sockets: the limit that the loopback sets, not a peer to beat.
 
 No framing, no checks, no copies: `send` from the array's own memory, `recv_into` the array at its
-final place. The server has a thread per worker and a lock around the update; it does not hold the
-lock while it sends, so versions may mix, which only makes it faster.
+final place. The server has a thread per worker and a lock around the update.
 """
 
 from __future__ import annotations
@@ -15,8 +14,9 @@ import numpy as np
 
 from benchmarks.peers.base import HOST, Array, Job, Setting, gradient, load_sgd
 
-SETTINGS: Mapping[str, Setting] = {"sndbuf": 1 << 20, "rcvbuf": 0}
-"""Socket buffers in bytes; 0 leaves the kernel's own tuning on."""
+SETTINGS: Mapping[str, Setting] = {"sndbuf": 1 << 20, "rcvbuf": 0, "whole": False}
+"""Socket buffers in bytes, 0 leaves the kernel's own tuning on; ``whole``: send under the lock."""
+ENVIRONMENT: Mapping[str, str] = {}
 
 
 def missing() -> str | None:
@@ -67,11 +67,15 @@ class Server:
     def _serve(self, sock: socket.socket) -> None:
         g = np.empty(self._job.elements, np.float32)
         into, out = memoryview(g).cast("B"), memoryview(self._theta).cast("B")
+        whole = bool(self._job.settings["whole"])
         with sock:
             while receive(sock, into):
                 with self._lock:
                     self._sgd(self._theta, g)
-                sock.sendall(out)
+                    if whole:
+                        sock.sendall(out)
+                if not whole:
+                    sock.sendall(out)
 
     def parameters(self) -> Array:
         """Return the array itself."""

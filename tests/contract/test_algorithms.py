@@ -138,8 +138,8 @@ def test_keeps_dtypes(case: tuple[str, dict[str, Any]], dtype: str) -> None:
 def test_every_use_of_a_gradient_is_counted(case: tuple[str, dict[str, Any]]) -> None:
     inline = started(case, {"w": np.zeros(3, np.float32)})
     train(inline, 100, quadratic)
-    used = sum(inline.engine.staleness.values())
-    refused = sum(inline.engine.refused.values())
+    used = sum(inline.engine.updates.staleness.values())
+    refused = sum(inline.engine.answers.refused.values())
     assert used + refused == 100
     assert sum(member.pushes for member in inline.engine.crew) <= used
 

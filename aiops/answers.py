@@ -1,0 +1,208 @@
+"""What peers are told: acknowledgements, parameters, refusals.
+
+Everything here reads the store and appends `Reply` effects; nothing here changes the parameters.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aiops.crew import Member
+from aiops.errors import BadPush, NotReady, Refused, StaleGradient
+from aiops.events import Effect, Received, Reply
+from aiops.intake import Incoming
+from aiops.messages import Ack, Error, Fetch, Model, Params, Parts, Push
+from aiops.store import Store
+
+
+@dataclass(slots=True)
+class Pending:
+    """A push on its way through the engine, and whom to answer."""
+
+    peer: int | None
+    message: Push
+    sink: Incoming
+    member: Member
+    staleness: int = 0
+    mean_staleness: float = 0.0
+
+
+class Answers:
+    """One engine's answers.
+
+    Parameters
+    ----------
+    effects
+        The engine's list of effects, appended to.
+    """
+
+    def __init__(self, effects: list[Effect]) -> None:
+        self._effects = effects
+        self.store: Store | None = None
+        self.now = 0.0
+        self.refused: Counter[str] = Counter()
+        self._pending: dict[tuple[str, int], Pending] = {}  # by client and seq, unanswered
+        self._readers: list[tuple[int, Callable[[], None]]] = []  # they wait for an update in place
+
+    @property
+    def version(self) -> int:
+        """The model version, 0 without a model."""
+        return self.store.version if self.store else 0
+
+    # ------------------------------------------------------------ reading
+
+    def fetch(self, peer: int, message: Fetch) -> None:
+        """Send the parameters, when they can be read, unless the client has them."""
+        store = self._defined()
+        if not store.readable:
+            self._readers.append((peer, lambda: self.fetch(peer, message)))
+        elif message.have == store.version:
+            self._effects.append(Reply(peer, Params(message.id, store.version)))
+        else:
+            lease = store.lease()
+            params = Params(message.id, store.version, lease.version.parts)
+            self._effects.append(Reply(peer, params, lease))
+
+    def describe(self, peer: int, id: int, created: bool = False) -> None:
+        """Send the model's description."""
+        store = self._defined()
+        self._effects.append(Reply(peer, Model(id, created, store.version, store.layout.rows)))
+
+    def readable_again(self) -> None:
+        """Answer those who waited for an update in place."""
+        readers, self._readers = self._readers, []
+        for _peer, answer in readers:
+            answer()
+
+    def left(self, peer: int) -> None:
+        """Forget a connection: what its pushes come to is only remembered."""
+        self._readers = [reader for reader in self._readers if reader[0] != peer]
+        for pending in self._pending.values():
+            if pending.peer == peer:
+                pending.peer = None
+
+    # ------------------------------------------------------------ pushes
+
+    def expect(self, pending: Pending) -> None:
+        """Take note of a push that will be answered later."""
+        self._pending[pending.member.client, pending.message.seq] = pending
+
+    def acknowledge(self, pending: Pending) -> None:
+        """Answer a push whose gradient has been used."""
+        store, member = self._defined(), pending.member
+        member.pushes += 1
+        member.staleness = pending.staleness
+        ack = Ack(
+            pending.message.id,
+            store.version,
+            pending.staleness,
+            pending.mean_staleness,
+            store.vbar(),
+            store.vbars(),
+        )
+        self._settle(pending, ack)
+        if pending.peer is not None:
+            self._send_ack(pending.peer, pending.message, ack)
+
+    def refuse(self, pending: Pending, fault: Refused) -> None:
+        """Refuse a push that was queued; one to be computed again brings the parameters with it."""
+        message, lease = pending.message, None
+        error = self._count(pending.member, message.id, fault)
+        self._settle(pending, error)
+        pending.sink.free()
+        if pending.peer is None:
+            return
+        wants = message.fetch and message.have != self.version
+        if isinstance(fault, StaleGradient) and wants and self._defined().readable:
+            lease = self._defined().lease()
+            error = _error(message.id, fault, self.version, lease.version.parts)
+        self._effects.append(Reply(pending.peer, error, lease))
+
+    def refuse_at_once(self, event: Received, member: Member, fault: Refused) -> None:
+        """Refuse a push that nobody needs to look at."""
+        message = event.message
+        assert isinstance(message, Push)
+        error = self._count(member, message.id, fault)
+        member.remember(message.seq, error)
+        self._effects.append(Reply(event.peer, error))
+
+    def deny(self, event: Received, fault: Refused) -> None:
+        """Refuse a request that is no push."""
+        self._effects.append(Reply(event.peer, _error(event.message.id, fault, self.version)))
+
+    def repeated(self, event: Received, member: Member) -> bool:
+        """Answer a push that came before, on a connection since lost, without applying it.
+
+        Returns whether it had come before.
+        """
+        message = event.message
+        assert isinstance(message, Push)
+        pending = self._pending.get((member.client, message.seq))
+        if pending is not None:
+            pending.peer, pending.message = event.peer, message
+            return True
+        if message.seq > member.last_seq:
+            return False
+        answer = member.answers.get(message.seq)
+        if isinstance(answer, Ack):
+            self._send_ack(event.peer, message, _for(answer, message.id))
+        elif isinstance(answer, Error):
+            again = Error(message.id, answer.code, answer.text, answer.details, False)
+            self._effects.append(Reply(event.peer, again))
+        else:
+            self.deny(
+                event,
+                BadPush(
+                    f"push {message.seq} is older than what the server remembers of this client"
+                    f" (its last was {member.last_seq}); it was not applied again"
+                ),
+            )
+        return True
+
+    # ------------------------------------------------------------ inside
+
+    def _defined(self) -> Store:
+        if self.store is None:
+            raise NotReady("nobody has defined the model yet: a worker must do it")
+        return self.store
+
+    def _send_ack(self, peer: int, message: Push, ack: Ack) -> None:
+        """Send an acknowledgement, with the current parameters if they were asked for."""
+        store = self._defined()
+        if not message.fetch or message.have == store.version:
+            self._effects.append(Reply(peer, ack))
+        elif not store.readable:
+            self._readers.append((peer, lambda: self._send_ack(peer, message, ack)))
+        else:
+            lease = store.lease()
+            full = Ack(
+                ack.id,
+                store.version,
+                ack.staleness,
+                ack.mean_staleness,
+                ack.vbar,
+                ack.vbars,
+                lease.version.parts,
+            )
+            self._effects.append(Reply(peer, full, lease))
+
+    def _settle(self, pending: Pending, answer: Ack | Error) -> None:
+        member = pending.member
+        member.answered = self.now
+        member.remember(pending.message.seq, answer)
+        self._pending.pop((member.client, pending.message.seq), None)
+
+    def _count(self, member: Member, id: int, fault: Refused) -> Error:
+        member.refused += 1
+        self.refused[fault.code] += 1
+        return _error(id, fault, self.version)
+
+
+def _error(id: int, fault: Refused, version: int, parts: Parts = ()) -> Error:
+    return Error(id, fault.code, str(fault), fault.details, False, version, parts)
+
+
+def _for(ack: Ack, id: int) -> Ack:
+    return Ack(id, ack.version, ack.staleness, ack.mean_staleness, ack.vbar, ack.vbars)

@@ -1,0 +1,286 @@
+"""A JAX pytree of parameters that a server trains.
+
+::
+
+    from aiops.client.jax import RemoteTree
+
+    remote = RemoteTree(params, "aiops://host:7171")
+    for batch in data:
+        gradients = grad(remote.params, batch)      # grad = jax.jit(jax.grad(loss))
+        remote.step(gradients)                      # instead of the optimizer's update
+
+`RemoteTree.params` is an ordinary pytree of ordinary arrays, so whatever takes one is jitted as
+before; `RemoteTree.step` talks to the server and stays outside of ``jit``.
+
+A leaf's name on the server is its path joined with dots: ``params["dense"]["kernel"]`` is
+``dense.kernel``. So workers written with NumPy, PyTorch and JAX can train one model, if they give
+its tensors the same names in the same order (JAX sorts the keys of a dict).
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+try:
+    import jax as _jax
+except ImportError as missing:
+    raise ImportError(
+        "aiops.client.jax needs JAX, which is not here: pip install 'aiops-ps[jax]'", name="jax"
+    ) from missing
+
+from aiops.client.conversation import Receipt
+from aiops.client.params import Params
+from aiops.client.worker import Worker
+from aiops.errors import UsageError, nearest
+from aiops.layout import DTYPES, Array, aligned
+
+__all__ = ["RemoteTree"]
+
+_tree = _jax.tree_util
+
+
+class RemoteTree:
+    """A pytree of parameters: gradients go to the server, new parameters come from it.
+
+    Parameters
+    ----------
+    tree
+        A pytree whose leaves are float64, float32, float16 or bfloat16 arrays of JAX or NumPy. The
+        first worker's define the model; the others get the server's.
+    url
+        ``aiops://host:port``.
+    token, name, timeout
+        As `Client`'s.
+
+    Attributes
+    ----------
+    params
+        The current parameters: a pytree like ``tree``, of JAX arrays on the devices where its
+        leaves were. Every step makes new arrays; old ones stay as they are.
+    worker
+        The `Worker` underneath: ``stats()``, ``traffic``, ``policy``.
+    last
+        The `Receipt` of the last step, or None.
+
+    Raises
+    ------
+    UsageError
+        When a leaf cannot be trained; the text names its path.
+    BadPush
+        When the server's model has other tensors; the text names the first difference.
+    ConnectionLost, DeadlineExceeded, Unauthorised
+        As `Client`.
+    """
+
+    def __init__(
+        self,
+        tree: Any,
+        url: str,
+        *,
+        token: str | None = None,
+        name: str | None = None,
+        timeout: float = 60.0,
+    ) -> None:
+        pairs, self._structure = _tree.tree_flatten_with_path(tree)
+        leaves = [_leaf(path, leaf) for path, leaf in pairs]
+        self._paths = [path for path, _ in pairs]
+        self._names = _names(self._paths)
+        # Arrays that are bound to their devices stay there; the others stay free.
+        self._homes = [
+            leaf.sharding if getattr(leaf, "committed", True) else None for leaf in leaves
+        ]
+        arrays = dict(zip(self._names, map(np.asarray, _jax.device_get(leaves)), strict=True))
+        self.last: Receipt | None = None
+        self.worker = Worker(url, arrays, token=token, name=name, timeout=timeout)
+        # Goodbye is said when this is collected or the program ends, so that nobody waits for it.
+        self._finalizer = weakref.finalize(self, _leave, self.worker, os.getpid())
+        self.params = self._current()
+
+    def step(self, gradients: Any) -> Receipt:
+        """Push the gradients of one mini-batch, and bring `params` up to date.
+
+        Parameters
+        ----------
+        gradients
+            A pytree like `params`, computed at `params`; where it has None instead of an array or a
+            subtree, those parameters take no part in this step. Or a function params → gradients:
+            the server may refuse a stale gradient and want it recomputed (``hardsync`` with
+            ``admission=reject``), and calls for it again, with newer parameters.
+
+        Raises
+        ------
+        UsageError
+            When the gradients' structure, a shape or a dtype is not that of `params` (the text
+            names the path), all are None, or the policy needs a function.
+        BadPush
+            When a gradient is not finite; the text names it, and nothing has changed.
+        """
+        if _is_function(gradients):
+            self.last = self.worker.step(self._computed_by(gradients))
+        else:
+            if self.worker.plan.get("recompute"):
+                raise UsageError(
+                    f"{self.worker.policy} may ask for gradients to be computed again: call"
+                    " step(function) with a function params → gradients"
+                )
+            self.last = self.worker.step(self._arrays(gradients))
+        self.params = self._current()
+        return self.last
+
+    def refresh(self) -> int:
+        """Bring `params` up to date without a push; return their version."""
+        version = self.worker.refresh()
+        self.params = self._current()
+        return version
+
+    @property
+    def version(self) -> int:
+        """The model version of `params`."""
+        return self.worker.version
+
+    def close(self) -> None:
+        """Say goodbye, so that nobody waits for this worker; may be called twice."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"<RemoteTree of {len(self._names)} arrays at {self.worker.url}, {self.worker.policy},"
+            f" version {self.version}>"
+        )
+
+    # ------------------------------------------------------------ inside
+
+    def _computed_by(self, function: Callable[[Any], Any]) -> Callable[[Params], dict[str, Array]]:
+        """Return what the worker calls for gradients: again, when the server refused the last."""
+        again = False
+
+        def compute(params: Params) -> dict[str, Array]:
+            nonlocal again
+            if again:
+                self.params = self._current()
+            again = True
+            return self._arrays(function(self.params))
+
+        return compute
+
+    def _current(self) -> Any:
+        """Return the worker's parameters as a new pytree.
+
+        Each array is a copy: JAX would share the memory of a NumPy array on a CPU, and the worker's
+        are overwritten by the next step. The copy is aligned, so that JAX makes no second one.
+        """
+        leaves = []
+        for name, home in zip(self._names, self._homes, strict=True):
+            array = self.worker.params[name]
+            copy = aligned(array.nbytes).view(array.dtype).reshape(array.shape)
+            np.copyto(copy, array)
+            leaves.append(_jax.device_put(copy, home))
+        return _tree.tree_unflatten(self._structure, leaves)
+
+    def _arrays(self, gradients: Any) -> dict[str, Array]:
+        """Return the gradients by name, as arrays over the same memory where they are on a CPU."""
+        leaves, structure = _tree.tree_flatten(gradients)
+        if structure == self._structure:
+            found = dict(zip(self._names, leaves, strict=True))
+        else:
+            found = self._matched(gradients)
+        if any(isinstance(leaf, _jax.core.Tracer) for leaf in found.values()):
+            raise UsageError("step() talks to the server and cannot be traced: keep it out of jit")
+        return {name: np.asarray(leaf) for name, leaf in _jax.device_get(found).items()}
+
+    def _matched(self, gradients: Any) -> dict[str, Any]:
+        """Return the gradients by name, from a tree that has None here and there."""
+        given: dict[str, Any] = {}
+        absent: set[str] = set()
+        for path, leaf in _tree.tree_flatten_with_path(gradients, is_leaf=_is_none)[0]:
+            if leaf is None:
+                absent.add(_tree.keystr(path))
+            else:
+                given[_tree.keystr(path)] = leaf
+        found = {}
+        for path, name in zip(self._paths, self._names, strict=True):
+            where = _tree.keystr(path)
+            if where in given:
+                found[name] = given.pop(where)
+            elif not any(_tree.keystr(path[:depth]) in absent for depth in range(len(path) + 1)):
+                hint = nearest(where, given) if given else "None says that it has no gradient"
+                raise UsageError(f"the gradients have nothing at {where}, but params do; {hint}")
+        if given:
+            raise UsageError(f"the gradients have {next(iter(given))}, but params do not")
+        if not found:
+            raise UsageError("all gradients are None: push at least one")
+        return found
+
+
+def _is_none(leaf: Any) -> bool:
+    return leaf is None
+
+
+def _is_function(value: Any) -> bool:
+    """Whether it is a function and not a pytree (modules of some libraries are both)."""
+    return callable(value) and bool(_tree.all_leaves([value]))
+
+
+def _leaf(path: Any, leaf: Any) -> Any:
+    """Return a leaf as the JAX array that it will be from now on."""
+    where = _tree.keystr(path) or "the tree"
+    if not isinstance(leaf, _jax.Array | np.ndarray):
+        raise UsageError(
+            f"{where} is a {type(leaf).__name__}, not an array: keep it out of the tree"
+        )
+    if str(leaf.dtype) not in DTYPES:
+        raise UsageError(
+            f"{where} is {leaf.dtype}, which cannot be trained; {', '.join(DTYPES)} can:"
+            " keep the others out of the tree"
+        )
+    return _jax.numpy.asarray(leaf)  # float64 becomes float32 here, unless JAX has it enabled
+
+
+def _names(paths: list[Any]) -> list[str]:
+    """Return the leaves' names: their paths, joined with dots.
+
+    Raises
+    ------
+    UsageError
+        When there is no leaf, or two have the same name.
+    """
+    if not paths:
+        raise UsageError("the tree has no array: give it at least one")
+    found: dict[str, str] = {}
+    for path in paths:
+        name, where = ".".join(map(_key, path)) or "params", _tree.keystr(path)
+        if name in found:
+            raise UsageError(f"{found[name]} and {where} would both be called {name!r}: rename one")
+        found[name] = where
+    return list(found)
+
+
+def _key(entry: Any) -> str:
+    """Return one step of a path: a key, an index or an attribute's name."""
+    for attribute in ("key", "idx", "name"):
+        if hasattr(entry, attribute):
+            return str(getattr(entry, attribute))
+    return str(entry).strip(".[]'\"")
+
+
+def _leave(worker: Worker, process: int) -> None:
+    """Say goodbye; but not from a forked process, which shares the connection."""
+    if os.getpid() == process:
+        worker.close()

@@ -1,0 +1,196 @@
+"""Which tensors of a PyTorch program are trained, under which names, and as which arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch as _torch
+
+from aiops.client.blocking import Client
+from aiops.errors import UsageError, nearest
+from aiops.layout import Array, dtype_named
+
+Pairs = list[tuple[str, Any]]
+"""Names and tensors."""
+
+_DTYPES = (_torch.float64, _torch.float32, _torch.float16, _torch.bfloat16)
+
+_OPTIONS = {"params", "param_names", "lr", "initial_lr", "name"}
+"""What a parameter group may say; everything else would be the server's to know."""
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One parameter: the module's tensor, the worker's copy, and where a gradient is staged."""
+
+    name: str
+    group: int
+    param: Any
+    server: Any = None  # shares the memory of the worker's arena
+    staging: Any = None  # page-locked host memory, for a parameter on a CUDA device
+    seen: int = 0  # the parameter's own version counter after it was last overwritten
+
+    def host(self, gradient: Any) -> Any:
+        """Return a gradient as a CPU tensor of the registered dtype: itself, where it can be.
+
+        A copy from a CUDA device may still be under way; see `finish_copies`.
+        """
+        gradient = gradient.to(self.server.dtype)
+        if gradient.device.type != "cuda":
+            return gradient.cpu()
+        if self.staging is None:
+            self.staging = _torch.empty(gradient.shape, dtype=gradient.dtype, pin_memory=True)
+        return self.staging.copy_(gradient, non_blocking=True)
+
+
+def groups_of(params: Any) -> list[tuple[dict[str, Any], Pairs]]:
+    """Return, per parameter group, its options and its (name, tensor) pairs."""
+    if isinstance(params, _torch.nn.Module):
+        params = params.named_parameters()  # which names a tied weight once
+    if isinstance(params, _torch.Tensor):
+        raise UsageError("give the optimizer a module or a list of parameters, not one tensor")
+    items = list(params)
+    if not items or not isinstance(items[0], Mapping):
+        items = [{"params": items}]
+    return [_group(number, item) for number, item in enumerate(items)]
+
+
+def _group(number: int, item: Any) -> tuple[dict[str, Any], Pairs]:
+    if not isinstance(item, Mapping) or "params" not in item:
+        raise UsageError(f"group {number} is not a dict with 'params': give groups, or parameters")
+    strange = sorted(item.keys() - _OPTIONS)
+    if strange:
+        raise UsageError(
+            f"group {number} sets {strange[0]!r}, but the rule and its settings are the server's:"
+            " set it there; a group here has 'params' and 'lr'"
+        )
+    members = item["params"]
+    if isinstance(members, set | frozenset):
+        raise UsageError(f"group {number} is a set, whose order is random: give a list")
+    members = [members] if isinstance(members, _torch.Tensor) else list(members)
+    pairs = [
+        member if isinstance(member, tuple) else (f"group{number}.param{index}", member)
+        for index, member in enumerate(members)
+    ]
+    options = {key: item[key] for key in item if key not in ("params", "param_names")}
+    # torch.compile wraps a module and renames its parameters; the other workers may not.
+    return options, [(str(name).replace("_orig_mod.", ""), param) for name, param in pairs]
+
+
+def sort_out(params: Any) -> tuple[list[dict[str, Any]], list[Slot], Pairs]:
+    """Return the groups for `torch.optim.Optimizer`, what is trained, and what is frozen."""
+    groups: list[dict[str, Any]] = []
+    slots: list[Slot] = []
+    frozen: Pairs = []
+    names: dict[int, str] = {}
+    taken: set[str] = set()
+    for number, (options, pairs) in enumerate(groups_of(params)):
+        trained: Pairs = []
+        for name, param in pairs:
+            if not isinstance(param, _torch.Tensor):
+                raise UsageError(f"{name!r} is a {type(param).__name__}, not a tensor")
+            if id(param) in names:
+                raise UsageError(
+                    f"{name!r} is the same tensor as {names[id(param)]!r}: give each one once, as"
+                    " module.named_parameters() does"
+                )
+            if name in taken:
+                raise UsageError(f"two parameters are called {name!r}: give them different names")
+            names[id(param)] = name
+            taken.add(name)
+            if param.requires_grad:
+                _check(name, param)
+                trained.append((name, param))
+            else:
+                frozen.append((name, param))
+        slots.extend(Slot(name, number, param) for name, param in trained)
+        members = {"params": [p for _, p in trained], "param_names": [n for n, _ in trained]}
+        groups.append({**options, **members})
+    if not slots:
+        raise UsageError("there is nothing to train: no parameter has requires_grad=True")
+    return groups, slots, frozen
+
+
+def _check(name: str, param: Any) -> None:
+    """Refuse a parameter that cannot be trained remotely."""
+    if _torch.nn.parameter.is_lazy(param):
+        raise UsageError(
+            f"{name!r} has no shape yet: run the lazy module once before the optimizer is made"
+        )
+    if param.dtype not in _DTYPES:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
+        raise UsageError(
+            f"{name!r} is {param.dtype}, which cannot be trained remotely; {known} can"
+        )
+    if param.layout != _torch.strided or param.is_meta:
+        raise UsageError(f"{name!r} is sparse or has no memory: only dense tensors can be trained")
+    if not param.is_leaf:
+        raise UsageError(f"{name!r} was computed from other tensors: give those to the optimizer")
+
+
+def to_array(tensor: Any) -> Array:
+    """Return a CPU tensor as an array over the same memory."""
+    if tensor.dtype == _torch.bfloat16:  # which NumPy does not know
+        return np.asarray(tensor.view(_torch.int16).numpy()).view(dtype_named("bfloat16"))
+    array: Array = tensor.numpy()
+    return array
+
+
+def to_tensor(array: Array) -> Any:
+    """Return an array as a CPU tensor over the same memory."""
+    if array.dtype.name == "bfloat16":
+        return _torch.from_numpy(array.view(np.int16)).view(_torch.bfloat16)
+    return _torch.from_numpy(array)
+
+
+def finish_copies(devices: Iterable[Any]) -> None:
+    """Wait until gradients that are on their way from CUDA devices are here."""
+    for device in devices:
+        if device.type == "cuda":
+            _torch.cuda.current_stream(device).synchronize()
+
+
+def fetch_into(
+    params: Any,
+    url: str,
+    *,
+    token: str | None = None,
+    timeout: float = 60.0,
+) -> int:
+    """Overwrite parameters with the server's newest as an observer, to evaluate or to export them.
+
+    Parameters
+    ----------
+    params
+        As `RemoteOptimizer`'s; frozen or not. What the server does not have stays as it is.
+    url, token, timeout
+        As `Client`'s.
+
+    Returns
+    -------
+    The model version.
+
+    Raises
+    ------
+    NotReady
+        When nobody has defined the model yet.
+    UsageError
+        When a tensor of the server's is missing here or has another shape; nothing has changed.
+    """
+    mine = {name: tensor for _, pairs in groups_of(params) for name, tensor in pairs}
+    with Client(url, token=token, timeout=timeout) as client:
+        theirs = client.fetch()
+    for name, array in theirs.items():
+        if name not in mine:
+            raise UsageError(f"{name!r} of {url} is no parameter here; {nearest(name, mine)}")
+        if tuple(mine[name].shape) != array.shape:
+            raise UsageError(
+                f"{name!r} has shape {array.shape} at {url}, but {tuple(mine[name].shape)} here"
+            )
+    with _torch.no_grad():
+        for name, array in theirs.items():
+            mine[name].copy_(to_tensor(array))
+    return theirs.version

@@ -1,0 +1,46 @@
+"""``aiops bench``: the benchmarks of the source repository."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import typer
+
+from aiops.errors import UsageError
+
+app = typer.Typer(
+    help="Measure speed (needs a checkout of the repository). Flags are the benchmark's own.",
+    no_args_is_help=True,
+)
+_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+@app.command(context_settings=_PASS_ON)
+def exchange(context: typer.Context) -> None:
+    """Measure push-and-fetch cycles over TCP, beside other systems."""
+    _run("exchange", context.args)
+
+
+@app.command(context_settings=_PASS_ON)
+def kernels(context: typer.Context) -> None:
+    """Measure the update kernels against the memory's speed."""
+    _run("kernels", context.args)
+
+
+def _run(name: str, arguments: list[str]) -> None:
+    module = f"benchmarks.{name}"
+    root = str(Path(__file__).parents[2])  # of the checkout, when this file is in one
+    if root not in sys.path:
+        sys.path.append(root)
+    try:
+        benchmark = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module.startswith(error.name):
+            raise UsageError(f"{module} needs the package {error.name!r}: install it") from None
+        raise UsageError(
+            f"{module} is not here: the benchmarks come with the repository, not with the package;"
+            " run this in a checkout of it"
+        ) from None
+    benchmark.main(arguments)

@@ -1,0 +1,115 @@
+"""``aiops demo``: train a real model with real processes, and see it happen."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from aiops.errors import AiopsError, UsageError
+
+if TYPE_CHECKING:
+    from aiops.demo.record import Record
+    from aiops.demo.settings import Settings
+    from aiops.workloads import Dataset
+
+Policy = Annotated[str, typer.Option(help="Algorithm: a name, or package.module:Class.")]
+Workers = Annotated[int, typer.Option(help="How many workers.")]
+DatasetName = Annotated[str, typer.Option(help="digits, mnist, cifar10 or synthetic.")]
+Steps = Annotated[int | None, typer.Option(help="Mini-batches in all; default by data set.")]
+BatchSize = Annotated[int | None, typer.Option(help="Examples each; default by data set.")]
+Lr = Annotated[float | None, typer.Option(help="Learning rate; default by data set and policy.")]
+Assign = Annotated[
+    list[str] | None, typer.Option("--set", help="A setting of the algorithm, key=value.")
+]
+Seed = Annotated[int, typer.Option(help="Of the initial parameters and the mini-batches.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on stdout, the rest on stderr.")
+]
+Out = Annotated[Path, typer.Option(help="Where the plot goes: a folder, or a .png, .svg or .pdf.")]
+Plot = Annotated[bool, typer.Option("--plot/--no-plot", help="Whether to draw one.")]
+
+
+def demo(
+    policy: Policy = "fasgd",
+    workers: Workers = 4,
+    dataset: DatasetName = "digits",
+    steps: Steps = None,
+    batch_size: BatchSize = None,
+    lr: Lr = None,
+    assign: Assign = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+    out: Out = Path("out"),
+    plot: Plot = True,
+) -> None:
+    """Train the papers' perceptron: one server and several workers, real processes over TCP.
+
+    Shows a live table and saves a plot. Ctrl-C stops it and shows what there is. The exit status
+    is 0 when training came to its end, 1 when a process failed, 130 after Ctrl-C.
+    """
+    from aiops.demo import plot as figure
+    from aiops.demo.settings import Settings
+    from aiops.workloads import load
+
+    settings = Settings.make(
+        policy=policy,
+        workers=workers,
+        dataset=dataset,
+        steps=steps,
+        batch_size=batch_size,
+        lr=lr,
+        set=tuple(assign or ()),
+        seed=seed,
+    )
+    place = figure.place(out) if plot else None
+    data = load(dataset).flat()
+    raise typer.Exit(_run(settings, data, place, as_json=as_json))
+
+
+def _run(settings: Settings, data: Dataset, plot: Path | None, *, as_json: bool) -> int:
+    """Run the demo, and return the exit status."""
+    from aiops.demo.children import Interrupted
+    from aiops.demo.display import display_for, print_summary
+    from aiops.demo.record import Record
+    from aiops.demo.run import run
+
+    console = Console(stderr=as_json, highlight=False)
+    record, status = Record(settings), 0
+    try:
+        with display_for(console) as display:
+            asyncio.run(run(record, data, display))
+    except Interrupted as stopped:
+        status, plot = 128 + stopped.details["signal"], None
+    except AiopsError as failed:
+        _report(failed)
+        return 1
+    drawn = _draw(record, plot) if plot is not None else None
+    print_summary(console, record, complete=not status, plot=drawn)
+    if as_json:
+        print(json.dumps(record.summary(complete=not status, plot=drawn)))
+    return status
+
+
+def _report(failed: AiopsError) -> None:
+    """Say what went wrong, with the last words of the process that failed."""
+    for line in failed.details.get("stderr", ()):
+        print(f"  | {line}", file=sys.stderr)
+    print(f"aiops: {failed}", file=sys.stderr)
+
+
+def _draw(record: Record, path: Path) -> str | None:
+    """Save the plot; that it cannot be is no reason to lose the results."""
+    from aiops.demo.plot import save
+
+    try:
+        save(record, path)
+    except UsageError as error:
+        print(f"aiops: no plot: {error}", file=sys.stderr)
+        return None
+    return str(path)

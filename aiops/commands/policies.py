@@ -1,0 +1,60 @@
+"""``aiops policies``: which algorithms there are, and what one of them does."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from aiops.algorithms import available, find
+from aiops.algorithms.base import Algorithm
+
+Name = Annotated[
+    str | None, typer.Argument(help="Tell everything about this one; or package.module:Class.")
+]
+
+
+def policies(name: Name = None) -> None:
+    """List the algorithms; with a NAME, show its equations, settings and source."""
+    console = Console(highlight=False)
+    if name is None:
+        _list(console)
+    else:
+        _show(console, name, find(name))
+
+
+def _list(console: Console) -> None:
+    grid = Table.grid(padding=(0, 2))
+    for name in sorted(available()):
+        grid.add_row(Text(name, style="bold"), Text(find(name).summary()))
+    console.print(grid)
+
+
+def _show(console: Console, name: str, algorithm: type[Algorithm]) -> None:
+    console.print(Text(algorithm.name, style="bold"), style="cyan")
+    console.print()
+    console.print(Text(_page(algorithm)))
+    console.print()
+    table = Table(title="settings (--set key=value)", title_justify="left", box=None)
+    table.add_column("key", style="bold", no_wrap=True)
+    table.add_column("default", no_wrap=True)
+    table.add_column("type", style="dim", no_wrap=True)
+    for field in dataclasses.fields(algorithm):
+        table.add_row(field.name, str(field.default), type(field.default).__name__)
+    console.print(table)
+    console.print()
+    barrier = "  (needs --workers N)" if algorithm.needs_workers else ""
+    console.print(Text(f"aiops serve --policy {name}{barrier}", style="bold"))
+    console.print(Text(f"{inspect.getsourcefile(algorithm)}", style="dim"), soft_wrap=True)
+
+
+def _page(algorithm: type[Algorithm]) -> str:
+    """Return its docstring, with the marks of the documentation tool taken out."""
+    lines = (inspect.getdoc(algorithm) or "It has no docstring.").splitlines()
+    plain = [line.replace(".. math::", "   ").replace("``", "") for line in lines]
+    return "\n".join(line.rstrip() for line in plain)

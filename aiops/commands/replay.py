@@ -1,0 +1,85 @@
+"""``aiops replay``: run a recorded run again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from aiops import words
+from aiops.commands.flags import Json
+from aiops.errors import UsageError
+
+Journal = Annotated[Path, typer.Argument(help="What `aiops serve --record` wrote.")]
+Save = Annotated[
+    Path | None, typer.Option("--save", help="Write the final model to this .safetensors file.")
+]
+Kernels = Annotated[
+    str, typer.Option("--kernels", help="'numba', 'numpy' or 'auto'; all give the same bits.")
+]
+
+
+def replay(
+    journal: Journal, save: Save = None, kernels: Kernels = "auto", as_json: Json = False
+) -> None:
+    """Run a recorded run again, to bit-identical parameters.
+
+    Prints what it ended with. The exit status is 2 when the replay departs from the record, or the
+    file is no journal; a record that was cut short replays up to the cut, which is said.
+    """
+    from aiops.config import Config
+    from aiops.files import write_model
+    from aiops.journal import replay as run_again
+
+    Config(kernels=kernels)  # refuses a name that is none
+    began = time.perf_counter()
+    try:
+        with journal.open("rb") as file:
+            ended = run_again(file, kernels)
+    except OSError as error:
+        raise UsageError(f"{journal}: {error.strerror}") from None
+    store = ended.engine.store
+    views = store.current.arena.views if store is not None else {}
+    found = {
+        "policy": ended.engine.algorithm.name,
+        "version": store.version if store is not None else 0,
+        "events": ended.events,
+        "sha256": digest(views),
+        "seconds": round(time.perf_counter() - began, 3),
+        "complete": ended.complete,
+        "kernels": store.backend if store is not None else "",
+        "saved": str(save) if save else None,
+    }
+    if save is not None:
+        if store is None:
+            raise UsageError(f"nothing to save: no model was defined in {journal}")
+        write_model(save, views, store.version)
+    _print(found, as_json=as_json)
+
+
+def digest(arrays: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of the parameters: their bytes, one tensor after the other, as stored."""
+    total = hashlib.sha256()
+    for array in arrays.values():
+        total.update(array.tobytes())
+    return total.hexdigest()
+
+
+def _print(found: Mapping[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found))
+        return
+    print(f"policy    {found['policy']}")
+    print(f"version   {found['version']:,}")
+    print(f"events    {found['events']:,}")
+    print(f"sha256    {found['sha256']}  (of the parameters)")
+    print(f"seconds   {found['seconds']:.3f}  ({found['kernels'] or 'no'} kernels)")
+    if found["saved"]:
+        print(f"saved     {found['saved']}")
+    if not found["complete"]:
+        print("The record was cut short: this is how far it goes.")

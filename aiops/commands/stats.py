@@ -1,0 +1,168 @@
+"""``aiops stats``: a server's statistics, once or live."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from aiops import words
+from aiops.commands.flags import Json, Timeout, Token, Url
+from aiops.errors import ConnectionLost
+
+Watch = Annotated[bool, typer.Option("--watch", help="Once a second, until Ctrl-C.")]
+
+_EVERY = 1.0
+_MOST = 40  # staleness bars and members that fit a screen
+
+
+def stats(
+    url: Url,
+    watch: Watch = False,
+    as_json: Json = False,
+    token: Token = None,
+    timeout: Timeout = 5.0,
+) -> None:
+    """Print a server's statistics; --watch: live; --json: one object per line."""
+    from aiops.client.blocking import Client
+
+    console = Console(highlight=False)
+    with Client(url, token=token, timeout=timeout) as client:
+        if not watch:
+            _print(console, client.url, client.stats(), as_json=as_json)
+            return
+        try:
+            _watch(console, client, as_json=as_json)
+        except KeyboardInterrupt:
+            pass
+        except ConnectionLost as error:
+            print(f"the server is gone: {error}", file=sys.stderr)
+            raise typer.Exit(0) from None
+
+
+def _watch(console: Console, client: Any, *, as_json: bool) -> None:
+    if as_json or not console.is_terminal:
+        while True:
+            report = client.stats()
+            print(json.dumps(report) if as_json else _line(report), flush=True)
+            time.sleep(_EVERY)
+    with Live(console=console, auto_refresh=False, screen=False) as live:
+        while True:
+            live.update(tables(client.url, client.stats()), refresh=True)
+            time.sleep(_EVERY)
+
+
+def _print(console: Console, url: str, report: Mapping[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(report))
+    else:
+        console.print(tables(url, report))
+
+
+def _line(report: Mapping[str, Any]) -> str:
+    present = sum(row["role"] == "worker" and row["present"] for row in report["workers"])
+    return (
+        f"{report['seconds']:8.1f} s  {report['policy']}  version {report['version']:,}"
+        f"  {report['updates_per_second']:,.0f} updates/s"
+        f"  staleness {report['mean_staleness']:.2f}  {present} workers"
+    )
+
+
+def tables(url: str, report: Mapping[str, Any]) -> RenderableType:
+    """Lay a report out for people."""
+    return Group(_heading(url, report), "", _facts(report), *_staleness(report), "", _crew(report))
+
+
+def _heading(url: str, report: Mapping[str, Any]) -> Text:
+    settings = ", ".join(f"{key}={value}" for key, value in report["settings"].items())
+    text = Text(url, style="bold cyan")
+    text.append(f"  {report['policy']}", style="bold")
+    text.append(f"  {settings}", style="dim")
+    return text
+
+
+def _facts(report: Mapping[str, Any]) -> Table:
+    grid = Table.grid(padding=(0, 3))
+    for _ in range(3):
+        grid.add_column(style="dim", no_wrap=True)
+        grid.add_column(justify="right", no_wrap=True)
+    refused = sum(report["refused"].values())
+    facts = [
+        ("version", f"{report['version']:,}"),
+        ("updates/s", f"{report['updates_per_second']:,.1f}"),
+        ("up", words.seconds(report["seconds"])),
+        ("gradients", f"{report['gradients']:,}"),
+        ("refused", f"{refused:,}"),
+        ("mean staleness", f"{report['mean_staleness']:.2f}"),
+        ("parameters", f"{report['parameters']:,}"),
+        ("tensors", f"{report['tensors']:,}"),
+        ("v̄", words.optional(report["vbar"], ".4g")),
+        ("kernels", report["kernels"] or "–"),
+        ("versions alive", f"{report['versions_alive']} ({report['versions_copied']} copied)"),
+        ("waiting", f"{report['waiting']} of {len(report['waited_for'])}"),
+    ]
+    for first in range(0, len(facts), 3):
+        grid.add_row(*(cell for fact in facts[first : first + 3] for cell in fact))
+    return grid
+
+
+def _staleness(report: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Draw the histogram as bars, the shortest way to see a tail."""
+    counts = {int(tau): count for tau, count in report["staleness"].items()}
+    if not counts:
+        return
+    most, total = max(counts.values()), sum(counts.values())
+    table = Table.grid(padding=(0, 2))
+    table.add_column(justify="right", style="dim")
+    table.add_column(justify="right")
+    table.add_column(style="green")
+    taus = sorted(counts)
+    for tau in taus[: _MOST // 3]:
+        bar = "█" * round(30 * counts[tau] / most) or "▏"
+        table.add_row(str(tau), f"{counts[tau] / total:.1%}", bar)
+    rest = sum(counts[tau] for tau in taus[_MOST // 3 :])
+    if rest:
+        table.add_row("more", f"{rest / total:.1%}", "")
+    yield ""
+    yield Text("staleness", style="bold")
+    yield table
+
+
+def _crew(report: Mapping[str, Any]) -> Table:
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("client", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    for name in ("pushes", "refused", "staleness", "pushed", "fetched", "last answer"):
+        table.add_column(name, justify="right", no_wrap=True)
+    rows = sorted(report["workers"], key=lambda row: (not row["present"], row["worker"]))
+    for row in rows[:_MOST]:
+        table.add_row(
+            row["name"],
+            _state(row),
+            f"{row['pushes']:,}",
+            f"{row['refused']:,}",
+            f"{row['staleness']:,}",
+            words.nbytes(row["bytes_pushed"]),
+            words.nbytes(row["bytes_fetched"]),
+            f"{words.seconds(row['seconds_since_answer'])} ago",
+            style=None if row["present"] else "dim",
+        )
+    if len(rows) > _MOST:
+        table.add_row(f"... and {len(rows) - _MOST:,} more", style="dim")
+    return table
+
+
+def _state(row: Mapping[str, Any]) -> str:
+    if not row["present"]:
+        return "gone"
+    if row["role"] != "worker":
+        return "observer"
+    return "silent" if row["excused"] else "worker"

@@ -1,0 +1,312 @@
+"""The worker: a training loop against a real server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiops.client import Client, Params, Worker
+from aiops.client import worker as worker_module
+from aiops.errors import BadPush, ConnectionLost, NotReady, Unavailable, UsageError
+from aiops.layout import Array
+from tests.peers import eventually
+from tests.proxy import Proxy
+from tests.support import PATIENCE, ServerThread
+
+START = {"w": np.zeros(8, np.float32), "b": np.full(3, 4, np.float32)}
+
+
+def ones(params: Mapping[str, Array], times: float = 1) -> dict[str, Array]:
+    return {name: np.full_like(array, times) for name, array in params.items()}
+
+
+@pytest.fixture
+def server() -> Iterator[ServerThread]:
+    with ServerThread(policy="asgd", set={"lr": 1}, kernels="numpy") as running:
+        yield running
+
+
+class TestLoop:
+    def test_params_are_up_to_date_after_every_step(self, server: ServerThread) -> None:
+        with Worker(server.url, START) as worker:
+            arrays = list(worker.params.values())
+            for step in range(1, 4):
+                receipt = worker.step(ones(worker.params))
+                assert worker.last is receipt
+                assert (receipt.version, receipt.staleness) == (step, 0)
+                assert worker.version == worker.params.version == worker.steps == step
+                np.testing.assert_array_equal(worker.params["w"], -step)
+                np.testing.assert_array_equal(worker.params["b"], 4 - step)
+            assert all(a is b for a, b in zip(arrays, worker.params.values(), strict=True))
+            assert worker.policy == "asgd"
+            assert worker.plan["recompute"] is False
+            assert worker.url == server.url
+
+    def test_the_callers_arrays_are_left_alone(self, server: ServerThread) -> None:
+        mine = {name: array.copy() for name, array in START.items()}
+        with Worker(server.url, mine) as worker:
+            worker.step(ones(worker.params))
+        for name, array in START.items():
+            np.testing.assert_array_equal(mine[name], array)
+
+    def test_a_function_is_called_with_the_parameters(self, server: ServerThread) -> None:
+        with Worker(server.url, START) as worker:
+            worker.step(lambda params: {"b": params["b"].copy()})
+            np.testing.assert_array_equal(worker.params["b"], 0)
+            np.testing.assert_array_equal(worker.params["w"], 0)
+
+    def test_a_second_worker_gets_the_firsts_model(self, server: ServerThread) -> None:
+        with Worker(server.url, START) as first:
+            first.step(ones(START))
+            with Worker(server.url, ones(START, 99)) as second:
+                np.testing.assert_array_equal(second.params["w"], -1)
+                assert second.version == 1
+                second.step(ones(START))
+                assert first.version == 1
+                assert first.refresh() == 2
+                np.testing.assert_array_equal(first.params["w"], -2)
+                assert first.stats()["gradients"] == 2
+
+    def test_many_workers_at_once(self, server: ServerThread) -> None:
+        def work(index: int) -> int:
+            with Worker(server.url, START, name=f"w{index}") as worker:
+                for _ in range(25):
+                    worker.step(ones(worker.params))
+                return worker.version
+
+        with ThreadPoolExecutor(8) as pool:
+            assert max(pool.map(work, range(8))) == 200
+        with Client(server.url) as observer:
+            np.testing.assert_array_equal(observer.fetch()["w"], -200)
+            stats = observer.stats()
+            assert sum(stats["staleness"].values()) == 200
+            pushes = {w["name"]: w["pushes"] for w in stats["workers"] if w["role"] == "worker"}
+            assert pushes == {f"w{index}": 25 for index in range(8)}
+
+    def test_compute_and_idle_time_are_told_apart(self, server: ServerThread) -> None:
+        with Worker(server.url, START) as worker:
+            worker.step(ones(START))
+            assert worker.compute_seconds > 0
+            assert worker.idle_seconds > 0
+            computed, idled = worker.compute_seconds, worker.idle_seconds
+            worker.step(ones(START))
+            assert worker.compute_seconds > computed
+            assert worker.idle_seconds > idled
+
+
+class TestRefusals:
+    def test_a_bad_gradient_costs_nothing(self, server: ServerThread) -> None:
+        with Worker(server.url, START) as worker:
+            with pytest.raises(BadPush, match="'b' holds inf"):
+                worker.step(ones(START, np.inf))
+            with pytest.raises(UsageError, match="did you mean 'w'"):
+                worker.step({"ww": np.zeros(8, np.float32)})
+            assert worker.version == worker.steps == 0
+            np.testing.assert_array_equal(worker.params["w"], 0)
+            assert worker.step(ones(START)).version == 1
+
+    def test_another_model(self, server: ServerThread) -> None:
+        with Worker(server.url, START), pytest.raises(BadPush, match=r"'w' has shape \(8,\)"):
+            Worker(server.url, {"w": np.zeros(9, np.float32), "b": START["b"]})
+
+    def test_a_closed_worker(self, server: ServerThread) -> None:
+        worker = Worker(server.url, START)
+        worker.close()
+        worker.close()
+        for call in (lambda: worker.step(ones(START)), worker.refresh, worker.stats):
+            with pytest.raises(UsageError, match="closed"):
+                call()
+
+    def test_nobody_waits_for_a_worker_that_said_goodbye(self, server: ServerThread) -> None:
+        with Worker(server.url, START, name="w") as worker:
+            assert worker.stats()["waited_for"] == [1]
+        with Client(server.url) as observer:
+            stats = observer.stats()
+            assert stats["waited_for"] == []
+            assert [w["present"] for w in stats["workers"] if w["name"] == "w"] == [False]
+
+    def test_an_error_in_the_loop_says_goodbye_too(self, server: ServerThread) -> None:
+        with pytest.raises(ZeroDivisionError), Worker(server.url, START):
+            raise ZeroDivisionError
+        with Client(server.url) as observer:
+            assert observer.stats()["waited_for"] == []
+
+
+class TestPolicies:
+    def test_hardsync_takes_the_mean(self) -> None:
+        settings: dict[str, Any] = {"policy": "hardsync", "workers": 2, "set": {"lr": 1}}
+        with ServerThread(kernels="numpy", **settings) as server:
+
+            def work(gradient: float) -> Params:
+                with Worker(server.url, START) as worker:
+                    for step in range(1, 11):
+                        receipt = worker.step(ones(START, gradient))
+                        assert (receipt.version, receipt.staleness) == (step, 0)
+                    return worker.params
+
+            with ThreadPoolExecutor(2) as pool:
+                for params in pool.map(work, (1, 3)):
+                    np.testing.assert_array_equal(params["w"], -20)
+
+    def test_a_refused_gradient_is_computed_again(self) -> None:
+        settings = {"policy": "hardsync", "workers": 1, "set": {"admission": "reject", "lr": 1}}
+        with (
+            ServerThread(kernels="numpy", **settings) as server,
+            Worker(server.url, START) as worker,
+            Client(server.url, role="worker") as other,
+        ):
+            seen: list[float] = []
+
+            def compute(params: Params) -> dict[str, Array]:
+                seen.append(float(params["w"][0]))
+                return ones(params)
+
+            other.push(other.fetch(), ones(START))
+            receipt = worker.step(compute)
+            assert (receipt.version, receipt.staleness) == (2, 0)
+            assert seen == [0, -1], "the same mini-batch, on the parameters that came with the no"
+            assert worker.recomputed == 1
+            assert worker.steps == 1
+            with pytest.raises(UsageError, match=r"call step\(function\)"):
+                worker.step(ones(START))
+
+    def test_softsync(self) -> None:
+        with (
+            ServerThread(
+                policy="softsync", workers=4, set={"n": 2, "lr": 1}, kernels="numpy"
+            ) as server,
+            Worker(server.url, START) as worker,
+        ):
+            versions = [worker.step(ones(START, 2)).version for _ in range(4)]
+            assert versions == [0, 1, 1, 2]
+            np.testing.assert_array_equal(worker.params["w"], -4)
+
+    def test_fasgd_tells_its_statistic(self) -> None:
+        with (
+            ServerThread(policy="fasgd", kernels="numpy") as server,
+            Worker(server.url, START) as worker,
+        ):
+            receipt = worker.step(ones(START))
+            assert receipt.vbar is not None
+            assert set(receipt.vbars) == set(START)
+            assert receipt.vbar == pytest.approx(worker.stats()["vbar"])
+            weights = [START[name].size for name in receipt.vbars]
+            mean = np.average(list(receipt.vbars.values()), weights=weights)
+            assert receipt.vbar == pytest.approx(mean, rel=1e-6)
+
+
+class TestThread:
+    """What a worker's own thread does while its owner computes."""
+
+    def test_it_answers_pings(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(worker_module, "_BEAT", 0.02)
+        with (
+            ServerThread(policy="asgd", heartbeat=0.1, kernels="numpy") as server,
+            Worker(server.url, START, name="busy") as worker,
+        ):
+            [link] = server.call(lambda s: [peer.link for peer in s._peers.values()])
+            before = link.wire.traffic.messages_in
+            eventually(
+                lambda: server.call(lambda s: link.wire.traffic.messages_in) >= before + 5,
+                "five pings answered while nobody calls the worker",
+            )
+            assert worker.step(ones(START)).version == 1
+            assert server.call(lambda s: list(s._peers)) == [link.number]
+
+    def test_a_client_that_answers_no_ping_is_dropped(self) -> None:
+        with ServerThread(policy="asgd", heartbeat=0.1) as server:
+            with Client(server.url, pongs=True) as silent:
+                gone = threading.Event()
+                server.call(lambda s: watch(s, gone))
+                assert gone.wait(PATIENCE)
+                assert silent.ping() >= 0, "it comes back when it is needed"
+
+    def test_a_client_that_promised_nothing_may_be_silent(self) -> None:
+        with ServerThread(policy="asgd", heartbeat=0.05) as server:
+            with Client(server.url) as silent, Client(server.url, pongs=True):
+                gone = threading.Event()
+                server.call(lambda s: watch(s, gone))
+                assert gone.wait(PATIENCE)
+                assert server.call(lambda s: len(s._peers)) == 1
+                assert silent._socket is not None
+                silent.ping()
+
+    def test_reading_slowly_is_a_sign_of_life(self) -> None:
+        """An answer may take longer than a client may be silent."""
+        with ServerThread(policy="asgd", heartbeat=0.1, kernels="numpy") as server:
+            model = {"w": np.zeros(12 << 18, np.float32)}
+            with Client(server.url, role="worker") as definer:
+                definer.define(model)
+            with Proxy(server.url) as proxy, Client(proxy.url, pongs=True) as client:
+                proxy.throttle("down", 6 << 20)
+                client.fetch()
+                assert proxy.connections == 1
+
+
+def watch(server: Any, gone: threading.Event) -> None:
+    """Set an event when the server loses a connection."""
+    lost: Callable[..., None] = server.link_lost
+
+    def link_lost(*arguments: Any) -> None:
+        lost(*arguments)
+        gone.set()
+
+    server.link_lost = link_lost
+
+
+class TestServerGone:
+    def test_stopping_tells_the_waiting(self) -> None:
+        settings: dict[str, Any] = {"policy": "hardsync", "workers": 2}
+        with ServerThread(kernels="numpy", **settings) as server:
+            waiting = threading.Event()
+            with ThreadPoolExecutor(1) as pool:
+
+                def work() -> None:
+                    with Worker(server.url, START) as worker:
+                        worker.step(ones(START))
+
+                future = pool.submit(work)
+                eventually(
+                    lambda: server.call(lambda s: s.engine.report()["waiting"]) == 1,
+                    "a worker waits in the barrier",
+                )
+                server.call(lambda s: s.stop())
+                with pytest.raises(Unavailable, match="shutting down; the step was not made"):
+                    future.result(PATIENCE)
+                waiting.set()
+
+    def test_a_server_that_stays_away(self) -> None:
+        with ServerThread(policy="asgd", kernels="numpy") as server:
+            worker = Worker(server.url, START, timeout=0.4)
+        with pytest.raises(ConnectionLost, match="is the server running"):
+            worker.step(ones(START))
+        worker.close()
+
+    def test_a_server_that_was_restarted_without_its_model(self) -> None:
+        with ServerThread(policy="asgd", kernels="numpy") as server:
+            worker = Worker(server.url, START)
+            worker.step(ones(START))
+            port = int(server.url.rpartition(":")[2])
+        with ServerThread(policy="asgd", kernels="numpy", port=port) as server, worker:
+            with pytest.raises(NotReady, match="define it before the first push"):
+                worker.step(ones(START))
+            with Worker(server.url, worker.params) as again:
+                assert again.step(ones(START)).version == 1
+
+    def test_a_server_that_was_restarted_with_a_model(self) -> None:
+        with ServerThread(policy="asgd", kernels="numpy") as server:
+            worker = Worker(server.url, START)
+            worker.step(ones(START))
+            port = int(server.url.rpartition(":")[2])
+        with ServerThread(policy="asgd", kernels="numpy", port=port) as server, worker:
+            with Worker(server.url, START):
+                pass
+            with pytest.raises(BadPush, match="at version 1, but the server is at 0.*restarted"):
+                worker.step(ones(START))
+            assert worker.refresh() == 0
+            assert worker.step(ones(START)).version == 1
