@@ -15,7 +15,8 @@ import numpy as np
 from aiops.errors import UsageError
 from aiops.layout import Ints
 from aiops.messages import Hello, Message
-from aiops.store import Job, Lease
+from aiops.store import Job
+from aiops.versions import Lease
 from aiops.wire import Sink, Traffic
 
 # ---------------------------------------------------------------- events

@@ -19,9 +19,9 @@ import numpy.typing as npt
 from aiops import kernels
 from aiops.codecs import CODECS
 from aiops.errors import BadPush, NotReady, Refused, UsageError, nearest
+from aiops.gradients import Gradient, rows_in
 from aiops.layout import Array, Cover, Layout, aligned
 from aiops.messages import Define, Message, Parts, Push
-from aiops.store import Gradient, rows_in
 from aiops.wire import Discard, Sink
 
 Bytes = npt.NDArray[np.uint8]

@@ -16,7 +16,7 @@ from typing import Protocol, cast
 from aiops.errors import AiopsError, ConnectionLost, RemoteProtocolError
 from aiops.messages import Message
 from aiops.sockets import tune
-from aiops.store import Lease
+from aiops.versions import Lease
 from aiops.wire import Buffer, Sink, Wire
 
 _CHUNK = 1 << 20  # handed to the transport at once

@@ -13,106 +13,17 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from aiops import kernels
 from aiops.errors import UsageError
+from aiops.gradients import Accumulator, Gradient, rows_in, section_size, spans_of
 from aiops.kernels.rule import Rule
-from aiops.layout import Arena, Array, Cover, Ints, Layout, Section, compute_dtype, split
-from aiops.messages import Parts
-
-
-class Version:
-    """One version of the parameters; immutable while `readers` is not 0."""
-
-    __slots__ = ("_parts", "arena", "leases", "level", "number", "readers", "tensor_versions")
-
-    def __init__(self, number: int, arena: Arena, tensor_versions: Ints, level: int | None) -> None:
-        self.number = number
-        self.arena = arena
-        self.tensor_versions = tensor_versions
-        self.level = level  # the version of every tensor, when they are all equal
-        self.readers = 0
-        self.leases: list[weakref.ref[Lease]] = []
-        self._parts: Parts | None = None
-
-    @property
-    def parts(self) -> Parts:
-        """The parts that this version travels as."""
-        if self._parts is None:
-            layout = self.arena.layout
-            if self.level is not None:
-                self._parts = tuple(split(0, layout.nbytes, "raw", self.level))
-            else:
-                self._parts = layout.parts(self.tensor_versions)
-        return self._parts
-
-    def advance(self, number: int, touched: Ints) -> None:
-        """Become the version of that number, in which the touched tensors have one more update."""
-        self.number, self._parts = number, None
-        if touched is self.arena.layout.all:
-            self.tensor_versions = self.tensor_versions + 1
-            self.level = None if self.level is None else self.level + 1
-        else:
-            self.tensor_versions = self.tensor_versions.copy()
-            self.tensor_versions[touched] += 1
-            low, high = self.tensor_versions.min(), self.tensor_versions.max()
-            self.level = int(low) if low == high else None
-
-
-class Lease:
-    """A reader's hold on a version; ends when everything `payloads` returned has been let go.
-
-    ``evict`` may be set by whoever sends the payloads: the store calls it when too many versions
-    are alive, and the sender then copies what is still unsent and lets the version go.
-    """
-
-    __slots__ = ("__weakref__", "_open", "_returned", "evict", "version")
-
-    def __init__(self, version: Version, returned: deque[Version] | None) -> None:
-        self.version = version
-        self.evict: Callable[[Lease], None] | None = None
-        self._returned = returned
-        self._open = 1  # the lease itself, until `release`
-        if returned is not None:
-            version.readers += 1
-
-    def glimpses(self) -> list[list[memoryview]]:
-        """Return views to be copied before the lease is released, one list per part."""
-        data = self.version.arena.data.data
-        return [[data[part.start : part.stop]] for part in self.version.parts]
-
-    def payloads(self) -> list[list[memoryview]]:
-        """Return views to send, one list per part; each keeps the version until it is let go."""
-        found = []
-        for part in self.version.parts:
-            array = self.version.arena.data[part.start : part.stop]
-            self._open += 1
-            weakref.finalize(array, self._close).atexit = False
-            found.append([array.data])
-        return found
-
-    def release(self) -> None:
-        """End the lease; payloads still out keep the version alive until they are let go."""
-        self._close()
-
-    def _close(self) -> None:
-        # May run on any thread (a collection can start anywhere), so it only appends: the store
-        # does the counting on its own thread.
-        self._open -= 1
-        if self._open == 0 and self._returned is not None:
-            self._returned.append(self.version)
-
-
-@dataclass(slots=True)
-class Gradient:
-    """A received push: the bytes, and which tensors they are."""
-
-    data: np.ndarray[tuple[int], np.dtype[np.uint8]]
-    cover: Cover
+from aiops.layout import Arena, Array, Ints, Layout, compute_dtype
+from aiops.versions import Lease, Version
 
 
 @dataclass(slots=True)
@@ -138,63 +49,6 @@ class Job:
         if self.gradient is not None and self.weights is not None:
             self.store.accumulator.fold(self.gradient, self.weights)
         return np.empty(0, np.int64) if self.target is None else self.store.step(self)
-
-
-class Accumulator:
-    """The sum of gradients that a rule collects before it takes a step, in the compute dtype."""
-
-    def __init__(self, layout: Layout, backend: str) -> None:
-        self.layout = layout
-        self.arrays = [
-            np.empty(section_size(section), compute_dtype(section.dtype))
-            for section in layout.sections
-        ]
-        self.filled = np.zeros(len(layout.tensors), bool)  # which tensors have a sum already
-        self._first = [kernels.build(kernels.FIRST, a.dtype, backend) for a in self.arrays]
-        self._add = [kernels.build(kernels.FOLD, a.dtype, backend) for a in self.arrays]
-
-    def fold(self, gradient: Gradient, weights: Array) -> None:
-        """Add a gradient: ``sum ← sum + weight · g`` (``sum ← weight · g`` the first time)."""
-        again = self.filled[gradient.cover.tensors]
-        for rows, compiled in ((~again, self._first), (again, self._add)):
-            for index, section in enumerate(self.layout.sections):
-                chosen = rows_in(gradient.cover.tensors, section, rows)
-                if not len(chosen):
-                    continue
-                spans, grad = spans_of(self.layout, section, gradient, chosen, weights)
-                total = self.arrays[index]
-                compiled[index](spans, 1.0, total, grad.astype(total.dtype, copy=False), total, ())
-        self.filled[gradient.cover.tensors] = True
-
-    def reset(self) -> None:
-        """Begin a new sum."""
-        self.filled[:] = False
-
-
-def section_size(section: Section) -> int:
-    """Return how many elements a section has."""
-    return (section.stop - section.start) // section.dtype.itemsize
-
-
-def rows_in(tensors: Ints, section: Section, chosen: Array | None = None) -> Ints:
-    """Return which rows of a list of tensors are in a section (and chosen)."""
-    inside = (tensors >= section.first) & (tensors < section.last)
-    return np.flatnonzero(inside if chosen is None else inside & chosen)
-
-
-def spans_of(
-    layout: Layout, section: Section, gradient: Gradient, rows: Ints, steps: Array
-) -> tuple[kernels.Spans, Array]:
-    """Return the kernel's spans for some rows of a gradient, and its typed gradient array."""
-    cover, item = gradient.cover, section.dtype.itemsize
-    tensors = cover.tensors[rows]
-    lo = (layout.starts[tensors] - section.start) // item
-    begin = int(cover.starts[rows[0]])
-    last = rows[-1]
-    end = int(cover.starts[last] + layout.nbytes_each[cover.tensors[last]])
-    grad = gradient.data[begin:end].view(section.dtype)
-    source = (cover.starts[rows] - begin) // item
-    return kernels.Spans(lo, lo + layout.sizes[tensors], source, steps[rows]), grad
 
 
 class Store:

@@ -31,7 +31,7 @@ from aiops.events import (
 )
 from aiops.layout import Array, Layout, aligned, split
 from aiops.messages import Ack, Error, Message, Part
-from aiops.store import Lease
+from aiops.versions import Lease
 
 
 class Inline:

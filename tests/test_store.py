@@ -13,9 +13,10 @@ from aiops import kernels
 from aiops.algorithms.base import sgd
 from aiops.algorithms.fasgd import FASGD
 from aiops.errors import UsageError
+from aiops.gradients import Gradient
 from aiops.kernels.rule import Rule
 from aiops.layout import Array, Cover, Layout, aligned, dtype_named
-from aiops.store import Gradient, Job, Store
+from aiops.store import Job, Store
 
 
 def store_of(arrays: dict[str, Array], rule: Rule | None = None, **options: object) -> Store:

@@ -29,16 +29,17 @@ def policies(name: Name = None) -> None:
 
 
 def _list(console: Console) -> None:
-    grid = Table.grid(padding=(0, 2))
-    for name in sorted(available()):
-        grid.add_row(Text(name, style="bold"), Text(find(name).summary()))
-    console.print(grid)
+    names = sorted(available())
+    width = max(map(len, names)) + 2
+    for name in names:
+        line = Text.assemble((f"{name:<{width}}", "bold"), find(name).summary())
+        console.print(line, soft_wrap=True)
 
 
 def _show(console: Console, name: str, algorithm: type[Algorithm]) -> None:
-    console.print(Text(algorithm.name, style="bold"), style="cyan")
+    console.print(Text(algorithm.name, style="bold cyan"))
     console.print()
-    console.print(Text(_page(algorithm)))
+    console.print(Text(_page(algorithm)), soft_wrap=True)
     console.print()
     table = Table(title="settings (--set key=value)", title_justify="left", box=None)
     table.add_column("key", style="bold", no_wrap=True)
@@ -48,9 +49,9 @@ def _show(console: Console, name: str, algorithm: type[Algorithm]) -> None:
         table.add_row(field.name, str(field.default), type(field.default).__name__)
     console.print(table)
     console.print()
-    barrier = "  (needs --workers N)" if algorithm.needs_workers else ""
-    console.print(Text(f"aiops serve --policy {name}{barrier}", style="bold"))
-    console.print(Text(f"{inspect.getsourcefile(algorithm)}", style="dim"), soft_wrap=True)
+    workers = " --workers N" if algorithm.needs_workers else ""
+    console.print(Text(f"aiops serve --policy {name}{workers}", style="bold"))
+    console.print(Text(f"source: {inspect.getsourcefile(algorithm)}", style="dim"), soft_wrap=True)
 
 
 def _page(algorithm: type[Algorithm]) -> str:

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 
-from aiops import words
 from aiops.commands.flags import Json
 from aiops.errors import UsageError
 

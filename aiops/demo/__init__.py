@@ -1,4 +1,4 @@
-"""``aiops demo``: one server and several workers, as real processes over TCP, training a real model.
+"""``aiops demo``: a server and several workers, real processes over TCP, train a real model.
 
 ::
 

@@ -90,6 +90,8 @@ class Family:
         ----------
         name
             What it is called in messages to people.
+        arguments
+            The module and its own arguments.
         on_line
             Is given every line of its standard output.
         environment
@@ -124,10 +126,9 @@ class Family:
             When somebody called `interrupt`.
         """
         task = asyncio.ensure_future(coroutine)
+        either: set[asyncio.Future[Any]] = {task, self._trouble}
         try:
-            await asyncio.wait(
-                {task, self._trouble}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if self._trouble.done():
                 self._trouble.result()
             if not task.done():

@@ -108,10 +108,8 @@ def _summary(record: Record, plot: str | None) -> Iterator[tuple[str, str]]:
     refused = sum(record.report.get("refused", {}).values())
     yield "refused", f"{refused:,} gradients" if refused else ""
     lr = record.report.get("settings", {}).get("lr", settings.lr)
-    yield (
-        "settings",
-        f"learning rate {lr:g}, batch size {settings.batch_size}, seed {settings.seed}",
-    )
+    batch, seed = settings.batch_size, settings.seed
+    yield "settings", f"learning rate {lr:g}, batch size {batch}, seed {seed}"
     yield "plot", plot or ""
 
 

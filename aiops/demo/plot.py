@@ -170,13 +170,15 @@ def _draw_traffic(record: Record, axes: Any) -> None:
     updates = [sample.updates for sample in samples]
     pushed = [sample.bytes_pushed for sample in samples]
     fetched = [sample.bytes_fetched for sample in samples]
-    axes.plot(updates, pushed, color=_BLUE, label=f"pushed {words.nbytes(pushed[-1])}")
-    axes.plot(
-        *(updates, fetched),
-        color=_ORANGE,
-        linestyle="--",
-        label=f"fetched {words.nbytes(fetched[-1])}",
-    )
+    for counts, label, colour, line in (
+        (pushed, "pushed", _BLUE, "-"),
+        (fetched, "fetched", _ORANGE, "--"),
+    ):
+        axes.plot(
+            *(updates, counts, line),
+            color=colour,
+            label=f"{label} {words.nbytes(counts[-1])}",
+        )
     axes.set_title("Bytes on the wire, all workers")
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(lambda value, _position: words.nbytes(value))

@@ -92,7 +92,7 @@ class Record:
         return self.samples[-1] if self.samples else None
 
     def note(self, report: Mapping[str, Any], updates: int, loss: float, accuracy: float) -> None:
-        """Add a sample: the server's statistics, and what a version of the model was found to be."""
+        """Add a sample: the server's statistics, and what a version did on the test set."""
         rows = {row["name"]: row for row in report["workers"] if row["role"] == "worker"}
         for worker in self.workers:
             worker.report = rows.get(worker.name, worker.report)

@@ -27,7 +27,7 @@ LOOK_DEADLINE = 20.0
 """Seconds the server has to answer the observer."""
 
 _FRAME = 0.1  # seconds between two frames of the display
-_ONE_CORE = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+_ONE_CORE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 class Display(Protocol):
@@ -46,6 +46,8 @@ async def run(record: Record, data: Dataset, display: Display) -> None:
         A fresh one.
     data
         The data set of its settings, flat: workers load their own, this one is for testing.
+    display
+        Is shown the record several times per second.
 
     Raises
     ------

@@ -102,7 +102,8 @@ class _Trainer:
         self._report(time.monotonic() - began)
 
     def _gradients(self, params: Params) -> Gradients:
-        loss, gradients = self._model.gradients(params, *self._batch, out=self._room)
+        x, y = self._batch
+        loss, gradients = self._model.gradients(params, x, y, out=self._room)
         self._losses.append(loss)
         return gradients
 

@@ -1,0 +1,76 @@
+"""Received gradients: where their tensors lie, and their weighted sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from aiops import kernels
+from aiops.layout import Array, Cover, Ints, Layout, Section, compute_dtype
+
+
+@dataclass(slots=True)
+class Gradient:
+    """A received push: the bytes, and which tensors they are."""
+
+    data: npt.NDArray[np.uint8]
+    cover: Cover
+
+
+def section_size(section: Section) -> int:
+    """Return how many elements a section has."""
+    return (section.stop - section.start) // section.dtype.itemsize
+
+
+def rows_in(tensors: Ints, section: Section, chosen: Array | None = None) -> Ints:
+    """Return which rows of a list of tensors are in a section (and chosen)."""
+    inside = (tensors >= section.first) & (tensors < section.last)
+    return np.flatnonzero(inside if chosen is None else inside & chosen)
+
+
+def spans_of(
+    layout: Layout, section: Section, gradient: Gradient, rows: Ints, steps: Array
+) -> tuple[kernels.Spans, Array]:
+    """Return the kernel's spans for some rows of a gradient, and its typed gradient array."""
+    cover, item = gradient.cover, section.dtype.itemsize
+    tensors = cover.tensors[rows]
+    lo = (layout.starts[tensors] - section.start) // item
+    begin = int(cover.starts[rows[0]])
+    last = rows[-1]
+    end = int(cover.starts[last] + layout.nbytes_each[cover.tensors[last]])
+    grad = gradient.data[begin:end].view(section.dtype)
+    source = (cover.starts[rows] - begin) // item
+    return kernels.Spans(lo, lo + layout.sizes[tensors], source, steps[rows]), grad
+
+
+class Accumulator:
+    """The sum of gradients that a rule collects before it takes a step, in the compute dtype."""
+
+    def __init__(self, layout: Layout, backend: str) -> None:
+        self.layout = layout
+        self.arrays = [
+            np.empty(section_size(section), compute_dtype(section.dtype))
+            for section in layout.sections
+        ]
+        self.filled = np.zeros(len(layout.tensors), bool)  # which tensors have a sum already
+        self._first = [kernels.build(kernels.FIRST, a.dtype, backend) for a in self.arrays]
+        self._add = [kernels.build(kernels.FOLD, a.dtype, backend) for a in self.arrays]
+
+    def fold(self, gradient: Gradient, weights: Array) -> None:
+        """Add a gradient: ``sum ← sum + weight · g`` (``sum ← weight · g`` the first time)."""
+        again = self.filled[gradient.cover.tensors]
+        for rows, compiled in ((~again, self._first), (again, self._add)):
+            for index, section in enumerate(self.layout.sections):
+                chosen = rows_in(gradient.cover.tensors, section, rows)
+                if not len(chosen):
+                    continue
+                spans, grad = spans_of(self.layout, section, gradient, chosen, weights)
+                total = self.arrays[index]
+                compiled[index](spans, 1.0, total, grad.astype(total.dtype, copy=False), total, ())
+        self.filled[gradient.cover.tensors] = True
+
+    def reset(self) -> None:
+        """Begin a new sum."""
+        self.filled[:] = False

@@ -1,0 +1,245 @@
+"""The examples in docs/wire.md: one message of each kind, and whole conversations.
+
+``python -m aiops.wire_examples docs/wire.md`` rewrites the marked blocks of that page, and
+wire-vectors.json beside it. Everything comes from the code that speaks the wire, so a page that
+the tests find up to date says what the code does.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiops import messages
+from aiops.algorithms.asgd import ASGD
+from aiops.engine import Engine
+from aiops.events import Applied, Apply, Event, Joined, Options, Received, Reply
+from aiops.handshake import Greeter, answer, check_welcome
+from aiops.messages import Message, Part
+from aiops.wire import HANDSHAKE, Side, Sink, Wire, proof
+
+
+@dataclass(frozen=True)
+class Example:
+    """One message as it crosses the wire."""
+
+    name: str
+    sender: Side
+    message: Message
+    payloads: tuple[bytes, ...] = ()
+
+    @property
+    def header(self) -> bytes:
+        """The header map's bytes."""
+        return messages.encode(self.message)
+
+    @property
+    def frame(self) -> bytes:
+        """The whole message's bytes, as the sender's `Wire` writes them."""
+        speaker = Wire(self.sender, _Kept)
+        kind = self.message.kind
+        speaker.state = next(s for s, says in HANDSHAKE.items() if kind in says[self.sender])
+        views = [[memoryview(payload)] for payload in self.payloads]
+        return b"".join(speaker.send(self.message, views))
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Whole messages in the order in which they are said on one connection."""
+
+    title: str
+    steps: tuple[Example, ...]
+
+
+class _Kept:
+    """A sink that keeps what came."""
+
+    def __init__(self, message: Message) -> None:
+        self.payloads = [bytearray(part.nbytes) for part in message.parts]  # type: ignore[attr-defined]
+
+    def view(self, part: int, offset: int) -> memoryview:
+        return memoryview(self.payloads[part])[offset:]
+
+    def filled(self, part: int, offset: int, nbytes: int) -> None:
+        pass
+
+    def abandoned(self) -> None:
+        pass
+
+
+# ---------------------------------------------------------------- the examples
+
+TOKEN = "correct horse battery staple"
+NONCES = bytes(range(16)), bytes(range(16, 32))
+_CLIENT = "5f0c"
+_F = struct.Struct("<3f").pack
+
+
+def hello(epoch: int = 1, role: str = "worker") -> messages.Hello:
+    """Return the greeting of the examples' client."""
+    return messages.Hello(0, 1, _CLIENT, epoch, "w0", role, False, NONCES[0], "example/1")
+
+
+def one_of_each() -> list[Example]:
+    """Return one small message of each kind."""
+    m, whole = messages, (Part(0, 12, "raw", 12, 6),)
+    said = proof(TOKEN, "client", *NONCES, _CLIENT)
+    rows, row = (("w", "float32", (3,)),), ("w", "float32", (3,), 0)
+    client = [
+        (hello(), ()),
+        (m.Prove(0, said), ()),
+        (m.Define(1, rows, (Part(0, 12, "raw", 12, 0),)), (_F(1, 2, 3),)),
+        (m.Describe(2), ()),
+        (m.Push(3, 1, True, 6, whole), (_F(0.5, -1, 0),)),
+        (m.Fetch(4, -1), ()),
+        (m.Stats(5), ()),
+        (m.Ping(6), ()),
+        (m.Leave(7), ()),
+    ]
+    refused = ("bad-push", "the push holds no tensor: push at least one", {}, False, 7)
+    server = [
+        (m.Challenge(0, NONCES[1]), ()),
+        (m.Welcome(0, 1, b"", "asgd", {"lr": 0.5}, {"recompute": False}, 7, (row,), 3), ()),
+        (m.Model(1, True, 0, (row,)), ()),
+        (m.Ack(3, 7, 1, 0.5, 0.25, struct.pack("<f", 0.25), (Part(0, 12, "raw", 12, 7),)), (_F(3, 2, 1),)),
+        (m.Params(4, 7), ()),
+        (m.Report(5, {"version": 7, "workers": ()}), ()),
+        (m.Pong(6), ()),
+        (m.Error(3, *refused), ()),
+    ]  # fmt: skip
+    return [
+        Example(message.kind, side, message, payloads)
+        for side, rows_of in (("client", client), ("server", server))
+        for message, payloads in rows_of  # type: ignore[attr-defined]
+    ]
+
+
+class Script:
+    """A client and a server that talk through memory, and what they say.
+
+    Both sides are the real thing: every byte passes a `Wire` at each end.
+    """
+
+    def __init__(self, title: str, token: str | None = None, engine: Engine | None = None) -> None:
+        self.title, self.token = title, token
+        self.engine = engine or Engine(ASGD(lr=0.5), Options(backend="numpy"))
+        self.steps: list[Example] = []
+        self._greeter = Greeter(token, NONCES[1])
+        self._wires: dict[Side, Wire] = {
+            "client": Wire("client", _Kept),
+            "server": Wire("server", self.engine.intake.place),
+        }
+        self._peer = 0
+
+    def say(self, message: Message, *payloads: bytes) -> Message:
+        """Have the client say something; return the last thing that the server said."""
+        for heard, sink in self._carry("client", message, payloads):
+            self._serve(heard, sink)
+        return self.steps[-1].message
+
+    def greet(self, hello: messages.Hello, token: str | None = None) -> Message:
+        """Go through the handshake."""
+        self._peer = hello.epoch
+        reply = self.say(hello)
+        if isinstance(reply, messages.Challenge):
+            reply = self.say(answer(reply, hello, token, "the server"))
+        if isinstance(reply, messages.Welcome) and token is not None:
+            check_welcome(reply, hello, messages.Challenge(0, NONCES[1]), token, "the server")
+        return reply
+
+    def done(self) -> Conversation:
+        """Return what was said."""
+        return Conversation(self.title, tuple(self.steps))
+
+    def _carry(
+        self, sender: Side, message: Message, payloads: Iterable[bytes]
+    ) -> list[tuple[Message, Sink | None]]:
+        """Move a message across, and note it."""
+        said = tuple(bytes(payload) for payload in payloads)
+        name = f"{self.title} / {len(self.steps) + 1} {message.kind}"
+        self.steps.append(Example(name, sender, message, said))
+        stream = b"".join(self._wires[sender].send(message, [[memoryview(p)] for p in said]))
+        receiver = self._wires["server" if sender == "client" else "client"]
+        whole: list[tuple[Message, Sink | None]] = []
+        while stream:
+            view = receiver.next_buffer()[: len(stream)]
+            view[:], stream = stream[: len(view)], stream[len(view) :]
+            whole += receiver.received(len(view))
+        return whole
+
+    def _serve(self, message: Message, sink: Sink | None) -> None:
+        if self._greeter.admitted:
+            self._post(Received(0.0, self._peer, message, sink))
+            return
+        reply = self._greeter.greet(message)
+        if reply is not None:
+            self._carry("server", reply, ())
+            return
+        assert self._greeter.hello is not None
+        self._post(Joined(0.0, self._peer, self._greeter.hello, self._greeter.proof))
+
+    def _post(self, event: Event) -> None:
+        events = [event]
+        while events:
+            for effect in self.engine.handle(events.pop(0)):
+                if isinstance(effect, Apply):
+                    events.append(Applied(0.0, effect.ticket, effect.run()))
+                elif isinstance(effect, Reply):
+                    lease = effect.lease
+                    views = [] if lease is None else [b"".join(p) for p in lease.payloads()]
+                    if lease is not None:
+                        lease.release()
+                    self._carry("server", effect.message, views)
+
+
+def conversations() -> list[Conversation]:
+    """Return the conversations of the page, as a real engine has them."""
+    m = messages
+    plain = Script("Without a token")
+    plain.greet(hello(role="observer"))
+    for message in (m.Ping(1), m.Describe(2), m.Leave(3)):
+        plain.say(message)
+    token = Script("With a token", TOKEN)
+    token.greet(hello(), TOKEN)
+    token.say(m.Leave(1))
+    wrong = Script("With a wrong token", TOKEN)
+    wrong.greet(hello(), "guess")
+
+    train = Script("Define a model, push, fetch")
+    train.greet(hello())
+    b, w = struct.pack("<e", 1), struct.pack("<2f", 1, 2)
+    rows = (("b", "float16", (1,)), ("w", "float32", (2, 1)))
+    train.say(m.Define(1, rows, (Part(0, 10, "raw", 10, 0),)), w + b)
+    push = m.Push(2, 1, True, -1, (Part(0, 10, "raw", 10, 0),))
+    gradient = struct.pack("<2f", 2, -2) + struct.pack("<e", 4)
+    train.say(push, gradient)
+    train.say(m.Push(3, 2, False, -1, (Part(0, 8, "raw", 8, 1),)), struct.pack("<2f", 1, 1))
+    train.say(m.Fetch(4, 1))
+    train.say(m.Fetch(5, 2))
+
+    back = Script("The connection was lost: come back, push again", engine=train.engine)
+    back.greet(hello(epoch=2))
+    again = m.Push(1, 2, True, -1, (Part(0, 8, "raw", 8, 1),))
+    back.say(again, struct.pack("<2f", 1, 1))
+
+    refused = Script("A refused push: the connection lives, nothing changed", engine=train.engine)
+    refused.greet(hello(epoch=3))
+    bad = m.Push(1, 3, False, -1, (Part(0, 8, "raw", 8, 2),))
+    refused.say(bad, struct.pack("<2f", 1, float("nan")))
+    refused.say(m.Fetch(2, 2))
+    return [script.done() for script in (plain, token, wrong, train, back, refused)]
+
+
+def main() -> None:
+    """Rewrite the page named on the command line."""
+    from aiops import wire_page
+
+    for path in sys.argv[1:] or ["docs/wire.md"]:
+        wire_page.update(Path(path))
+
+
+if __name__ == "__main__":
+    main()
