@@ -12,12 +12,12 @@ _BARS = "▁▂▃▄▅▆▇█"
 def nbytes(count: float) -> str:
     """Return a number of bytes with a unit (powers of ten).
 
-    >>> [nbytes(n) for n in (0, 999, 1000, 12_345_678)]
-    ['0 B', '999 B', '1.0 kB', '12.3 MB']
+    >>> [nbytes(n) for n in (0, 999, 1000, 12_345_678, 250_000_000)]
+    ['0 B', '999 B', '1.0 kB', '12.3 MB', '250 MB']
     """
     for scale, unit in _SCALES:
         if count >= scale:
-            return f"{count / scale:.1f} {unit}"
+            return f"{count / scale:.{1 if count < 100 * scale else 0}f} {unit}"
     return f"{count:.0f} B"
 
 

@@ -24,8 +24,8 @@ import numpy as np
 
 import aiops
 from aiops import handshake, messages
+from aiops.client.outgoing import little_endian, make_up, parts_of
 from aiops.client.params import Params
-from aiops.codecs import raw
 from aiops.errors import (
     AiopsError,
     ConnectionLost,
@@ -33,11 +33,10 @@ from aiops.errors import (
     RemoteProtocolError,
     Unauthorised,
     UsageError,
-    nearest,
     refusal,
 )
-from aiops.layout import MAX_PART, Array, Ints, Layout, Tensor, split
-from aiops.messages import Ack, Error, Message, Model, Part, Parts, Report, Welcome
+from aiops.layout import Array, Layout
+from aiops.messages import Ack, Error, Message, Model, Parts, Report, Welcome
 from aiops.wire import Buffer, Discard, Limits, Sink, Wire
 
 _LIMITS = Limits(header=8 << 20)  # a model comes back with offsets: longer than it was offered
@@ -264,9 +263,11 @@ class Conversation:
 
     def define(self, arrays: Mapping[str, Array]) -> Request:
         """Offer a model; the result is (whether it was taken, the version)."""
-        arrays = {name: _little(np.asarray(array, order="C")) for name, array in arrays.items()}
+        arrays = {
+            name: little_endian(np.asarray(array, order="C")) for name, array in arrays.items()
+        }
         layout = Layout.of(arrays)
-        parts, payloads = _parts_of(layout, arrays, np.zeros(len(layout.tensors), np.int64))
+        parts, payloads = parts_of(layout, arrays, np.zeros(len(layout.tensors), np.int64))
         rows = tuple((name, a.dtype.name, a.shape) for name, a in arrays.items())
 
         def finish(message: Message) -> tuple[bool, int]:
@@ -297,7 +298,7 @@ class Conversation:
 
         With ``into`` (which may be ``at``) the parameters after the push are received there.
         """
-        parts, payloads = _parts_of(at.layout, gradients, at.versions)
+        parts, payloads = parts_of(at.layout, gradients, at.versions)
         self._seq += 1
         seq = self._seq
 
@@ -361,7 +362,7 @@ class Conversation:
         if request is None or request.into is None:
             return Discard()
         parts: Parts = message.parts  # type: ignore[attr-defined]
-        if not _make_up(request.into.layout, parts):
+        if not make_up(request.into.layout, parts):
             raise RemoteProtocolError(f"{self.server} sent parts that do not make up the model")
         return _Into(request.into, parts)
 
@@ -445,78 +446,6 @@ class Conversation:
         return Receipt(
             message.version, message.staleness, message.mean_staleness, message.vbar, vbars
         )
-
-
-def _parts_of(
-    layout: Layout, arrays: Mapping[str, Array], versions: Ints
-) -> tuple[Parts, list[list[memoryview]]]:
-    """Return the parts and views that some tensors travel as, in arena order.
-
-    Neighbours of equal version share a part: an ungated push of a whole model is one payload.
-    """
-    if isinstance(arrays, Params) and arrays.layout is layout:
-        parts = layout.parts(versions)
-        data = arrays.arena.data.data
-        return parts, [[data[part.start : part.stop]] for part in parts]
-    chosen = sorted(_index(layout, name) for name in arrays)
-    if not chosen:
-        raise UsageError("the push holds no tensor: push at least one gradient")
-    found: list[Part] = []
-    payloads: list[list[memoryview]] = []
-    for index in chosen:
-        tensor, version = layout.tensors[index], int(versions[index])
-        view = raw.encode(_checked(tensor, arrays[tensor.name]))
-        for part in split(tensor.offset, tensor.offset + tensor.nbytes, raw.NAME, version):
-            piece = view[part.start - tensor.offset : part.stop - tensor.offset]
-            joined = _join(found[-1], part) if found else None
-            if joined is not None:
-                found[-1] = joined
-                payloads[-1].append(piece)
-            else:
-                found.append(part)
-                payloads.append([piece])
-    return tuple(found), payloads
-
-
-def _make_up(layout: Layout, parts: Parts) -> bool:
-    """Say whether these are a whole model: less would leave a mixture of two versions."""
-    starts = [0, *(part.stop for part in parts)]
-    return starts.pop() == layout.nbytes and all(
-        part.start == start and part.codec == raw.NAME and part.nbytes == part.stop - part.start
-        for part, start in zip(parts, starts, strict=True)
-    )
-
-
-def _join(left: Part, right: Part) -> Part | None:
-    joined = Part(left.start, right.stop, left.codec, left.nbytes + right.nbytes, left.version)
-    fits = left.stop == right.start and left.version == right.version
-    return joined if fits and joined.nbytes <= MAX_PART else None
-
-
-def _index(layout: Layout, name: str) -> int:
-    if name not in layout.index:
-        raise UsageError(f"the model has no tensor {name!r}; {nearest(name, layout.index)}")
-    return layout.index[name]
-
-
-def _checked(tensor: Tensor, array: Array) -> Array:
-    array = _little(np.asarray(array))
-    if array.shape != tensor.shape:
-        raise UsageError(
-            f"{tensor.name!r}: the gradient has shape {array.shape}, the tensor {tensor.shape}"
-        )
-    if array.dtype != tensor.dtype:
-        raise UsageError(
-            f"{tensor.name!r}: the gradient is {array.dtype.name}, the tensor"
-            f" {tensor.dtype.name}: convert it with .astype({tensor.dtype.name!r})"
-        )
-    return array
-
-
-def _little(array: Array) -> Array:
-    """Return an array with its bytes in the wire's order."""
-    order = array.dtype.newbyteorder("<") if array.dtype.str.startswith(">") else array.dtype
-    return array.astype(order, copy=False)
 
 
 def _lists(value: Any) -> Any:

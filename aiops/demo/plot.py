@@ -104,10 +104,17 @@ def _thousands(value: float, _position: Any = None) -> str:
     return f"{value:,.0f}"
 
 
+def _plain_at_1_2_5(value: float, _position: Any = None) -> str:
+    """Label a logarithmic axis sparsely, with plain numbers."""
+    return f"{value:g}" if f"{value:e}"[0] in "125" else ""
+
+
 def _draw_loss(record: Record, axes: Any) -> None:
     points = [(s.updates, s.loss) for s in record.samples if math.isfinite(s.loss) and s.loss > 0]
     axes.plot(*zip(*points, strict=True), color=_BLUE, marker="o")
     axes.set_yscale("log")
+    for formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        formatter(_plain_at_1_2_5)
     axes.set_title("Test loss")
     axes.set_ylabel("negative log-likelihood (nats)")
 
@@ -120,7 +127,7 @@ def _draw_accuracy(record: Record, axes: Any) -> None:
         color=_GREEN,
         marker="o",
     )
-    axes.set_ylim(0, 102)
+    axes.set_ylim(_floor(record), 100)
     axes.set_title("Test accuracy")
     axes.set_ylabel("per cent")
     axes.annotate(
@@ -133,6 +140,13 @@ def _draw_accuracy(record: Record, axes: Any) -> None:
         fontweight="bold",
         color=_GREEN,
     )
+
+
+def _floor(record: Record) -> float:
+    """Return where the accuracy's axis begins: below all but the first rise."""
+    early = record.samples[-1].updates * 0.02
+    later = [sample.accuracy for sample in record.samples if sample.updates > early] or [0.0]
+    return max(0.0, 10 * math.floor(10 * min(later) - 0.2))
 
 
 def _draw_staleness(record: Record, axes: Any) -> None:
@@ -156,11 +170,11 @@ def _draw_staleness(record: Record, axes: Any) -> None:
 
 
 def _without_tail(counts: dict[int, int], total: int) -> list[int]:
-    """Return the stalenesses to show: all but the last thousandth, which a bar cannot show."""
+    """Return the stalenesses to show: all but the last half per cent, which no bar can show."""
     top, seen = 0, 0
     for tau in sorted(counts):
         top, seen = tau, seen + counts[tau]
-        if seen >= 0.999 * total:
+        if seen >= 0.995 * total:
             break
     return list(range(top + 1))
 
@@ -181,5 +195,5 @@ def _draw_traffic(record: Record, axes: Any) -> None:
         )
     axes.set_title("Bytes on the wire, all workers")
     axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(lambda value, _position: words.nbytes(value))
+    axes.yaxis.set_major_formatter(lambda value, _: words.nbytes(value).replace(".0 ", " "))
     axes.legend(loc="upper left")

@@ -38,7 +38,7 @@ class Recipe:
 _LR = {"fasgd": 0.005, "asgd": 0.04, "sasgd": 0.04, "softsync": 0.1, "hardsync": 0.1}
 
 RECIPES: Mapping[str, Recipe] = {
-    "digits": Recipe(hidden=64, steps=40_000, batch_size=32, lr=_LR),
+    "digits": Recipe(hidden=64, steps=24_000, batch_size=32, lr=_LR),
     "mnist": Recipe(hidden=200, steps=20_000, batch_size=32, lr=_LR),
     "cifar10": Recipe(hidden=200, steps=10_000, batch_size=32, lr=_LR),
     "synthetic": Recipe(hidden=64, steps=10_000, batch_size=32, lr=_LR),

@@ -1,0 +1,85 @@
+"""How a client's gradients become parts and payloads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from aiops.client.params import Params
+from aiops.codecs import raw
+from aiops.errors import UsageError, nearest
+from aiops.layout import MAX_PART, Array, Ints, Layout, Tensor, split
+from aiops.messages import Part, Parts
+
+
+def parts_of(
+    layout: Layout, arrays: Mapping[str, Array], versions: Ints
+) -> tuple[Parts, list[list[memoryview]]]:
+    """Return the parts and views that some tensors travel as, in arena order.
+
+    Neighbours of equal version share a part: an ungated push of a whole model is one payload.
+    """
+    if isinstance(arrays, Params) and arrays.layout is layout:
+        parts = layout.parts(versions)
+        data = arrays.arena.data.data
+        return parts, [[data[part.start : part.stop]] for part in parts]
+    chosen = sorted(_index(layout, name) for name in arrays)
+    if not chosen:
+        raise UsageError("the push holds no tensor: push at least one gradient")
+    found: list[Part] = []
+    payloads: list[list[memoryview]] = []
+    for index in chosen:
+        tensor, version = layout.tensors[index], int(versions[index])
+        view = raw.encode(_checked(tensor, arrays[tensor.name]))
+        for part in split(tensor.offset, tensor.offset + tensor.nbytes, raw.NAME, version):
+            piece = view[part.start - tensor.offset : part.stop - tensor.offset]
+            joined = _join(found[-1], part) if found else None
+            if joined is not None:
+                found[-1] = joined
+                payloads[-1].append(piece)
+            else:
+                found.append(part)
+                payloads.append([piece])
+    return tuple(found), payloads
+
+
+def make_up(layout: Layout, parts: Parts) -> bool:
+    """Say whether these are a whole model: less would leave a mixture of two versions."""
+    starts = [0, *(part.stop for part in parts)]
+    return starts.pop() == layout.nbytes and all(
+        part.start == start and part.codec == raw.NAME and part.nbytes == part.stop - part.start
+        for part, start in zip(parts, starts, strict=True)
+    )
+
+
+def _join(left: Part, right: Part) -> Part | None:
+    joined = Part(left.start, right.stop, left.codec, left.nbytes + right.nbytes, left.version)
+    fits = left.stop == right.start and left.version == right.version
+    return joined if fits and joined.nbytes <= MAX_PART else None
+
+
+def _index(layout: Layout, name: str) -> int:
+    if name not in layout.index:
+        raise UsageError(f"the model has no tensor {name!r}; {nearest(name, layout.index)}")
+    return layout.index[name]
+
+
+def _checked(tensor: Tensor, array: Array) -> Array:
+    array = little_endian(np.asarray(array))
+    if array.shape != tensor.shape:
+        raise UsageError(
+            f"{tensor.name!r}: the gradient has shape {array.shape}, the tensor {tensor.shape}"
+        )
+    if array.dtype != tensor.dtype:
+        raise UsageError(
+            f"{tensor.name!r}: the gradient is {array.dtype.name}, the tensor"
+            f" {tensor.dtype.name}: convert it with .astype({tensor.dtype.name!r})"
+        )
+    return array
+
+
+def little_endian(array: Array) -> Array:
+    """Return an array with its bytes in the wire's order."""
+    order = array.dtype.newbyteorder("<") if array.dtype.str.startswith(">") else array.dtype
+    return array.astype(order, copy=False)

@@ -1,0 +1,274 @@
+"""The generated parts of docs/wire.md, and docs/wire-vectors.json: tables and examples as text."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from aiops import errors, messages
+from aiops.config import Config
+from aiops.errors import Refused
+from aiops.layout import DTYPES, MAX_PART, MAX_TENSORS, Layout, dtype_named
+from aiops.messages import Message
+from aiops.wire import HANDSHAKE, Limits, Side, proof
+from aiops.wire_examples import NONCES, TOKEN, Example, conversations, hello, one_of_each
+
+VECTORS = "wire-vectors.json"
+"""The name of the file of vectors, beside the page."""
+
+ANSWERS = {
+    "hello": "`challenge` or `welcome`",
+    "prove": "`welcome`",
+    "define": "`model`",
+    "describe": "`model`",
+    "push": "`ack`",
+    "fetch": "`params`",
+    "stats": "`report`",
+    "ping": "`pong`",
+    "leave": "the connection is closed",
+}
+"""What answers each request (or else an ``error``)."""
+
+MEANINGS = {
+    "id": "The number of the request that this is or answers; chosen by the asker, rising from 1."
+    " 0: unasked.",
+    "protocol": f"The version of this page: {messages.PROTOCOL}.",
+    "client": "The client's own id: random, chosen once, the same on all its connections.",
+    "epoch": "1 on the client's first connection, one more on each that follows.",
+    "name": "A name for people.",
+    "role": '`"worker"` or `"observer"`.',
+    "pongs": "Whether the client promises to answer a `ping` even when it has asked for nothing.",
+    "nonce": "Fresh random bytes.",
+    "agent": "The client's software, for people.",
+    "proof": "See [The token](#the-token); in `welcome` empty when there is none.",
+    "tensors": "The offered tensors, in any order.",
+    "parts": "One row per payload that follows; see [Parts](#parts).",
+    "seq": "The number of this push: at least 1, higher than that of every push before.",
+    "fetch": "Whether the answer is to bring the parameters.",
+    "have": "The version of which the client holds all parameters, -1 for none. If it is still the"
+    " current one, the answer brings none.",
+    "policy": "The server's algorithm.",
+    "settings": "Its settings, for people.",
+    "plan": "What a worker has to do; ignore keys that you do not know. `recompute` (boolean): be"
+    " ready to compute a refused gradient again. `patience` (float): seconds that an answer to a"
+    " push may take because others are waited for.",
+    "version": "The model's version: how many updates have been applied to it.",
+    "model": "The tensors in arena order; in `welcome` empty when nobody has defined them yet.",
+    "last_seq": "The highest `seq` of this client that the server has taken, 0 for none.",
+    "created": "Whether this offer defined the model.",
+    "staleness": "How many updates the gradient's tensors had seen since its base version, at most.",
+    "mean_staleness": "The same as a mean, weighted by the tensors' bytes.",
+    "vbar": "The mean of the algorithm's statistic (FASGD: v) over all parameters, nil without one.",
+    "vbars": "The same per tensor, float32, little endian, in arena order; empty without one.",
+    "report": "The statistics; keys come and go with releases.",
+    "code": "See [Errors](#errors).",
+    "text": "A sentence for people.",
+    "details": "Its facts.",
+    "fatal": "Whether the server closes the connection after this.",
+}
+"""What each field means, whichever message it is in."""
+
+
+
+
+# ---------------------------------------------------------------- tables
+
+
+def _table(head: str, rows: list[str]) -> str:
+    columns = head.count("|") + 1
+    return "\n".join([f"| {head} |", "|" + " --- |" * columns, *(f"| {row} |" for row in rows)])
+
+
+def _fields(kind: str) -> list[tuple[str, str]]:
+    return [(f.name, str(f.type)) for f in dataclasses.fields(messages.KINDS[kind])]
+
+
+def _prose(text: str | None) -> str:
+    """Return a docstring as one paragraph of Markdown."""
+    return " ".join(re.sub("`+", "`", text or "").split())
+
+
+def messages_table() -> str:
+    """Return who sends which kind, with which fields, and what answers it."""
+    rows = []
+    for kind, cls in messages.KINDS.items():
+        senders = [side for side in ("client", "server") if _may_say(side, kind)]
+        fields = ", ".join(f"`{name}`" for name, _type in _fields(kind))
+        answered = f" Answered by {ANSWERS[kind]}." if kind in ANSWERS else ""
+        rows.append(
+            f"`{kind}` | {' or '.join(senders)} | {fields} | {_prose(cls.__doc__)}{answered}"
+        )
+    return _table("kind | from | fields besides `kind` | meaning", rows)
+
+
+def _may_say(side: str, kind: str) -> bool:
+    return any(kind in says[side] for says in HANDSHAKE.values())  # type: ignore[index]
+
+
+def fields_table() -> str:
+    """Return each field's type and meaning."""
+    found: dict[str, tuple[str, list[str]]] = {}
+    for kind in messages.KINDS:
+        for name, type_ in _fields(kind):
+            assert found.setdefault(name, (type_, []))[0] == type_, "one name, one type"
+            found[name][1].append(kind)
+    rows = []
+    for name, (type_, kinds) in found.items():
+        where = "all" if len(kinds) == len(messages.KINDS) else ", ".join(kinds)
+        rows.append(f"`{name}` | {type_} | {where} | {MEANINGS[name]}")
+    return _table("field | type | in | meaning", rows)
+
+
+def types_table() -> str:
+    """Return what each type of field accepts."""
+    return _table("type | what is accepted", [f"{k} | {v}" for k, v in messages.TYPES.items()])
+
+
+def states_table() -> str:
+    """Return the handshake's table: what either side may say in each state."""
+    rows = []
+    for state, says in HANDSHAKE.items():
+        cells = []
+        for side in ("client", "server"):
+            by_next: dict[str, list[str]] = {}
+            for kind, following in sorted(says[side].items()):
+                by_next.setdefault(following, []).append(f"`{kind}`")
+            cells.append("; ".join(f"{', '.join(k)} → {s}" for s, k in by_next.items()) or "nothing")
+        rows.append(f"{state} | {cells[0]} | {cells[1]}")
+    return _table("state | the client may say → next state | the server may say → next state", rows)
+
+
+def codes_table() -> str:
+    """Return the codes that an error may carry."""
+    known = [getattr(errors, name) for name in errors.__all__]
+    refusals = [cls for cls in known if isinstance(cls, type) and issubclass(cls, Refused)]
+    rows = [f"`{cls.code}` | {_prose(cls.__doc__)}" for cls in refusals]
+    rows.append("`protocol` | Only fatal: the greeting's version or role is none the server knows.")
+    return _table("code | meaning", rows)
+
+
+def limits_table() -> str:
+    """Return the limits, and the settings they come from."""
+    limits, settings = Limits(), Config()
+    minute = f"{settings.min_rate:,} bytes/s over {settings.stall_deadline:g} s"
+    rows = [
+        f"header before `welcome`, at the server | {limits.greeting:,} bytes",
+        f"header after it | {limits.header:,} bytes at the server; be ready for twice that",
+        f"parts of a message | {limits.parts:,}",
+        f"payload | 2³²−1 bytes; this implementation sends at most {MAX_PART:,}",
+        f"tensors of a model; axes of a tensor | {MAX_TENSORS:,}; {messages.MAX_AXES}",
+        f"bytes of a model | {settings.max_model:,} (`--max-model`)",
+        f"connections | {settings.max_connections:,} (`--max-connections`)",
+        f"time to get to `open` | {settings.hello_deadline:g} s (`--hello-deadline`)",
+        f"slowest peer in mid-message, either way | {minute} (`--min-rate`, `--stall-deadline`)",
+        f"silence before the server pings | {settings.heartbeat:g} s (`--heartbeat`);"
+        f" after {3 * settings.heartbeat:g} s the connection ends",
+        f"answers to pushes remembered per client | {messages.REMEMBERED}",
+    ]
+    return _table("what | limit (a setting's default)", rows)
+
+
+# ---------------------------------------------------------------- examples
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it: bytes as ``{"bytes": hex}``."""
+    if isinstance(value, bytes):
+        return {"bytes": value.hex()}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
+
+
+def _header(message: Message) -> dict[str, Any]:
+    named = {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}
+    return {"kind": message.kind, **_plain(named)}
+
+
+def _shown(message: Message) -> str:
+    """Return a message's fields as a person reads them; bytes are h'...'."""
+    text = json.dumps(_header(message), ensure_ascii=False)
+    return re.sub(r'{"bytes": "([0-9a-f]*)"}', r"h'\1'", text)
+
+
+def _hex(example: Example) -> list[str]:
+    """Return a frame's bytes in lines: the length and the header, then each payload."""
+    head, lines = example.header, []
+    chunks = [(b"\xce", head), *((b"\xc6", payload) for payload in example.payloads)]
+    for mark, data in chunks:
+        text = f"{mark.hex()}{len(data):08x} {data.hex()}"
+        lines += [text[i : i + 96] for i in range(0, len(text), 96)]
+    return lines
+
+
+def _example(example: Example) -> str:
+    return "\n".join([f"{example.sender}: {_shown(example.message)}", *_hex(example)])
+
+
+def kinds_block() -> str:
+    """Return one example of each kind."""
+    return "```text\n" + "\n\n".join(_example(e) for e in one_of_each()) + "\n```"
+
+
+def conversations_block() -> str:
+    """Return the conversations."""
+    blocks = []
+    for talk in conversations():
+        steps = "\n\n".join(_example(step) for step in talk.steps)
+        blocks.append(f"### {talk.title}\n\n```text\n{steps}\n```")
+    return "\n\n".join(blocks)
+
+
+def _proofs() -> list[dict[str, str]]:
+    sides: tuple[Side, Side] = ("client", "server")
+    client, (theirs, ours) = hello().client, NONCES
+    return [
+        {
+            "token": token,
+            "side": side,
+            "client_nonce": theirs.hex(),
+            "server_nonce": ours.hex(),
+            "client": name,
+            "proof": proof(token, side, theirs, ours, name).hex(),
+        }
+        for token, name in ((TOKEN, client), ("schlüssel", "кот"))
+        for side in sides
+    ]
+
+
+def proof_block() -> str:
+    """Return the token's example."""
+    rows = _proofs()[:2]
+    first = rows[0]
+    lines = [f"{key} = {first[key]}" for key in ("token", "client_nonce", "server_nonce", "client")]
+    return "\n".join(["```text", *lines, *(f"proof({r['side']}) = {r['proof']}" for r in rows), "```"])
+
+
+def dtypes_block() -> str:
+    """Return the dtypes in arena order."""
+    ordered = sorted(DTYPES, key=lambda name: (-dtype_named(name).itemsize, name))
+    return ", ".join(f"`{name}`" for name in ordered)
+
+
+# ---------------------------------------------------------------- the files
+
+
+BLOCKS: Mapping[str, Callable[[], str]] = {
+    "messages": messages_table,
+    "fields": fields_table,
+    "types": types_table,
+    "states": states_table,
+    "codes": codes_table,
+    "limits": limits_table,
+    "proof": proof_block,
+    "dtypes": dtypes_block,
+    "kinds": kinds_block,
+    "conversations": conversations_block,
+}
+"""The marked blocks of the page."""
