@@ -123,8 +123,10 @@ class Algorithm:
         """Return the workers' part, announced in the handshake.
 
         ``recompute``: a refused gradient is to be computed again on newer parameters.
+        ``linear``: a step is proportional to its gradient, so a worker may scale its learning
+        rate by scaling its gradient.
         """
-        return {"recompute": False}
+        return {"recompute": False, "linear": self.rule().function is sgd}
 
     def settings(self) -> dict[str, Any]:
         """Return the settings as plain values."""

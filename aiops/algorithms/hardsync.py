@@ -112,4 +112,4 @@ class Hardsync(Algorithm):
 
     def plan(self) -> dict[str, Any]:
         """Tell workers to be ready to compute a gradient again."""
-        return {"recompute": self.admission == "reject"}
+        return {**super().plan(), "recompute": self.admission == "reject"}

@@ -6,6 +6,7 @@ import os
 import secrets
 import select
 import socket
+import struct
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -25,6 +26,7 @@ from aiops.layout import Array
 from aiops.sockets import tune
 from aiops.wire import Buffer
 
+_BEAT = 1.0  # seconds between looks at the clock in a call that waits
 _VECTORS = 512  # buffers given to one sendmsg (the limit is 1,024)
 
 
@@ -276,8 +278,13 @@ class Client:
 
     def _connect(self, until: float) -> None:
         left = self._left(until)
-        self._socket = socket.create_connection((self._host, self._port), timeout=left)
-        tune(self._socket)
+        self._socket = sock = socket.create_connection((self._host, self._port), timeout=left)
+        tune(sock)
+        sock.settimeout(None)
+        beat = min(_BEAT, self.timeout / 4)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            seconds = struct.pack("ll", int(beat), int(beat % 1 * 1e6) or 1)
+            sock.setsockopt(socket.SOL_SOCKET, option, seconds)
         self._send(self._talk.connected(), until)
 
     def _hang_up(self) -> None:
@@ -294,34 +301,39 @@ class Client:
             ) from error
         time.sleep(seconds)
 
+    # The kernel itself wakes a call that waits for more than _BEAT (SO_RCVTIMEO, SO_SNDTIMEO), so
+    # that a transfer of any size is one system call, and a deadline is still seen to.
+
     def _send(self, buffers: list[Buffer], until: float) -> None:
         sock = self._socket
         assert sock is not None
-        sock.settimeout(self._left(until))
-        try:
-            if len(buffers) == 1:
-                sock.sendall(buffers[0])
-                return
-            views = [memoryview(buffer) for buffer in buffers]
-            first = 0
-            while first < len(views):
+        if not buffers:
+            return
+        views = [memoryview(buffer) for buffer in buffers]
+        first = 0
+        while first < len(views):
+            try:
                 sent = sock.sendmsg(views[first : first + _VECTORS])
-                while first < len(views) and sent >= len(views[first]):
-                    sent -= len(views[first])
-                    first += 1
-                if sent:
-                    views[first] = views[first][sent:]
-        except TimeoutError:
-            raise self._too_late() from None
+            except BlockingIOError:
+                self._left(until)
+                continue
+            while first < len(views) and sent >= len(views[first]):
+                sent -= len(views[first])
+                first += 1
+            if sent:
+                views[first] = views[first][sent:]
 
     def _receive(self, until: float) -> None:
         sock = self._socket
         assert sock is not None
-        sock.settimeout(self._left(until))
-        try:
-            count = sock.recv_into(self._talk.next_buffer())
-        except TimeoutError:
-            raise self._too_late() from None
+        # The rest of a payload is waited for whole; of anything else what is there is taken.
+        flags = socket.MSG_WAITALL if self._talk.missing else 0
+        while True:
+            try:
+                count = sock.recv_into(self._talk.next_buffer(), 0, flags)
+                break
+            except BlockingIOError:
+                self._left(until)
         self._talk.received(count)
 
     def _left(self, until: float) -> float:

@@ -433,6 +433,8 @@ class Conversation:
             self.layout = layout
             return
         difference = layout.difference(self.layout)
+        if difference is None and layout.rows != self.layout.rows:
+            difference = "its tensors are in another order"
         if difference:
             raise Unauthorised(f"{self.server} now has another model: {difference}")
 

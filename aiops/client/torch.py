@@ -57,9 +57,6 @@ __all__ = ["RemoteOptimizer", "fetch_into"]
 
 _log = logging.getLogger("aiops.client")
 
-_PLAIN = {"asgd", "sasgd", "softsync", "hardsync"}
-"""Policies whose step is linear in the gradient: scaling it scales the learning rate."""
-
 
 class RemoteOptimizer(_torch.optim.Optimizer):  # type: ignore[misc]
     """A `torch.optim.Optimizer` that pushes gradients to a server and receives parameters.
@@ -252,14 +249,14 @@ class RemoteOptimizer(_torch.optim.Optimizer):  # type: ignore[misc]
         factor = lr / self.server_lr
         if not 0 <= factor < math.inf:
             raise UsageError(f"group {number}: lr must be 0 or more and finite, not {lr}")
-        if self.worker.policy in _PLAIN:
+        if self.worker.plan.get("linear"):
             return factor
         if not math.isclose(factor, 1.0, rel_tol=1e-6):
             raise UsageError(
                 f"group {number}: lr is {lr:g}, but the server trains with {self.server_lr:g}, and"
                 f" {self.worker.policy} normalises gradients, so a worker cannot change it by"
-                f" scaling them: set the rate on the server (--lr {lr:g}), or use one of the"
-                f" policies {', '.join(sorted(_PLAIN))}"
+                f" scaling them: set the rate on the server (--lr {lr:g}), or use a policy whose"
+                " steps are proportional to the gradient, such as sasgd"
             )
         return 1.0
 

@@ -24,6 +24,7 @@ from aiops.errors import (
     UsageError,
 )
 from aiops.layout import Array
+from aiops.messages import Report, Stats
 from tests.peers import Peer
 from tests.proxy import Proxy
 from tests.support import PATIENCE, ServerThread
@@ -615,6 +616,7 @@ class TestTraffic:
             for _ in range(3):
                 worker.exchange(params, ones(params))
             worker.fetch(params)
-            stats = observer.ask(aiops.messages.Stats(1))
+            stats = observer.ask(Stats(1))
+            assert isinstance(stats, Report)
             [row] = [w for w in stats.report["workers"] if w["name"] == "w"]
             assert (row["bytes_fetched"], row["bytes_pushed"]) == worker.traffic
