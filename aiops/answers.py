@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from aiops.crew import Member
 from aiops.errors import BadPush, NotReady, Refused, StaleGradient
@@ -57,7 +58,7 @@ class Answers:
         """Send the parameters, when they can be read, unless the client has them."""
         store = self._defined()
         if not store.readable:
-            self._readers.append((peer, lambda: self.fetch(peer, message)))
+            self._readers.append((peer, partial(self.fetch, peer, message)))
         elif message.have == store.version:
             self._effects.append(Reply(peer, Params(message.id, store.version)))
         else:
@@ -91,20 +92,24 @@ class Answers:
 
     def acknowledge(self, pending: Pending) -> None:
         """Answer a push whose gradient has been used."""
-        store, member = self._defined(), pending.member
+        store, member, message = self._defined(), pending.member, pending.message
         member.pushes += 1
         member.staleness = pending.staleness
+        lease = None
+        if pending.peer is not None and message.fetch and message.have != store.version:
+            lease = store.lease()  # an update has just ended, so the parameters can be read
         ack = Ack(
-            pending.message.id,
+            message.id,
             store.version,
             pending.staleness,
             pending.mean_staleness,
             store.vbar(),
             store.vbars(),
+            lease.version.parts if lease is not None else (),
         )
         self._settle(pending, ack)
         if pending.peer is not None:
-            self._send_ack(pending.peer, pending.message, ack)
+            self._effects.append(Reply(pending.peer, ack, lease))
 
     def refuse(self, pending: Pending, fault: Refused) -> None:
         """Refuse a push that was queued; one to be computed again brings the parameters with it."""
@@ -147,7 +152,7 @@ class Answers:
             return False
         answer = member.answers.get(message.seq)
         if isinstance(answer, Ack):
-            self._send_ack(event.peer, message, _for(answer, message.id))
+            self._acknowledge_again(event.peer, message, answer)
         elif isinstance(answer, Error):
             again = Error(message.id, answer.code, answer.text, answer.details, False)
             self._effects.append(Reply(event.peer, again))
@@ -168,25 +173,19 @@ class Answers:
             raise NotReady("nobody has defined the model yet: a worker must do it")
         return self.store
 
-    def _send_ack(self, peer: int, message: Push, ack: Ack) -> None:
-        """Send an acknowledgement, with the current parameters if they were asked for."""
-        store = self._defined()
-        if not message.fetch or message.have == store.version:
-            self._effects.append(Reply(peer, ack))
-        elif not store.readable:
-            self._readers.append((peer, lambda: self._send_ack(peer, message, ack)))
-        else:
+    def _acknowledge_again(self, peer: int, message: Push, ack: Ack) -> None:
+        """Send an acknowledgement again, with what are now the parameters if it asks for them."""
+        store, lease = self._defined(), None
+        if message.fetch and message.have != store.version:
+            if not store.readable:
+                again = partial(self._acknowledge_again, peer, message, ack)
+                self._readers.append((peer, again))
+                return
             lease = store.lease()
-            full = Ack(
-                ack.id,
-                store.version,
-                ack.staleness,
-                ack.mean_staleness,
-                ack.vbar,
-                ack.vbars,
-                lease.version.parts,
-            )
-            self._effects.append(Reply(peer, full, lease))
+        said = (ack.staleness, ack.mean_staleness, ack.vbar, ack.vbars)
+        parts = lease.version.parts if lease is not None else ()
+        version = store.version if lease is not None else ack.version
+        self._effects.append(Reply(peer, Ack(message.id, version, *said, parts), lease))
 
     def _settle(self, pending: Pending, answer: Ack | Error) -> None:
         member = pending.member
@@ -202,7 +201,3 @@ class Answers:
 
 def _error(id: int, fault: Refused, version: int, parts: Parts = ()) -> Error:
     return Error(id, fault.code, str(fault), fault.details, False, version, parts)
-
-
-def _for(ack: Ack, id: int) -> Ack:
-    return Ack(id, ack.version, ack.staleness, ack.mean_staleness, ack.vbar, ack.vbars)

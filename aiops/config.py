@@ -9,13 +9,23 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from aiops.address import PORT, is_loopback
-from aiops.errors import UsageError, nearest
+from aiops.errors import ConflictError, UsageError, nearest
 from aiops.events import Options
+
+_SECONDS = (
+    *("worker_deadline", "hello_deadline", "stall_deadline", "heartbeat", "drain_deadline"),
+    "save_every",
+)
+_COUNTS = ("workers", "live_versions", "max_model", "max_connections", "min_rate")
+_MAY_BE_0 = ("drain_deadline", "min_rate")
+_LONGEST = 1e9  # seconds (30 years): what every clock and timer can still count
+_MOST = 1 << 62
 
 
 def _option(default: Any, help: str) -> Any:
@@ -67,10 +77,15 @@ class Config:
         _one_of("log-level", self.log_level, ("debug", "info", "warning", "error"))
         if not 0 <= self.port < 1 << 16:
             raise UsageError(f"port must be 0 to 65535, not {self.port}")
-        for name in ("hello_deadline", "stall_deadline", "heartbeat", "max_connections"):
-            if getattr(self, name) <= 0:
-                flag = name.replace("_", "-")
-                raise UsageError(f"--{flag} must be more than 0, not {getattr(self, name)}")
+        for name in (*_SECONDS, *_COUNTS):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            flag, most = name.replace("_", "-"), _LONGEST if name in _SECONDS else _MOST
+            if not value > 0 and name not in _MAY_BE_0:  # not a number is not more than 0
+                raise UsageError(f"--{flag} must be more than 0, not {value}")
+            if not 0 <= value <= most:
+                raise UsageError(f"--{flag} must be from 0 to {most:g}, not {value}")
         if self.token == "":
             raise UsageError("the token is empty: give a real one, or none")
         if self.token is None and not is_loopback(self.host):
@@ -78,6 +93,11 @@ class Config:
                 f"refusing to listen on {self.host} without a token: anybody there could read and"
                 " change the model. Set AIOPS_TOKEN (openssl rand -hex 16 makes a good one),"
                 " or listen on 127.0.0.1"
+            )
+        if self.record is not None and self.consistency == "relaxed":
+            raise ConflictError(
+                "relaxed reads cannot be recorded: which versions they mix depends on the moment;"
+                " drop --record or --consistency relaxed"
             )
         if self.save_every is not None and self.save is None:
             raise UsageError("--save-every needs --save FILE.safetensors to write to")
@@ -128,8 +148,23 @@ def read_file(path: Path) -> dict[str, Any]:
             raise UsageError(f"--config {path}: no setting {key!r}; {nearest(name, known)}")
         if name == "set" and isinstance(value, dict):
             value = [f"{k}={v}" for k, v in value.items()]
+        text, kinds = _KINDS[str(known[name].type).partition(" ")[0]]
+        if type(value) not in kinds or (
+            isinstance(value, list) and not all(isinstance(item, str) for item in value)
+        ):
+            raise UsageError(f"--config {path}: {key} must be {text}, not {value!r}")
         found[name] = value
     return found
+
+
+_KINDS: Mapping[str, tuple[str, tuple[type, ...]]] = {
+    "str": ("a string", (str,)),
+    "int": ("a whole number", (int,)),
+    "float": ("a number", (int, float)),
+    "Path": ("a string", (str,)),
+    "list[str]": ('a table, or a list of strings like "lr=0.1"', (list,)),
+}
+"""What a TOML value of each type of field must be."""
 
 
 def _one_of(flag: str, value: str, known: tuple[str, ...]) -> None:

@@ -43,22 +43,45 @@ def read_model(path: Path) -> dict[str, Array]:
     return found
 
 
+def check_writable(path: Path) -> None:
+    """See that a model can be written there, before a training run depends on it.
+
+    Raises
+    ------
+    UsageError
+        When it cannot.
+    """
+    _library()
+    half_done = _half_done(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        half_done.open("wb").close()
+        half_done.unlink()
+    except OSError as error:
+        raise UsageError(f"cannot write the model to {path}: {error.strerror or error}") from None
+
+
 def write_model(path: Path, arrays: Mapping[str, Array], version: int) -> None:
     """Write tensors to a .safetensors file, whole or not at all (a crash leaves the old file)."""
-    _library()
+    safetensors = _library()
     from safetensors.numpy import save_file
 
-    whole: dict[str, Any] = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    half_done = path.with_name(f".{path.name}.{os.getpid()}.part")
+    whole: dict[str, Any] = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    half_done = _half_done(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file(whole, half_done, metadata={"aiops_version": str(version)})
         half_done.replace(path)
-    except OSError as error:
-        raise UsageError(f"cannot write the model to {path}: {error.strerror or error}") from None
+    except (OSError, safetensors.SafetensorError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"cannot write the model to {path}: {why}") from None
     finally:
         with contextlib.suppress(OSError):
             half_done.unlink()
+
+
+def _half_done(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
 def _library() -> Any:

@@ -8,6 +8,7 @@ parameters to the last bit. A journal cut short (a server killed mid-write) repl
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -77,9 +78,20 @@ class Journal:
             self._file.write(b"\xc6" + len(view).to_bytes(4, "big"))
             self._file.write(view)
 
-    def end(self, time: float) -> None:
-        """Say that the record is complete."""
-        self._file.write(self._pack([time, "end"]))
+    def end(self, time: float, engine: Engine) -> None:
+        """Say that the record is complete, and what it ended with."""
+        self._file.write(self._pack([time, "end", digest(engine) if engine.idle else ""]))
+
+
+def digest(engine: Engine) -> str:
+    """Return the SHA-256 of the parameters' bytes, one tensor after the other (none: of nothing).
+
+    The order is the arena's, which is the order of the tensors in a model file or a fetch.
+    """
+    total = hashlib.sha256()
+    if engine.store is not None:
+        total.update(memoryview(engine.store.current.arena.data))  # type: ignore[arg-type]
+    return total.hexdigest()
 
 
 def _payload(event: Event) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
@@ -129,31 +141,61 @@ def replay(file: BinaryIO, backend: str = "auto") -> Replayed:
     Raises
     ------
     UsageError
-        When the file is not a journal of this version, or the replay does not follow the record
-        (it was made by other code: another algorithm of the same name, say).
+        When the file is not a journal of this version, is damaged, or the replay does not follow
+        the record (it was made by other code: another algorithm of the same name, say).
     """
     objects = _objects(file)
-    head = next(objects, None)
+    engine = _engine(next(objects, None), backend)
+    outstanding: Apply | None = None
+    events = 0
+    for row in objects:
+        try:
+            if row[1] == "end":
+                _check_end(engine, row[2])
+                return Replayed(engine, events, True)
+            payload = next(objects, None) if row[-1] is True else None
+            if row[-1] is True and payload is None:
+                break
+            event = _event(engine, row, payload)
+            if isinstance(event, Applied):
+                _check(outstanding, event)
+                outstanding = None
+            outstanding = _issued(engine.handle(event)) or outstanding
+        except UsageError as error:
+            raise UsageError(f"event {events} of the journal: {error}") from None
+        except Exception as error:  # what a damaged row may lead to has no end
+            what = f"{type(error).__name__}: {error}"
+            raise UsageError(f"event {events} of the journal is damaged ({what})") from error
+        events += 1
+    return Replayed(engine, events, False)
+
+
+def _engine(head: Any, backend: str) -> Engine:
+    """Make the engine that a journal begins with."""
     if not isinstance(head, dict) or head.get("aiops-journal") != FORMAT:
         raise UsageError("this file is not a journal of aiops, or one of another version")
-    algorithm = find(head["policy"]).make(head["settings"])
-    engine = Engine(algorithm, Options(**head["options"], backend=backend))
-    outstanding: Apply | None = None
-    for count, row in enumerate(objects):
-        if row[1] == "end":
-            return Replayed(engine, count, True)
-        payload = next(objects, None) if row[-1] is True else None
-        if row[-1] is True and payload is None:
-            return Replayed(engine, count, False)
-        event = _event(engine, row, payload)
-        if isinstance(event, Applied):
-            if outstanding is None or outstanding.ticket != event.ticket:
-                raise UsageError(f"event {count}: the record applies what the replay did not issue")
-            if not np.array_equal(outstanding.run(), event.sums):
-                raise UsageError(f"event {count}: update {event.ticket} gives other numbers")
-            outstanding = None
-        outstanding = _issued(engine.handle(event)) or outstanding
-    return Replayed(engine, count, False)
+    try:
+        policy, settings, options = head["policy"], head["settings"], head["options"]
+        return Engine(find(policy).make(settings), Options(**options, backend=backend))
+    except (AttributeError, KeyError, TypeError) as error:
+        raise UsageError(f"the journal's first entry is damaged: {error!r}") from None
+
+
+def _check(outstanding: Apply | None, event: Applied) -> None:
+    """Run the update that a record says was done, and compare the numbers."""
+    if outstanding is None or outstanding.ticket != event.ticket:
+        raise UsageError("the record applies what the replay did not issue")
+    if not np.array_equal(outstanding.run(), event.sums):
+        raise UsageError(f"update {event.ticket} gives other numbers than the recorded ones")
+
+
+def _check_end(engine: Engine, recorded: str) -> None:
+    """Compare what the replay and the recorded run ended with."""
+    if recorded and digest(engine) != recorded:
+        raise UsageError(
+            f"the replay's parameters at version {engine.report()['version']} are not those that"
+            " the recorded run ended with: the record was changed, or made by other code"
+        )
 
 
 def _objects(file: BinaryIO) -> Iterator[Any]:
@@ -193,7 +235,7 @@ def _event(engine: Engine, row: Any, payload: bytes | None) -> Event:
     if kind == "left":
         return Left(time, row[2])
     if kind == "applied":
-        return Applied(time, row[2], np.frombuffer(row[3], "<i8"))
+        return Applied(time, row[2], np.frombuffer(row[3], "<i8").astype(np.int64))  # its own copy
     return Stopping(time) if kind == "stopping" else Tick(time)
 
 

@@ -62,7 +62,7 @@ class Link(asyncio.BufferedProtocol):
         self._closing = False
         self._error: AiopsError | None = None
         self.pumped = 0  # bytes handed to the transport
-        self._on_drained: list[Callable[[], None]] = []
+        self._heard: deque[tuple[Message, Sink | None]] = deque()  # not passed on yet
 
     # ------------------------------------------------------------ asyncio's side
 
@@ -99,6 +99,10 @@ class Link(asyncio.BufferedProtocol):
                 lease.evict = None
         self._out.clear()
         self._unsent = 0
+        for _message, sink in self._heard:
+            if sink is not None:
+                sink.abandoned()
+        self._heard.clear()
         error = self._error
         if error is None:
             why = f"{self.peer_name} closed the connection"
@@ -137,8 +141,21 @@ class Link(asyncio.BufferedProtocol):
                 self._owner.link_stuck(self)
         else:
             self._go_on_reading("no room")
-        if whole:
-            self._owner.link_heard(self, whole)
+        self._heard.extend(whole)
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Pass on what was heard, one by one, while the peer reads its answers.
+
+        A few bytes can ask for many models: who does not read them gets no more of them.
+        """
+        while self._heard and "behind" not in self._unread:
+            self._owner.link_heard(self, [self._heard.popleft()])
+
+    @property
+    def reading(self) -> bool:
+        """Whether this peer is being read from."""
+        return not self._unread
 
     def _stop_reading(self, why: str) -> None:
         if not self._unread and self.transport is not None and not self.transport.is_closing():
@@ -195,8 +212,10 @@ class Link(asyncio.BufferedProtocol):
             self._unsent -= len(view)
             self.pumped += len(view)
             transport.write(view)
-        if self._unsent <= _BEHIND:
+        if self._unsent <= _BEHIND and "behind" in self._unread:
             self._go_on_reading("behind")
+            if self._heard:  # later, for this may run in the midst of an event's handling
+                asyncio.get_running_loop().call_soon(self._pass_on)
         if not self._out and self._closing and transport is not None:
             transport.close()
 

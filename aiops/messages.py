@@ -170,7 +170,7 @@ class Challenge(Message):
 
 @dataclass(frozen=True, slots=True)
 class Welcome(Message):
-    """The client is in. ``plan`` is its part of the algorithm, ``model`` as in `Model`."""
+    """The client is in. ``plan`` is its part of the algorithm."""
 
     kind = "welcome"
     protocol: UInt
@@ -329,6 +329,9 @@ def _read_parts(kind: str, value: object) -> Parts:
         raise RemoteProtocolError(f"{kind}.parts: a list was expected, not {_short(value)}")
     parts = []
     for index, item in enumerate(value):
+        if type(item) is tuple and len(item) == 5 and _good_part(*item):
+            parts.append(Part(*item))
+            continue
         if type(item) is not tuple or len(item) != 5:
             raise RemoteProtocolError(f"{kind}.parts[{index}]: five values were expected")
         part = Part(*item)
@@ -345,12 +348,20 @@ def _read_parts(kind: str, value: object) -> Parts:
                 )
         if type(part.codec) is not str or len(part.codec) > 32:
             raise RemoteProtocolError(f"{kind}.parts[{index}].codec: a codec's name was expected")
-        if part.start >= part.stop:
-            raise RemoteProtocolError(
-                f"{kind}.parts[{index}]: start {part.start} ≥ stop {part.stop}"
-            )
-        parts.append(part)
+        raise RemoteProtocolError(f"{kind}.parts[{index}]: start {part.start} ≥ stop {part.stop}")
     return tuple(parts)
+
+
+def _good_part(start: object, stop: object, codec: object, nbytes: object, version: object) -> bool:
+    """Say at one go whether a part is as it must be; _read_parts says what is wrong if not."""
+    return (
+        type(start) is type(stop) is type(nbytes) is type(version) is int
+        and type(codec) is str
+        and len(codec) <= 32
+        and 0 <= start < stop < 1 << 63
+        and 0 <= nbytes < 1 << 32
+        and 0 <= version < 1 << 63
+    )
 
 
 def _no_ext(code: int, data: bytes) -> object:
@@ -453,6 +464,9 @@ _CHECKS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
     "Rows": ("a list of [name, dtype, shape, offset]", _rows),
     "Parts": ("a list of parts", _parts),
 }
+
+TYPES: Mapping[str, str] = {name: what for name, (what, _check) in _CHECKS.items()}
+"""What the wire accepts for each type of field, in words."""
 
 _NAMES = {cls: tuple(field.name for field in fields(cls)) for cls in KINDS.values()}
 _FIELDS = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import secrets
 import time
@@ -47,7 +48,7 @@ from aiops.events import (
     WakeAt,
     Warm,
 )
-from aiops.files import read_model, write_model
+from aiops.files import check_writable, read_model, write_model
 from aiops.handshake import Greeter
 from aiops.journal import Journal
 from aiops.layout import Ints, Layout, aligned
@@ -61,6 +62,12 @@ _INLINE = 4 << 20
 """An update that touches at most so many bytes is done at once: handing it over costs more."""
 
 _BACKLOG = 1024
+
+_UNMOVED = 0.5
+"""Seconds: answers of which nothing was read for so long do not hold up the end of a server."""
+
+_SPARE_FILES = 64
+"""Open files that a server needs beside its connections."""
 
 
 class _Peer:
@@ -100,7 +107,7 @@ class Server:
         self._events: deque[Event] = deque()
         self._handling = False
         self._applier: Applier | None = None
-        self._warm = False
+        self._warm = self._broken = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listener: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
@@ -118,23 +125,33 @@ class Server:
         config = self.config
         self._loop = asyncio.get_running_loop()
         self._ended = self._loop.create_future()
-        if config.record is not None:
-            self._open_journal(config.record)
+        if config.save is not None:
+            check_writable(config.save)
         self._applier = Applier(self._loop, self._applied, self._applier_failed)
-        if config.init is not None:
-            self._initialise(config.init)
         try:
-            self._listener = await self._loop.create_server(
-                self._accept, config.host, config.port, backlog=_BACKLOG
-            )
-        except OSError as error:
+            if config.record is not None:
+                self._open_journal(config.record)
+            if config.init is not None:
+                self._initialise(config.init)
+            self._listener = await self._listen()
+        except BaseException:
             self._applier.close()
-            why = error.strerror or error
-            raise UsageError(f"cannot listen on {config.host}:{config.port}: {why}") from None
+            if self._journal_file is not None:
+                self._journal_file.close()
+            raise
         self._sweep()
         if config.save_every is not None:
             self._saving = self._loop.create_task(self._save_now_and_then(config.save_every))
         return self.url
+
+    async def _listen(self) -> asyncio.Server:
+        assert self._loop is not None
+        host, port = self.config.host, self.config.port
+        try:
+            return await self._loop.create_server(self._accept, host, port, backlog=_BACKLOG)
+        except OSError as error:
+            why = error.strerror or error
+            raise UsageError(f"cannot listen on {host}:{port}: {why}") from None
 
     @property
     def url(self) -> str:
@@ -161,38 +178,60 @@ class Server:
         assert self._loop is not None
         if self._listener is not None:
             self._listener.close()
+        if self._saving is not None:
+            self._saving.cancel()
+        if not self._broken:
+            self.post(Stopping(self._now()))
+            await self._drain()
         for handle in (self._sweeper, self._tick):
             if handle is not None:
                 handle.cancel()
-        if self._saving is not None:
-            self._saving.cancel()
-        self.post(Stopping(self._now()))
-        until = self._loop.time() + self.config.drain_deadline
-        while self._unfinished() and self._loop.time() < until:
-            changed = asyncio.Event()
-            self._changed = changed.set
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), min(0.05, until - self._loop.time()))
         for peer in list(self._peers.values()):
             peer.link.fault(ConnectionLost("the server is shutting down"))
+        until = self._loop.time() + _UNMOVED
+        while self._peers and self._loop.time() < until:  # each goes as the loop comes round to it
+            await self._change(0.05)
         if self._applier is not None:
             self._applier.close()
         if self._journal is not None and self._journal_file is not None:
-            self._journal.end(self._now())
+            self._journal.end(self._now(), self.engine)
             self._journal_file.close()
+        if self._saving is not None:
+            await asyncio.wait([self._saving])
         if self.config.save is not None:
             self.save(self.config.save)
 
-    def _unfinished(self) -> bool:
-        return not self.engine.idle or any(peer.link.unsent for peer in self._peers.values())
+    async def _drain(self) -> None:
+        """Wait until everything is answered and sent, or those who are to read it do not."""
+        assert self._loop is not None
+        moved = began = self._loop.time()
+        sent = -1
+        while not self.engine.idle or any(peer.link.unsent for peer in self._peers.values()):
+            now, before = self._loop.time(), sent
+            sent = sum(peer.link.sent for peer in self._peers.values())
+            if sent != before or not self.engine.idle:
+                moved = now
+            if now - began >= self.config.drain_deadline or now - moved >= _UNMOVED:
+                return
+            await self._change(0.05)
+
+    async def _change(self, seconds: float) -> None:
+        """Wait until something happens, or that long."""
+        changed = asyncio.Event()
+        self._changed = changed.set
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(changed.wait(), seconds)
 
     # ------------------------------------------------------------ files
 
     def save(self, path: Path) -> None:
         """Write the current version of the parameters to a file."""
         store = self.engine.store
-        if store is None or not store.readable:
+        if store is None:
             _log.warning("nothing is saved to %s: no model has been defined", path)
+            return
+        if store.busy:
+            _log.error("nothing is saved to %s: an update was not finished", path)
             return
         write_model(path, store.current.arena.views, store.version)
         _log.info("version %d saved to %s", store.version, path)
@@ -206,14 +245,17 @@ class Server:
             if store is None or not store.readable:
                 continue
             lease = store.lease()
+            version, views = lease.version.number, lease.version.arena.views
+            writing = asyncio.ensure_future(
+                asyncio.to_thread(write_model, self.config.save, views, version)
+            )
             try:
-                version = lease.version.number
-                views = lease.version.arena.views
-                await asyncio.to_thread(write_model, self.config.save, views, version)
+                await asyncio.shield(writing)
                 _log.debug("version %d saved to %s", version, self.config.save)
             except UsageError as error:
                 _log.error("%s", error)
-            finally:
+            finally:  # also when cancelled: a write that went on could overtake the last one
+                await asyncio.wait([writing])
                 lease.release()
 
     def _open_journal(self, path: Path) -> None:
@@ -288,10 +330,15 @@ class Server:
         assert store is not None
         assert self._applier is not None
         touched = store.layout.nbytes * (3 + len(store.rule.state))
-        if self._warm and touched <= _INLINE:
-            self._events.append(Applied(self._now(), effect.ticket, effect.run()))
-        else:
+        if not self._warm or touched > _INLINE:
             self._applier.submit(effect)
+            return
+        try:
+            sums = effect.run()
+        except BaseException as error:
+            self._applier_failed(error)
+        else:
+            self._events.append(Applied(self._now(), effect.ticket, sums))
 
     def _warm_up(self, effect: Warm) -> None:
         assert self._applier is not None
@@ -305,6 +352,7 @@ class Server:
 
     def _applier_failed(self, error: BaseException) -> None:
         """An update failed midway: the parameters cannot be trusted any more."""
+        self._broken = True
         if self._ended is not None and not self._ended.done():
             self._ended.set_exception(error)
 
@@ -403,7 +451,7 @@ class Server:
         if not peer.joined and now - peer.since > config.hello_deadline:
             return DeadlineExceeded(f"it did not introduce itself in {config.hello_deadline:g} s")
         came = link.wire.traffic.bytes_in
-        receiving = link.wire.midway and not link.wire.waiting
+        receiving = link.wire.midway and link.reading
         peer.slow_in, stalled = self._stalled(receiving, peer.slow_in, came, now)
         if stalled:
             return DeadlineExceeded(f"it stopped in mid-message for {config.stall_deadline:g} s")
@@ -428,7 +476,7 @@ class Server:
 
     def _silent(self, peer: _Peer, came: int, now: float) -> AiopsError | None:
         """Ping a silent client that promised to answer; drop it if it does not."""
-        if came != peer.last_in[1]:
+        if came != peer.last_in[1] or peer.link.unsent:  # who still reads an answer cannot speak
             peer.last_in, peer.pinged = (now, came), False
         quiet = now - peer.last_in[0]
         hello = peer.greeter.hello
@@ -493,11 +541,30 @@ async def serve(**settings: Any) -> AsyncIterator[Server]:
         await running
 
 
+def _with_room(config: Config) -> Config:
+    """Let this process have an open file per connection; if it may not, lower the limit."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return config
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = config.max_connections + _SPARE_FILES
+    if soft == resource.RLIM_INFINITY or wanted <= soft:
+        return config
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most == wanted:
+        return config
+    allowed = max(1, most - _SPARE_FILES)
+    _log.warning("at most %d connections: this process may open %d files", allowed, most)
+    return dataclasses.replace(config, max_connections=allowed)
+
+
 async def run(config: Config, announce: Callable[[str], None]) -> None:
     """Run a server until a signal ends it; ``announce`` is given the URL when it listens."""
     import signal
 
-    server = Server(config)
+    server = Server(_with_room(config))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)

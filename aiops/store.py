@@ -87,6 +87,11 @@ class Store:
         self.state: list[tuple[Array, ...]] = []
         self.masters: list[Array | None] = []
         self._kernels = [kernels.build(rule, s.dtype, backend) for s in layout.sections]
+        nothing = np.empty(0, np.int64)
+        none = kernels.Spans(nothing, nothing, nothing, np.empty(0))
+        self._spans: list[tuple[Array | None, kernels.Spans]] = [(None, none)] * len(
+            layout.sections
+        )
         # The same for a collected gradient, which is in the compute dtype already.
         self._wide = [kernels.build(rule, compute_dtype(s.dtype), backend) for s in layout.sections]
         for section in layout.sections:
@@ -101,6 +106,7 @@ class Store:
         self._returned: deque[Version] = deque()
         self._alive: list[Version] = [self.current]  # those with readers, and the current one
         self._spare: list[Arena] = []
+        self.cost = layout.nbytes * (3 + len(rule.state))  # bytes that an update reads and writes
         self.busy = False  # the current version is being overwritten
         self.copies = 0
         self.sums = self._first_sums()
@@ -223,8 +229,7 @@ class Store:
         sums = []
         for index, section in enumerate(self.layout.sections):
             if gradient.cover.whole:  # the usual case, and its spans are known
-                lo, hi = self.layout.whole[index]
-                spans = kernels.Spans(lo, hi, lo, steps[section.first : section.last])
+                spans = self._whole_spans(index, steps)
                 grad = gradient.data[section.start : section.stop].view(section.dtype)
             else:
                 rows = rows_in(gradient.cover.tensors, section)
@@ -237,6 +242,15 @@ class Store:
             kernel = self._kernels[index]
             sums.append(kernel(spans, job.factor, source, grad, output, self.state[index]))
         return sums[0] if len(sums) == 1 else np.concatenate(sums)
+
+    def _whole_spans(self, index: int, steps: Array) -> kernels.Spans:
+        """Return the spans of a whole section; the last ones again if the steps are the same."""
+        last, spans = self._spans[index]
+        if last is not steps:
+            section, (lo, hi) = self.layout.sections[index], self.layout.whole[index]
+            spans = kernels.Spans(lo, hi, lo, steps[section.first : section.last])
+            self._spans[index] = (steps, spans)
+        return spans
 
     def _step_from_sum(self, job: Job, base: Version, target: Version, steps: Array) -> Ints:
         sums = []

@@ -53,7 +53,7 @@ class Updates:
         self._stopping = False
         self._sum = np.zeros(0, bool)  # which tensors the sum in progress holds
         self._collected = 0
-        self._even: dict[int, Array] = {}  # modulation by staleness, one row per tensor
+        self._even: dict[int, tuple[Array, Array]] = {}  # modulation, step; by staleness
         self.held: list[Pending] = []  # used, and to be answered when the next version is there
         self._held_since = 0.0
         self.waited_for: frozenset[int] = frozenset()
@@ -197,18 +197,24 @@ class Updates:
         item.mean_staleness = float((stale * bytes_each).sum() / bytes_each.sum())
         return stale if item.staleness != int(stale.min()) else None
 
-    def _scales(self, cover: Cover, staleness: int, stale: Ints | None) -> Array:
-        """Return the modulation of each tensor covered."""
-        assert self._store is not None
+    def _scales(self, cover: Cover, staleness: int, stale: Ints | None) -> tuple[Array, Array]:
+        """Return the modulation of each tensor covered, and with it its learning rate."""
+        lr = self._algorithm.lr
         if stale is not None:
-            return np.array([self._algorithm.modulation(int(tau)) for tau in stale])
+            scales = np.array([self._algorithm.modulation(int(tau)) for tau in stale])
+            return scales, scales * lr
         known = self._even.get(staleness)
         if known is None:
+            assert self._store is not None
             if len(self._even) > 1024:
                 self._even.clear()
             scale = self._algorithm.modulation(staleness)
-            known = self._even[staleness] = np.full(len(self._store.layout.tensors), scale)
-        return known[: len(cover.tensors)]
+            scales = np.full(len(self._store.layout.tensors), scale)
+            known = self._even[staleness] = (scales, scales * lr)
+        if cover.whole:
+            return known
+        count = len(cover.tensors)
+        return known[0][:count], known[1][:count]
 
     def _issue(self, item: Pending | None, verdict: Verdict, stale: Ints | None = None) -> None:
         """Fix everything about the next piece of kernel work, and send it off."""
@@ -220,9 +226,9 @@ class Updates:
             cover = item.sink.cover
             job.gradient = item.sink.take()
             self.staleness[item.staleness] += 1
-            scales = self._scales(cover, item.staleness, stale)
+            scales, steps = self._scales(cover, item.staleness, stale)
             if direct:
-                job.steps, job.touched = scales * lr, cover.tensors
+                job.steps, job.touched = steps, cover.tensors
             else:
                 job.weights = scales
                 self._sum[cover.tensors] = True

@@ -129,8 +129,8 @@ class Wire:
     """
 
     __slots__ = (
-        *("_begin", "_end", "_filled", "_head", "_length", "_message", "_part", "_parts"),
-        *("_side", "_sink", "_step", "limits", "place", "state", "traffic", "waiting"),
+        *("_begin", "_end", "_filled", "_head", "_inside", "_message", "_part", "_parts"),
+        *("_side", "_sink", "limits", "place", "state", "traffic", "waiting"),
     )
 
     def __init__(self, side: Side, place: Place, limits: Limits | None = None) -> None:
@@ -142,12 +142,11 @@ class Wire:
         self.waiting = False
         self._head = memoryview(bytearray(_HEAD))
         self._begin = self._end = 0  # the bytes of _head that are not read yet
-        self._step: Callable[[Wire, list[tuple[Message, Sink | None]]], bool] = Wire._read_prefix
-        self._length = 0
         self._message: Message | None = None
         self._parts: Parts = ()
         self._sink: Sink | None = None
-        self._part = self._filled = 0
+        self._part = self._filled = 0  # which payload is being received, and how much is there
+        self._inside = False  # its prefix has been read
 
     # ------------------------------------------------------------ sending
 
@@ -194,19 +193,20 @@ class Wire:
     @property
     def missing(self) -> int:
         """How many bytes of the payload in progress are still to come (0 between payloads)."""
-        if self._step is Wire._read_payload and self._begin == self._end:
+        if self._inside and self._begin == self._end:
             return self._parts[self._part].nbytes - self._filled
         return 0
 
     def next_buffer(self) -> memoryview:
         """Return where the next received bytes belong; never empty."""
-        if self._step is Wire._read_payload and self._begin == self._end:
+        if self._inside and self._begin == self._end:
             assert self._sink is not None
             want = self._parts[self._part].nbytes - self._filled
             return self._sink.view(self._part, self._filled)[:want]
         if self._begin:
             left = self._end - self._begin
-            self._head[:left] = bytes(self._head[self._begin : self._end])
+            if left:
+                self._head[:left] = bytes(self._head[self._begin : self._end])
             self._begin, self._end = 0, left
         return self._head[self._end :]
 
@@ -219,8 +219,14 @@ class Wire:
             When the peer broke the rules; the connection cannot go on.
         """
         self.traffic.bytes_in += nbytes
-        if self._step is Wire._read_payload and self._begin == self._end:
-            self._fill(nbytes)
+        if self._inside and self._begin == self._end:
+            assert self._sink is not None
+            self._sink.filled(self._part, self._filled, nbytes)
+            self._filled += nbytes
+            if self._filled < self._parts[self._part].nbytes:
+                return []
+            self._part += 1
+            self._inside = False
         else:
             self._end += nbytes
         return self._advance()
@@ -234,22 +240,72 @@ class Wire:
         """Say that the connection is gone, so that a half-filled sink is let go."""
         if self._sink is not None:
             self._sink.abandoned()
-        self._message, self._sink, self.waiting, self.state = None, None, False, "closed"
-        self._step, self._begin, self._end = Wire._read_prefix, 0, 0
+        self._message, self._sink, self._parts = None, None, ()
+        self._inside, self.waiting, self.state = False, False, "closed"
+        self._begin = self._end = 0
 
     def _advance(self) -> list[tuple[Message, Sink | None]]:
+        """Read as far as what has come allows."""
         whole: list[tuple[Message, Sink | None]] = []
-        try:
-            while not self.waiting and self._step(self, whole):
-                pass
-        except RemoteProtocolError:
-            for _message, sink in whole:  # nobody will hear of these: the connection is over
-                if sink is not None:
-                    sink.abandoned()
-            raise
+        while not self.waiting and (self._message is not None or self._read_message()):
+            if self._parts and not self._read_payloads():
+                break
+            assert self._message is not None
+            whole.append((self._message, self._sink))
+            self.traffic.messages_in += 1
+            self._message, self._sink, self._parts = None, None, ()
+            if len(self._head) > _HEAD:  # one long header must not cost memory for ever
+                self._resize(_HEAD)
         return whole
 
+    def _read_message(self) -> bool:
+        """Read a header with its prefix, once all of it is there."""
+        begin = self._begin
+        length = self._prefix(_MAP_PREFIX, "message")
+        if length is None:
+            return False
+        start = begin + 5
+        if start + length > self._end:
+            self._check_length(length)
+            if 5 + length > len(self._head):
+                self._resize(length + _HEAD)
+            return False
+        if length > self.limits.greeting:
+            self._check_length(length)
+        message = messages.decode(self._head[start : start + length])
+        self._begin = start + length
+        peer = "client" if self._side == "server" else "server"
+        following = HANDSHAKE[self.state][peer].get(message.kind)
+        if following is None:
+            raise RemoteProtocolError(f"a {peer} may not send {message.kind!r} when {self.state!r}")
+        if message.kind == "error" and message.fatal:  # type: ignore[attr-defined]
+            following = "closed"
+        self.state = following
+        parts: Parts = getattr(message, "parts", ())
+        if len(parts) > self.limits.parts:
+            raise RemoteProtocolError(
+                f"{message.kind}.parts: {len(parts)} parts, at most {self.limits.parts} allowed"
+            )
+        self._message, self._parts, self._part = message, parts, 0
+        return True
+
+    def _check_length(self, length: int) -> None:
+        """Refuse a header longer than this peer may send now."""
+        stranger = self._side == "server" and self.state not in ("open", "left")
+        limit = self.limits.greeting if stranger else self.limits.header
+        if length > limit:
+            raise RemoteProtocolError(f"header: {length} bytes announced, at most {limit} allowed")
+
+    def _resize(self, size: int) -> None:
+        """Give the header's buffer another size, if what is in it fits."""
+        left = self._end - self._begin
+        if left <= size:
+            head = memoryview(bytearray(size))
+            head[:left] = self._head[self._begin : self._end]
+            self._head, self._begin, self._end = head, 0, left
+
     def _prefix(self, what: int, where: str) -> int | None:
+        """Return the length that a prefix announces, None while it is not all there."""
         if self._end - self._begin < 5:
             return None
         mark, length = _PREFIX.unpack_from(self._head, self._begin)
@@ -258,107 +314,41 @@ class Wire:
                 f"{where}: the byte {what:#04x} was expected, not {mark:#04x};"
                 " the peer does not speak the aiops wire, or has lost its place in it"
             )
-        self._begin += 5
         return int(length)
 
-    def _read_prefix(self, whole: list[tuple[Message, Sink | None]]) -> bool:
-        length = self._prefix(_MAP_PREFIX, "message")
-        if length is None:
-            return False
-        stranger = self._side == "server" and self.state not in ("open", "left")
-        limit = self.limits.greeting if stranger else self.limits.header
-        if length > limit:
-            raise RemoteProtocolError(f"header: {length} bytes announced, at most {limit} allowed")
-        if length > len(self._head):
-            head = memoryview(bytearray(length + _HEAD))
-            left = self._end - self._begin
-            head[:left] = self._head[self._begin : self._end]
-            self._head, self._begin, self._end = head, 0, left
-        self._length = length
-        self._step = Wire._read_header
-        return True
-
-    def _read_header(self, whole: list[tuple[Message, Sink | None]]) -> bool:
-        stop = self._begin + self._length
-        if self._end < stop:
-            return False
-        message = messages.decode(self._head[self._begin : stop])
-        self._begin = stop
-        self._check_legal(message)
-        parts: Parts = getattr(message, "parts", ())
-        if len(parts) > self.limits.parts:
-            raise RemoteProtocolError(
-                f"{message.kind}.parts: {len(parts)} parts, at most {self.limits.parts} allowed"
-            )
-        self._message, self._parts, self._part, self._filled = message, parts, 0, 0
-        self._step = Wire._read_place if parts else Wire._finish
-        return True
-
-    def _check_legal(self, message: Message) -> None:
-        peer = "client" if self._side == "server" else "server"
-        following = HANDSHAKE[self.state][peer].get(message.kind)
-        if following is None:
-            raise RemoteProtocolError(f"a {peer} may not send {message.kind!r} when {self.state!r}")
-        if message.kind == "error" and message.fatal:  # type: ignore[attr-defined]
-            following = "closed"
-        self.state = following
-
-    def _read_place(self, whole: list[tuple[Message, Sink | None]]) -> bool:
-        assert self._message is not None
-        self._sink = self.place(self._message)
-        if self._sink is None:
-            self.waiting = True
-            return False
-        self._step = Wire._read_bin
-        return True
-
-    def _read_bin(self, whole: list[tuple[Message, Sink | None]]) -> bool:
-        length = self._prefix(_BIN_PREFIX, "payload")
-        if length is None:
-            return False
-        part = self._parts[self._part]
-        if length != part.nbytes:
-            raise RemoteProtocolError(
-                f"payload {self._part}: {length} bytes announced, but {part.nbytes} in the header"
-            )
-        self._filled = 0
-        self._step = Wire._read_payload
-        if length == 0:
-            self._fill(0)
-        return True
-
-    def _read_payload(self, whole: list[tuple[Message, Sink | None]]) -> bool:
-        """Move what was read ahead of the payload into its place."""
-        if self._begin == self._end:
-            return False
-        assert self._sink is not None
-        want = self._parts[self._part].nbytes - self._filled
-        view = self._sink.view(self._part, self._filled)
-        count = min(want, self._end - self._begin, len(view))
-        view[:count] = self._head[self._begin : self._begin + count]
-        self._begin += count
-        self._fill(count)
-        return True
-
-    def _fill(self, count: int) -> None:
-        assert self._sink is not None
-        self._sink.filled(self._part, self._filled, count)
-        self._filled += count
-        if self._filled == self._parts[self._part].nbytes:
+    def _read_payloads(self) -> bool:
+        """Find the payloads a place, and fill it; return whether all of them are there."""
+        sink = self._sink
+        if sink is None:
+            assert self._message is not None
+            sink = self._sink = self.place(self._message)
+            if sink is None:
+                self.waiting = True
+                return False
+        while self._part < len(self._parts):
+            nbytes = self._parts[self._part].nbytes
+            if not self._inside:
+                length = self._prefix(_BIN_PREFIX, "payload")
+                if length is None:
+                    return False
+                if length != nbytes:
+                    raise RemoteProtocolError(
+                        f"payload {self._part}: {length} bytes announced,"
+                        f" but {nbytes} in the header"
+                    )
+                self._begin += 5
+                self._inside, self._filled = True, 0
+            while self._begin < self._end and self._filled < nbytes:  # what was read ahead
+                view = sink.view(self._part, self._filled)
+                count = min(nbytes - self._filled, self._end - self._begin, len(view))
+                view[:count] = self._head[self._begin : self._begin + count]
+                sink.filled(self._part, self._filled, count)
+                self._begin += count
+                self._filled += count
+            if self._filled < nbytes:
+                return False
             self._part += 1
-            self._step = Wire._read_bin if self._part < len(self._parts) else Wire._finish
-
-    def _finish(self, whole: list[tuple[Message, Sink | None]]) -> bool:
-        assert self._message is not None
-        whole.append((self._message, self._sink))
-        self.traffic.messages_in += 1
-        self._message, self._sink = None, None
-        if len(self._head) > _HEAD and self._end - self._begin <= _HEAD:
-            head = memoryview(bytearray(_HEAD))  # one long header must not cost memory for ever
-            left = self._end - self._begin
-            head[:left] = self._head[self._begin : self._end]
-            self._head, self._begin, self._end = head, 0, left
-        self._step = Wire._read_prefix
+            self._inside = False
         return True
 
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from aiops import address, messages
-from aiops.client.backoff import delays
+from aiops.client.backoff import check_timeout, delays
 from aiops.client.conversation import Conversation, Receipt, Request
 from aiops.client.params import Params
 from aiops.errors import (
@@ -127,8 +127,7 @@ class AsyncClient:
         timeout: float = 60.0,
     ) -> None:
         self._host, self._port = address.parse(url)
-        if timeout <= 0:
-            raise UsageError(f"timeout must be more than 0 seconds, not {timeout}")
+        check_timeout(timeout)
         self.timeout = timeout
         self._talk = Conversation(
             address.write(self._host, self._port),

@@ -8,12 +8,12 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
 from aiops import address
-from aiops.client.backoff import delays
+from aiops.client.backoff import check_timeout, delays
 from aiops.client.conversation import Conversation, Receipt, Request
 from aiops.client.params import Params
 from aiops.errors import (
@@ -71,8 +71,7 @@ class Client:
         pongs: bool = False,
     ) -> None:
         self._host, self._port = address.parse(url)
-        if timeout <= 0:
-            raise UsageError(f"timeout must be more than 0 seconds, not {timeout}")
+        check_timeout(timeout)
         self.timeout = timeout
         self._socket: socket.socket | None = None
         self._closed = False
@@ -243,7 +242,7 @@ class Client:
         if timeout is None:
             timeout = self.timeout + float(self.plan.get("patience", 0.0))
         until, soon = now + timeout, now + min(timeout, self.timeout)  # soon: to have a connection
-        pauses = delays(secrets.randbelow)
+        pauses: Iterator[float] | None = None
         try:
             while not (request.done if request is not None else self._talk.ready):
                 ready = self._talk.ready
@@ -258,6 +257,7 @@ class Client:
                     self._hang_up()
                     if ready:
                         soon = min(until, time.monotonic() + self.timeout)
+                    pauses = pauses or delays(secrets.randbelow)
                     self._pause(next(pauses), soon, error)
         except BaseException:  # whatever it was, it may have come in mid-message
             if request is not None:

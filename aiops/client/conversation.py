@@ -26,6 +26,7 @@ import aiops
 from aiops import handshake, messages
 from aiops.client.outgoing import little_endian, make_up, parts_of
 from aiops.client.params import Params
+from aiops.codecs import raw
 from aiops.errors import (
     AiopsError,
     ConnectionLost,
@@ -362,7 +363,9 @@ class Conversation:
         if request is None or request.into is None:
             return Discard()
         parts: Parts = message.parts  # type: ignore[attr-defined]
-        if not make_up(request.into.layout, parts):
+        nbytes = request.into.layout.nbytes
+        known = len(parts) == 1 and parts[0][:4] == (0, nbytes, raw.NAME, nbytes)
+        if not known and not make_up(request.into.layout, parts):
             raise RemoteProtocolError(f"{self.server} sent parts that do not make up the model")
         return _Into(request.into, parts)
 
@@ -413,6 +416,10 @@ class Conversation:
         parts: Parts = getattr(message, "parts", ())
         into = request.into
         if into is None or not parts:
+            return
+        if len(parts) == 1:  # they make up the model
+            into.versions[:] = parts[0].version
+            into.version = message.version  # type: ignore[attr-defined]
             return
         for part in parts:
             first = int(np.searchsorted(into.layout.starts, part.start, side="left"))

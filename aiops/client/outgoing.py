@@ -24,6 +24,9 @@ def parts_of(
         parts = layout.parts(versions)
         data = arrays.arena.data.data
         return parts, [[data[part.start : part.stop]] for part in parts]
+    whole = _whole(layout, arrays, versions)
+    if whole is not None:
+        return whole
     chosen = sorted(_index(layout, name) for name in arrays)
     if not chosen:
         raise UsageError("the push holds no tensor: push at least one gradient")
@@ -42,6 +45,26 @@ def parts_of(
                 found.append(part)
                 payloads.append([piece])
     return tuple(found), payloads
+
+
+def _whole(
+    layout: Layout, arrays: Mapping[str, Array], versions: Ints
+) -> tuple[Parts, list[list[memoryview]]] | None:
+    """Do the usual case at one go: all tensors, of one version, fit to be sent as they lie."""
+    if layout.nbytes > MAX_PART or len(arrays) != len(layout.tensors):
+        return None
+    if len(versions) > 1 and versions.min() != versions.max():
+        return None
+    views: list[memoryview] = []
+    for tensor in layout.tensors:
+        array = arrays.get(tensor.name)
+        if type(array) is not np.ndarray or array.dtype != tensor.dtype:
+            return None
+        if array.shape != tensor.shape or not array.flags.c_contiguous:
+            return None
+        if array.size:
+            views.append(array.reshape(-1).view(np.uint8).data)
+    return (Part(0, layout.nbytes, raw.NAME, layout.nbytes, int(versions[0])),), [views]
 
 
 def make_up(layout: Layout, parts: Parts) -> bool:
