@@ -60,11 +60,19 @@ def server_main() -> None:
 
 def _run(command: typer.Typer) -> None:
     try:
-        command()
+        status = command(standalone_mode=False)
     except AiopsError as error:
         print(f"aiops: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         raise SystemExit(130) from None
     except BrokenPipeError:
         raise SystemExit(0) from None
+    except Exception as error:
+        said = getattr(error, "format_message", None)  # typer's usage errors have it
+        if said is None:
+            raise
+        if text := " ".join(said().split()):  # empty when the help has been shown instead
+            print(f"aiops: {text}", file=sys.stderr)
+        raise SystemExit(2) from None
+    raise SystemExit(status if isinstance(status, int) else 0)

@@ -19,6 +19,7 @@ from aiops.messages import REMEMBERED, Message
 from aiops.wire import Traffic
 
 _DEPARTED = 4096  # members that are remembered after they left
+_LONGEST_NAME = 64  # characters kept: thousands of names must fit into one report
 
 
 @dataclass(slots=True)
@@ -111,7 +112,8 @@ class Crew:
         replaced = None
         if member is None:
             self._numbers += 1
-            member = self._members[client] = Member(self._numbers, client, name, worker)
+            shown = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
+            member = self._members[client] = Member(self._numbers, client, shown, worker)
             self.ever += worker
             self._forget()
         elif member.peer is not None:

@@ -56,6 +56,8 @@ class Pool:
 
         The bound gives way to one buffer larger than all of it: a lone push must get through.
         """
+        if self._line and not self._retrying:  # nobody overtakes those in line
+            return None
         if self.out and self.out + nbytes > self.bound:
             return None
         self.out += nbytes

@@ -247,15 +247,21 @@ class Wire:
     def _advance(self) -> list[tuple[Message, Sink | None]]:
         """Read as far as what has come allows."""
         whole: list[tuple[Message, Sink | None]] = []
-        while not self.waiting and (self._message is not None or self._read_message()):
-            if self._parts and not self._read_payloads():
-                break
-            assert self._message is not None
-            whole.append((self._message, self._sink))
-            self.traffic.messages_in += 1
-            self._message, self._sink, self._parts = None, None, ()
-            if len(self._head) > _HEAD:  # one long header must not cost memory for ever
-                self._resize(_HEAD)
+        try:
+            while not self.waiting and (self._message is not None or self._read_message()):
+                if self._parts and not self._read_payloads():
+                    break
+                assert self._message is not None
+                whole.append((self._message, self._sink))
+                self.traffic.messages_in += 1
+                self._message, self._sink, self._parts = None, None, ()
+                if len(self._head) > _HEAD:  # one long header must not cost memory for ever
+                    self._resize(_HEAD)
+        except RemoteProtocolError:
+            for _message, sink in whole:  # nobody will hear of these: the connection is over
+                if sink is not None:
+                    sink.abandoned()
+            raise
         return whole
 
     def _read_message(self) -> bool:
@@ -267,10 +273,11 @@ class Wire:
         start = begin + 5
         if start + length > self._end:
             self._check_length(length)
-            if 5 + length > len(self._head):
-                self._resize(length + _HEAD)
+            room = len(self._head)
+            if 5 + length > room and 2 * (self._end - begin) >= room:
+                self._resize(min(length + _HEAD, 2 * room))  # as it comes: announcing is free
             return False
-        if length > self.limits.greeting:
+        if length > self.limits.greeting or length > self.limits.header:
             self._check_length(length)
         message = messages.decode(self._head[start : start + length])
         self._begin = start + length

@@ -7,12 +7,12 @@ import json
 import os
 import platform
 import statistics
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -48,7 +48,7 @@ def table(
 
     An empty row draws a line between sections.
     """
-    made = Table(title=title, title_justify="left", header_style="bold")
+    made = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD)
     for index, name in enumerate(columns):
         made.add_column(name, justify="left" if index < text_columns else "right", no_wrap=True)
     for row in rows:
@@ -71,8 +71,8 @@ def describe(about: Mapping[str, Any]) -> str:
 def show(made: Table, about: Mapping[str, Any], console: Console | None = None) -> None:
     """Print a table and the machine it was measured on; figures are never cut off."""
     console = console or Console()
-    if not console.is_terminal:
-        console.width = max(console.width, console.measure(made).maximum)
+    natural = console.measure(made, options=console.options.update(max_width=1000)).maximum
+    console.width = max(console.width, natural)
     console.print(made)
     console.print(describe(about), style="dim", highlight=False, soft_wrap=True)
 
@@ -101,7 +101,7 @@ def _cpu_model() -> str:
 
 
 def _usable_cores() -> int:
-    if sys.platform == "linux":
+    if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 

@@ -140,6 +140,10 @@ class Peer:
 
     def ask(self, message: Message, *payloads: bytes) -> Message:
         """Send a message, and return the next that comes."""
+        if isinstance(message, messages.Hello):
+            self.wire.state = "greeted"
+        elif isinstance(message, messages.Prove):
+            self.wire.state = "proved"
         self.send(frame(message, *payloads))
         return self.hear()
 

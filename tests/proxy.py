@@ -15,6 +15,7 @@ Direction = Literal["up", "down"]
 """Up: from the client to the server."""
 
 _CHUNK = 64 * 1024
+_BUFFER = 128 * 1024
 
 
 @dataclass
@@ -112,10 +113,14 @@ class Proxy:
                 client.close()
                 return
             self.connections += 1
+            server = socket.socket()
+            for sock in (client, server):  # what is stalled must not disappear into buffers
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
             try:
-                server = socket.create_connection(self._server)
+                server.connect(self._server)
             except OSError:
                 client.close()
+                server.close()
                 continue
             pair = [client, server]
             with self._lock:

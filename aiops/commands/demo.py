@@ -68,7 +68,8 @@ def demo(
         seed=seed,
     )
     place = figure.place(out) if plot else None
-    data = load(dataset).flat()
+    with Console(stderr=True).status(f"loading {dataset}"):  # it may have to be downloaded
+        data = load(dataset).flat()
     raise typer.Exit(_run(settings, data, place, as_json=as_json))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from typing import Annotated
 
 import typer
@@ -41,7 +42,8 @@ def _show(console: Console, name: str, algorithm: type[Algorithm]) -> None:
     console.print()
     console.print(Text(_page(algorithm)), soft_wrap=True)
     console.print()
-    table = Table(title="settings (--set key=value)", title_justify="left", box=None)
+    console.print(Text("Settings, as --set key=value", style="bold"))
+    table = Table(box=None, header_style="dim", padding=(0, 3, 0, 0))
     table.add_column("key", style="bold", no_wrap=True)
     table.add_column("default", no_wrap=True)
     table.add_column("type", style="dim", no_wrap=True)
@@ -56,6 +58,8 @@ def _show(console: Console, name: str, algorithm: type[Algorithm]) -> None:
 
 def _page(algorithm: type[Algorithm]) -> str:
     """Return its docstring, with the marks of the documentation tool taken out."""
-    lines = (inspect.getdoc(algorithm) or "It has no docstring.").splitlines()
-    plain = [line.replace(".. math::", "   ").replace("``", "") for line in lines]
-    return "\n".join(line.rstrip() for line in plain)
+    text = inspect.getdoc(algorithm) or "It has no docstring."
+    for mark, plain in ((".. math::", "   "), ("``", ""), ("\\|", "|")):
+        text = text.replace(mark, plain)
+    lines = "\n".join(line.rstrip() for line in text.splitlines())
+    return re.sub(r"\n{3,}", "\n\n", lines)

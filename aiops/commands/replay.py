@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Mapping
@@ -33,6 +32,7 @@ def replay(
     """
     from aiops.config import Config
     from aiops.files import write_model
+    from aiops.journal import digest
     from aiops.journal import replay as run_again
 
     Config(kernels=kernels)  # refuses a name that is none
@@ -43,12 +43,11 @@ def replay(
     except OSError as error:
         raise UsageError(f"{journal}: {error.strerror}") from None
     store = ended.engine.store
-    views = store.current.arena.views if store is not None else {}
     found = {
         "policy": ended.engine.algorithm.name,
         "version": store.version if store is not None else 0,
         "events": ended.events,
-        "sha256": digest(views),
+        "sha256": digest(ended.engine),
         "seconds": round(time.perf_counter() - began, 3),
         "complete": ended.complete,
         "kernels": store.backend if store is not None else "",
@@ -57,16 +56,8 @@ def replay(
     if save is not None:
         if store is None:
             raise UsageError(f"nothing to save: no model was defined in {journal}")
-        write_model(save, views, store.version)
+        write_model(save, store.current.arena.views, store.version)
     _print(found, as_json=as_json)
-
-
-def digest(arrays: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of the parameters: their bytes, one tensor after the other, as stored."""
-    total = hashlib.sha256()
-    for array in arrays.values():
-        total.update(array.tobytes())
-    return total.hexdigest()
 
 
 def _print(found: Mapping[str, Any], *, as_json: bool) -> None:

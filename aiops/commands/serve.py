@@ -94,6 +94,9 @@ def _log_to_stderr(config: Config) -> None:
     logger = logging.getLogger("aiops")
     logger.addHandler(handler)
     logger.setLevel(config.log_level.upper())
+    logging.captureWarnings(True)
+    for other in ("asyncio", "py.warnings"):  # whatever they have to say, in the same format
+        logging.getLogger(other).addHandler(handler)
 
 
 @_with_config_flags

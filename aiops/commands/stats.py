@@ -137,10 +137,10 @@ def _staleness(report: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 
 def _crew(report: Mapping[str, Any]) -> Table:
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("client", no_wrap=True)
+    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
+    table.add_column("client", overflow="fold")  # the one that yields on a narrow terminal
     table.add_column("state", no_wrap=True)
-    for name in ("pushes", "refused", "staleness", "pushed", "fetched", "last answer"):
+    for name in ("pushes", "refused", "stale", "pushed", "fetched", "answered"):
         table.add_column(name, justify="right", no_wrap=True)
     rows = sorted(report["workers"], key=lambda row: (not row["present"], row["worker"]))
     for row in rows[:_MOST]:
@@ -152,7 +152,7 @@ def _crew(report: Mapping[str, Any]) -> Table:
             f"{row['staleness']:,}",
             words.nbytes(row["bytes_pushed"]),
             words.nbytes(row["bytes_fetched"]),
-            f"{words.seconds(row['seconds_since_answer'])} ago",
+            words.seconds(row["seconds_since_answer"]) + " ago",
             style=None if row["present"] else "dim",
         )
     if len(rows) > _MOST:

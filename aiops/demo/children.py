@@ -46,8 +46,10 @@ class Child:
     def send(self, number: signal.Signals) -> None:
         """Send a signal, if it is still there."""
         if self.process.returncode is None:
+            # Not process.send_signal: it looks whether the child has ended, and when it has, takes
+            # the exit status away from asyncio, which waits for it on another thread.
             with contextlib.suppress(ProcessLookupError):
-                self.process.send_signal(number)
+                os.kill(self.process.pid, number)
 
     async def listen(self, on_line: Callable[[str], None]) -> int:
         """Take in what it says until it ends; return its exit status."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
+from rich.constrain import Constrain
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -67,7 +68,8 @@ class LineDisplay:
 
 def display_for(console: Console) -> LiveDisplay | LineDisplay:
     """Return the display that suits where the output goes."""
-    return LiveDisplay(console) if console.is_terminal else LineDisplay(console)
+    live = console.is_terminal and not console.is_dumb_terminal
+    return LiveDisplay(console) if live else LineDisplay(console)
 
 
 def print_summary(console: Console, record: Record, *, complete: bool, plot: str | None) -> None:
@@ -129,13 +131,13 @@ def _line(record: Record, last: Sample) -> str:
 def _screen(record: Record) -> RenderableType:
     body = Group(_progress(record), "", _measures(record), "", _crew(record))
     title = f"[bold]aiops demo[/bold] · {_what(record)}"
-    return Panel(body, title=title, subtitle=record.url or None, width=_WIDTH, padding=(1, 2))
+    return Constrain(Panel(body, title=title, subtitle=record.url or None, padding=1), _WIDTH)
 
 
 def _progress(record: Record) -> RenderableType:
     done, total = record.steps, record.settings.steps
     row = Table.grid(padding=(0, 2), expand=True)
-    row.add_column(width=20, no_wrap=True)
+    row.add_column(min_width=8, no_wrap=True)
     row.add_column(ratio=1)
     row.add_column(justify="right", no_wrap=True)
     left = record.seconds * (total - done) / done if done else 0.0
@@ -176,10 +178,10 @@ def _measures(record: Record) -> RenderableType:
 
 
 def _crew(record: Record) -> RenderableType:
-    table = Table(box=None, expand=True, header_style="dim", padding=(0, 1))
+    table = Table(box=None, expand=True, header_style="dim", padding=(0, 1, 0, 0))
     table.add_column("worker", no_wrap=True)
     table.add_column("state", no_wrap=True)
-    for name in ("steps", "train loss", "staleness", "pushed", "fetched", "waits", "refused"):
+    for name in ("steps", "loss", "stale", "pushed", "fetched", "waits", "refused"):
         table.add_column(name, justify="right", no_wrap=True)
     for worker in record.workers:
         table.add_row(*_row(worker))

@@ -96,7 +96,7 @@ def draw(record: Record, figure: Any) -> None:
     _draw_traffic(record, traffic)
     for axes in (loss, accuracy, traffic):
         axes.set_xlabel("updates")
-        axes.set_xlim(0, max(last.updates, 1))
+        axes.set_xlim(0, 1.02 * max(last.updates, 1))
         axes.xaxis.set_major_formatter(_thousands)
 
 
@@ -127,7 +127,8 @@ def _draw_accuracy(record: Record, axes: Any) -> None:
         color=_GREEN,
         marker="o",
     )
-    axes.set_ylim(_floor(record), 100)
+    low = _floor(record)
+    axes.set_ylim(low, 100 + 0.02 * (100 - low))
     axes.set_title("Test accuracy")
     axes.set_ylabel("per cent")
     axes.annotate(
@@ -153,10 +154,11 @@ def _draw_staleness(record: Record, axes: Any) -> None:
     counts = record.staleness()
     total = sum(counts.values()) or 1
     shown = _without_tail(counts, total)
-    axes.bar(shown, [counts.get(tau, 0) / total for tau in shown], color=_ORANGE, width=0.8)
-    axes.set_title("Staleness of the gradients")
+    shares = [100 * counts.get(tau, 0) / total for tau in shown]
+    axes.bar(shown, shares, color=_ORANGE, width=0.8)
+    axes.set_title("Staleness")
     axes.set_xlabel("updates since their parameters")
-    axes.set_ylabel("share")
+    axes.set_ylabel("per cent of the gradients")
     axes.grid(visible=False, axis="x")
     axes.xaxis.get_major_locator().set_params(integer=True)
     mean = record.samples[-1].mean_staleness

@@ -35,13 +35,15 @@ class Recipe:
     lr: Mapping[str, float]
 
 
-_LR = {"fasgd": 0.005, "asgd": 0.04, "sasgd": 0.04, "softsync": 0.1, "hardsync": 0.1}
+_SMALL = {"fasgd": 0.005, "asgd": 0.04, "sasgd": 0.04, "softsync": 0.1, "hardsync": 0.1}
+_LARGE = {"fasgd": 0.005, "asgd": 0.2, "sasgd": 0.4, "softsync": 0.4, "hardsync": 0.4}
+_COLOUR = {"fasgd": 0.0003, "asgd": 0.02, "sasgd": 0.04, "softsync": 0.05, "hardsync": 0.05}
 
 RECIPES: Mapping[str, Recipe] = {
-    "digits": Recipe(hidden=64, steps=24_000, batch_size=32, lr=_LR),
-    "mnist": Recipe(hidden=200, steps=20_000, batch_size=32, lr=_LR),
-    "cifar10": Recipe(hidden=200, steps=10_000, batch_size=32, lr=_LR),
-    "synthetic": Recipe(hidden=64, steps=10_000, batch_size=32, lr=_LR),
+    "digits": Recipe(hidden=64, steps=30_000, batch_size=32, lr=_SMALL),
+    "mnist": Recipe(hidden=200, steps=10_000, batch_size=128, lr=_LARGE),
+    "cifar10": Recipe(hidden=200, steps=6_000, batch_size=128, lr=_COLOUR),
+    "synthetic": Recipe(hidden=64, steps=10_000, batch_size=32, lr=_SMALL),
 }
 
 

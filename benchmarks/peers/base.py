@@ -59,8 +59,8 @@ KEEP_MEMORY: Mapping[str, str] = {
     "MALLOC_TOP_PAD_": str(64 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
 }
-"""Has glibc keep freed memory. A library that allocates every message otherwise has each one mapped,
-zeroed and unmapped by the kernel, which costs it up to two thirds of its speed at 64 MiB."""
+"""Has glibc keep freed memory. Without it, a library that allocates every message has each one
+mapped, zeroed and unmapped by the kernel: up to two thirds of its speed at 64 MiB."""
 RIVALS = ("pyzmq", "gloo", "grpc")
 """The peers whose best figure ``x best`` refers to."""
 
@@ -81,7 +81,7 @@ class Job:
         return 4 * self.elements
 
 
-class Server(Protocol):
+class ServerSide(Protocol):
     """The side that holds the parameters."""
 
     def start(self) -> str:
@@ -94,7 +94,7 @@ class Server(Protocol):
         """End in good order; raises when what it runs did not."""
 
 
-class Worker(Protocol):
+class WorkerSide(Protocol):
     """The side that makes gradients; connected once its constructor returns."""
 
     params: Array
@@ -112,20 +112,14 @@ class Peer(Protocol):
 
     SETTINGS: Mapping[str, Setting]
     ENVIRONMENT: Mapping[str, str]
-
-    def missing(self) -> str | None:
-        """Say why this peer cannot run on this machine, or None when it can."""
-
-    def Server(self, job: Job) -> Server:
-        """Make the server's side."""
-
-    def Worker(self, job: Job, address: str, index: int) -> Worker:
-        """Make worker number ``index`` (from 0) and connect it."""
+    missing: Callable[[], str | None]
+    Server: Callable[[Job], ServerSide]
+    Worker: Callable[[Job, str, int], WorkerSide]
 
 
 def load(name: str) -> Peer:
-    """Import a peer by its name in `MODULES`."""
-    return cast(Peer, importlib.import_module(MODULES[name]))
+    """Import a peer by its name in `MODULES`, or by that of any module: ``package.module``."""
+    return cast(Peer, importlib.import_module(MODULES.get(name, name)))
 
 
 def lacks(module: str, how: str) -> str | None:
@@ -149,7 +143,9 @@ def pieces(array: Array, nbytes: int) -> list[Array]:
 def check_server(theta: Array, cycles: int) -> None:
     """Raise ValueError unless ``theta`` is exactly what ``cycles`` updates from zero give."""
     if cycles > MAX_CYCLES:
-        raise ValueError(f"{cycles} cycles are too many for an exact check; run at most {MAX_CYCLES}")
+        raise ValueError(
+            f"{cycles} cycles are too many for an exact check; run at most {MAX_CYCLES}"
+        )
     wanted = gradient(theta.size)
     wanted *= np.float32(-cycles * LEARNING_RATE)
     wrong = np.flatnonzero(theta != wanted)
@@ -176,8 +172,8 @@ def check_worker(params: Array, own: int, total: int, whole: bool) -> str:
     found = "torn" if torn.any() else "whole" if low == high else "mixed"
     if (whole and found != "whole") or torn.mean() > _SEAM:
         raise ValueError(
-            f"a worker's parameters are {found}: of versions {low:g} to {high:g}, expected one whole"
-            f" version from {own} to {total}"
+            f"a worker's parameters are {found}: of versions {low:g} to {high:g},"
+            f" expected one whole version from {own} to {total}"
         )
     return found
 

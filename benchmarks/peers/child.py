@@ -16,14 +16,22 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peers.base import Array, Job, Server, Worker, check_server, check_worker, load
+from benchmarks.peers.base import (
+    Array,
+    Job,
+    ServerSide,
+    WorkerSide,
+    check_server,
+    check_worker,
+    load,
+)
 from benchmarks.peers.process import Lap, die_with_parent
 
 
 class ServerOrders:
     """What the server's process can be told."""
 
-    server: Server
+    server: ServerSide
 
     def serve(self, job: Job) -> str:
         """Start the peer's server; return its address."""
@@ -42,7 +50,7 @@ class ServerOrders:
 class WorkerOrders:
     """What a worker's process can be told."""
 
-    worker: Worker
+    worker: WorkerSide
     array: Array
     whole: bool
     own = 0

@@ -115,7 +115,7 @@ class Worker:
         self._replies = open_stream(iter(self._pushes.get, b""))
 
     def cycle(self) -> None:
-        """Push as bytes (a gradient is new each time, so they are made each time), copy the reply."""
+        """Make bytes of the gradient (it is new each time), push them, and copy the reply."""
         for part in self._out:
             self._pushes.put(part.tobytes())
         for part in self._into:

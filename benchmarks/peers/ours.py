@@ -1,4 +1,4 @@
-"""aiops itself, through its public face: ``python -m aiops.server`` and the blocking `aiops.Client`."""
+"""aiops itself, by its public face: ``python -m aiops.server`` and the blocking `aiops.Client`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ class Server:
         self._process.send_signal(signal.SIGTERM)
         code = self._process.wait(_STOP_SECONDS)
         if code:
-            raise RuntimeError(f"aiops.server ended with exit code {code} after SIGTERM, expected 0")
+            raise RuntimeError(
+                f"aiops.server ended with exit code {code} after SIGTERM, expected 0"
+            )
 
 
 class Worker:

@@ -60,7 +60,7 @@ class Child:
 
     def __init__(self, role: str, name: str, environment: Mapping[str, str]) -> None:
         self.name = name
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by reap
         self.pipe, theirs = multiprocessing.Pipe()
         paths = [str(_ROOT), os.environ.get("PYTHONPATH", "")]
         env = dict(os.environ) | dict.fromkeys(_ONE_THREAD, "1") | dict(environment)
@@ -131,15 +131,20 @@ class Team:
         self._environment = environment
         self._children: list[Child] = []
 
-    def start(self) -> None:
-        """Start all processes and connect the workers."""
-        job = self.job
-        server = self._add("server", f"{job.peer}'s server")
-        workers = [self._add("worker", f"{job.peer}'s worker {i}") for i in range(job.workers)]
-        server.tell(("serve", job))
+    def launch(self) -> None:
+        """Start all processes, and the server in its own."""
+        name = self.job.peer
+        server = self._add("server", f"{name}'s server")
+        for index in range(self.job.workers):
+            self._add("worker", f"{name}'s worker {index}")
+        server.tell(("serve", self.job))
+
+    def connect(self) -> None:
+        """Wait for the server's address and connect the workers."""
+        server, *workers = self._children
         address = self._gather([server])[0]
         for index, worker in enumerate(workers):
-            worker.tell(("join", job, address, index))
+            worker.tell(("join", self.job, address, index))
         self._gather(workers)
 
     def run(self, cycles: int) -> list[Lap]:

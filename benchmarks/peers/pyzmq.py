@@ -8,6 +8,7 @@ worker takes the parameters with ``recv_into`` its own array.
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections import defaultdict
 from collections.abc import Mapping
@@ -44,10 +45,9 @@ def missing() -> str | None:
     return lacks("zmq", "pip install pyzmq")
 
 
-def _open(kind: int, settings: Mapping[str, Setting]) -> Any:
-    import zmq
-
-    socket = zmq.Context(io_threads=int(settings["io_threads"])).socket(kind)
+def _open(kind: str, settings: Mapping[str, Setting]) -> Any:
+    zmq: Any = importlib.import_module("zmq")
+    socket = zmq.Context(io_threads=int(settings["io_threads"])).socket(getattr(zmq, kind))
     socket.set_hwm(0)
     socket.linger = 0
     for name, option in (("sndbuf", zmq.SNDBUF), ("rcvbuf", zmq.RCVBUF)):
@@ -60,12 +60,10 @@ class Server:
     """One ROUTER socket, one thread that takes gradients in turn."""
 
     def __init__(self, job: Job) -> None:
-        import zmq
-
         self._job = job
         self._theta: Array = np.zeros(job.elements, np.float32)
         self._sgd = load_sgd()
-        self._socket = _open(zmq.ROUTER, job.settings)
+        self._socket = _open("ROUTER", job.settings)
 
     def start(self) -> str:
         """Bind to a free port and serve in a thread."""
@@ -74,8 +72,7 @@ class Server:
         return f"tcp://{HOST}:{port}"
 
     def _serve(self) -> None:
-        import zmq
-
+        more = importlib.import_module("zmq").SNDMORE
         socket, sgd, settings = self._socket, self._sgd, self._job.settings
         parts = pieces(self._theta, int(settings["chunk"]))
         small = self._job.nbytes < int(settings["copy_below"])
@@ -93,7 +90,7 @@ class Server:
             del frame, g
             pushed.clear()  # their memory serves the next gradient
             for part in parts:
-                socket.send(worker, zmq.SNDMORE)
+                socket.send(worker, more)
                 socket.send(part, copy=send_copy)
 
     def parameters(self) -> Array:
@@ -108,14 +105,12 @@ class Worker:
     """One DEALER socket."""
 
     def __init__(self, job: Job, address: str, index: int) -> None:
-        import zmq
-
         chunk = int(job.settings["chunk"])
         self.params: Array = np.zeros(job.elements, np.float32)
         self._into = pieces(self.params, chunk)
         self._out = pieces(gradient(job.elements), chunk)
         self._copy = job.nbytes < int(job.settings["copy_below"])
-        self._socket = _open(zmq.DEALER, job.settings)
+        self._socket = _open("DEALER", job.settings)
         self._socket.connect(address)
 
     def cycle(self) -> None:

@@ -66,7 +66,7 @@ class Server:
 
     def _serve(self, sock: socket.socket) -> None:
         g = np.empty(self._job.elements, np.float32)
-        into, out = memoryview(g).cast("B"), memoryview(self._theta).cast("B")
+        into, out = g.data.cast("B"), self._theta.data.cast("B")
         whole = bool(self._job.settings["whole"])
         with sock:
             while receive(sock, into):
@@ -91,8 +91,8 @@ class Worker:
 
     def __init__(self, job: Job, address: str, index: int) -> None:
         self.params: Array = np.zeros(job.elements, np.float32)
-        self._into = memoryview(self.params).cast("B")
-        self._out = memoryview(gradient(job.elements)).cast("B")
+        self._into = self.params.data.cast("B")
+        self._out = gradient(job.elements).data.cast("B")
         self._sock = socket.socket()
         tune(self._sock, job.settings)
         self._sock.connect((HOST, int(address)))

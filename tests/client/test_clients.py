@@ -471,7 +471,7 @@ class TestConnections:
         with pytest.raises((UsageError, Refused), match="neither 'worker' nor 'observer'"):
             connect(server.url, role="boss")
 
-    @pytest.mark.parametrize("timeout", [0, -1])
+    @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf")])
     def test_no_time(self, connect: Connect, timeout: float) -> None:
         with pytest.raises(UsageError, match="timeout must be more than 0"):
             connect("aiops://h:1", timeout=timeout)

@@ -1,17 +1,10 @@
-"""The examples in docs/wire.md: one message of each kind, and whole conversations.
-
-``python -m aiops.wire_examples docs/wire.md`` rewrites the marked blocks of that page, and
-wire-vectors.json beside it. Everything comes from the code that speaks the wire, so a page that
-the tests find up to date says what the code does.
-"""
+"""One message of each kind, and whole conversations, as the code that speaks the wire says them."""
 
 from __future__ import annotations
 
 import struct
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from aiops import messages
 from aiops.algorithms.asgd import ASGD
@@ -74,47 +67,47 @@ class _Kept:
 
 TOKEN = "correct horse battery staple"
 NONCES = bytes(range(16)), bytes(range(16, 32))
-_CLIENT = "5f0c"
-_F = struct.Struct("<3f").pack
 
 
 def hello(epoch: int = 1, role: str = "worker") -> messages.Hello:
     """Return the greeting of the examples' client."""
-    return messages.Hello(0, 1, _CLIENT, epoch, "w0", role, False, NONCES[0], "example/1")
+    return messages.Hello(0, 1, "5f0c", epoch, "w0", role, False, NONCES[0], "example/1")
 
 
 def one_of_each() -> list[Example]:
     """Return one small message of each kind."""
-    m, whole = messages, (Part(0, 12, "raw", 12, 6),)
-    said = proof(TOKEN, "client", *NONCES, _CLIENT)
+    m = messages
     rows, row = (("w", "float32", (3,)),), ("w", "float32", (3,), 0)
-    client = [
-        (hello(), ()),
-        (m.Prove(0, said), ()),
-        (m.Define(1, rows, (Part(0, 12, "raw", 12, 0),)), (_F(1, 2, 3),)),
-        (m.Describe(2), ()),
-        (m.Push(3, 1, True, 6, whole), (_F(0.5, -1, 0),)),
-        (m.Fetch(4, -1), ()),
-        (m.Stats(5), ()),
-        (m.Ping(6), ()),
-        (m.Leave(7), ()),
-    ]
-    refused = ("bad-push", "the push holds no tensor: push at least one", {}, False, 7)
-    server = [
-        (m.Challenge(0, NONCES[1]), ()),
-        (m.Welcome(0, 1, b"", "asgd", {"lr": 0.5}, {"recompute": False}, 7, (row,), 3), ()),
-        (m.Model(1, True, 0, (row,)), ()),
-        (m.Ack(3, 7, 1, 0.5, 0.25, struct.pack("<f", 0.25), (Part(0, 12, "raw", 12, 7),)), (_F(3, 2, 1),)),
-        (m.Params(4, 7), ()),
-        (m.Report(5, {"version": 7, "workers": ()}), ()),
-        (m.Pong(6), ()),
-        (m.Error(3, *refused), ()),
-    ]  # fmt: skip
+    refused = "the push holds no tensor: push at least one"
+    vbars = struct.pack("<f", 0.25)
     return [
-        Example(message.kind, side, message, payloads)
-        for side, rows_of in (("client", client), ("server", server))
-        for message, payloads in rows_of  # type: ignore[attr-defined]
+        _said("client", hello()),
+        _said("client", m.Prove(0, proof(TOKEN, "client", *NONCES, hello().client))),
+        _said("client", m.Define(1, rows, _floats(0)), struct.pack("<3f", 1, 2, 3)),
+        _said("client", m.Describe(2)),
+        _said("client", m.Push(3, 1, True, 6, _floats(6)), struct.pack("<3f", 0.5, -1, 0)),
+        _said("client", m.Fetch(4, -1)),
+        _said("client", m.Stats(5)),
+        _said("client", m.Ping(6)),
+        _said("client", m.Leave(7)),
+        _said("server", m.Challenge(0, NONCES[1])),
+        _said("server", m.Welcome(0, 1, b"", "fasgd", {"lr": 0.5}, {}, 7, (row,), 3)),
+        _said("server", m.Model(1, True, 0, (row,))),
+        _said("server", m.Ack(3, 7, 1, 0.5, 0.25, vbars, _floats(7)), struct.pack("<3f", 3, 2, 1)),
+        _said("server", m.Params(4, 7)),
+        _said("server", m.Report(5, {"version": 7, "workers": ()})),
+        _said("server", m.Pong(6)),
+        _said("server", m.Error(3, "bad-push", refused, {}, False, 7)),
     ]
+
+
+def _said(sender: Side, message: Message, *payloads: bytes) -> Example:
+    return Example(message.kind, sender, message, payloads)
+
+
+def _floats(version: int) -> messages.Parts:
+    """Return the one part of a model of three float32."""
+    return (Part(0, 12, "raw", 12, version),)
 
 
 class Script:
@@ -231,15 +224,3 @@ def conversations() -> list[Conversation]:
     refused.say(bad, struct.pack("<2f", 1, float("nan")))
     refused.say(m.Fetch(2, 2))
     return [script.done() for script in (plain, token, wrong, train, back, refused)]
-
-
-def main() -> None:
-    """Rewrite the page named on the command line."""
-    from aiops import wire_page
-
-    for path in sys.argv[1:] or ["docs/wire.md"]:
-        wire_page.update(Path(path))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,24 +1,23 @@
-"""The generated parts of docs/wire.md, and docs/wire-vectors.json: tables and examples as text."""
+"""The marked blocks of docs/wire.md: tables and examples."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from aiops import errors, messages
 from aiops.config import Config
-from aiops.errors import Refused
-from aiops.layout import DTYPES, MAX_PART, MAX_TENSORS, Layout, dtype_named
+from aiops.errors import Refused, UsageError
+from aiops.layout import MAX_PART, MAX_TENSORS
 from aiops.messages import Message
-from aiops.wire import HANDSHAKE, Limits, Side, proof
-from aiops.wire_examples import NONCES, TOKEN, Example, conversations, hello, one_of_each
+from aiops.wire import HANDSHAKE, Limits
+from aiops.wire_examples import vectors
+from aiops.wire_examples.examples import Example, conversations, one_of_each
 
-VECTORS = "wire-vectors.json"
-"""The name of the file of vectors, beside the page."""
+_ROW = 40  # bytes per line of an example
 
 ANSWERS = {
     "hello": "`challenge` or `welcome`",
@@ -29,13 +28,13 @@ ANSWERS = {
     "fetch": "`params`",
     "stats": "`report`",
     "ping": "`pong`",
-    "leave": "the connection is closed",
+    "leave": "closing the connection",
 }
 """What answers each request (or else an ``error``)."""
 
 MEANINGS = {
     "id": "The number of the request that this is or answers; chosen by the asker, rising from 1."
-    " 0: unasked.",
+    " 0 in the handshake, and for what nobody asked for.",
     "protocol": f"The version of this page: {messages.PROTOCOL}.",
     "client": "The client's own id: random, chosen once, the same on all its connections.",
     "epoch": "1 on the client's first connection, one more on each that follows.",
@@ -54,16 +53,17 @@ MEANINGS = {
     "policy": "The server's algorithm.",
     "settings": "Its settings, for people.",
     "plan": "What a worker has to do; ignore keys that you do not know. `recompute` (boolean): be"
-    " ready to compute a refused gradient again. `patience` (float): seconds that an answer to a"
-    " push may take because others are waited for.",
+    " ready to compute a refused gradient again. `linear` (boolean): steps are proportional to"
+    " their gradients. `patience` (float): seconds that an answer to a push may take because others"
+    " are waited for.",
     "version": "The model's version: how many updates have been applied to it.",
     "model": "The tensors in arena order; in `welcome` empty when nobody has defined them yet.",
     "last_seq": "The highest `seq` of this client that the server has taken, 0 for none.",
     "created": "Whether this offer defined the model.",
-    "staleness": "How many updates the gradient's tensors had seen since its base version, at most.",
+    "staleness": "Updates since the gradient's base version: the most over the pushed tensors.",
     "mean_staleness": "The same as a mean, weighted by the tensors' bytes.",
-    "vbar": "The mean of the algorithm's statistic (FASGD: v) over all parameters, nil without one.",
-    "vbars": "The same per tensor, float32, little endian, in arena order; empty without one.",
+    "vbar": "The mean of the algorithm's statistic (FASGD: v) over all parameters; nil without.",
+    "vbars": "The same per tensor, float32, little endian, in arena order; empty without.",
     "report": "The statistics; keys come and go with releases.",
     "code": "See [Errors](#errors).",
     "text": "A sentence for people.",
@@ -71,8 +71,6 @@ MEANINGS = {
     "fatal": "Whether the server closes the connection after this.",
 }
 """What each field means, whichever message it is in."""
-
-
 
 
 # ---------------------------------------------------------------- tables
@@ -106,7 +104,7 @@ def messages_table() -> str:
 
 
 def _may_say(side: str, kind: str) -> bool:
-    return any(kind in says[side] for says in HANDSHAKE.values())  # type: ignore[index]
+    return any(kind in says[side] for says in HANDSHAKE.values())
 
 
 def fields_table() -> str:
@@ -137,7 +135,9 @@ def states_table() -> str:
             by_next: dict[str, list[str]] = {}
             for kind, following in sorted(says[side].items()):
                 by_next.setdefault(following, []).append(f"`{kind}`")
-            cells.append("; ".join(f"{', '.join(k)} → {s}" for s, k in by_next.items()) or "nothing")
+            cells.append(
+                "; ".join(f"{', '.join(k)} → {s}" for s, k in by_next.items()) or "nothing"
+            )
         rows.append(f"{state} | {cells[0]} | {cells[1]}")
     return _table("state | the client may say → next state | the server may say → next state", rows)
 
@@ -175,36 +175,20 @@ def limits_table() -> str:
 # ---------------------------------------------------------------- examples
 
 
-def _plain(value: Any) -> Any:
-    """Return a value as JSON has it: bytes as ``{"bytes": hex}``."""
-    if isinstance(value, bytes):
-        return {"bytes": value.hex()}
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return value
-
-
-def _header(message: Message) -> dict[str, Any]:
-    named = {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}
-    return {"kind": message.kind, **_plain(named)}
-
-
 def _shown(message: Message) -> str:
     """Return a message's fields as a person reads them; bytes are h'...'."""
-    text = json.dumps(_header(message), ensure_ascii=False)
+    text = json.dumps(vectors.fields(message), ensure_ascii=False)
     return re.sub(r'{"bytes": "([0-9a-f]*)"}', r"h'\1'", text)
 
 
-def _hex(example: Example) -> list[str]:
-    """Return a frame's bytes in lines: the length and the header, then each payload."""
-    head, lines = example.header, []
-    chunks = [(b"\xce", head), *((b"\xc6", payload) for payload in example.payloads)]
-    for mark, data in chunks:
-        text = f"{mark.hex()}{len(data):08x} {data.hex()}"
-        lines += [text[i : i + 96] for i in range(0, len(text), 96)]
-    return lines
+def _hex(example: Example) -> Iterator[str]:
+    """Yield a frame's bytes in lines: the length and the header, then each payload."""
+    head = b"\xce" + len(example.header).to_bytes(4, "big"), example.header
+    rest = ((b"\xc6" + len(data).to_bytes(4, "big"), data) for data in example.payloads)
+    for prefix, data in (head, *rest):
+        rows = [data[i : i + _ROW].hex() for i in range(0, len(data), _ROW)]
+        yield f"{prefix.hex()} {rows[0]}"
+        yield from (f"{'':10} {row}" for row in rows[1:])
 
 
 def _example(example: Example) -> str:
@@ -225,35 +209,13 @@ def conversations_block() -> str:
     return "\n\n".join(blocks)
 
 
-def _proofs() -> list[dict[str, str]]:
-    sides: tuple[Side, Side] = ("client", "server")
-    client, (theirs, ours) = hello().client, NONCES
-    return [
-        {
-            "token": token,
-            "side": side,
-            "client_nonce": theirs.hex(),
-            "server_nonce": ours.hex(),
-            "client": name,
-            "proof": proof(token, side, theirs, ours, name).hex(),
-        }
-        for token, name in ((TOKEN, client), ("schlüssel", "кот"))
-        for side in sides
-    ]
-
-
 def proof_block() -> str:
     """Return the token's example."""
-    rows = _proofs()[:2]
+    rows = vectors.proofs()[:2]
     first = rows[0]
-    lines = [f"{key} = {first[key]}" for key in ("token", "client_nonce", "server_nonce", "client")]
-    return "\n".join(["```text", *lines, *(f"proof({r['side']}) = {r['proof']}" for r in rows), "```"])
-
-
-def dtypes_block() -> str:
-    """Return the dtypes in arena order."""
-    ordered = sorted(DTYPES, key=lambda name: (-dtype_named(name).itemsize, name))
-    return ", ".join(f"`{name}`" for name in ordered)
+    said = [f"{k} = {first[k]}" for k in ("token", "client_nonce", "server_nonce", "client")]
+    proofs = [f"proof({row['side']}) = {row['proof']}" for row in rows]
+    return "\n".join(["```text", *said, *proofs, "```"])
 
 
 # ---------------------------------------------------------------- the files
@@ -267,8 +229,32 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "codes": codes_table,
     "limits": limits_table,
     "proof": proof_block,
-    "dtypes": dtypes_block,
     "kinds": kinds_block,
     "conversations": conversations_block,
 }
 """The marked blocks of the page."""
+
+
+def rewritten(page: str) -> str:
+    """Return the page with its marked blocks made anew.
+
+    Raises
+    ------
+    UsageError
+        When the page lacks a block's marks.
+    """
+    for name, block in BLOCKS.items():
+        begin, end = f"<!-- {name}: generated -->\n", f"\n<!-- end of {name} -->"
+        before, found, rest = page.partition(begin)
+        _old, ended, after = rest.partition(end)
+        if not (found and ended):
+            raise UsageError(f"the page lacks the marks {begin.strip()!r} and {end.strip()!r}")
+        page = f"{before}{begin}\n{block()}\n{end}{after}"
+    return page
+
+
+def update(page: Path) -> None:
+    """Rewrite the page's marked blocks, and the file of vectors beside it."""
+    text = rewritten(page.read_text(encoding="utf-8"))
+    page.write_text(text, encoding="utf-8")
+    page.with_name(vectors.NAME).write_text(vectors.text(), encoding="utf-8")

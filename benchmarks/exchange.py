@@ -1,0 +1,300 @@
+"""The exchange benchmark: aiops beside its peers, doing exactly the same work over loopback TCP.
+
+    python -m benchmarks.exchange [--sizes 4KiB,1MiB] [--workers 1,4] [--peers raw,aiops,pyzmq]
+                                  [--rounds 5] [--json out.json] [--quick]
+
+One cycle is a push of a float32 gradient of S bytes, plain SGD on the server, and the new
+parameters in the worker's own array; `benchmarks.peers.base` states the rules and how each peer is
+checked. For every size and number of workers, all peers are started and then take turns: a round
+runs each for a number of cycles that was calibrated to take a fraction of a second, in an order
+that rotates, so that a drift of the machine meets them all alike. GB/s counts both directions.
+``x raw`` and ``x best`` (the best of pyzmq, gloo and gRPC) are ratios within a round; all figures
+are medians over the rounds.
+
+Measure on an idle machine. On a busy one the kernel may put a server and its worker on the same
+core, which makes small exchanges several times quicker and large ones slower, for all peers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rich.table import Table
+
+from aiops.errors import UsageError, nearest
+from benchmarks import report
+from benchmarks.peers import base
+from benchmarks.peers.base import Job, Setting
+from benchmarks.peers.process import Team
+from benchmarks.peers.turn import Turn, compare
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+_UNITS = {"b": 1, "kib": KIB, "mib": MIB, "gib": GIB}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure. Sizes are bytes per gradient, times are seconds."""
+
+    sizes: tuple[int, ...] = (4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB)
+    workers: tuple[int, ...] = (1, 4)
+    peers: tuple[str, ...] = tuple(base.MODULES)
+    rounds: int = 5
+    seconds: float = 0.4
+    """How long one peer's turn in a round should take."""
+    deadline: float = 60.0
+    """How long any one step of a peer may take before it is killed and reported."""
+    whole: bool = False
+    """Have the peers deliver whole versions too, as aiops always does."""
+    settings: Mapping[str, Mapping[str, Setting]] = field(default_factory=dict)
+    """Peers' settings to change, by peer and name."""
+
+
+QUICK = Options(sizes=(4 * KIB, MIB, 16 * MIB), rounds=3, seconds=0.15)
+"""A look rather than a measurement: under a minute for most of it."""
+
+
+def parse_size(text: str) -> int:
+    """Turn ``4KiB``, ``1 MiB`` or ``4096`` into bytes; UsageError unless it is whole float32s."""
+    match = re.fullmatch(r"\s*(\d+)\s*(b|kib|mib|gib)?\s*", text.lower())
+    size = int(match[1]) * _UNITS[match[2] or "b"] if match else 0
+    if size < 4 or size % 4:
+        raise UsageError(
+            f"size {text!r} is not a positive multiple of 4 bytes (float32);"
+            " write it like 4096, 64KiB or 1MiB"
+        )
+    return size
+
+
+def format_size(size: int) -> str:
+    """Write a number of bytes in the largest unit that divides it."""
+    for name, unit in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if size % unit == 0:
+            return f"{size // unit} {name}"
+    return f"{size} B"
+
+
+def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+    """Measure, and return the report (see `benchmarks.report` for its ``machine``).
+
+    ``cells`` has one entry per size and number of workers; in it, per peer, every round's figures,
+    their medians and spreads, how the workers' parameters read at the end, and ``failed`` with a
+    sentence when the peer was killed or its parameters were wrong.
+
+    Raises:
+        UsageError: a peer, a setting or a number makes no sense.
+
+    """
+    settings = _settings(options)
+    about = report.machine()
+    reasons = {name: base.load(name).missing() for name in options.peers}
+    skipped = {name: reason for name, reason in reasons.items() if reason}
+    for name, reason in skipped.items():
+        say(f"skipping {name}: {reason}")
+    names = [name for name in options.peers if name not in skipped]
+    cells = []
+    for size in options.sizes:
+        for workers in options.workers:
+            say(f"measuring {format_size(size)} x {workers}: {', '.join(names)}")
+            jobs = [Job(name, size // 4, workers, settings[name]) for name in names]
+            peers = _cell(jobs, options, say)
+            cells.append({"size": size, "workers": workers, "peers": peers})
+    return {
+        "benchmark": "exchange",
+        "machine": about,
+        "options": asdict(options),
+        "peers": {
+            name: {"settings": settings[name], "environment": dict(base.load(name).ENVIRONMENT)}
+            for name in names
+        },
+        "skipped": skipped,
+        "cells": cells,
+    }
+
+
+def _settings(options: Options) -> dict[str, dict[str, Setting]]:
+    """Check the options; return every peer's settings with the changes asked for."""
+    for name in [*options.peers, *options.settings]:
+        if name not in base.MODULES and not _is_module(name):
+            raise UsageError(f"unknown peer {name!r}; {nearest(name, base.MODULES)}")
+    numbers = [*options.sizes, *options.workers, options.rounds, options.seconds, options.deadline]
+    if not options.peers or min(numbers) <= 0 or any(size % 4 for size in options.sizes):
+        raise UsageError(
+            "the benchmark needs at least one peer, and positive sizes (multiples of 4 bytes),"
+            f" workers, rounds and times; got {options}"
+        )
+    chosen: dict[str, dict[str, Setting]] = {}
+    for name in options.peers:
+        known = base.load(name).SETTINGS
+        wanted = options.settings.get(name, {})
+        for key in wanted.keys() - known.keys():
+            raise UsageError(f"{name} has no setting {key!r}; {nearest(key, known)}")
+        chosen[name] = {**known, "whole": options.whole or known["whole"], **wanted}
+    return chosen
+
+
+def _is_module(name: str) -> bool:
+    """Tell whether a peer is named as a module of somebody's own, ``package.module``."""
+    try:
+        return "." in name and find_spec(name) is not None
+    except ImportError:
+        return False
+
+
+def _cell(jobs: Sequence[Job], options: Options, say: Callable[[str], None]) -> dict[str, Any]:
+    """Measure all peers at one size and number of workers; return their figures by name."""
+    with ExitStack() as stack:
+        turns = []
+        for job in jobs:
+            team = Team(job, options.deadline, base.load(job.peer).ENVIRONMENT)
+            stack.callback(team.kill)
+            turns.append(Turn(team, say))
+        # Every stage goes peer by peer: whatever one does, the others wait meanwhile.
+        for turn in turns:
+            turn.attempt(Turn.launch)
+        for turn in turns:
+            turn.attempt(Turn.connect)
+        for turn in turns:
+            turn.attempt(Turn.calibrate, options.seconds, options.rounds)
+        for number in range(options.rounds):
+            first = number % max(len(turns), 1)
+            for turn in turns[first:] + turns[:first]:
+                turn.attempt(Turn.measure)
+        for turn in turns:
+            turn.attempt(Turn.finish)
+    peers = {turn.name: turn for turn in turns}
+    compare(peers)
+    return {name: turn.figures() for name, turn in peers.items()}
+
+
+_COLUMNS = (
+    *("size", "workers", "peer", "reads", "cycles/s", "GB/s", "GB/s min-max"),
+    *("p50 µs", "p99 µs", "x raw", "x best"),
+)
+
+
+def table(result: Mapping[str, Any]) -> Table:
+    """Make the table of a report."""
+    rows: list[list[str]] = []
+    for cell in result["cells"]:
+        head = [format_size(cell["size"]), str(cell["workers"])]
+        for name, figures in cell["peers"].items():
+            rows.append([*head, name, *_row(figures)])
+            head = ["", ""]
+        rows.append([])
+    title = "Exchange: push a gradient, SGD, new parameters in place; medians over the rounds"
+    return report.table(title, _COLUMNS, rows, text_columns=4)
+
+
+def _row(figures: Mapping[str, Any]) -> list[str]:
+    if "gb_per_second" not in figures:
+        return ["failed", *["-"] * 7]
+    gb, rate = figures["gb_per_second"], figures["cycles_per_second"]["median"]
+    ratios = [f"{figures[k]['median']:.2f}" if k in figures else "-" for k in ("x_raw", "x_best")]
+    return [
+        figures["reads"],
+        f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}",
+        f"{gb['median']:.2f}",
+        f"{gb['min']:.2f}-{gb['max']:.2f}",
+        f"{figures['p50_us']:,.0f}",
+        f"{figures['p99_us']:,.0f}",
+        *ratios,
+    ]
+
+
+def failures(result: Mapping[str, Any]) -> list[str]:
+    """Return one line per peer and cell that failed."""
+    return [
+        f"{format_size(cell['size'])} x {cell['workers']}: {figures['failed']}"
+        for cell in result["cells"]
+        for figures in cell["peers"].values()
+        if figures["failed"]
+    ]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("benchmarks.exchange", description=__doc__.partition("\n")[0])
+    commas = "comma-separated"
+    parser.add_argument("--sizes", help=f"gradient sizes, {commas}: 4KiB,1MiB")
+    parser.add_argument("--workers", help=f"numbers of workers, {commas}: 1,4")
+    parser.add_argument("--peers", help=f"{commas}: {', '.join(base.MODULES)}, a.module")
+    parser.add_argument("--rounds", type=int, help="rounds per cell (default 5)")
+    parser.add_argument("--seconds", type=float, help="a peer's time per round (default 0.4)")
+    parser.add_argument("--deadline", type=float, help="seconds before a peer is killed (60)")
+    parser.add_argument("--whole", action="store_true", help="peers too deliver whole versions")
+    parser.add_argument("--set", action="append", default=[], metavar="PEER.NAME=VALUE")
+    parser.add_argument("--quick", action="store_true", help="fewer sizes and shorter rounds")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to FILE")
+    return parser
+
+
+def parse_options(arguments: argparse.Namespace) -> Options:
+    """Turn command-line arguments into options; UsageError when they cannot work."""
+    given = vars(arguments)
+    changes: dict[str, Any] = {
+        name: given[name] for name in ("rounds", "seconds", "deadline") if given[name] is not None
+    }
+    if arguments.sizes is not None:
+        changes["sizes"] = tuple(parse_size(part) for part in arguments.sizes.split(","))
+    if arguments.workers is not None:
+        try:
+            changes["workers"] = tuple(int(part) for part in arguments.workers.split(","))
+        except ValueError:
+            raise UsageError(
+                f"workers {arguments.workers!r} are not numbers; write them like 1,4"
+            ) from None
+    if arguments.peers is not None:
+        changes["peers"] = tuple(part.strip() for part in arguments.peers.split(","))
+    settings: dict[str, dict[str, Setting]] = {}
+    for text in arguments.set:
+        match = re.fullmatch(r"([\w.]+)\.(\w+)=(\w+)", text)
+        if not match:
+            raise UsageError(f"setting {text!r} cannot be read; write it like raw.sndbuf=262144")
+        peer, name, value = match.groups()
+        number = value.isdigit() or value in ("true", "false")
+        settings.setdefault(peer, {})[name] = json.loads(value) if number else value
+    start = QUICK if arguments.quick else Options()
+    return replace(start, whole=arguments.whole, settings=settings, **changes)
+
+
+def _stop(*_: object) -> NoReturn:
+    raise SystemExit(143)  # on the way out everybody is killed
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run from the command line; exits with 1 when a peer failed, 2 when an option is wrong."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    before = signal.signal(signal.SIGTERM, _stop)
+    try:
+        result = run(
+            parse_options(arguments), lambda line: print(line, file=sys.stderr, flush=True)
+        )
+    except UsageError as error:
+        parser.error(str(error))
+    except KeyboardInterrupt:
+        print("interrupted; all processes are ended", file=sys.stderr)
+        raise SystemExit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if arguments.json:
+        report.write_json(arguments.json, result)
+    report.show(table(result), result["machine"])
+    print("reads: a worker's parameters were whole, of mixed versions, or torn inside a number")
+    if failed := failures(result):
+        print("failed:", *failed, sep="\n  ")
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

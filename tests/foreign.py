@@ -1,0 +1,249 @@
+"""A client as somebody would write it who has only docs/wire.md: Python's own library, no more.
+
+It imports neither aiops nor msgpack (a test sees to that), so what it understands is what the page
+says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from collections.abc import Callable
+from typing import Any
+
+ITEM = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+# ---------------------------------------------------------------- MessagePack
+
+
+def pack(value: Any) -> bytes:
+    """Write a value in MessagePack's shortest form."""
+    if value is None:
+        return b"\xc0"
+    if value is True or value is False:
+        return b"\xc3" if value else b"\xc2"
+    if isinstance(value, int):
+        return _pack_int(value)
+    if isinstance(value, float):
+        return struct.pack(">Bd", 0xCB, value)
+    if isinstance(value, str):
+        data = value.encode()
+        return _size(len(data), (0xA0, 32), (0xD9, 0xDA, 0xDB)) + data
+    if isinstance(value, bytes):
+        return _size(len(value), None, (0xC4, 0xC5, 0xC6)) + value
+    if isinstance(value, list):
+        return _size(len(value), (0x90, 16), (None, 0xDC, 0xDD)) + b"".join(map(pack, value))
+    items = b"".join(pack(k) + pack(v) for k, v in value.items())
+    return _size(len(value), (0x80, 16), (None, 0xDE, 0xDF)) + items
+
+
+def _pack_int(value: int) -> bytes:
+    if -32 <= value < 128:
+        return struct.pack("b" if value < 0 else "B", value)
+    for mark, form in ((0xCC, ">BB"), (0xCD, ">BH"), (0xCE, ">BI"), (0xCF, ">BQ")):
+        if 0 <= value < 1 << 8 * (struct.calcsize(form) - 1):
+            return struct.pack(form, mark, value)
+    for mark, form in ((0xD0, ">Bb"), (0xD1, ">Bh"), (0xD2, ">Bi"), (0xD3, ">Bq")):
+        half = 1 << (8 * (struct.calcsize(form) - 1) - 1)
+        if -half <= value < half:
+            return struct.pack(form, mark, value)
+    raise OverflowError(value)
+
+
+def _size(count: int, short: tuple[int, int] | None, marks: tuple[int | None, ...]) -> bytes:
+    if short is not None and count < short[1]:
+        return bytes([short[0] + count])
+    for mark, form in zip(marks, (">BB", ">BH", ">BI"), strict=True):
+        if mark is not None and count < 1 << 8 * (struct.calcsize(form) - 1):
+            return struct.pack(form, mark, count)
+    raise OverflowError(count)
+
+
+_NUMBERS = {
+    0xCA: ">f",
+    0xCB: ">d",
+    0xCC: ">B",
+    0xCD: ">H",
+    0xCE: ">I",
+    0xCF: ">Q",
+    0xD0: ">b",
+    0xD1: ">h",
+    0xD2: ">i",
+    0xD3: ">q",
+}
+_COUNTS = {
+    0xC4: ">B",
+    0xC5: ">H",
+    0xC6: ">I",
+    0xD9: ">B",
+    0xDA: ">H",
+    0xDB: ">I",
+    0xDC: ">H",
+    0xDD: ">I",
+    0xDE: ">H",
+    0xDF: ">I",
+}
+
+
+def unpack(data: bytes, at: int = 0) -> tuple[Any, int]:
+    """Read the value at a position; return it, and where the next one begins."""
+    mark, at = data[at], at + 1
+    if mark < 0x80 or mark >= 0xE0:
+        return mark if mark < 0x80 else mark - 256, at
+    if mark in (0xC0, 0xC2, 0xC3):
+        return {0xC0: None, 0xC2: False, 0xC3: True}[mark], at
+    if mark in _NUMBERS:
+        return struct.unpack_from(_NUMBERS[mark], data, at)[0], at + struct.calcsize(_NUMBERS[mark])
+    if mark in _COUNTS:
+        count = struct.unpack_from(_COUNTS[mark], data, at)[0]
+        at += struct.calcsize(_COUNTS[mark])
+    else:
+        count = mark & (31 if mark >= 0xA0 else 15)
+    if mark in (0xC4, 0xC5, 0xC6):
+        return data[at : at + count], at + count
+    if 0xA0 <= mark < 0xC0 or mark in (0xD9, 0xDA, 0xDB):
+        return data[at : at + count].decode(), at + count
+    items = []
+    is_map = 0x80 <= mark < 0x90 or mark in (0xDE, 0xDF)
+    for _ in range(2 * count if is_map else count):
+        item, at = unpack(data, at)
+        items.append(item)
+    return (dict(zip(items[::2], items[1::2], strict=True)) if is_map else items), at
+
+
+# ---------------------------------------------------------------- the wire
+
+
+def frame(header: dict[str, Any], payloads: list[bytes]) -> bytes:
+    """Write a message."""
+    head = pack(header)
+    out = b"\xce" + struct.pack(">I", len(head)) + head
+    for payload in payloads:
+        out += b"\xc6" + struct.pack(">I", len(payload)) + payload
+    return out
+
+
+def proof(token: str, side: str, client_nonce: bytes, server_nonce: bytes, client: str) -> bytes:
+    """Show knowledge of the token."""
+    said = b""
+    for item in (b"aiops/1", side.encode(), client_nonce, server_nonce, client.encode()):
+        said += struct.pack(">I", len(item)) + item
+    return hmac.new(token.encode(), said, hashlib.sha256).digest()
+
+
+class ForeignClient:
+    """A client over any stream.
+
+    Parameters
+    ----------
+    send
+        Sends bytes.
+    receive
+        Returns just so many bytes.
+    """
+
+    def __init__(self, send: Callable[[bytes], None], receive: Callable[[int], bytes]) -> None:
+        self._send, self._receive = send, receive
+        self._id = self._seq = 0
+        self.model: list[list[Any]] = []
+        self.versions: dict[str, int] = {}
+        self.version = -1
+        self.arena = b""
+
+    def say(self, kind: str, payloads: list[bytes] | None = None, **fields: Any) -> None:
+        """Say something."""
+        self._send(frame({"kind": kind, **fields}, payloads or []))
+
+    def hear(self) -> tuple[dict[str, Any], list[bytes]]:
+        """Return the next message."""
+        mark, length = struct.unpack(">BI", self._receive(5))
+        assert mark == 0xCE
+        head = self._receive(length)
+        header, end = unpack(head)
+        assert end == length
+        payloads = []
+        for _start, _stop, codec, nbytes, _version in header.get("parts", []):
+            assert codec == "raw"
+            assert struct.unpack(">BI", self._receive(5)) == (0xC6, nbytes)
+            payloads.append(self._receive(nbytes))
+        return header, payloads
+
+    def greet(self, client: str, nonce: bytes, token: str | None = None, epoch: int = 1) -> Any:
+        """Go through the handshake; return the welcome (or the error)."""
+        self.say(
+            "hello",
+            id=0,
+            protocol=1,
+            client=client,
+            epoch=epoch,
+            name=client,
+            role="worker",
+            pongs=False,
+            nonce=nonce,
+            agent="foreign/1",
+        )
+        header, _ = self.hear()
+        if header["kind"] == "challenge":
+            theirs = header["nonce"]
+            self.say("prove", id=0, proof=proof(token or "", "client", nonce, theirs, client))
+            header, _ = self.hear()
+            if header["kind"] == "welcome":
+                wanted = proof(token or "", "server", nonce, theirs, client)
+                assert hmac.compare_digest(header["proof"], wanted)
+        if header["kind"] == "welcome":
+            self.model, self._seq = header["model"], header["last_seq"]
+        return header
+
+    def ask(self, kind: str, payloads: list[bytes] | None = None, **fields: Any) -> dict[str, Any]:
+        """Ask something, and take in the answer."""
+        self._id += 1
+        self.say(kind, payloads, id=self._id, **fields)
+        header, answered = self.hear()
+        assert header["id"] == self._id
+        if "model" in header:
+            self.model = header["model"]
+        if answered:
+            self.arena, self.version = b"".join(answered), header["version"]
+            for name, dtype, shape, offset in self.model:
+                for start, stop, _codec, _nbytes, version in header["parts"]:
+                    if start <= offset < stop or _nbytes_of(dtype, shape) == 0:
+                        self.versions[name] = version
+        return header
+
+    def define(self, tensors: dict[str, tuple[str, list[int], bytes]]) -> dict[str, Any]:
+        """Offer a model."""
+        order = sorted(tensors, key=lambda name: (-ITEM[tensors[name][0]], tensors[name][0]))
+        data = b"".join(tensors[name][2] for name in order)
+        rows = [[name, dtype, shape] for name, (dtype, shape, _data) in tensors.items()]
+        return self.ask("define", [data], tensors=rows, parts=[[0, len(data), "raw", len(data), 0]])
+
+    def fetch(self) -> dict[str, Any]:
+        """Bring the parameters up to date."""
+        return self.ask("fetch", have=self.version)
+
+    def exchange(self, gradients: dict[str, bytes], seq: int | None = None) -> dict[str, Any]:
+        """Push gradients computed at the parameters held, one part each, and bring these up."""
+        self._seq = seq or self._seq + 1
+        parts, payloads = [], []
+        for name, _dtype, _shape, offset in self.model:
+            if name in gradients:
+                data = gradients[name]
+                stop = offset + len(data)
+                parts.append([offset, stop, "raw", len(data), self.versions[name]])
+                payloads.append(data)
+        have = self.version
+        return self.ask("push", payloads, seq=self._seq, fetch=True, have=have, parts=parts)
+
+    def tensor(self, name: str) -> bytes:
+        """Return a tensor's bytes."""
+        dtype, shape, offset = next(row[1:] for row in self.model if row[0] == name)
+        return self.arena[offset : offset + _nbytes_of(dtype, shape)]
+
+
+def _nbytes_of(dtype: str, shape: list[int]) -> int:
+    count = ITEM[dtype]
+    for size in shape:
+        count *= size
+    return count

@@ -1,0 +1,320 @@
+"""The command line: what each subcommand prints, and how it ends."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import aiops
+from aiops import cli
+from aiops.algorithms import BUILT_IN
+from aiops.commands.stats import tables
+from aiops.files import read_model
+from tests.support import Process, ServerThread
+
+START = {"w": np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4), "b": np.zeros(4, np.float32)}
+COMMANDS = ("serve", "demo", "stats", "ping", "replay", "policies", "bench")
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """Its error: one line on stderr, exit status 2."""
+        assert self.status == 2, self
+        assert self.out == ""
+        assert self.err.startswith("aiops: ")
+        assert self.err.count("\n") == 1
+        return self.err.strip()
+
+
+@pytest.fixture
+def aiops_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run the command line inside this process, as if from a shell without a terminal."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["aiops", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr()
+        status = ended.value.code or 0
+        assert isinstance(status, int)
+        return Done(status, said.out, said.err)
+
+    return run
+
+
+def train(server: ServerThread, steps: int = 5) -> None:
+    with aiops.Worker(server.url, START, name="somebody") as worker:
+        for _ in range(steps):
+            worker.step({name: 0.1 * array for name, array in worker.params.items()})
+
+
+@pytest.fixture
+def server() -> Iterator[ServerThread]:
+    with ServerThread(policy="fasgd", kernels="numpy") as running:
+        train(running)
+        yield running
+
+
+class TestAsAWhole:
+    def test_version(self, aiops_command: Any) -> None:
+        assert aiops_command("--version") == Done(0, f"aiops {aiops.__version__}\n", "")
+
+    def test_help_lists_every_command(self, aiops_command: Any) -> None:
+        done = aiops_command("--help")
+        assert done.status == 0
+        for command in COMMANDS:
+            assert f" {command} " in done.out
+
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_every_command_has_help(self, command: str, aiops_command: Any) -> None:
+        done = aiops_command(command, "--help")
+        assert done.status == 0
+        assert "Usage:" in done.out
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            (["sevre"], "'sevre'"),
+            (["stats", "--wach", "aiops://host"], "--wach"),
+            (["demo", "--workers", "some"], "--workers"),
+        ],
+    )
+    def test_a_slip_is_one_line(self, arguments: list[str], says: str, aiops_command: Any) -> None:
+        assert says in aiops_command(*arguments).error
+
+
+class TestPolicies:
+    def test_lists_all_with_one_line_each(self, aiops_command: Any) -> None:
+        done = aiops_command("policies")
+        lines = done.out.splitlines()
+        assert [line.split()[0] for line in lines] == sorted(BUILT_IN)
+        assert all(line.endswith(".") for line in lines)
+
+    def test_shows_one(self, aiops_command: Any) -> None:
+        out = aiops_command("policies", "fasgd").out
+        assert "θ ← θ − α / (v · max(τ, 1)) · g" in out
+        assert "Odena, *Faster Asynchronous SGD*" in out
+        assert "algorithms/fasgd.py" in out
+        table = [line.split() for line in out.splitlines()]
+        assert ["lr", "0.005", "float"] in table
+        assert ["gamma", "0.95", "float"] in table
+        assert "``" not in out
+        assert ".. math" not in out
+
+    def test_says_that_a_barrier_needs_the_number_of_workers(self, aiops_command: Any) -> None:
+        assert "--policy hardsync --workers N" in aiops_command("policies", "hardsync").out
+
+    def test_an_unknown_one_gets_the_nearest(self, aiops_command: Any) -> None:
+        assert "did you mean 'fasgd'?" in aiops_command("policies", "fagsd").error
+
+    def test_one_of_the_current_folder(
+        self, aiops_command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "mine_for_this_test.py").write_text(
+            "from aiops.algorithms.asgd import ASGD\n"
+            "class Mine(ASGD):\n    '''My own.'''\n    name = 'mine'\n"
+        )
+        monkeypatch.chdir(tmp_path)
+        assert "My own." in aiops_command("policies", "mine_for_this_test:Mine").out
+
+
+class TestPing:
+    def test_one_line(self, server: ServerThread, aiops_command: Any) -> None:
+        done = aiops_command("ping", server.url)
+        assert done.status == 0
+        assert done.out.startswith(f"{server.url} is alive: fasgd, version 5, 0 workers, answered")
+        assert done.out.count("\n") == 1
+
+    def test_a_dead_one(self, aiops_command: Any) -> None:
+        with ServerThread() as running:
+            url = running.url
+        assert url in aiops_command("ping", url, "--timeout", "0.1").error
+
+    def test_what_is_no_address(self, aiops_command: Any) -> None:
+        assert "aiops://host:port" in aiops_command("ping", "http://localhost").error
+
+    def test_with_a_token(self, aiops_command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        with ServerThread(token="secret") as running:
+            assert "token" in aiops_command("ping", running.url).error
+            assert "is alive" in aiops_command("ping", running.url, "--token", "secret").out
+            monkeypatch.setenv("AIOPS_TOKEN", "secret")
+            assert "is alive" in aiops_command("ping", running.url).out
+
+
+class TestStats:
+    def test_tables(self, server: ServerThread, aiops_command: Any) -> None:
+        done = aiops_command("stats", server.url)
+        assert (done.status, done.err) == (0, "")
+        for text in (server.url, "fasgd", "lr=0.005", "version", "staleness", "100.0%"):
+            assert text in done.out
+        somebody = next(line for line in done.out.splitlines() if "somebody" in line)
+        assert somebody.split()[1:4] == ["gone", "5", "0"]
+        assert "…" not in done.out
+
+    def test_before_there_is_a_model(self, aiops_command: Any) -> None:
+        with ServerThread() as running:
+            assert "version" in aiops_command("stats", running.url).out
+
+    def test_json(self, server: ServerThread, aiops_command: Any) -> None:
+        report = json.loads(aiops_command("stats", server.url, "--json").out)
+        assert (report["policy"], report["version"], report["gradients"]) == ("fasgd", 5, 5)
+
+    def test_many_clients_and_a_long_tail_fit_a_screen(self, server: ServerThread) -> None:
+        report = server.call(lambda running: running.engine.report())
+        report["workers"] = [{**report["workers"][0], "worker": n} for n in range(5000)]
+        report["staleness"] = {str(tau): 5000 - tau for tau in range(5000)}
+        console = Console(width=100)
+        with console.capture() as captured:
+            console.print(tables("aiops://host", report))
+        assert "and 4,960 more" in captured.get()
+        assert len(captured.get().splitlines()) < 80
+
+    @pytest.mark.slow
+    def test_watch_until_the_server_is_gone(self) -> None:
+        with ServerThread() as running:
+            watching = Process("-m", "aiops", "stats", running.url, "--watch", "--timeout", "0.5")
+            try:
+                assert "fasgd  version 0" in watching.line()
+                assert "fasgd  version 0" in watching.line()
+            except BaseException:
+                watching.kill()
+                raise
+        status, _out, err = watching.end()
+        assert status == 0
+        assert err.startswith("the server is gone")
+        assert err.count("\n") == 1
+
+    @pytest.mark.slow
+    def test_watch_until_interrupted(self, server: ServerThread) -> None:
+        watching = Process("-m", "aiops", "stats", server.url, "--watch", "--json")
+        try:
+            assert json.loads(watching.line())["version"] == 5
+            watching.signal(signal.SIGINT)
+            status, _out, err = watching.end()
+            assert (status, err) == (0, "")
+        finally:
+            watching.kill()
+
+
+class TestReplay:
+    @pytest.fixture
+    def journal(self, tmp_path: Path) -> Path:
+        path = tmp_path / "run.journal"
+        saved = tmp_path / "live.safetensors"
+        with ServerThread(policy="sasgd", record=path, save=saved) as running:
+            train(running)
+        return path
+
+    def test_says_what_it_ended_with(self, journal: Path, aiops_command: Any) -> None:
+        done = aiops_command("replay", str(journal))
+        assert (done.status, done.err) == (0, "")
+        rows = {line.split()[0]: line.split()[1] for line in done.out.splitlines()}
+        live = read_model(journal.with_name("live.safetensors"))
+        assert rows["policy"] == "sasgd"
+        assert rows["version"] == "5"
+        assert int(rows["events"]) >= 12
+        data = b"".join(live[name].tobytes() for name in START)
+        assert rows["sha256"] == hashlib.sha256(data).hexdigest()
+        assert "cut short" not in done.out
+
+    @pytest.mark.parametrize("kernels", ["numba", "numpy"])
+    def test_saves_and_speaks_json(self, kernels: str, journal: Path, aiops_command: Any) -> None:
+        model = journal.with_name("again.safetensors")
+        flags = ("--json", "--kernels", kernels, "--save", str(model))
+        found = json.loads(aiops_command("replay", str(journal), *flags).out)
+        assert found["complete"] is True
+        assert (found["version"], found["kernels"]) == (5, kernels)
+        assert found["saved"] == str(model)
+        live = read_model(journal.with_name("live.safetensors"))
+        for name, array in read_model(model).items():
+            np.testing.assert_array_equal(array, live[name])
+
+    def test_a_record_cut_short_says_so(self, journal: Path, aiops_command: Any) -> None:
+        journal.write_bytes(journal.read_bytes()[:-20])
+        done = aiops_command("replay", str(journal))
+        assert done.status == 0
+        assert "cut short" in done.out
+
+    def test_a_mismatch_is_an_error(self, journal: Path, aiops_command: Any) -> None:
+        data = bytearray(journal.read_bytes())
+        first = data.index(START["w"].tobytes())
+        data[first + 3] ^= 0x01
+        journal.write_bytes(data)
+        assert "recorded run ended with" in aiops_command("replay", str(journal)).error
+
+    def test_what_is_no_journal(self, tmp_path: Path, aiops_command: Any) -> None:
+        (tmp_path / "other").write_text("no journal")
+        assert "not a journal" in aiops_command("replay", str(tmp_path / "other")).error
+        assert "No such file" in aiops_command("replay", str(tmp_path / "none")).error
+        assert "did you mean 'numba'" in aiops_command("replay", "x", "--kernels", "nmba").error
+
+    def test_nothing_to_save(self, tmp_path: Path, aiops_command: Any) -> None:
+        path = tmp_path / "run.journal"
+        with ServerThread(record=path):
+            pass
+        assert aiops_command("replay", str(path)).status == 0
+        save = ("--save", str(tmp_path / "m.safetensors"))
+        assert "no model was defined" in aiops_command("replay", str(path), *save).error
+
+
+class TestBench:
+    def test_flags_are_the_benchmarks_own(self, aiops_command: Any) -> None:
+        done = aiops_command("bench", "kernels", "--help")
+        assert done.status == 0
+        assert "--repeats" in done.out
+
+    def test_runs_it(self, aiops_command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        import benchmarks.kernels
+
+        given: list[list[str]] = []
+        monkeypatch.setattr(benchmarks.kernels, "main", given.append)
+        assert aiops_command("bench", "kernels", "--size", "9", "more").status == 0
+        assert given == [["--size", "9", "more"]]
+
+    def test_without_a_checkout(self, aiops_command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, "benchmarks", None)
+        assert "come with the repository" in aiops_command("bench", "exchange").error
+
+
+class TestDemoRefuses:
+    @pytest.mark.parametrize(
+        ("flags", "says"),
+        [
+            (["--policy", "fagsd"], "did you mean 'fasgd'?"),
+            (["--dataset", "digit"], "did you mean 'digits'?"),
+            (["--workers", "0"], "--workers must be 1 to 64, not 0"),
+            (["--steps", "3"], "--steps must be 4 to"),
+            (["--batch-size", "0"], "--batch-size must be"),
+            (["--seed", "-1"], "--seed must be"),
+            (["--lr", "0"], "lr must be a positive learning rate"),
+            (["--set", "gama=0.9"], "did you mean 'gamma'?"),
+            (["--set", "gamma"], "write key=value"),
+            (["--policy", "softsync", "--set", "n=9"], "n = 9 groups"),
+            (["--out", "plot.txt"], "a .png, .svg or .pdf"),
+        ],
+    )
+    def test_before_anything_is_started(
+        self, flags: list[str], says: str, aiops_command: Any
+    ) -> None:
+        assert says in aiops_command("demo", *flags).error

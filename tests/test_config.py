@@ -1,0 +1,317 @@
+"""Every setting is a flag, a variable and a key of a file; the flag wins, then the variable."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from aiops import cli
+from aiops.commands import serve as serve_command
+from aiops.config import Config, read_file
+from aiops.errors import ConflictError, UsageError
+from aiops.server import Server
+from tests.support import PATIENCE
+
+# Per field three values that work: for the file, the variable and the flag; then how TOML has one.
+VALUES: dict[str, tuple[Any, Any, Any]] = {
+    "policy": ("asgd", "sasgd", "softsync"),
+    "set": (["a=1"], ["b=2"], ["c=3"]),
+    "lr": (0.1, 0.2, 0.3),
+    "host": ("localhost", "127.0.0.2", "127.0.0.3"),
+    "port": (1, 2, 3),
+    "token": ("from file", "from variable", "from flag"),
+    "workers": (4, 5, 6),
+    "worker_deadline": (1.5, 2.5, 3.5),
+    "consistency": ("relaxed", "leased", "relaxed"),
+    "live_versions": (2, 3, 4),
+    "init": (Path("a.safetensors"), Path("b.safetensors"), Path("c.safetensors")),
+    "save": (Path("d.safetensors"), Path("e.safetensors"), Path("f.safetensors")),
+    "save_every": (10.0, 20.0, 30.0),
+    "record": (Path("g.journal"), Path("h.journal"), Path("i.journal")),
+    "kernels": ("numpy", "numba", "numpy"),
+    "max_model": (1 << 20, 1 << 21, 1 << 22),
+    "max_connections": (10, 20, 30),
+    "hello_deadline": (1.0, 2.0, 3.0),
+    "stall_deadline": (1.0, 2.0, 3.0),
+    "min_rate": (0, 100, 200),
+    "heartbeat": (1.0, 2.0, 3.0),
+    "drain_deadline": (0.0, 1.0, 2.0),
+    "log_format": ("json", "text", "json"),
+    "log_level": ("debug", "warning", "error"),
+}
+NEEDS = {"save_every": {"save": Path("out.safetensors")}}
+NAMES = [field.name for field in dataclasses.fields(Config)]
+
+Run = Callable[..., Config]
+
+
+def text(value: Any) -> str:
+    return " ".join(value) if isinstance(value, list) else str(value)
+
+
+def toml(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(f'"{item}"' for item in value) + "]"
+    return str(value) if isinstance(value, int | float) else f'"{value}"'
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Return what reads a command line (with variables and a file) as the server does."""
+    for name in (*NAMES, "config"):
+        monkeypatch.delenv("AIOPS_" + name.upper(), raising=False)
+
+    def run(*flags: str, variables: dict[str, str] | None = None, file: str = "") -> Config:
+        for name, value in (variables or {}).items():
+            monkeypatch.setenv(name, value)
+        if file:
+            path = tmp_path / "server.toml"
+            path.write_text(file)
+            flags = ("--config", str(path), *flags)
+        seen: list[Config] = []
+        command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        command.command()(serve_command._with_config_flags(seen.append))
+        command(list(flags), standalone_mode=False)
+        return seen[0]
+
+    return run
+
+
+def given(name: str, *sources: str) -> dict[str, Any]:
+    """Return the arguments of `read` that give a field its value from these sources."""
+    flag, variable = "--" + name.replace("_", "-"), "AIOPS_" + name.upper()
+    in_file, in_variable, in_flag = VALUES[name]
+    flags: list[str] = []
+    variables: dict[str, str] = {}
+    lines: list[str] = []
+    for other, value in NEEDS.get(name, {}).items():
+        flags += ["--" + other, str(value)]
+    if "flag" in sources:
+        items = in_flag if isinstance(in_flag, list) else [in_flag]
+        flags += [word for item in items for word in (flag, str(item))]
+    if "variable" in sources:
+        variables[variable] = text(in_variable)
+    if "file" in sources:
+        lines.append(f"{name.replace('_', '-')} = {toml(in_file)}")
+    return {"flags": flags, "variables": variables, "file": "\n".join(lines)}
+
+
+class TestSources:
+    def test_all_fields_are_tried(self) -> None:
+        assert list(VALUES) == NAMES
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_nothing_given_is_the_default(self, read: Run, name: str) -> None:
+        assert getattr(read(), name) == getattr(Config(), name)
+
+    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize(
+        ("sources", "winner"),
+        [
+            (("file",), 0),
+            (("variable",), 1),
+            (("flag",), 2),
+            (("file", "variable"), 1),
+            (("file", "flag"), 2),
+            (("variable", "flag"), 2),
+            (("file", "variable", "flag"), 2),
+        ],
+    )
+    def test_flag_then_variable_then_file(
+        self, read: Run, name: str, sources: tuple[str, ...], winner: int
+    ) -> None:
+        arguments = given(name, *sources)
+        config = read(*arguments["flags"], variables=arguments["variables"], file=arguments["file"])
+        got, wanted = getattr(config, name), VALUES[name][winner]
+        assert got == wanted
+        assert type(got) is type(wanted)
+
+    def test_underscores_and_dashes_in_a_file(self, read: Run) -> None:
+        assert read(file="worker_deadline = 7").worker_deadline == 7.0
+        assert read(file="worker-deadline = 8").worker_deadline == 8.0
+
+    def test_settings_as_a_table(self, read: Run) -> None:
+        config = read(file='policy = "sasgd"\n[set]\nlr = 0.5\nmodulate = "none"')
+        assert config.settings() == {"lr": "0.5", "modulate": "none"}
+
+    def test_settings_repeated(self, read: Run) -> None:
+        config = read("--set", "rho=1", "--set", "a = 2", "--lr", "3")
+        assert config.settings() == {"rho": "1", "a": "2", "lr": 3.0}
+
+    def test_the_files_name_from_a_variable(self, read: Run, tmp_path: Path) -> None:
+        path = tmp_path / "other.toml"
+        path.write_text("port = 5")
+        assert read(variables={"AIOPS_CONFIG": str(path)}).port == 5
+
+    def test_an_empty_variable_is_none(self, read: Run) -> None:
+        config = read(variables={"AIOPS_TOKEN": "", "AIOPS_PORT": "", "AIOPS_WORKERS": ""})
+        assert (config.token, config.port, config.workers) == (None, Config().port, None)
+
+
+class TestFile:
+    @pytest.mark.parametrize(
+        ("content", "said"),
+        [
+            ("prot = 1", "no setting 'prot'; did you mean 'port'"),
+            ("worker-dedline = 1", "no setting 'worker-dedline'; did you mean 'worker_deadline'"),
+            ("[server]\nport = 1", "no setting 'server'"),
+            ('port = "7171"', "port must be a whole number, not '7171'"),
+            ("port = 1.5", "port must be a whole number, not 1.5"),
+            ("port = true", "port must be a whole number, not True"),
+            ('lr = "fast"', "lr must be a number, not 'fast'"),
+            ("lr = false", "lr must be a number, not False"),
+            ("policy = 3", "policy must be a string, not 3"),
+            ("init = 3", "init must be a string, not 3"),
+            ('set = "lr=1"', "set must be a table, or a list of strings"),
+            ("set = [1]", "set must be a table, or a list of strings"),
+            ("port = ", "not TOML"),
+        ],
+    )
+    def test_what_is_wrong_with_it(self, tmp_path: Path, content: str, said: str) -> None:
+        path = tmp_path / "server.toml"
+        path.write_text(content)
+        with pytest.raises(UsageError) as caught:
+            read_file(path)
+        assert said in str(caught.value)
+        assert str(path) in str(caught.value)
+
+    def test_not_text(self, tmp_path: Path) -> None:
+        path = tmp_path / "server.toml"
+        path.write_bytes(b"\xff\xfe")
+        with pytest.raises(UsageError, match="not TOML"):
+            read_file(path)
+
+    def test_not_there(self, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match="No such file"):
+            read_file(tmp_path / "server.toml")
+
+
+class TestValues:
+    @pytest.mark.parametrize(
+        ("settings", "said"),
+        [
+            ({"port": -1}, "port must be 0 to 65535, not -1"),
+            ({"port": 65536}, "port must be 0 to 65535, not 65536"),
+            ({"workers": 0}, "--workers must be more than 0, not 0"),
+            ({"worker_deadline": 0.0}, "--worker-deadline must be more than 0"),
+            ({"worker_deadline": float("inf")}, "--worker-deadline must be from 0 to 1e+09"),
+            ({"live_versions": 0}, "--live-versions must be more than 0"),
+            ({"max_model": -1}, "--max-model must be more than 0"),
+            ({"max_connections": 0}, "--max-connections must be more than 0"),
+            ({"hello_deadline": -1.0}, "--hello-deadline must be more than 0"),
+            ({"stall_deadline": float("nan")}, "--stall-deadline must be more than 0, not nan"),
+            ({"heartbeat": 0.0}, "--heartbeat must be more than 0"),
+            ({"drain_deadline": -0.1}, "--drain-deadline must be from 0"),
+            ({"min_rate": -1}, "--min-rate must be from 0"),
+            ({"save_every": 0.0, "save": Path("x")}, "--save-every must be more than 0"),
+            ({"save_every": 1.0}, "--save-every needs --save"),
+            ({"token": ""}, "the token is empty"),
+            ({"consistency": "leasd"}, "did you mean 'leased'"),
+            ({"kernels": "numbra"}, "did you mean 'numba'"),
+            ({"log_format": "jsn"}, "did you mean 'json'"),
+            ({"log_level": "warn"}, "did you mean 'warning'"),
+        ],
+    )
+    def test_refused(self, settings: dict[str, Any], said: str) -> None:
+        with pytest.raises(UsageError) as caught:
+            Config(**settings)
+        assert said in str(caught.value)
+
+    @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "parameter.example", ""])
+    def test_beyond_loopback_a_token_is_needed(self, host: str) -> None:
+        with pytest.raises(UsageError, match=r"without a token.*Set AIOPS_TOKEN"):
+            Config(host=host)
+        assert Config(host=host, token="open sesame").host == host
+
+    @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+    def test_loopback_needs_none(self, host: str) -> None:
+        assert Config(host=host).token is None
+
+    @pytest.mark.parametrize(
+        ("settings", "kind", "said"),
+        [
+            ({"policy": "fasdg"}, UsageError, "did you mean 'fasgd'"),
+            ({"policy": "hardsync"}, ConflictError, "--workers N"),
+            ({"set": ["lr"]}, UsageError, "write key=value"),
+            ({"set": ["lrr=1"]}, UsageError, "no setting 'lrr'; did you mean 'lr'"),
+            ({"set": ["lr=fast"]}, UsageError, "lr must be a float, not 'fast'"),
+            ({"lr": -1.0}, UsageError, "a positive learning rate"),
+            ({"lr": float("nan")}, UsageError, "a positive learning rate"),
+            (
+                {"policy": "softsync", "workers": 2, "set": ["n=3"]},
+                ConflictError,
+                "choose n from 1 to 2",
+            ),
+        ],
+    )
+    def test_an_algorithms_settings(
+        self, settings: dict[str, Any], kind: type[UsageError], said: str
+    ) -> None:
+        with pytest.raises(kind) as caught:
+            Server(Config(**settings))
+        assert said in str(caught.value)
+
+
+class TestCommandLine:
+    """Whatever is wrong is one line on stderr, and exit status 2."""
+
+    @pytest.mark.parametrize(
+        ("flags", "said"),
+        [
+            (["--port", "many"], "'--port'"),
+            (["--prot", "1"], "--port"),
+            (["--lr", "fast"], "'--lr'"),
+            (["--port"], "requires an argument"),
+            (["surplus"], "surplus"),
+            (["--policy", "fasdg"], "did you mean 'fasgd'"),
+            (["--policy", "hardsync"], "--workers N"),
+            (["--policy", "no.such.module:Name"], "there is no module"),
+            (["--host", "0.0.0.0"], "Set AIOPS_TOKEN"),
+            (["--log-level", "loud"], "known: debug"),
+            (["--config", "/no/such.toml"], "No such file"),
+            (["--init", "/no/such.safetensors"], "No such file"),
+            (["--save", "/dev/null/model.safetensors"], "/dev/null/model.safetensors"),
+            (["--record", "/no/such/run.journal"], "No such file"),
+            (["--record", "/dev/null", "--consistency", "relaxed"], "cannot be recorded"),
+            (["--host", "198.51.100.1", "--token", "x"], "cannot listen on 198.51.100.1"),
+        ],
+    )
+    def test_bad(
+        self,
+        flags: list[str],
+        said: str,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        for name in (*NAMES, "config"):
+            monkeypatch.delenv("AIOPS_" + name.upper(), raising=False)
+        monkeypatch.setattr(sys, "argv", ["aiops.server", "--port", "0", *flags])
+        monkeypatch.setattr(serve_command, "_log_to_stderr", lambda config: None)
+        with pytest.raises(SystemExit) as caught:
+            cli.server_main()
+        out, err = capsys.readouterr()
+        assert caught.value.code == 2
+        assert out == ""
+        assert len(err.splitlines()) == 1, err
+        assert err.startswith("aiops: ")
+        assert said in err
+
+    def test_as_a_process(self) -> None:
+        done = subprocess.run(
+            [sys.executable, "-m", "aiops.server", "--workers", "none"],
+            env={k: v for k, v in os.environ.items() if not k.startswith("AIOPS_")},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+        assert (done.returncode, done.stdout) == (2, "")
+        assert len(done.stderr.splitlines()) == 1
+        assert "'--workers'" in done.stderr

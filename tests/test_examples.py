@@ -1,0 +1,88 @@
+"""Every file in examples/ runs as its reader would run it, and does what it says."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from aiops.algorithms import find
+from tests.support import PATIENCE, Process, server_process
+
+FOLDER = Path(__file__).parent.parent / "examples"
+EXAMPLES = sorted(path.name for path in FOLDER.glob("*.py") if not path.name.startswith("_"))
+NEEDS = {"pytorch_loop.py": "torch", "jax_loop.py": "jax"}
+
+# What a server must be, for an example that is not content with any.
+POLICY = {"custom_algorithm.py": "examples.custom_algorithm:Signum"}
+
+
+def need(example: str) -> None:
+    """Skip an example whose library is not installed (finding it is quicker than importing it)."""
+    library = NEEDS.get(example)
+    if library is not None and importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
+
+
+def run(example: str, *arguments: str) -> str:
+    process = Process(f"examples/{example}", *arguments, env={"AIOPS_URL": ""})
+    try:
+        status, out, err = process.end(3 * PATIENCE)
+    finally:
+        process.kill()
+    assert status == 0, err
+    return out
+
+
+def accuracy(out: str) -> float:
+    found = re.search(r"accuracy:? +([\d.]+)%", out.splitlines()[-1])
+    assert found, f"no accuracy in the last line of {out!r}"
+    return float(found.group(1))
+
+
+def test_there_are_examples() -> None:
+    assert {"numpy_loop.py", "asyncio_client.py", "custom_algorithm.py"} <= set(EXAMPLES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_by_itself(example: str) -> None:
+    need(example)
+    assert accuracy(run(example)) > 90
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_at_a_server_that_runs_somewhere(example: str) -> None:
+    need(example)
+    with server_process("--policy", POLICY.get(example, "fasgd")) as server:
+        assert accuracy(run(example, server.url)) > 90
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_begins_by_saying_how_to_run_it(example: str) -> None:
+    text = ast.get_docstring(ast.parse((FOLDER / example).read_text())) or ""
+    assert f"python examples/{example}" in text
+
+
+def test_the_custom_algorithm_is_as_short_as_is_said() -> None:
+    path = FOLDER / "custom_algorithm.py"
+    tree = ast.parse(path.read_text())
+    parts = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in ("signum", "Signum")
+    ]
+    assert len(parts) == 2
+    assert sum((part.end_lineno or 0) - part.lineno + 1 for part in parts) <= 40
+
+
+def test_the_custom_algorithm_by_its_numbers() -> None:
+    algorithm = find("examples.custom_algorithm:Signum").make({"lr": "0.5", "beta": 0.75})
+    assert [algorithm.modulation(tau) for tau in (0, 1, 3)] == [1.0, 0.5, 0.25]
+    rule = algorithm.rule()
+    w, m = rule.function(w=2.0, g=-4.0, m=1.0, step=0.5, **rule.constants)
+    assert (w, m) == (2.5, -0.25)

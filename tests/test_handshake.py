@@ -1,0 +1,204 @@
+"""Who may come in, on both sides."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiops import handshake
+from aiops.errors import RemoteProtocolError, Unauthorised
+from aiops.handshake import Greeter, answer, check_welcome
+from aiops.messages import PROTOCOL, Challenge, Error, Hello, Prove, Welcome
+from aiops.wire import Side, proof, proves
+from tests.strategies import DETERMINISTIC
+
+CLIENT_NONCE, SERVER_NONCE = b"c" * 16, b"s" * 16
+TOKEN = "s3cret"
+URL = "aiops://host:7171"
+
+
+def hello(role: str = "worker", protocol: int = PROTOCOL, client: str = "me") -> Hello:
+    return Hello(3, protocol, client, 1, "w0", role, False, CLIENT_NONCE, "test")
+
+
+def welcome(proof: bytes = b"", protocol: int = PROTOCOL) -> Welcome:
+    return Welcome(3, protocol, proof, "asgd", {}, {}, 0, (), 0)
+
+
+def meet(client_token: str | None, server_token: str | None) -> tuple[Greeter, Welcome]:
+    """Go through a greeting, up to the welcome that the server would give."""
+    greeter, said = Greeter(server_token, SERVER_NONCE), hello()
+    reply = greeter.greet(said)
+    challenge = reply if isinstance(reply, Challenge) else None
+    if challenge is not None:
+        reply = greeter.greet(answer(challenge, said, client_token, URL))
+    if isinstance(reply, Error):
+        raise Unauthorised(reply.text)
+    assert reply is None
+    assert greeter.admitted
+    given_welcome = welcome(greeter.proof)
+    check_welcome(given_welcome, said, challenge, client_token, URL)
+    return greeter, given_welcome
+
+
+class TestTogether:
+    def test_no_token(self) -> None:
+        greeter, said = meet(None, None)
+        assert greeter.hello == hello()
+        assert said.proof == b""
+
+    def test_the_same_token(self) -> None:
+        _greeter, said = meet(TOKEN, TOKEN)
+        assert said.proof == proof(TOKEN, "server", CLIENT_NONCE, SERVER_NONCE, "me")
+
+    def test_a_client_without_the_token_is_told_how_to_give_it(self) -> None:
+        with pytest.raises(
+            Unauthorised, match=r"aiops://host:7171 asks for a token: .*AIOPS_TOKEN"
+        ):
+            meet(None, TOKEN)
+
+    def test_a_server_without_the_token_is_told_nothing(self) -> None:
+        with pytest.raises(Unauthorised, match=r"asked for no token although this client has one"):
+            meet(TOKEN, None)
+
+    @DETERMINISTIC
+    @given(st.text(min_size=1, max_size=8), st.text(min_size=1, max_size=8))
+    def test_only_the_same_token_meets(self, theirs: str, ours: str) -> None:
+        if theirs == ours:
+            meet(theirs, ours)
+        else:
+            with pytest.raises(Unauthorised, match="the token is wrong"):
+                meet(theirs, ours)
+
+
+class TestServer:
+    def test_a_challenge_answers_the_hello(self) -> None:
+        greeter = Greeter(TOKEN, SERVER_NONCE)
+        assert greeter.greet(hello()) == Challenge(3, SERVER_NONCE)
+        assert not greeter.admitted
+        assert greeter.proof == b""
+
+    @pytest.mark.parametrize(
+        "given_proof",
+        [
+            b"",
+            b"x" * 32,
+            proof(TOKEN, "server", CLIENT_NONCE, SERVER_NONCE, "me"),
+            proof(TOKEN, "client", SERVER_NONCE, CLIENT_NONCE, "me"),
+            proof(TOKEN, "client", CLIENT_NONCE, b"t" * 16, "me"),
+            proof(TOKEN, "client", b"d" * 16, SERVER_NONCE, "me"),
+            proof(TOKEN, "client", CLIENT_NONCE, SERVER_NONCE, "you"),
+            proof(TOKEN, "client", CLIENT_NONCE, SERVER_NONCE, "me")[:-1],
+            proof(TOKEN, "client", CLIENT_NONCE, SERVER_NONCE, "me") + b"\0",
+            proof("other", "client", CLIENT_NONCE, SERVER_NONCE, "me"),
+        ],
+        ids=[
+            "none",
+            "guess",
+            "reflected",
+            "swapped",
+            "replayed",
+            "nonce",
+            "client",
+            "-1",
+            "+1",
+            "tok",
+        ],
+    )
+    def test_no_other_proof_is_taken(self, given_proof: bytes) -> None:
+        greeter = Greeter(TOKEN, SERVER_NONCE)
+        greeter.greet(hello())
+        reply = greeter.greet(Prove(4, given_proof))
+        assert isinstance(reply, Error)
+        assert (reply.id, reply.code, reply.fatal) == (4, "unauthorised", True)
+        assert not greeter.admitted
+        assert greeter.proof == b"", "a stranger is not shown what the server knows"
+
+    def test_another_version_of_the_wire_is_refused(self) -> None:
+        greeter = Greeter(None, SERVER_NONCE)
+        reply = greeter.greet(hello(protocol=PROTOCOL + 1))
+        assert isinstance(reply, Error)
+        assert (reply.id, reply.code, reply.fatal) == (3, "protocol", True)
+        assert f"version {PROTOCOL + 1} of the wire, this server {PROTOCOL}" in reply.text
+        assert not greeter.admitted
+
+    @pytest.mark.parametrize("token", [None, TOKEN])
+    @pytest.mark.parametrize("role", ["", "Worker", "boss", "x" * 4096])
+    def test_another_role_is_refused(self, role: str, token: str | None) -> None:
+        greeter = Greeter(token, SERVER_NONCE)
+        reply = greeter.greet(hello(role=role))
+        assert isinstance(reply, Error)
+        assert (reply.code, reply.fatal) == ("protocol", True)
+        assert not greeter.admitted
+
+    @pytest.mark.parametrize("role", handshake.ROLES)
+    def test_both_roles_come_in(self, role: str) -> None:
+        greeter = Greeter(None, SERVER_NONCE)
+        assert greeter.greet(hello(role=role)) is None
+        assert greeter.admitted
+
+
+class TestClient:
+    CHALLENGE = Challenge(3, SERVER_NONCE)
+
+    def test_the_answer_has_the_challenges_id(self) -> None:
+        said = answer(Challenge(9, SERVER_NONCE), hello(), TOKEN, URL)
+        assert said == Prove(9, proof(TOKEN, "client", CLIENT_NONCE, SERVER_NONCE, "me"))
+
+    @pytest.mark.parametrize(
+        "given_proof",
+        [
+            b"",
+            proof(TOKEN, "client", CLIENT_NONCE, SERVER_NONCE, "me"),
+            proof("other", "server", CLIENT_NONCE, SERVER_NONCE, "me"),
+            proof(TOKEN, "server", CLIENT_NONCE, b"t" * 16, "me"),
+        ],
+        ids=["none", "reflected", "another token", "replayed"],
+    )
+    def test_a_welcome_without_the_servers_proof_is_refused(self, given_proof: bytes) -> None:
+        with pytest.raises(Unauthorised, match="does not know the token"):
+            check_welcome(welcome(given_proof), hello(), self.CHALLENGE, TOKEN, URL)
+
+    def test_a_proof_does_not_help_a_server_that_did_not_ask(self) -> None:
+        good = proof(TOKEN, "server", CLIENT_NONCE, SERVER_NONCE, "me")
+        with pytest.raises(Unauthorised, match="asked for no token"):
+            check_welcome(welcome(good), hello(), None, TOKEN, URL)
+
+    @pytest.mark.parametrize("token", [None, TOKEN])
+    def test_another_version_of_the_wire_is_refused(self, token: str | None) -> None:
+        with pytest.raises(
+            RemoteProtocolError, match="speaks version 7 of the wire, this client 1"
+        ):
+            check_welcome(welcome(protocol=7), hello(), None, token, URL)
+
+
+class TestProof:
+    def test_it_is_what_the_page_says(self) -> None:
+        said = b""
+        for item in (b"aiops/1", b"client", b"12345678901234567", b"s" * 64, "кот".encode()):
+            said += len(item).to_bytes(4, "big") + item
+        wanted = hmac.new("schlüssel".encode(), said, hashlib.sha256).digest()
+        assert proof("schlüssel", "client", b"12345678901234567", b"s" * 64, "кот") == wanted
+
+    @DETERMINISTIC
+    @given(st.binary(max_size=5), st.binary(max_size=5), st.text(max_size=3), st.integers(0, 5))
+    def test_where_one_item_ends_matters(
+        self, theirs: bytes, ours: bytes, client: str, cut: int
+    ) -> None:
+        """Moving a byte from one item to its neighbour makes another proof."""
+        joined = theirs + ours
+        moved = joined[:cut], joined[cut:]
+        first = proof(TOKEN, "client", theirs, ours, client)
+        assert (proof(TOKEN, "client", *moved, client) == first) == (moved == (theirs, ours))
+
+    @pytest.mark.parametrize("side", ["client", "server"])
+    def test_proves(self, side: Side) -> None:
+        said = (CLIENT_NONCE, SERVER_NONCE, "me")
+        given_proof = proof(TOKEN, side, *said)
+        assert proves(given_proof, TOKEN, side, *said)
+        assert not proves(given_proof, TOKEN, "server" if side == "client" else "client", *said)
+        assert not proves(given_proof, "other", side, *said)

@@ -1,0 +1,279 @@
+"""docs/wire.md and its vectors are what the code does, and enough to write a client with."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import re
+import socket
+import struct
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from aiops import address, messages
+from aiops.errors import RemoteProtocolError, UsageError
+from aiops.layout import Layout
+from aiops.messages import KINDS, Message
+from aiops.wire import HANDSHAKE, Side, Wire
+from aiops.wire import proof as our_proof
+from aiops.wire_examples import page, vectors
+from aiops.wire_examples.__main__ import main
+from tests import foreign
+from tests.foreign import ForeignClient
+from tests.support import PATIENCE, ServerThread
+from tests.test_wire import OTHER, Landing, feed, no_place
+
+DOCS = Path(__file__).parent.parent / "docs"
+PAGE = (DOCS / "wire.md").read_text(encoding="utf-8")
+VECTORS: dict[str, Any] = json.loads((DOCS / vectors.NAME).read_text(encoding="utf-8"))
+TALKS: list[dict[str, Any]] = VECTORS["conversations"]
+EXAMPLES: list[dict[str, Any]] = [
+    *VECTORS["messages"],
+    *(said for talk in TALKS for said in talk["messages"]),
+]
+NAMES = [example["name"] for example in EXAMPLES]
+
+each_example = pytest.mark.parametrize("example", EXAMPLES, ids=NAMES)
+each_talk = pytest.mark.parametrize("talk", TALKS, ids=[talk["title"] for talk in TALKS])
+
+
+def plain(value: Any) -> Any:
+    """A value of the vectors as it is on the wire."""
+    if isinstance(value, dict):
+        if set(value) == {"bytes"}:
+            return bytes.fromhex(value["bytes"])
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list) else value
+
+
+def tuples(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(tuples(item) for item in value)
+    return {k: tuples(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def message_of(example: dict[str, Any]) -> Message:
+    """The message of an example, made from its fields."""
+    fields = tuples(plain(example["header"]))
+    kind = fields.pop("kind")
+    if "parts" in fields:
+        fields["parts"] = tuple(messages.Part(*row) for row in fields["parts"])
+    return KINDS[kind](**fields)
+
+
+def payloads_of(example: dict[str, Any]) -> list[bytes]:
+    return [bytes.fromhex(text) for text in example["payloads_hex"]]
+
+
+def stream_of(talk: dict[str, Any], side: Side) -> bytes:
+    return b"".join(
+        bytes.fromhex(said["frame_hex"]) for said in talk["messages"] if said["sender"] == side
+    )
+
+
+class TestUpToDate:
+    def test_the_page(self) -> None:
+        assert page.rewritten(PAGE) == PAGE, "run `make docs`"
+
+    def test_the_vectors(self) -> None:
+        assert vectors.text() == (DOCS / vectors.NAME).read_text(encoding="utf-8"), (
+            "run `make docs`"
+        )
+
+    def test_the_command_writes_both(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        marks = re.compile(r"(<!-- (\w+): generated -->\n).*?(\n<!-- end of \2 -->)", re.DOTALL)
+        bare = marks.sub(r"\1stale\3", PAGE)
+        assert bare.count("stale") > len(page.BLOCKS)
+        (tmp_path / "wire.md").write_text(bare, encoding="utf-8")
+        monkeypatch.setattr(sys, "argv", ["wire_examples", str(tmp_path / "wire.md")])
+        main()
+        assert (tmp_path / "wire.md").read_text(encoding="utf-8") == PAGE
+        assert (tmp_path / vectors.NAME).read_text(encoding="utf-8") == vectors.text()
+
+    def test_a_page_without_the_marks_is_refused(self) -> None:
+        with pytest.raises(UsageError, match="<!-- fields: generated -->"):
+            page.rewritten(PAGE.replace("<!-- fields: generated -->", ""))
+
+    def test_every_field_has_a_meaning_and_every_meaning_a_field(self) -> None:
+        fields = {field.name for cls in KINDS.values() for field in dataclasses.fields(cls)}
+        assert set(page.MEANINGS) == fields
+        assert set(page.ANSWERS) <= set(KINDS)
+
+    def test_every_kind_is_shown(self) -> None:
+        assert [example["name"] for example in VECTORS["messages"]] == list(KINDS)
+        said = {said["header"]["kind"] for talk in TALKS for said in talk["messages"]}
+        assert said == set(KINDS) - {"stats", "report"}, "a report would change with every release"
+
+    def test_links_lead_somewhere(self) -> None:
+        anchors = {
+            re.sub(r"[^\w -]", "", title.lower()).strip().replace(" ", "-")
+            for title in re.findall(r"^#+ (.*)$", PAGE, re.MULTILINE)
+        }
+        for target in re.findall(r"\]\(([^)]+)\)", PAGE):
+            assert target[1:] in anchors if target.startswith("#") else (DOCS / target).exists()
+
+    def test_every_byte_of_the_vectors_is_on_the_page(self) -> None:
+        shown = re.sub(r"[ \n]", "", PAGE)
+        for example in EXAMPLES:
+            assert example["header_hex"] in shown
+            for payload in example["payloads_hex"]:
+                assert f"c6{len(payload) // 2:08x}{payload}" in shown
+        for row in VECTORS["proofs"][:2]:
+            assert f"proof({row['side']})={row['proof']}" in shown
+
+
+class TestBytes:
+    @each_example
+    def test_message_to_bytes(self, example: dict[str, Any]) -> None:
+        message = message_of(example)
+        assert messages.encode(message).hex() == example["header_hex"]
+        wire = Wire(example["sender"], no_place)
+        wire.state = next(
+            s for s, says in HANDSHAKE.items() if message.kind in says[example["sender"]]
+        )
+        views = [[memoryview(payload)] for payload in payloads_of(example)]
+        assert b"".join(wire.send(message, views)).hex() == example["frame_hex"]
+
+    @each_example
+    def test_bytes_to_message(self, example: dict[str, Any]) -> None:
+        message = message_of(example)
+        assert messages.decode(bytes.fromhex(example["header_hex"])) == message
+        wire = Wire(OTHER[example["sender"]], Landing)
+        wire.state = next(
+            s for s, says in HANDSHAKE.items() if message.kind in says[example["sender"]]
+        )
+        [(heard, sink)] = feed(wire, bytes.fromhex(example["frame_hex"]))
+        assert heard == message
+        assert list(sink.payloads if isinstance(sink, Landing) else ()) == payloads_of(example)
+
+    @each_talk
+    def test_a_conversation_is_legal_from_beginning_to_end(self, talk: dict[str, Any]) -> None:
+        ends: dict[Side, Wire] = {side: Wire(side, Landing) for side in ("client", "server")}
+        for said in talk["messages"]:
+            views = [[memoryview(payload)] for payload in payloads_of(said)]
+            stream = b"".join(ends[said["sender"]].send(message_of(said), views))
+            assert stream.hex() == said["frame_hex"]
+            [(heard, _sink)] = feed(ends[OTHER[said["sender"]]], stream)
+            assert heard == message_of(said)
+            assert ends["client"].state == ends["server"].state
+
+    @each_talk
+    @pytest.mark.parametrize("side", ["client", "server"])
+    def test_each_direction_is_one_messagepack_stream(
+        self, talk: dict[str, Any], side: Side
+    ) -> None:
+        unpacker = msgpack.Unpacker()
+        unpacker.feed(stream_of(talk, side))
+        objects = list(unpacker)
+        wanted: list[Any] = []
+        for said in talk["messages"]:
+            if said["sender"] == side:
+                wanted += [len(said["header_hex"]) // 2, plain(said["header"]), *payloads_of(said)]
+        assert objects == wanted
+
+    @pytest.mark.parametrize("row", VECTORS["broken"], ids=lambda row: row["why"])
+    def test_what_breaks_the_rules_ends_the_connection(self, row: dict[str, str]) -> None:
+        with pytest.raises(RemoteProtocolError):
+            feed(Wire("server", no_place), bytes.fromhex(row["frame_hex"]))
+
+    @pytest.mark.parametrize("row", VECTORS["proofs"])
+    def test_proofs(self, row: dict[str, Any]) -> None:
+        nonces = bytes.fromhex(row["client_nonce"]), bytes.fromhex(row["server_nonce"])
+        for make in (our_proof, foreign.proof):
+            assert make(row["token"], row["side"], *nonces, row["client"]).hex() == row["proof"]
+
+    @pytest.mark.parametrize("row", VECTORS["layouts"])
+    def test_layouts(self, row: dict[str, Any]) -> None:
+        offered, arena = tuples(row["offered"]), tuples(row["arena"])
+        assert Layout(offered).rows == arena
+        by_rule = sorted(offered, key=lambda t: (-foreign.ITEM[t[1]], t[1]))
+        assert [row[:3] for row in arena] == by_rule
+
+
+class TestFromThePageAlone:
+    """`tests/foreign.py` is written from the page, and knows nothing else."""
+
+    def test_it_imports_nothing_of_ours(self) -> None:
+        tree = ast.parse(Path(foreign.__file__).read_text(encoding="utf-8"))
+        imported = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                imported.add((node.module or "").partition(".")[0])
+        assert imported <= set(sys.stdlib_module_names)
+
+    @each_example
+    def test_it_writes_the_same_bytes(self, example: dict[str, Any]) -> None:
+        data = foreign.frame(plain(example["header"]), payloads_of(example))
+        assert data.hex() == example["frame_hex"]
+
+    @each_example
+    def test_it_reads_the_same_values(self, example: dict[str, Any]) -> None:
+        rest = bytes.fromhex(example["frame_hex"])
+
+        def receive(count: int) -> bytes:
+            nonlocal rest
+            data, rest = rest[:count], rest[count:]
+            assert len(data) == count
+            return data
+
+        client = ForeignClient(lambda data: None, receive)
+        assert client.hear() == (plain(example["header"]), payloads_of(example))
+        assert rest == b""
+
+    @contextmanager
+    def client(self, url: str) -> Iterator[ForeignClient]:
+        with socket.create_connection(address.parse(url), timeout=PATIENCE) as sock:
+            stream = sock.makefile("rb")
+            with stream:
+                yield ForeignClient(sock.sendall, stream.read)
+
+    def test_it_trains_against_a_real_server(self) -> None:
+        nonce = b"0123456789abcdef"
+        bias, weights = struct.pack("<e", 1), struct.pack("<4f", 1, 2, 3, 4)
+        ones = struct.pack("<4f", 1, 1, 1, 1)
+        with ServerThread(policy="asgd", lr=0.5, token="s3cret") as server:
+            with self.client(server.url) as client:
+                welcome = client.greet("foreigner", nonce, "s3cret")
+                assert (welcome["kind"], welcome["model"]) == ("welcome", [])
+                assert client.fetch()["code"] == "not-ready"
+                model = client.define(
+                    {"b": ("float16", [1], bias), "w": ("float32", [2, 2], weights)}
+                )
+                assert model["created"] is True
+                assert model["model"] == [["w", "float32", [2, 2], 0], ["b", "float16", [1], 16]]
+                assert client.fetch()["version"] == 0
+                assert (client.tensor("w"), client.tensor("b")) == (weights, bias)
+
+                ack = client.exchange({"w": ones})
+                assert (ack["kind"], ack["version"], ack["staleness"]) == ("ack", 1, 0)
+                assert client.tensor("w") == struct.pack("<4f", 0.5, 1.5, 2.5, 3.5)
+                assert (client.tensor("b"), client.versions) == (bias, {"w": 1, "b": 0})
+                assert client.fetch()["parts"] == []
+
+                refused = client.exchange({"w": struct.pack("<4f", 1, 1, 1, float("inf"))})
+                assert (refused["kind"], refused["code"]) == ("error", "bad-push")
+                assert refused["details"]["tensor"] == "w"
+                assert client.ask("ping")["kind"] == "pong"
+                last = client.exchange({"w": ones, "b": struct.pack("<e", 2)})
+                assert last["version"] == 2
+            with self.client(server.url) as client:
+                welcome = client.greet("foreigner", nonce, "s3cret", epoch=2)
+                assert (welcome["version"], welcome["last_seq"]) == (2, 3)
+                client.fetch()
+                again = client.exchange({"w": ones, "b": struct.pack("<e", 2)}, seq=3)
+                assert (again["kind"], again["version"]) == ("ack", 2), "it is not applied twice"
+                assert client.tensor("w") == struct.pack("<4f", 0, 1, 2, 3)
+                assert client.tensor("b") == struct.pack("<e", 0)
+            with self.client(server.url) as client:
+                error = client.greet("another", nonce, "guess")
+                assert (error["kind"], error["code"]) == ("error", "unauthorised")
+                assert error["fatal"] is True

@@ -1,0 +1,33 @@
+"""Figures as people read them."""
+
+from __future__ import annotations
+
+import doctest
+import math
+
+import pytest
+
+from aiops import words
+
+
+def test_the_examples() -> None:
+    assert doctest.testmod(words).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "drawn"),
+    [
+        ([], ""),
+        ([math.nan], ""),
+        ([5.0], "▁"),
+        ([1.0, 1.0, 1.0], "▁▁▁"),
+        ([0.0, math.inf, 7.0], "▁ █"),
+        ([float(value) for value in range(8)], "▁▂▃▄▅▆▇█"),
+    ],
+)
+def test_sparkline(values: list[float], drawn: str) -> None:
+    assert words.sparkline(values) == drawn
+
+
+def test_a_long_line_shows_its_end() -> None:
+    assert words.sparkline([9.0, 0.0, 1.0], width=2) == "▁█"
