@@ -239,8 +239,14 @@ class Intake:
         if not cover.whole:
             raise BadPush("the offered model lacks the values of some tensors: send all of them")
         lengths = [part.nbytes for part in message.parts]
+        try:
+            buffer = aligned(layout.nbytes)
+        except MemoryError:
+            raise BadPush(
+                f"a model of {layout.nbytes} bytes does not fit into this server's memory"
+            ) from None
         self._defining = True
-        return Offer(aligned(layout.nbytes), lengths, layout, cover, self)
+        return Offer(buffer, lengths, layout, cover, self)
 
     def offer_ended(self) -> None:
         """The offer being received is complete, or lost: the next may come."""

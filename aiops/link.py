@@ -15,7 +15,7 @@ from typing import Protocol, cast
 
 from aiops.errors import AiopsError, ConnectionLost, RemoteProtocolError
 from aiops.messages import Message
-from aiops.sockets import tune
+from aiops.sockets import tune, unacknowledged
 from aiops.versions import Lease
 from aiops.wire import Buffer, Sink, Wire
 
@@ -178,9 +178,12 @@ class Link(asyncio.BufferedProtocol):
 
     @property
     def sent(self) -> int:
-        """Bytes that have gone into the socket."""
-        waiting = self.transport.get_write_buffer_size() if self.transport is not None else 0
-        return self.pumped - waiting
+        """Bytes that the peer's side has received, as far as this side can tell."""
+        if self.transport is None:
+            return self.pumped
+        waiting = self.transport.get_write_buffer_size()
+        sock = self.transport.get_extra_info("socket")
+        return self.pumped - waiting - (0 if sock is None else unacknowledged(sock))
 
     def send(self, buffers: list[Buffer], lease: Lease | None = None) -> None:
         """Send these buffers, in order; a lease is let go as its bytes go out."""
