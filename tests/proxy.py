@@ -54,6 +54,7 @@ class Proxy:
         self._pairs: list[list[socket.socket]] = []  # the open sockets of each connection
         self._threads: list[threading.Thread] = []
         self._ended = threading.Event()
+        self._refusing = False
 
     def __enter__(self) -> Proxy:
         self._start(self._accept)
@@ -91,6 +92,11 @@ class Proxy:
                 for sock in pair:
                     _shut(sock)
 
+    def refuse(self) -> None:
+        """End all connections, and every new one at once."""
+        self._refusing = True
+        self.cut_all()
+
     def _arm(self, direction: Direction, fault: Fault) -> Fault:
         with self._lock:
             self._armed[direction] = fault
@@ -112,6 +118,9 @@ class Proxy:
             if self._ended.is_set():
                 client.close()
                 return
+            if self._refusing:
+                client.close()
+                continue
             self.connections += 1
             server = socket.socket()
             for sock in (client, server):  # what is stalled must not disappear into buffers

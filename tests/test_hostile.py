@@ -508,10 +508,10 @@ class TestMany:
             assert stats["receive_bytes"] <= bound
             with ThreadPoolExecutor(1) as pool:
                 honest = pool.submit(live.step)
-                for peer in peers[:160]:  # most give up, a few stay and must be dropped
+                for peer in peers[:184]:  # most give up, a few stay and must be dropped
                     peer.close()
                 honest.result(PATIENCE)
-            for peer in peers[160:]:
+            for peer in peers[184:]:
                 assert peer.dropped()
             assert live.process.peak() - before < bound + 3 * size
             live.check()

@@ -255,8 +255,9 @@ class Client:
                     raise
                 except (ConnectionLost, OSError) as error:
                     self._hang_up()
-                    if ready:
+                    if ready:  # it was there until now: begin anew
                         soon = min(until, time.monotonic() + self.timeout)
+                        pauses = delays(secrets.randbelow)
                     pauses = pauses or delays(secrets.randbelow)
                     self._pause(next(pauses), soon, error)
         except BaseException:  # whatever it was, it may have come in mid-message

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
@@ -25,61 +24,12 @@ from aiops.errors import (
 )
 from aiops.layout import Array
 from aiops.messages import Report, Stats
+from tests.adapter import Adapter
 from tests.peers import Peer
 from tests.proxy import Proxy
 from tests.support import PATIENCE, ServerThread
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
-
-
-class Adapter:
-    """An `AsyncClient` on a loop in a thread of its own, with the blocking client's face."""
-
-    def __init__(
-        self,
-        new_loop: Callable[[], asyncio.AbstractEventLoop],
-        url: str,
-        **arguments: Any,
-    ) -> None:
-        self._loop = new_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
-        try:
-            self.client = self.run(self._make(url, **arguments))
-        except BaseException:
-            self._end()
-            raise
-
-    async def _make(self, url: str, **arguments: Any) -> AsyncClient:
-        client = AsyncClient(url, **arguments)
-        try:
-            return await client.connect()
-        except BaseException:
-            await client.close()
-            raise
-
-    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(PATIENCE)
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self.client, name)
-        if not callable(found):
-            return found
-        return lambda *arguments, **named: self.run(found(*arguments, **named))
-
-    def __enter__(self) -> Adapter:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        try:
-            self.run(self.client.close())
-        finally:
-            self._end()
-
-    def _end(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(PATIENCE)
-        self._loop.close()
 
 
 Connect = Callable[..., Any]
