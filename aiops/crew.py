@@ -107,7 +107,10 @@ class Crew:
     def join(
         self, peer: int, client: str, epoch: int, name: str, worker: bool, traffic: Traffic
     ) -> tuple[Member, int | None]:
-        """Seat a client at a connection; return it, and the old connection it had, if any."""
+        """Seat a client at a connection; return it, and the connection that is to be dropped.
+
+        That is its old one, or the new one when it is the older (``epoch``) and only came late.
+        """
         member = self._members.get(client)
         replaced = None
         if member is None:
@@ -116,6 +119,8 @@ class Crew:
             member = self._members[client] = Member(self._numbers, client, shown, worker)
             self.ever += worker
             self._forget()
+        elif member.peer is not None and epoch < member.epoch:
+            return member, peer
         elif member.peer is not None:
             replaced = member.peer
             self.leave(replaced)

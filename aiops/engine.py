@@ -113,7 +113,9 @@ class Engine:
             event.peer, hello.client, hello.epoch, hello.name, worker, event.traffic
         )
         if replaced is not None:
-            self._effects.append(Drop(replaced, f"{hello.name!r} came back on a new connection"))
+            self._effects.append(Drop(replaced, f"{hello.name!r} has a newer connection"))
+        if replaced == event.peer:
+            return
         member.answered = self.now
         welcome = Welcome(
             id=hello.id,

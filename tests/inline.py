@@ -112,10 +112,12 @@ class Inline:
         self.post(Initialised(self.now, rows, data))
         return layout
 
-    def join(self, peer: int, role: str = "worker", client: str | None = None) -> None:
+    def join(
+        self, peer: int, role: str = "worker", client: str | None = None, epoch: int = 1
+    ) -> None:
         """Have a client join on a connection of that number."""
         hello = messages.Hello(
-            0, 1, client or f"client-{peer}", 1, f"w{peer}", role, False, b"n" * 16, "test"
+            0, 1, client or f"client-{peer}", epoch, f"w{peer}", role, False, b"n" * 16, "test"
         )
         self.post(Joined(self.now, peer, hello))
 

@@ -241,6 +241,15 @@ class TestExactlyOnce:
         assert inline.dropped == [1]
         assert len(inline.engine.crew.present()) == 2
 
+    def test_an_older_connection_that_comes_late_replaces_nothing(self) -> None:
+        inline = running("asgd")
+        inline.join(11, client="client-1", epoch=3)
+        inline.join(12, client="client-1", epoch=2)
+        assert inline.dropped == [1, 12]
+        assert 12 not in inline.said
+        inline.push(11, G)
+        assert inline.version == 1
+
 
 class TestBarrier:
     def test_all_are_answered_when_the_last_has_pushed(self) -> None:

@@ -1,0 +1,95 @@
+"""Finding algorithms by name, and reading their settings."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from aiops.algorithms import BUILT_IN, available, find
+from aiops.algorithms.asgd import ASGD
+from aiops.algorithms.base import Algorithm
+from aiops.algorithms.modulation import MODULATIONS
+from aiops.algorithms.sasgd import SASGD
+from aiops.errors import UsageError
+
+
+def test_every_built_in_is_found_under_its_own_name() -> None:
+    for name in BUILT_IN:
+        assert find(name).name == name
+    assert set(BUILT_IN) <= set(available())
+
+
+def test_a_class_is_found_by_its_place() -> None:
+    assert find("aiops.algorithms.asgd:ASGD") is ASGD
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("fasdg", "did you mean 'fasgd'"),
+        ("nowhere.at_all:Thing", "there is no module 'nowhere.at_all'"),
+        ("aiops.algorithms.asgd:ASDG", "has no 'ASDG'"),
+        ("aiops.errors:UsageError", "not a class derived from"),
+    ],
+)
+def test_what_is_not_there_is_explained(name: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        find(name)
+
+
+def test_third_parties_are_found_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Point:
+        name, value = "theirs", "aiops.algorithms.asgd:ASGD"
+
+    monkeypatch.setattr("aiops.algorithms.metadata.entry_points", lambda group: [Point])
+    assert find("theirs") is ASGD
+    assert "theirs" in available()
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("none", [1, 1, 1, 1]),
+        ("inverse", [1, 1, 1 / 2, 1 / 8]),
+        ("inverse-plus-one", [1, 1 / 2, 1 / 3, 1 / 9]),
+        ("exponential", [1, math.exp(-0.1), math.exp(-0.2), math.exp(-0.8)]),
+        ("polynomial", [1, 2**-0.5, 3**-0.5, 1 / 3]),
+        ("hinge", [1, 1, 1, 1 / (0.5 * 4 + 1)]),
+        ("delay-adaptive", [1, 1, 1, 4 / 8]),
+    ],
+)
+def test_modulations(kind: str, expected: list[float]) -> None:
+    algorithm = SASGD(modulate=kind)
+    assert [algorithm.modulation(tau) for tau in (0, 1, 2, 8)] == pytest.approx(expected)
+
+
+def test_all_modulations_start_at_one_and_never_rise() -> None:
+    for kind in MODULATIONS:
+        scales = [SASGD(modulate=kind).modulation(tau) for tau in range(50)]
+        assert scales[0] == 1
+        assert scales == sorted(scales, reverse=True)
+
+
+@pytest.mark.parametrize(
+    "setting", [{"modulate": "invers"}, {"rho": -1}, {"a": -1}, {"b": -0.1}, {"n": 0}, {"n": "2.5"}]
+)
+def test_bad_modulations_are_refused(setting: dict[str, object]) -> None:
+    with pytest.raises(UsageError):
+        SASGD.make(setting)
+
+
+def test_settings_are_read_by_the_type_of_their_default() -> None:
+    made = SASGD.make({"lr": "1e-2", "n": "3", "modulate": "hinge"})
+    assert (made.lr, made.n, made.modulate) == (0.01, 3, "hinge")
+
+
+def test_plain_sgd_is_announced_as_linear() -> None:
+    assert {name: find(name)().plan()["linear"] for name in BUILT_IN} == {
+        "asgd": True,
+        "fasgd": False,
+        "hardsync": True,
+        "sasgd": True,
+        "softsync": True,
+    }
+    assert Algorithm.plan(ASGD())["recompute"] is False
