@@ -65,7 +65,14 @@ class Pool:
         for index, spare in enumerate(self._spare):
             if len(spare) == nbytes:
                 return self._spare.pop(index)
+        while self._spare and self.out + self.kept > self.bound:
+            self._spare.pop(0)
         return aligned(nbytes)
+
+    @property
+    def kept(self) -> int:
+        """Bytes kept for pushes to come; with those that are out never more than the bound."""
+        return sum(len(spare) for spare in self._spare)
 
     def wait(self, again: Callable[[], bool]) -> None:
         """Stand in line: ``again`` is called when there may be room, and says whether there was."""
@@ -74,7 +81,7 @@ class Pool:
     def give(self, buffer: Bytes) -> None:
         """Put a buffer back, and let those in line try."""
         self.out -= len(buffer)
-        if sum(len(spare) for spare in self._spare) + len(buffer) <= self.bound // 2:
+        if self.out + self.kept + len(buffer) <= self.bound:
             self._spare.append(buffer)
         self.retry()
 

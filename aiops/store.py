@@ -25,6 +25,9 @@ from aiops.kernels.rule import Rule
 from aiops.layout import Arena, Array, Ints, Layout, compute_dtype
 from aiops.versions import Lease, Version
 
+_SPARES = 4
+"""Arenas kept for later versions: memory fresh from the system costs more than the update."""
+
 
 @dataclass(slots=True)
 class Job:
@@ -308,7 +311,7 @@ class Store:
         for version in self._alive:
             if version.readers or version is self.current:
                 kept.append(version)
-            elif len(self._spare) < 2:
+            elif len(self._spare) < _SPARES:
                 self._spare.append(version.arena)
         self._alive = kept
 

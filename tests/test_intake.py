@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import ml_dtypes
@@ -307,13 +308,16 @@ class TestPool:
         assert again is not None
         assert again.ctypes.data == address
 
-    def test_no_more_than_half_the_bound_is_kept(self) -> None:
+    def test_what_is_out_and_what_is_kept_stay_within_the_bound(self) -> None:
         pool = Pool(100)
-        taken = [pool.take(size) for size in (20, 30, 25, 25)]
-        for buffer in taken:
-            assert buffer is not None
-            pool.give(buffer)
-        assert sum(len(spare) for spare in pool._spare) <= 50
+        sizes = (20, 30, 25, 25, 60, 40, 100, 10, 90)
+        for first, second in pairwise(sizes):
+            taken = [pool.take(first), pool.take(second)]
+            for buffer in taken:
+                assert pool.out + pool.kept <= 100
+                if buffer is not None:
+                    pool.give(buffer)
+        assert pool.kept <= 100
 
     def test_those_in_line_are_served_in_turn(self) -> None:
         pool = Pool(100)
