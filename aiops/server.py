@@ -27,7 +27,6 @@ from aiops.engine import Engine
 from aiops.errors import (
     AiopsError,
     ConnectionLost,
-    DeadlineExceeded,
     Unavailable,
     UsageError,
     nearest,
@@ -53,7 +52,8 @@ from aiops.handshake import Greeter
 from aiops.journal import Journal
 from aiops.layout import Ints, Layout, aligned
 from aiops.link import Link
-from aiops.messages import Error, Message, Ping
+from aiops.messages import Error, Message
+from aiops.peer import Peer
 from aiops.wire import SMALL, Sink, Wire
 
 _log = logging.getLogger("aiops.server")
@@ -68,20 +68,6 @@ _UNMOVED = 0.5
 
 _SPARE_FILES = 64
 """Open files that a server needs beside its connections."""
-
-
-class _Peer:
-    """What the server knows of a connection, beside its link."""
-
-    __slots__ = ("greeter", "joined", "last_in", "link", "pinged", "since", "slow_in", "slow_out")
-
-    def __init__(self, link: Link, greeter: Greeter, now: float) -> None:
-        self.link, self.greeter = link, greeter
-        self.joined = False
-        self.since = now
-        self.last_in = (now, 0)  # when bytes last came, and how many had come by then
-        self.pinged = False
-        self.slow_in = self.slow_out = (now, 0)  # where a peer's current transfer is measured from
 
 
 class Server:
@@ -102,7 +88,7 @@ class Server:
         self.config = config
         algorithm = find(config.policy).make(config.settings())
         self.engine = Engine(algorithm, config.options())
-        self._peers: dict[int, _Peer] = {}
+        self._peers: dict[int, Peer] = {}
         self._numbers = 0
         self._events: deque[Event] = deque()
         self._handling = False
@@ -382,7 +368,7 @@ class Server:
         self._numbers += 1
         link.number = self._numbers
         greeter = Greeter(self.config.token, secrets.token_bytes(16))
-        self._peers[link.number] = _Peer(link, greeter, self._now())
+        self._peers[link.number] = Peer(link, greeter, self._now())
         if len(self._peers) > self.config.max_connections:
             text = f"the server has its {self.config.max_connections} connections already"
             link.send(link.wire.send(Error(0, Unavailable.code, text, {}, True)))
@@ -398,7 +384,7 @@ class Server:
             else:
                 self._greet(peer, message)
 
-    def _greet(self, peer: _Peer, message: Message) -> None:
+    def _greet(self, peer: Peer, message: Message) -> None:
         link, greeter = peer.link, peer.greeter
         answer = greeter.greet(message)
         if answer is not None:
@@ -440,55 +426,10 @@ class Server:
         self._sweeper = self._loop.call_later(min(1.0, shortest / 4), self._sweep)
         now = self._now()
         for peer in list(self._peers.values()):
-            error = self._judge(peer, now)
+            error = peer.judge(config, now)
             if error is not None:
                 _log.warning("dropping %s: %s", peer.link.peer_name, error)
                 peer.link.fault(error)
-
-    def _judge(self, peer: _Peer, now: float) -> AiopsError | None:
-        """Return why a peer is to be dropped, or None."""
-        config, link = self.config, peer.link
-        if not peer.joined and now - peer.since > config.hello_deadline:
-            return DeadlineExceeded(f"it did not introduce itself in {config.hello_deadline:g} s")
-        came = link.wire.traffic.bytes_in
-        receiving = link.wire.midway and link.reading
-        peer.slow_in, stalled = self._stalled(receiving, peer.slow_in, came, now)
-        if stalled:
-            return DeadlineExceeded(f"it stopped in mid-message for {config.stall_deadline:g} s")
-        peer.slow_out, stalled = self._stalled(link.unsent > 0, peer.slow_out, link.sent, now)
-        if stalled:
-            return DeadlineExceeded(
-                f"it did not read its answer ({link.unsent} bytes) for {config.stall_deadline:g} s"
-            )
-        return self._silent(peer, came, now)
-
-    def _stalled(
-        self, busy: bool, since: tuple[float, int], count: int, now: float
-    ) -> tuple[tuple[float, int], bool]:
-        """Measure a transfer over windows of the stall deadline."""
-        began, had = since
-        window = self.config.stall_deadline
-        if not busy:
-            return (now, count), False
-        if now - began < window:
-            return since, False
-        return (now, count), count - had < self.config.min_rate * window
-
-    def _silent(self, peer: _Peer, came: int, now: float) -> AiopsError | None:
-        """Ping a silent client that promised to answer; drop it if it does not."""
-        if came != peer.last_in[1] or peer.link.unsent:  # who still reads an answer cannot speak
-            peer.last_in, peer.pinged = (now, came), False
-        quiet = now - peer.last_in[0]
-        hello = peer.greeter.hello
-        if not peer.joined or hello is None or not hello.pongs or quiet < self.config.heartbeat:
-            return None
-        if not peer.pinged:
-            peer.pinged = True
-            if peer.link.wire.state == "open":
-                peer.link.send(peer.link.wire.send(Ping(0)))
-        elif quiet > 3 * self.config.heartbeat:
-            return DeadlineExceeded(f"it has not answered a ping for {quiet:.0f} s")
-        return None
 
 
 _PERFORM: dict[type[Any], Callable[[Server, Any], None]] = {

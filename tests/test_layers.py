@@ -39,7 +39,7 @@ ROOMS: Mapping[str, str] = {
     "workloads":    "workloads",
     "sockets":      "sockets",
     "client":       "client",
-    "server":       "server link applier config files",
+    "server":       "server link peer applier config files",
     "tools":        "cli __main__ commands demo wire_examples sim experiments",
 }  # fmt: skip
 

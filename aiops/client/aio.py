@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
-import socket
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self, cast
 
-from aiops import address, messages
-from aiops.client.backoff import check_timeout, delays
+from aiops import messages
+from aiops.client.backoff import delays
 from aiops.client.conversation import Conversation, Receipt, Request
+from aiops.client.facade import Facade
 from aiops.client.params import Params
 from aiops.errors import (
     AiopsError,
@@ -105,7 +104,7 @@ class _Driver(asyncio.BufferedProtocol):
         self.heard.set()
 
 
-class AsyncClient:
+class AsyncClient(Facade):
     """A connection to a server, for asyncio. Use it as ``async with AsyncClient(url) as ps``.
 
     Calls may run concurrently: they are pipelined on one connection and answered as the server
@@ -126,45 +125,13 @@ class AsyncClient:
         name: str | None = None,
         timeout: float = 60.0,
     ) -> None:
-        self._host, self._port = address.parse(url)
-        check_timeout(timeout)
-        self.timeout = timeout
-        self._talk = Conversation(
-            address.write(self._host, self._port),
-            client=secrets.token_hex(16),
-            name=name or f"{role}-{socket.gethostname()}-{os.getpid()}",
-            role=role,
-            token=token or os.environ.get("AIOPS_TOKEN"),
-            nonce=lambda: secrets.token_bytes(16),
-            pongs=True,
-        )
+        super().__init__(url, role=role, token=token, name=name, timeout=timeout, pongs=True)
         self._window = asyncio.Semaphore(messages.REMEMBERED)
         self._driver: _Driver | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] | None = None
-        self._closed = False
 
     # ------------------------------------------------------------ what it can do
-
-    @property
-    def url(self) -> str:
-        """The server's URL."""
-        return self._talk.server
-
-    @property
-    def policy(self) -> str:
-        """The server's algorithm."""
-        return self._talk.welcome.policy if self._talk.welcome else ""
-
-    @property
-    def plan(self) -> Mapping[str, Any]:
-        """The workers' part of the algorithm, as the server announced it."""
-        return self._talk.welcome.plan if self._talk.welcome else {}
-
-    @property
-    def traffic(self) -> tuple[int, int]:
-        """Bytes received and sent so far."""
-        return self._talk.traffic
 
     async def connect(self) -> Self:
         """Connect (``async with`` does it). Raises as `Client` does."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import select
 import socket
@@ -12,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from aiops import address
-from aiops.client.backoff import check_timeout, delays
-from aiops.client.conversation import Conversation, Receipt, Request
+from aiops.client.backoff import delays
+from aiops.client.conversation import Receipt, Request
+from aiops.client.facade import Facade
 from aiops.client.params import Params
 from aiops.errors import (
     AiopsError,
@@ -30,7 +29,7 @@ _BEAT = 1.0  # seconds between looks at the clock in a call that waits
 _VECTORS = 512  # buffers given to one sendmsg (the limit is 1,024)
 
 
-class Client:
+class Client(Facade):
     """A connection to a server, for code that waits.
 
     Every call has a deadline, reconnects with back-off if the connection is lost meanwhile, and
@@ -70,43 +69,11 @@ class Client:
         timeout: float = 60.0,
         pongs: bool = False,
     ) -> None:
-        self._host, self._port = address.parse(url)
-        check_timeout(timeout)
-        self.timeout = timeout
+        super().__init__(url, role=role, token=token, name=name, timeout=timeout, pongs=pongs)
         self._socket: socket.socket | None = None
-        self._closed = False
-        self._talk = Conversation(
-            address.write(self._host, self._port),
-            client=secrets.token_hex(16),
-            name=name or f"{role}-{socket.gethostname()}-{os.getpid()}",
-            role=role,
-            token=token or os.environ.get("AIOPS_TOKEN"),
-            nonce=lambda: secrets.token_bytes(16),
-            pongs=pongs,
-        )
         self._run(None, timeout)
 
     # ------------------------------------------------------------ what it can do
-
-    @property
-    def url(self) -> str:
-        """The server's URL."""
-        return self._talk.server
-
-    @property
-    def policy(self) -> str:
-        """The server's algorithm."""
-        return self._talk.welcome.policy if self._talk.welcome else ""
-
-    @property
-    def plan(self) -> Mapping[str, Any]:
-        """The workers' part of the algorithm, as the server announced it."""
-        return self._talk.welcome.plan if self._talk.welcome else {}
-
-    @property
-    def traffic(self) -> tuple[int, int]:
-        """Bytes received and sent so far."""
-        return self._talk.traffic
 
     def define(self, arrays: Mapping[str, Array]) -> Params:
         """Offer a model; return the server's parameters (these, or those it had already).

@@ -1,0 +1,61 @@
+"""What the blocking and the async client have in common: who they are, and what they know."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from aiops import address
+from aiops.client.backoff import check_timeout
+from aiops.client.conversation import Conversation
+
+
+class Facade:
+    """The face of a conversation; derived classes move its bytes."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        role: str,
+        token: str | None,
+        name: str | None,
+        timeout: float,
+        pongs: bool,
+    ) -> None:
+        self._host, self._port = address.parse(url)
+        check_timeout(timeout)
+        self.timeout = timeout
+        self._closed = False
+        self._talk = Conversation(
+            address.write(self._host, self._port),
+            client=secrets.token_hex(16),
+            name=name or f"{role}-{socket.gethostname()}-{os.getpid()}",
+            role=role,
+            token=token or os.environ.get("AIOPS_TOKEN"),
+            nonce=lambda: secrets.token_bytes(16),
+            pongs=pongs,
+        )
+
+    @property
+    def url(self) -> str:
+        """The server's URL."""
+        return self._talk.server
+
+    @property
+    def policy(self) -> str:
+        """The server's algorithm."""
+        return self._talk.welcome.policy if self._talk.welcome else ""
+
+    @property
+    def plan(self) -> Mapping[str, Any]:
+        """The workers' part of the algorithm, as the server announced it."""
+        return self._talk.welcome.plan if self._talk.welcome else {}
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes received and sent so far, over all connections."""
+        return self._talk.traffic

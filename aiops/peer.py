@@ -1,0 +1,69 @@
+"""A connection as the server sees it, and how long its silence and its slowness are borne."""
+
+from __future__ import annotations
+
+from aiops.config import Config
+from aiops.errors import AiopsError, DeadlineExceeded
+from aiops.handshake import Greeter
+from aiops.link import Link
+from aiops.messages import Ping
+
+
+class Peer:
+    """What the server knows of a connection, beside its link."""
+
+    __slots__ = ("greeter", "joined", "last_in", "link", "pinged", "since", "slow_in", "slow_out")
+
+    def __init__(self, link: Link, greeter: Greeter, now: float) -> None:
+        self.link, self.greeter = link, greeter
+        self.joined = False
+        self.since = now
+        self.last_in = (now, 0)  # when bytes last came, and how many had come by then
+        self.pinged = False
+        self.slow_in = self.slow_out = (now, 0)  # where a peer's current transfer is measured from
+
+    def judge(self, config: Config, now: float) -> AiopsError | None:
+        """Return why a peer is to be dropped, or None."""
+        link = self.link
+        if not self.joined and now - self.since > config.hello_deadline:
+            return DeadlineExceeded(f"it did not introduce itself in {config.hello_deadline:g} s")
+        came = link.wire.traffic.bytes_in
+        receiving = link.wire.midway and link.reading
+        self.slow_in, stalled = _stalled(config, receiving, self.slow_in, came, now)
+        if stalled:
+            return DeadlineExceeded(f"it stopped in mid-message for {config.stall_deadline:g} s")
+        self.slow_out, stalled = _stalled(config, link.unsent > 0, self.slow_out, link.sent, now)
+        if stalled:
+            return DeadlineExceeded(
+                f"it did not read its answer ({link.unsent} bytes) for {config.stall_deadline:g} s"
+            )
+        return self._silent(config, came, now)
+
+    def _silent(self, config: Config, came: int, now: float) -> AiopsError | None:
+        """Ping a silent client that promised to answer; drop it if it does not."""
+        if came != self.last_in[1] or self.link.unsent:  # who still reads an answer cannot speak
+            self.last_in, self.pinged = (now, came), False
+        quiet = now - self.last_in[0]
+        hello = self.greeter.hello
+        if not self.joined or hello is None or not hello.pongs or quiet < config.heartbeat:
+            return None
+        if not self.pinged:
+            self.pinged = True
+            if self.link.wire.state == "open":
+                self.link.send(self.link.wire.send(Ping(0)))
+        elif quiet > 3 * config.heartbeat:
+            return DeadlineExceeded(f"it has not answered a ping for {quiet:.0f} s")
+        return None
+
+
+def _stalled(
+    config: Config, busy: bool, since: tuple[float, int], count: int, now: float
+) -> tuple[tuple[float, int], bool]:
+    """Measure a transfer over windows of the stall deadline."""
+    began, had = since
+    window = config.stall_deadline
+    if not busy:
+        return (now, count), False
+    if now - began < window:
+        return since, False
+    return (now, count), count - had < config.min_rate * window
