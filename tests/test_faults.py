@@ -525,6 +525,21 @@ class TestRestart:
         finally:
             again.kill()
 
+    def test_another_model_of_the_same_version_is_not_taken_for_the_old_one(self) -> None:
+        with ServerThread(policy="asgd", set={"lr": 1}) as first:
+            port = int(first.url.rpartition(":")[2])
+            client = Client(first.url, role="worker")
+            params = client.define(START)
+            client.exchange(params, ONES)
+        with ServerThread(policy="asgd", set={"lr": 1}, port=port) as second:
+            with Client(second.url, role="worker") as other:
+                held = other.define({"w": START["w"] + 5})
+                other.exchange(held, ONES)
+            client.fetch(params)
+            assert params.version == 1
+            np.testing.assert_array_equal(params["w"], held["w"])
+            client.close()
+
     def test_a_server_that_does_not_come_back(self) -> None:
         """The error says so after the client's own time-out, however long a barrier may take."""
         with serving("--policy", "hardsync", "--workers", "2") as server:

@@ -304,7 +304,7 @@ class Conversation:
         seq = self._seq
 
         def make(id: int) -> Message:
-            have = -1 if into is None else into.version
+            have = -1 if into is None else self._have(into)
             return messages.Push(id, seq, into is not None, have, parts)
 
         return self._ask(Request("the answer to its push", make, self._receipt, payloads, into))
@@ -319,7 +319,7 @@ class Conversation:
         return self._ask(
             Request(
                 "the parameters it fetches",
-                lambda id: messages.Fetch(id, into.version),
+                lambda id: messages.Fetch(id, self._have(into)),
                 finish,
                 into=into,
             )
@@ -343,6 +343,13 @@ class Conversation:
         return self._ask(Request("a sign of life", messages.Ping, finish))
 
     # ------------------------------------------------------------ inside
+
+    def _have(self, params: Params) -> int:
+        """Return the version to say that one has: none, if it came by an earlier connection.
+
+        The server may have been started anew since, and its version of that number be another.
+        """
+        return params.version if params.connection == (self.client, self._epoch) else -1
 
     def _take_id(self) -> int:
         self._next_id += 1
@@ -417,6 +424,7 @@ class Conversation:
         into = request.into
         if into is None or not parts:
             return
+        into.connection = (self.client, self._epoch)
         if len(parts) == 1:  # they make up the model
             into.versions[:] = parts[0].version
             into.version = message.version  # type: ignore[attr-defined]

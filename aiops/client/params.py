@@ -29,6 +29,7 @@ class Params(Mapping[str, Array]):
         self.layout = layout
         self.arena = arena or Arena(layout)
         self.version = -1
+        self.connection = ("", 0)  # which client's which connection they came by
         self.versions: npt.NDArray[np.int64] = np.zeros(len(layout.tensors), np.int64)
 
     def __getitem__(self, name: str) -> Array:
@@ -58,6 +59,7 @@ class Params(Mapping[str, Array]):
         other = Params(self.layout)
         other.arena.data[:] = self.arena.data
         other.version, other.versions = self.version, self.versions.copy()
+        other.connection = self.connection
         return other
 
     def numpy(self) -> dict[str, npt.NDArray[Any]]:
