@@ -8,6 +8,9 @@ from aiops.handshake import Greeter
 from aiops.link import Link
 from aiops.messages import Ping
 
+_CROWDED_RATE, _CROWDED_WINDOW = 64 * 1024, 5.0
+"""Bytes per second over seconds that a push must manage while others wait for its buffer's room."""
+
 
 class Peer:
     """What the server knows of a connection, beside its link."""
@@ -22,17 +25,30 @@ class Peer:
         self.pinged = False
         self.slow_in = self.slow_out = (now, 0)  # where a peer's current transfer is measured from
 
-    def judge(self, config: Config, now: float) -> AiopsError | None:
-        """Return why a peer is to be dropped, or None."""
+    def judge(self, config: Config, now: float, crowded: bool) -> AiopsError | None:
+        """Return why a peer is to be dropped, or None.
+
+        ``crowded``: others wait for a receive buffer, so who holds one must be quicker.
+        """
         link = self.link
         if not self.joined and now - self.since > config.hello_deadline:
             return DeadlineExceeded(f"it did not introduce itself in {config.hello_deadline:g} s")
         came = link.wire.traffic.bytes_in
         receiving = link.wire.midway and link.reading
-        self.slow_in, stalled = _stalled(config, receiving, self.slow_in, came, now)
+        window, rate = config.stall_deadline, float(config.min_rate)
+        if crowded and link.wire.missing:
+            window, rate = min(window, _CROWDED_WINDOW), max(rate, _CROWDED_RATE)
+        self.slow_in, stalled = _stalled(window, rate, receiving, self.slow_in, came, now)
+        if stalled and rate > config.min_rate:
+            return DeadlineExceeded(
+                f"it sent less than {_CROWDED_RATE // 1024} KiB/s of a push while others waited"
+            )
         if stalled:
             return DeadlineExceeded(f"it stopped in mid-message for {config.stall_deadline:g} s")
-        self.slow_out, stalled = _stalled(config, link.unsent > 0, self.slow_out, link.sent, now)
+        window, rate = config.stall_deadline, float(config.min_rate)
+        self.slow_out, stalled = _stalled(
+            window, rate, link.unsent > 0, self.slow_out, link.sent, now
+        )
         if stalled:
             return DeadlineExceeded(
                 f"it did not read its answer ({link.unsent} bytes) for {config.stall_deadline:g} s"
@@ -57,13 +73,12 @@ class Peer:
 
 
 def _stalled(
-    config: Config, busy: bool, since: tuple[float, int], count: int, now: float
+    window: float, rate: float, busy: bool, since: tuple[float, int], count: int, now: float
 ) -> tuple[tuple[float, int], bool]:
-    """Measure a transfer over windows of the stall deadline."""
+    """Measure a transfer over windows of so many seconds."""
     began, had = since
-    window = config.stall_deadline
     if not busy:
         return (now, count), False
     if now - began < window:
         return since, False
-    return (now, count), count - had < config.min_rate * window
+    return (now, count), count - had < rate * (now - began)

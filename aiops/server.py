@@ -425,8 +425,9 @@ class Server:
         shortest = min(config.hello_deadline, config.stall_deadline, config.heartbeat)
         self._sweeper = self._loop.call_later(min(1.0, shortest / 4), self._sweep)
         now = self._now()
+        crowded = self.engine.intake.pool.waiting > 0
         for peer in list(self._peers.values()):
-            error = peer.judge(config, now)
+            error = peer.judge(config, now, crowded)
             if error is not None:
                 _log.warning("dropping %s: %s", peer.link.peer_name, error)
                 peer.link.fault(error)

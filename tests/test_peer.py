@@ -1,0 +1,70 @@
+"""How long a peer's silence and slowness are borne."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aiops.config import Config
+from aiops.peer import Peer
+
+CONFIG = Config(stall_deadline=30.0, min_rate=1024, heartbeat=20.0)
+
+
+def member(**link: Any) -> tuple[Peer, Any]:
+    """A peer that has joined, and its link, on which a test plays."""
+    wire = SimpleNamespace(
+        midway=True, missing=1 << 20, state="open", traffic=SimpleNamespace(bytes_in=0)
+    )
+    played = SimpleNamespace(wire=wire, reading=True, unsent=0, sent=0, peer_name="p", **link)
+    greeter: Any = SimpleNamespace(hello=SimpleNamespace(pongs=False))
+    played_as: Any = played
+    peer = Peer(played_as, greeter, 0.0)
+    peer.joined = True
+    return peer, played
+
+
+def dropped_after(peer: Peer, link: Any, rate: int, crowded: bool) -> int | None:
+    """Let a peer send at a rate; return the second in which it is dropped."""
+    for second in range(1, 121):
+        link.wire.traffic.bytes_in += rate
+        if peer.judge(CONFIG, float(second), crowded) is not None:
+            return second
+    return None
+
+
+@pytest.mark.parametrize(
+    ("rate", "crowded", "expected"),
+    [
+        (0, False, 30),
+        (1000, False, 30),
+        (2000, False, None),
+        (2000, True, 5),
+        (60_000, True, 5),
+        (100_000, True, None),
+    ],
+)
+def test_who_sends_a_push_too_slowly(rate: int, crowded: bool, expected: int | None) -> None:
+    peer, link = member()
+    assert dropped_after(peer, link, rate, crowded) == expected
+
+
+def test_who_holds_no_buffer_need_not_hurry() -> None:
+    peer, link = member()
+    link.wire.missing = 0
+    assert dropped_after(peer, link, 2000, crowded=True) is None
+
+
+def test_who_is_not_read_from_is_not_to_blame() -> None:
+    peer, link = member()
+    link.reading = False
+    assert dropped_after(peer, link, 0, crowded=True) is None
+
+
+def test_a_stranger_must_introduce_itself() -> None:
+    peer, _link = member()
+    peer.joined = False
+    assert peer.judge(CONFIG, 9.0, crowded=False) is None
+    assert "introduce" in str(peer.judge(CONFIG, 10.5, crowded=False))
