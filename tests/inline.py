@@ -11,7 +11,6 @@ import numpy as np
 from aiops import messages
 from aiops.algorithms import find
 from aiops.algorithms.base import Algorithm
-from aiops.client.params import Params
 from aiops.codecs import raw
 from aiops.engine import Engine
 from aiops.events import (
@@ -209,8 +208,3 @@ def _joined(parts: list[Part]) -> list[Part]:
         else:
             found.append(part)
     return found
-
-
-def snapshot(params: Params) -> dict[str, Array]:
-    """Copies of a client's parameters."""
-    return params.numpy()
