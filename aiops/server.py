@@ -54,6 +54,7 @@ from aiops.layout import Ints, Layout, aligned
 from aiops.link import Link
 from aiops.messages import Error, Message
 from aiops.peer import Peer
+from aiops.spin import Spin
 from aiops.wire import SMALL, Sink, Wire
 
 _log = logging.getLogger("aiops.server")
@@ -103,6 +104,8 @@ class Server:
         self._ended: asyncio.Future[None] | None = None
         self._saving: asyncio.Task[None] | None = None
         self._changed: Callable[[], None] = lambda: None
+        self._spin = Spin()
+        self._looking = self._heard = False  # for a next message, and whether one came meanwhile
 
     # ------------------------------------------------------------ life
 
@@ -383,6 +386,23 @@ class Server:
                 self.post(Received(now, link.number, message, sink))
             else:
                 self._greet(peer, message)
+        self._heard = self._looking
+        if not self._looking and self._spin.begin():
+            self._looking = True
+            assert self._loop is not None
+            self._loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        """Have the loop look for messages a while before it sleeps for them."""
+        assert self._loop is not None
+        if self._heard:
+            self._heard = False
+            self._spin.found()
+            self._spin.begin()
+        if self._spin.again():
+            self._loop.call_soon(self._look)
+        else:
+            self._looking = False
 
     def _greet(self, peer: Peer, message: Message) -> None:
         link, greeter = peer.link, peer.greeter

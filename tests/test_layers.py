@@ -37,7 +37,7 @@ ROOMS: Mapping[str, str] = {
     "conversation": "client.params client.outgoing client.conversation",
     "collective":   "collective",
     "workloads":    "workloads",
-    "sockets":      "sockets",
+    "sockets":      "sockets spin",
     "client":       "client",
     "server":       "server link peer applier config files",
     "tools":        "cli __main__ commands demo wire_examples sim experiments",

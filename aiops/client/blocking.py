@@ -23,9 +23,11 @@ from aiops.errors import (
 )
 from aiops.layout import Array
 from aiops.sockets import tune
+from aiops.spin import Spin
 from aiops.wire import Buffer
 
 _BEAT = 1.0  # seconds between looks at the clock in a call that waits
+_GLANCE = getattr(socket, "MSG_DONTWAIT", 0)
 _VECTORS = 512  # buffers given to one sendmsg (the limit is 1,024)
 
 
@@ -71,6 +73,7 @@ class Client(Facade):
     ) -> None:
         super().__init__(url, role=role, token=token, name=name, timeout=timeout, pongs=pongs)
         self._socket: socket.socket | None = None
+        self._spin = Spin()
         self._run(None, timeout)
 
     # ------------------------------------------------------------ what it can do
@@ -296,12 +299,19 @@ class Client(Facade):
         assert sock is not None
         # The rest of a payload is waited for whole; of anything else what is there is taken.
         flags = socket.MSG_WAITALL if self._talk.missing else 0
+        buffer = self._talk.next_buffer()
+        look = self._spin.begin() if not flags else False
         while True:
             try:
-                count = sock.recv_into(self._talk.next_buffer(), 0, flags)
+                count = sock.recv_into(buffer, 0, _GLANCE if look else flags)
                 break
             except BlockingIOError:
-                self._left(until)
+                if look:
+                    look = self._spin.again()
+                else:
+                    self._left(until)
+        if look:
+            self._spin.found()
         self._talk.received(count)
 
     def _left(self, until: float) -> float:

@@ -1,0 +1,80 @@
+"""Looking for an answer for a moment before sleeping for it.
+
+A processor that has gone idle takes as long to wake as a small exchange takes altogether: with
+4 KiB and one worker, looking on both sides makes 10,000 exchanges a second out of 4,500. But who
+looks, keeps a processor from others. So a look never lasts longer than `Spin.MOST`, and gives way
+between any two glances: whoever else wants the processor has it. When that happens, or when the
+look was in vain, the next ones are left out, the more the longer it goes on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from time import perf_counter
+
+_CROWDED = 5e-6
+"""Giving way takes a microsecond when nobody wants the processor, and much longer otherwise."""
+
+_LONGEST_REST = 256
+
+_GIVE_WAY: Callable[[], None] | None = getattr(os, "sched_yield", None)
+
+
+class Spin:
+    """When to look again, when to go to sleep, and when not to begin at all.
+
+    ::
+
+        look = spin.begin()
+        while look and not there():
+            look = spin.again()
+        if there():
+            spin.found()
+
+    Parameters
+    ----------
+    clock, give_way
+        For tests; `time.perf_counter` and `os.sched_yield` (where there is none, nobody looks).
+    """
+
+    MOST = 200e-6
+    """Seconds that one look may last."""
+
+    __slots__ = ("_clock", "_give_way", "_now", "_rest", "_resting", "_until")
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = perf_counter,
+        give_way: Callable[[], None] | None = _GIVE_WAY,
+    ) -> None:
+        self._clock, self._give_way = clock, give_way
+        self._now = self._until = 0.0
+        self._resting, self._rest = 0, 1  # waits to leave out now, and after the next failure
+
+    def begin(self) -> bool:
+        """Begin a wait; return whether to look at all."""
+        if self._resting:
+            self._resting -= 1
+            return False
+        if self._give_way is None:
+            return False
+        self._now = self._clock()
+        self._until = self._now + self.MOST
+        return True
+
+    def again(self) -> bool:
+        """Give way to others after a glance in vain; return whether to glance again."""
+        assert self._give_way is not None
+        before = self._clock()
+        self._give_way()
+        self._now = self._clock()
+        if self._now < self._until and self._now - before < _CROWDED:
+            return True
+        self._resting = self._rest
+        self._rest = min(2 * self._rest, _LONGEST_REST)
+        return False
+
+    def found(self) -> None:
+        """What was looked for has come while looking: it is worth it."""
+        self._rest = 1

@@ -1,0 +1,71 @@
+"""When to look for an answer, and when to leave the processor to others."""
+
+from __future__ import annotations
+
+from aiops.spin import Spin
+
+
+class Processor:
+    """A clock that stands still but for what giving way takes."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.others = 0.0  # seconds that somebody else takes when given way to
+        self.given_way = 0
+
+    def clock(self) -> float:
+        return self.now
+
+    def give_way(self) -> None:
+        self.given_way += 1
+        self.now += 1e-6 + self.others
+
+
+def _wait(spin: Spin, there: int | None = None) -> int:
+    """Look until something is there (after so many glances; None: never); return the glances."""
+    glances = 0
+    look = spin.begin()
+    while look:
+        glances += 1
+        if glances == there:
+            spin.found()
+            break
+        look = spin.again()
+    return glances
+
+
+class TestSpin:
+    def setup_method(self) -> None:
+        self.processor = Processor()
+        self.spin = Spin(self.processor.clock, self.processor.give_way)
+
+    def test_what_comes_soon_is_found_every_time(self) -> None:
+        assert [_wait(self.spin, 20) for _ in range(5)] == [20] * 5
+
+    def test_a_look_ends(self) -> None:
+        glances = _wait(self.spin)
+        assert 150 <= glances <= 250
+        assert self.processor.now <= Spin.MOST + 2e-6
+
+    def test_who_wants_the_processor_has_it_at_once(self) -> None:
+        self.processor.others = 50e-6
+        assert _wait(self.spin) == 1
+        assert self.processor.given_way == 1
+
+    def test_looks_in_vain_grow_rare(self) -> None:
+        tried = [_wait(self.spin) > 0 for _ in range(1024)]
+        assert tried[0]
+        assert not tried[1]
+        assert 5 <= sum(tried) <= 12
+
+    def test_and_frequent_again_when_one_succeeds(self) -> None:
+        for _ in range(1024):
+            _wait(self.spin)
+        waits = 0
+        while _wait(self.spin, 3) == 0:
+            waits += 1
+        assert waits <= 256
+        assert [_wait(self.spin, 3) for _ in range(5)] == [3] * 5
+
+    def test_nobody_looks_where_one_cannot_give_way(self) -> None:
+        assert _wait(Spin(give_way=None)) == 0
