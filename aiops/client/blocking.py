@@ -28,6 +28,13 @@ from aiops.wire import Buffer
 
 _BEAT = 1.0  # seconds between looks at the clock in a call that waits
 _GLANCE = getattr(socket, "MSG_DONTWAIT", 0)
+_SEND, _RECEIVE = 1 << 20, 512 << 10
+"""Bytes sent and received by one system call, at most.
+
+On loopback 16 MiB take 4.5 GB/s so, and 3.3 GB/s by one call on each side: what the receiver copies
+is still in the cache, and the sender lets go of the socket between calls, for acknowledgements.
+"""
+
 _VECTORS = 512  # buffers given to one sendmsg (the limit is 1,024)
 
 
@@ -284,7 +291,7 @@ class Client(Facade):
         first = 0
         while first < len(views):
             try:
-                sent = sock.sendmsg(views[first : first + _VECTORS])
+                sent = sock.sendmsg(_up_to(_SEND, views[first : first + _VECTORS]))
             except BlockingIOError:
                 self._left(until)
                 continue
@@ -297,9 +304,9 @@ class Client(Facade):
     def _receive(self, until: float) -> None:
         sock = self._socket
         assert sock is not None
-        # The rest of a payload is waited for whole; of anything else what is there is taken.
+        # Of a payload all is waited for that is taken; of anything else what is there is taken.
         flags = socket.MSG_WAITALL if self._talk.missing else 0
-        buffer = self._talk.next_buffer()
+        buffer = self._talk.next_buffer()[:_RECEIVE]
         look = self._spin.begin() if not flags else False
         while True:
             try:
@@ -325,6 +332,17 @@ class Client(Facade):
             f"{self.url} did not send {self._talk.waiting_for} in time: it may be overloaded or"
             " waiting for other workers; `aiops stats` tells, and timeout=... allows more"
         )
+
+
+def _up_to(most: int, views: list[memoryview]) -> list[memoryview]:
+    """Return the first bytes of these views, at most so many."""
+    found = []
+    for view in views:
+        if len(view) >= most:
+            return [*found, view[:most]]
+        found.append(view)
+        most -= len(view)
+    return found
 
 
 def _reason(error: Exception) -> str:
