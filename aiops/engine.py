@@ -84,7 +84,7 @@ class Engine:
         self.stopping = False
         self._effects: list[Effect] = []
         self.crew = Crew(workers, deadline)
-        self.intake = Intake(self.options.max_model)
+        self.intake = Intake(self.options.max_model, self.options.backend)
         self.answers = Answers(self._effects)
         self.updates = Updates(algorithm, workers, self.crew, self.answers, self._effects)
         self.now = self.started = 0.0

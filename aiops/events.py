@@ -7,7 +7,7 @@ effects and, because the kernels are deterministic, the same parameters to the l
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,13 +16,14 @@ from aiops.errors import UsageError
 from aiops.layout import Ints
 from aiops.messages import Hello, Message
 from aiops.store import Job
+from aiops.values import value
 from aiops.versions import Lease
 from aiops.wire import Sink, Traffic
 
 # ---------------------------------------------------------------- events
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Initialised:
     """The model is given at start (``--init``): its rows and its bytes in arena order."""
 
@@ -31,7 +32,7 @@ class Initialised:
     data: np.ndarray[Any, np.dtype[np.uint8]]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Joined:
     """A client passed the handshake on connection ``peer``."""
 
@@ -42,7 +43,7 @@ class Joined:
     traffic: Traffic = field(default_factory=Traffic)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Received:
     """A whole message came, its payloads in ``sink``."""
 
@@ -52,7 +53,7 @@ class Received:
     sink: Sink | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Left:
     """A connection ended."""
 
@@ -60,14 +61,14 @@ class Left:
     peer: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Tick:
     """Time has passed, as a `WakeAt` asked for."""
 
     time: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Applied:
     """The outstanding `Apply` is done; ``sums`` are its numbers."""
 
@@ -76,7 +77,7 @@ class Applied:
     sums: Ints
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Stopping:
     """The server is going down: answer whoever waits, and take no more pushes."""
 
@@ -88,7 +89,7 @@ Event: TypeAlias = Initialised | Joined | Received | Left | Tick | Applied | Sto
 # ---------------------------------------------------------------- effects
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Reply:
     """Send a message; a lease holds the parameters that its parts stand for."""
 
@@ -97,7 +98,7 @@ class Reply:
     lease: Lease | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Apply:
     """Run a kernel (`run`, on any thread) and come back with `Applied`."""
 
@@ -110,14 +111,14 @@ class Apply:
         return self.job.run
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Warm:
     """Make the kernels ready (`run`, on any thread), before the first `Apply` needs them."""
 
     run: Callable[[], None]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Drop:
     """Close a connection."""
 
@@ -125,14 +126,14 @@ class Drop:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WakeAt:
     """Send a `Tick` at this time (or later, but soon)."""
 
     time: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Note:
     """Something a person should know: for the log."""
 
@@ -145,7 +146,7 @@ Effect: TypeAlias = Reply | Apply | Warm | Drop | WakeAt | Note
 # ---------------------------------------------------------------- how an engine is run
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Options:
     """How a server is run, beside its algorithm.
 

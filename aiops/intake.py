@@ -10,7 +10,7 @@ infinity and would freeze a moving average of squares for ever.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -20,6 +20,7 @@ from aiops import kernels
 from aiops.codecs import CODECS
 from aiops.errors import BadPush, NotReady, Refused, UsageError, nearest
 from aiops.gradients import Gradient, rows_in
+from aiops.kernels.scan import Surveyor
 from aiops.layout import Array, Cover, Layout, aligned
 from aiops.messages import Define, Message, Parts, Push
 from aiops.wire import Discard, Sink
@@ -106,12 +107,18 @@ class Incoming:
     __slots__ = ("_done", "_layout", "_offsets", "_pool", "_runs", "buffer", "cover", "fault")
 
     def __init__(
-        self, buffer: Bytes, lengths: list[int], layout: Layout, cover: Cover, pool: Pool | None
+        self,
+        buffer: Bytes,
+        lengths: list[int],
+        layout: Layout,
+        cover: Cover,
+        pool: Pool | None,
+        surveys: Sequence[Surveyor],
     ) -> None:
         self.buffer, self.cover, self._layout, self._pool = buffer, cover, layout, pool
         self.fault: Refused | None = None
-        self._offsets = list(accumulate(lengths, initial=0))
-        self._runs = list(self._typed_runs())
+        self._offsets = [0] if len(lengths) == 1 else list(accumulate(lengths, initial=0))
+        self._runs = list(self._typed_runs(surveys))
         self._done = 0  # bytes surveyed
 
     def view(self, part: int, offset: int) -> memoryview:
@@ -123,14 +130,14 @@ class Incoming:
         end = self._offsets[part] + offset + nbytes
         if self.fault is not None:
             return
-        for begin, typed in self._runs:
+        for begin, typed, survey in self._runs:
             stop = begin + typed.nbytes
             low = max(self._done, begin)
             high = stop if end >= stop else begin + (end - begin) // _SURVEY * _SURVEY
             if high > low:
                 item = typed.itemsize
                 first = (low - begin) // item
-                bad = kernels.survey(typed[first : (high - begin) // item])
+                bad = survey(typed[first : (high - begin) // item])
                 self._done = high
                 if bad >= 0:
                     self.fault = self._bad_value(begin, typed, first + bad)
@@ -152,19 +159,20 @@ class Incoming:
         """The rest will never come."""
         self.free()
 
-    def _typed_runs(self) -> Iterator[tuple[int, Array]]:
-        """Yield, per dtype, where its bytes begin in the buffer, and a typed view of them."""
+    def _typed_runs(self, surveys: Sequence[Surveyor]) -> Iterator[tuple[int, Array, Surveyor]]:
+        """Yield, per dtype, where its bytes begin in the buffer, a typed view, and its survey."""
         cover, layout = self.cover, self._layout
-        for section in layout.sections:
+        for section, survey in zip(layout.sections, surveys, strict=True):
             if cover.whole:
-                yield section.start, self.buffer[section.start : section.stop].view(section.dtype)
+                typed = self.buffer[section.start : section.stop].view(section.dtype)
+                yield section.start, typed, survey
                 continue
             rows = rows_in(cover.tensors, section)
             if len(rows):
                 begin = int(cover.starts[rows[0]])
                 last = rows[-1]
                 end = int(cover.starts[last] + layout.nbytes_each[cover.tensors[last]])
-                yield begin, self.buffer[begin:end].view(section.dtype)
+                yield begin, self.buffer[begin:end].view(section.dtype), survey
 
     def _bad_value(self, begin: int, typed: Array, index: int) -> BadPush:
         place = begin + index * typed.itemsize
@@ -188,12 +196,16 @@ class Intake:
     ----------
     max_model
         Largest model, in bytes, that a worker may define.
+    backend
+        Whose kernels survey what comes.
     buffers
         The pool holds at least so many models, and at least 64 MiB.
     """
 
-    def __init__(self, max_model: int, buffers: int = 4) -> None:
+    def __init__(self, max_model: int, backend: str = "auto", buffers: int = 4) -> None:
         self.max_model = max_model
+        self._backend = backend
+        self._surveys: list[Surveyor] = []  # one per section
         self.buffers = buffers
         self.pool = Pool(64 << 20)
         self.layout: Layout | None = None
@@ -201,8 +213,11 @@ class Intake:
 
     def defined(self, layout: Layout) -> None:
         """Take note of the model: pushes are checked against it from here on."""
-        self.layout = layout
+        self.layout, self._surveys = layout, self._surveys_of(layout)
         self.pool.bound = max(64 << 20, self.buffers * layout.nbytes)
+
+    def _surveys_of(self, layout: Layout) -> list[Surveyor]:
+        return [kernels.surveyor(section.dtype, self._backend) for section in layout.sections]
 
     def place(self, message: Message) -> Sink | None:
         """Return where a message's payloads go; None: no room now, wait in line."""
@@ -224,7 +239,7 @@ class Intake:
         buffer = self.pool.take(sum(lengths))
         if buffer is None:
             return None
-        return Incoming(buffer, lengths, self.layout, cover, self.pool)
+        return Incoming(buffer, lengths, self.layout, cover, self.pool, self._surveys)
 
     def _place_define(self, message: Define) -> Sink | None:
         """One model is received at a time; later offers are only compared with it."""
@@ -253,7 +268,7 @@ class Intake:
                 f"a model of {layout.nbytes} bytes does not fit into this server's memory"
             ) from None
         self._defining = True
-        return Offer(buffer, lengths, layout, cover, self)
+        return Offer(buffer, lengths, layout, cover, self, self._surveys_of(layout))
 
     def offer_ended(self) -> None:
         """The offer being received is complete, or lost: the next may come."""
@@ -267,9 +282,15 @@ class Offer(Incoming):
     __slots__ = ("_intake", "layout")
 
     def __init__(
-        self, buffer: Bytes, lengths: list[int], layout: Layout, cover: Cover, intake: Intake
+        self,
+        buffer: Bytes,
+        lengths: list[int],
+        layout: Layout,
+        cover: Cover,
+        intake: Intake,
+        surveys: Sequence[Surveyor],
     ) -> None:
-        super().__init__(buffer, lengths, layout, cover, None)
+        super().__init__(buffer, lengths, layout, cover, None, surveys)
         self.layout = layout
         self._intake: Intake | None = intake
 

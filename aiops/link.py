@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
-from collections.abc import Callable
 from typing import Protocol, cast
 
 from aiops.errors import AiopsError, ConnectionLost, RemoteProtocolError
@@ -85,7 +84,13 @@ class Link(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take what was received."""
-        self._take(lambda: self.wire.received(nbytes))
+        try:
+            whole = self.wire.received(nbytes)
+        except RemoteProtocolError as error:
+            self.fault(error)
+            return
+        if whole or self.wire.waiting:
+            self._take(whole)
 
     def eof_received(self) -> bool:
         """Close when the peer does."""
@@ -124,17 +129,16 @@ class Link(asyncio.BufferedProtocol):
         """Ask again for room for a payload; return whether there was (or nobody needs it now)."""
         if self._closing or self.transport is None or not self.wire.waiting:
             return True
-        self._take(self.wire.resume, again=True)
-        return not self.wire.waiting
-
-    def _take(
-        self, source: Callable[[], list[tuple[Message, Sink | None]]], again: bool = False
-    ) -> None:
         try:
-            whole = source()
+            whole = self.wire.resume()
         except RemoteProtocolError as error:
             self.fault(error)
-            return
+            return True
+        self._take(whole, again=True)
+        return not self.wire.waiting
+
+    def _take(self, whole: list[tuple[Message, Sink | None]], again: bool = False) -> None:
+        """Pass on whole messages; stop reading while the next has no room."""
         if self.wire.waiting:
             self._stop_reading("no room")
             if not again:

@@ -38,7 +38,7 @@ class Spin:
         For tests; `time.perf_counter` and `os.sched_yield` (where there is none, nobody looks).
     """
 
-    MOST = 200e-6
+    MOST = 500e-6
     """Seconds that one look may last."""
 
     __slots__ = ("_clock", "_give_way", "_now", "_rest", "_resting", "_until")

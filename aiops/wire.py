@@ -169,15 +169,17 @@ class Wire:
         parts: Parts = getattr(message, "parts", ())
         traffic = self.traffic
         traffic.messages_out += 1
-        total = 5 + len(header) + sum(part.nbytes + 5 for part in parts)
-        traffic.bytes_out += total
+        total = 5 + len(header)
         prefix = _PREFIX.pack(_MAP_PREFIX, len(header))
         if not parts:
+            traffic.bytes_out += total
             return [prefix + header]
         chunks: list[Buffer] = [prefix, header]
         for part, views in zip(parts, payloads, strict=True):
+            total += 5 + part.nbytes
             chunks.append(_PREFIX.pack(_BIN_PREFIX, part.nbytes))
-            chunks.extend(views)
+            chunks += views
+        traffic.bytes_out += total
         if total <= SMALL:
             return [b"".join(chunks)]
         chunks[:3] = [b"".join(chunks[:3])]

@@ -26,7 +26,7 @@ import aiops
 
 # room              its modules (under aiops; a package means all in it)
 ROOMS: Mapping[str, str] = {
-    "errors":       "errors address words",
+    "errors":       "errors address values words",
     "messages":     "messages",
     "layout":       "layout codecs",
     "wire":         "wire handshake",

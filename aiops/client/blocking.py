@@ -336,7 +336,7 @@ class Client(Facade):
 
 def _up_to(most: int, views: list[memoryview]) -> list[memoryview]:
     """Return the first bytes of these views, at most so many."""
-    found = []
+    found: list[memoryview] = []
     for view in views:
         if len(view) >= most:
             return [*found, view[:most]]

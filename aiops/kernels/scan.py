@@ -15,7 +15,7 @@ from aiops.errors import UsageError
 from aiops.kernels.backend import resolve
 from aiops.kernels.vocabulary import Array
 
-__all__ = ["LANES", "SUM_BLOCK", "SURVEY_BLOCK", "sum_squares", "survey"]
+__all__ = ["LANES", "SUM_BLOCK", "SURVEY_BLOCK", "Surveyor", "sum_squares", "survey", "surveyor"]
 
 SURVEY_BLOCK = 16_384
 """Elements surveyed before looking whether one of them was bad."""
@@ -43,6 +43,9 @@ _FORMATS = {
     "float16": _Format(np.dtype(np.uint16), 0x7FFF, 0x7C00),  # it ends far below 1e18
 }
 
+Surveyor: TypeAlias = Callable[[Array], int]
+"""Returns the index of an array's first unfit element, or -1."""
+
 _Survey: TypeAlias = Callable[[Array, int, int], int]
 _SumSquares: TypeAlias = Callable[[Array, float], float]
 
@@ -59,6 +62,14 @@ def survey(array: Array, backend: str = "auto") -> int:
     form = _format("survey", array)
     bits = array.reshape(-1).view(form.unsigned)
     return _scans(backend)[0](bits, form.magnitude, form.limit)
+
+
+def surveyor(dtype: np.dtype[Any], backend: str = "auto") -> Surveyor:
+    """Return :func:`survey` for flat contiguous arrays of one dtype, with all else settled."""
+    form = _format("survey", np.empty(0, dtype))
+    scan, unsigned = _scans(backend)[0], form.unsigned
+    magnitude, limit = form.magnitude, form.limit
+    return lambda flat: scan(flat.view(unsigned), magnitude, limit)
 
 
 def sum_squares(array: Array, backend: str = "auto") -> float:

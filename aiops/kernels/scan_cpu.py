@@ -17,8 +17,8 @@ __all__ = ["sum_squares", "survey"]
 
 def survey(bits: Array, magnitude: int, limit: int) -> int:
     """Return the first index whose bits under the mask ``magnitude`` reach ``limit``, or -1."""
-    scan, *bounds = _survey(bits.itemsize, magnitude, limit)
-    found: int = scan(bits, *bounds)
+    scan, mask, bound = _survey(bits.itemsize, magnitude, limit)
+    found: int = scan(bits, mask, bound)
     return found
 
 

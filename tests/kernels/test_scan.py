@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aiops.errors import UsageError
-from aiops.kernels import sum_squares, survey
+from aiops.kernels import sum_squares, survey, surveyor
 from aiops.kernels.scan import LANES, SUM_BLOCK, SURVEY_BLOCK
 
 BACKENDS = ["numba", "numpy"]
@@ -101,3 +101,19 @@ def test_the_sum_of_squares_of_what_is_not_finite(backend: str) -> None:
     assert math.isnan(sum_squares(values, backend))
     assert sum_squares(np.full(40, 1e200), backend) == math.inf
     assert sum_squares(np.full(2, 3e38, np.float32), backend) == pytest.approx(1.8e77)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_a_surveyor_finds_what_survey_finds(backend: str, dtype: str) -> None:
+    look = surveyor(np.dtype(dtype), backend)
+    values = np.ones(40_000, dtype)
+    assert look(values) == -1
+    for bad in (np.nan, np.inf, -np.inf):
+        values[33_333] = bad
+        assert look(values) == survey(values, backend) == 33_333
+
+
+def test_a_surveyor_refuses_a_dtype_at_once() -> None:
+    with pytest.raises(UsageError, match="int32"):
+        surveyor(np.dtype(np.int32))
