@@ -111,6 +111,7 @@ class Config:
             relaxed=self.consistency == "relaxed",
             max_model=self.max_model,
             backend=self.kernels,
+            heartbeat=self.heartbeat,
         )
 
     def settings(self) -> dict[str, Any]:

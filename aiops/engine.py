@@ -79,7 +79,8 @@ class Engine:
         self.algorithm, self.options = algorithm, options or Options()
         workers, deadline = self.options.workers, self.options.worker_deadline
         algorithm.check(workers)
-        self.plan = {**algorithm.plan(), "patience": deadline}
+        told = {"patience": deadline, "heartbeat": self.options.heartbeat}
+        self.plan = {**algorithm.plan(), **told}
         self.store: Store | None = None
         self.stopping = False
         self._effects: list[Effect] = []
@@ -270,7 +271,7 @@ class Engine:
             "gradients": used,
             "refused": dict(self.answers.refused),
             "staleness": {str(tau): n for tau, n in sorted(staleness.items())},
-            "mean_staleness": sum(tau * n for tau, n in staleness.items()) / max(used, 1),
+            "mean_staleness": self.updates.total_staleness / max(used, 1),
             "vbar": store.vbar() if store else None,
             "parameters": store.layout.parameters if store else 0,
             "tensors": len(store.layout.tensors) if store else 0,

@@ -152,7 +152,8 @@ class Options:
 
     ``workers``: how many take part (None: any number). ``worker_deadline``: seconds a barrier
     waits for one worker. ``live``: at most so many versions of the parameters alive. ``relaxed``:
-    reads may mix versions. ``max_model``: bytes. ``backend``: which kernels.
+    reads may mix versions. ``max_model``: bytes. ``backend``: which kernels. ``heartbeat``: seconds
+    of silence after which a client is pinged (clients are told, so that they look in time).
     """
 
     workers: int | None = None
@@ -161,6 +162,7 @@ class Options:
     relaxed: bool = False
     max_model: int = 8 << 30
     backend: str = "auto"
+    heartbeat: float = 20.0
 
     def __post_init__(self) -> None:
         """Check the values."""

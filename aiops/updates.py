@@ -18,6 +18,9 @@ from aiops.events import Applied, Apply, Effect, Note, WakeAt
 from aiops.layout import Array, Cover, Ints
 from aiops.store import Job, Store
 
+_EXACT = 1024
+"""A staleness below this has a bar of its own in the histogram; above, powers of two have one."""
+
 
 class Updates:
     """One engine's updates.
@@ -57,7 +60,8 @@ class Updates:
         self.held: list[Pending] = []  # used, and to be answered when the next version is there
         self._held_since = 0.0
         self.waited_for: frozenset[int] = frozenset()
-        self.staleness: Counter[int] = Counter()
+        self.staleness: Counter[int] = Counter()  # gradients used, by what `_count` makes of it
+        self.total_staleness = 0  # of all gradients used
         self.now = 0.0
 
     @property
@@ -197,6 +201,12 @@ class Updates:
         item.mean_staleness = float((stale * bytes_each).sum() / bytes_each.sum())
         return stale if item.staleness != int(stale.min()) else None
 
+    def _count(self, staleness: int) -> None:
+        """Count a gradient by its staleness; rare ones by powers of two, or there is no end."""
+        exact = staleness < _EXACT
+        self.staleness[staleness if exact else 1 << (staleness.bit_length() - 1)] += 1
+        self.total_staleness += staleness
+
     def _scales(self, cover: Cover, staleness: int, stale: Ints | None) -> tuple[Array, Array]:
         """Return the modulation of each tensor covered, and with it its learning rate."""
         lr = self._algorithm.lr
@@ -225,7 +235,7 @@ class Updates:
         if item is not None:
             cover = item.sink.cover
             job.gradient = item.sink.take()
-            self.staleness[item.staleness] += 1
+            self._count(item.staleness)
             scales, steps = self._scales(cover, item.staleness, stale)
             if direct:
                 job.steps, job.touched = steps, cover.tensors

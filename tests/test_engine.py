@@ -135,6 +135,17 @@ class TestPushes:
         assert inline.engine.updates.staleness == {0: 1, 1: 1, 2: 2}
         assert inline.engine.report()["mean_staleness"] == 1.25
 
+    def test_a_histogram_has_an_end_and_its_mean_is_exact(self) -> None:
+        inline = running("asgd", lr=1e-6)
+        for _ in range(3001):
+            inline.push(1, G)
+        for version in range(1500):
+            inline.push(2, G, version)
+        found = inline.engine.updates.staleness
+        assert found[0] == 3001
+        assert set(found) == {0, 2048}, "3001 updates ahead, and one more with every push"
+        assert inline.engine.report()["mean_staleness"] == 1500 * 3001 / 4501
+
     def test_a_version_from_the_future_is_refused(self) -> None:
         inline = running("asgd")
         answer = inline.push(1, G, version=3)

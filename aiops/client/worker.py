@@ -17,7 +17,7 @@ from aiops.layout import Array
 Gradients: TypeAlias = Mapping[str, Array]
 Compute: TypeAlias = Callable[[Params], Gradients]
 
-_BEAT = 2.0  # seconds between looks at a connection that nobody is using
+_BEAT = 2.0  # seconds between looks at a connection that nobody is using, at most
 
 
 class Worker:
@@ -185,7 +185,8 @@ class Worker:
 
     def _keep(self) -> None:
         """Answer the server now and then while the loop computes."""
-        while not self._ending.wait(_BEAT):
+        beat = min(_BEAT, self.plan.get("heartbeat", _BEAT))
+        while not self._ending.wait(beat):
             if self._lock.acquire(blocking=False):
                 try:
                     self._client.attend()

@@ -55,7 +55,8 @@ MEANINGS = {
     "plan": "What a worker has to do; ignore keys that you do not know. `recompute` (boolean): be"
     " ready to compute a refused gradient again. `linear` (boolean): steps are proportional to"
     " their gradients. `patience` (float): seconds that an answer to a push may take because others"
-    " are waited for.",
+    " are waited for. `heartbeat` (float): seconds of silence after which a client that promised"
+    " pongs is pinged; after three times as long it is dropped.",
     "version": "The model's version: how many updates have been applied to it.",
     "model": "The tensors in arena order; in `welcome` empty when nobody has defined them yet.",
     "last_seq": "The highest `seq` of this client that the server has taken, 0 for none.",

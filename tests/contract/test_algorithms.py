@@ -13,27 +13,8 @@ from aiops.algorithms import BUILT_IN, find
 from aiops.errors import UsageError
 from aiops.layout import Array, dtype_named
 from aiops.messages import Error
+from tests.contract.cases import BACKENDS, CASES, WORKERS
 from tests.inline import Inline
-
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    **{name: (name, {}) for name in BUILT_IN},
-    "hardsync-reject": ("hardsync", {"admission": "reject"}),
-    "softsync-2": ("softsync", {"n": 2}),
-    "softsync-4": ("softsync", {"n": 4}),
-    **{
-        f"sasgd-{kind}": ("sasgd", {"modulate": kind})
-        for kind in (
-            "none",
-            "inverse-plus-one",
-            "exponential",
-            "polynomial",
-            "hinge",
-            "delay-adaptive",
-        )
-    },
-}
-BACKENDS = ("numpy", "numba")
-WORKERS = 4
 
 
 @pytest.fixture(params=sorted(CASES))

@@ -1,0 +1,27 @@
+"""What the contract suites run over: every algorithm, with its kinds, and every backend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiops.algorithms import BUILT_IN
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in BUILT_IN},
+    "hardsync-reject": ("hardsync", {"admission": "reject"}),
+    "softsync-2": ("softsync", {"n": 2}),
+    "softsync-4": ("softsync", {"n": 4}),
+    **{
+        f"sasgd-{kind}": ("sasgd", {"modulate": kind})
+        for kind in (
+            "none",
+            "inverse-plus-one",
+            "exponential",
+            "polynomial",
+            "hinge",
+            "delay-adaptive",
+        )
+    },
+}
+BACKENDS = ("numpy", "numba")
+WORKERS = 4
