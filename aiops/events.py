@@ -7,7 +7,7 @@ effects and, because the kernels are deterministic, the same parameters to the l
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -146,7 +146,7 @@ Effect: TypeAlias = Reply | Apply | Warm | Drop | WakeAt | Note
 # ---------------------------------------------------------------- how an engine is run
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Options:
     """How a server is run, beside its algorithm.
 

@@ -41,7 +41,7 @@ class Spin:
     MOST = 500e-6
     """Seconds that one look may last."""
 
-    __slots__ = ("_clock", "_give_way", "_now", "_rest", "_resting", "_until")
+    __slots__ = ("_clock", "_give_way", "_rest", "_resting", "_until")
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Spin:
         give_way: Callable[[], None] | None = _GIVE_WAY,
     ) -> None:
         self._clock, self._give_way = clock, give_way
-        self._now = self._until = 0.0
+        self._until = 0.0
         self._resting, self._rest = 0, 1  # waits to leave out now, and after the next failure
 
     def begin(self) -> bool:
@@ -59,8 +59,7 @@ class Spin:
             return False
         if self._give_way is None:
             return False
-        self._now = self._clock()
-        self._until = self._now + self.MOST
+        self._until = self._clock() + self.MOST
         return True
 
     def again(self) -> bool:
@@ -68,8 +67,8 @@ class Spin:
         assert self._give_way is not None
         before = self._clock()
         self._give_way()
-        self._now = self._clock()
-        if self._now < self._until and self._now - before < _CROWDED:
+        now = self._clock()
+        if now < self._until and now - before < _CROWDED:
             return True
         self._resting = self._rest
         self._rest = min(2 * self._rest, _LONGEST_REST)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import aiops
 from aiops.server import Server
 
@@ -73,6 +75,15 @@ class ServerThread:
             self.server, self.url = server, server.url
             self._started.set()
             await self._stop.wait()
+
+
+def assert_same(got: Any, expected: Any) -> None:
+    """Expect the same names, and under each the same dtype, shape and values."""
+    assert set(got) == set(expected)
+    for name in expected:
+        assert got[name].dtype == expected[name].dtype, name
+        assert got[name].shape == expected[name].shape, name
+        np.testing.assert_array_equal(got[name], expected[name], name)
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ from aiops.layout import Array
 from aiops.store import Job
 from tests.peers import Peer, Process, eventually, frame, serving
 from tests.proxy import Proxy
-from tests.support import PATIENCE, ServerThread
+from tests.support import PATIENCE, ServerThread, assert_same
 
 DRAIN = ("--drain-deadline", "600")
 """A server that waited for its clients, rather than for progress, would not end within a test."""
@@ -214,14 +214,6 @@ class TestProcess:
         assert store is not None
         assert store.version == 5
         np.testing.assert_array_equal(store.current.arena.views["w"], worker.params["w"])
-
-
-def assert_same(got: Any, expected: Any) -> None:
-    assert set(got) == set(expected)
-    for name in expected:
-        assert got[name].dtype == expected[name].dtype, name
-        assert got[name].shape == expected[name].shape, name
-        np.testing.assert_array_equal(got[name], expected[name], name)
 
 
 @pytest.fixture

@@ -53,6 +53,17 @@ class Landing:
         return tuple(memory.tobytes() for memory in self.memory)
 
 
+def landing() -> tuple[Wire, list[Landing]]:
+    """Return a server's open wire, and the list of the sinks it comes to ask for."""
+    sinks: list[Landing] = []
+
+    def place(said: Message) -> Sink:
+        sinks.append(Landing(said))
+        return sinks[-1]
+
+    return opened("server", place), sinks
+
+
 def no_place(message: Message) -> Sink | None:
     raise AssertionError(f"nobody should ask where {message.kind!r} goes")
 
@@ -157,13 +168,7 @@ class TestChunks:
 
     def test_a_payload_is_received_into_the_sinks_own_memory(self) -> None:
         message = push(100_000, 50_000)
-        sinks: list[Landing] = []
-
-        def place(said: Message) -> Sink:
-            sinks.append(Landing(said))
-            return sinks[-1]
-
-        wire = opened("server", place)
+        wire, sinks = landing()
         stream = frame("client", message, *data_for(message))
         header_end = len(stream) - 150_000 - 10
         feed(wire, stream[: header_end + 5])
@@ -459,13 +464,7 @@ class TestLosing:
     def test_sinks_that_were_filled_before_a_fault_are_let_go(self) -> None:
         """The fault comes with the bytes that completed them: nobody else will hear of them."""
         message = push(64)
-        sinks: list[Landing] = []
-
-        def place(said: Message) -> Sink:
-            sinks.append(Landing(said))
-            return sinks[-1]
-
-        wire = opened("server", place)
+        wire, sinks = landing()
         stream = frame("client", message, *data_for(message))
         with pytest.raises(RemoteProtocolError):
             feed(wire, stream + stream + b"GET / HTTP/1.1")

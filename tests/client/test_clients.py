@@ -27,7 +27,7 @@ from aiops.messages import Report, Stats
 from tests.adapter import Adapter
 from tests.peers import Peer
 from tests.proxy import Proxy
-from tests.support import PATIENCE, ServerThread
+from tests.support import PATIENCE, ServerThread, assert_same
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
@@ -59,14 +59,6 @@ def small(seed: int = 0) -> dict[str, Array]:
 
 def ones(params: Params, times: float = 1) -> dict[str, Array]:
     return {name: np.full(a.shape, times, a.dtype) for name, a in params.items()}
-
-
-def assert_same(got: Any, expected: Any) -> None:
-    assert set(got) == set(expected)
-    for name in expected:
-        assert got[name].dtype == expected[name].dtype, name
-        assert got[name].shape == expected[name].shape, name
-        np.testing.assert_array_equal(got[name], expected[name], name)
 
 
 class TestModel:
