@@ -23,7 +23,7 @@ from aiops import messages
 from aiops.algorithms.base import Algorithm
 from aiops.answers import Answers, Pending
 from aiops.crew import Crew, Member
-from aiops.errors import BadPush, NotReady, Refused, Unavailable, UsageError
+from aiops.errors import BadPush, NotReady, Refused, StaleGradient, Unavailable, UsageError
 from aiops.events import (
     Applied,
     Drop,
@@ -78,9 +78,9 @@ class Engine:
     def __init__(self, algorithm: Algorithm, options: Options | None = None) -> None:
         self.algorithm, self.options = algorithm, options or Options()
         workers, deadline = self.options.workers, self.options.worker_deadline
-        algorithm.check(workers)
+        algorithm.check(workers, self.options.relaxed)
         told = {"patience": deadline, "heartbeat": self.options.heartbeat}
-        self.plan = {**algorithm.plan(), **told}
+        self.plan = {**algorithm.plan(workers), **told}
         self.store: Store | None = None
         self.stopping = False
         self._effects: list[Effect] = []
@@ -133,7 +133,9 @@ class Engine:
         self.updates.crew_changed()
 
     def _on_left(self, event: Left) -> None:
-        if self.crew.leave(event.peer) is not None:
+        member = self.crew.leave(event.peer)
+        if member is not None:
+            member.forget_sent()
             self.answers.left(event.peer)
             self.updates.crew_changed()
 
@@ -176,7 +178,7 @@ class Engine:
 
     def _on_fetch(self, event: Received) -> None:
         assert isinstance(event.message, Fetch)
-        self.answers.fetch(event.peer, event.message)
+        self.answers.fetch(event.peer, event.message, self.crew.at(event.peer))
 
     def _on_describe(self, event: Received) -> None:
         self.answers.describe(event.peer, event.message.id)
@@ -270,6 +272,8 @@ class Engine:
             "updates_per_second": round(self._rate(), 3),
             "gradients": used,
             "refused": dict(self.answers.refused),
+            "ignored": self.updates.ignored,
+            "wasted": self.updates.ignored + self.answers.refused[StaleGradient.code],
             "staleness": {str(tau): n for tau, n in sorted(staleness.items())},
             "mean_staleness": self.updates.total_staleness / max(used, 1),
             "vbar": store.vbar() if store else None,

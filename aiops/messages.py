@@ -200,13 +200,16 @@ class Model(Message):
 class Ack(Message):
     """The push was taken. ``parts`` brings the parameters of ``version`` if they were asked for.
 
-    ``staleness`` is the largest over the pushed tensors, ``mean_staleness`` the mean weighted by
-    their bytes. ``vbar`` is the mean of the algorithm's statistic over all parameters (nil when
-    it keeps none) and ``vbars`` the same per tensor, float32, little endian.
+    ``used`` is false when the algorithm ignores this gradient (it is too stale, say); that is no
+    error, and the worker goes on. ``staleness`` is the largest over the pushed tensors,
+    ``mean_staleness`` the mean weighted by their bytes. ``vbar`` is the mean of the algorithm's
+    statistic over all parameters (nil when it keeps none) and ``vbars`` the same per tensor,
+    float32, little endian.
     """
 
     kind = "ack"
     version: UInt
+    used: bool
     staleness: UInt
     mean_staleness: Real
     vbar: OptReal

@@ -35,6 +35,7 @@ ROOMS: Mapping[str, str] = {
     "algorithms":   "algorithms",
     "engine":       "crew events intake answers updates engine journal",
     "conversation": "client.params client.outgoing client.conversation",
+    "routines":     "client.routines",
     "collective":   "collective",
     "workloads":    "workloads",
     "sockets":      "sockets spin",
@@ -54,13 +55,14 @@ ARROWS: Mapping[str, str] = {
     "algorithms":   "errors layout kernels",
     "engine":       "errors messages layout wire kernels store algorithms",
     "conversation": "errors messages layout wire",
+    "routines":     "errors layout kernels algorithms conversation",
     "collective":   "errors messages layout wire",
     "workloads":    "errors",
     "sockets":      "",
-    "client":       "errors messages layout wire conversation collective sockets",
+    "client":       "errors messages layout wire conversation routines collective sockets",
     "server":       "errors messages layout wire store algorithms engine sockets",
     "tools":        "errors messages layout wire kernels store algorithms engine conversation"
-                    " workloads client server",
+                    " routines workloads client server",
 }  # fmt: skip
 
 SHELLS = {"sockets", "client", "server", "tools"}

@@ -11,10 +11,22 @@ from aiops.errors import UsageError, nearest
 
 BUILT_IN: Mapping[str, str] = {
     "asgd": "aiops.algorithms.asgd:ASGD",
+    "dcasgd": "aiops.algorithms.dcasgd:DCASGD",
+    "diloco": "aiops.algorithms.diloco:DiLoCo",
+    "downpour": "aiops.algorithms.downpour:Downpour",
+    "eamsgd": "aiops.algorithms.easgd:EAMSGD",
+    "easgd": "aiops.algorithms.easgd:EASGD",
+    "exponential": "aiops.algorithms.exponential:Exponential",
     "fasgd": "aiops.algorithms.fasgd:FASGD",
+    "fedbuff": "aiops.algorithms.fedbuff:FedBuff",
+    "gap-aware": "aiops.algorithms.gapaware:GapAware",
     "hardsync": "aiops.algorithms.hardsync:Hardsync",
+    "no-delay": "aiops.algorithms.nodelay:NoDelay",
+    "rennala": "aiops.algorithms.rennala:Rennala",
+    "ringmaster": "aiops.algorithms.ringmaster:Ringmaster",
     "sasgd": "aiops.algorithms.sasgd:SASGD",
     "softsync": "aiops.algorithms.softsync:Softsync",
+    "ssp": "aiops.algorithms.ssp:SSP",
 }
 
 

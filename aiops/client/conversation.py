@@ -25,7 +25,7 @@ import numpy as np
 import aiops
 from aiops import handshake, messages
 from aiops.client.outgoing import little_endian, make_up, parts_of
-from aiops.client.params import Params
+from aiops.client.params import Params, Stamped
 from aiops.codecs import raw
 from aiops.errors import (
     AiopsError,
@@ -61,6 +61,11 @@ class Receipt:
         The mean of the algorithm's statistic over all parameters, or None if it keeps none.
     vbars
         The same per tensor.
+    used
+        Whether the gradient is part of the model; False: the policy ignored it (it was too stale).
+    pushed
+        False when a step was made by the worker alone, as the policy has it, and nothing travelled:
+        the rest is then what the last push came to.
     """
 
     version: int
@@ -68,6 +73,8 @@ class Receipt:
     mean_staleness: float
     vbar: float | None
     vbars: Mapping[str, float]
+    used: bool = True
+    pushed: bool = True
 
 
 @dataclass(slots=True, eq=False)
@@ -294,7 +301,7 @@ class Conversation:
 
         return self._ask(Request("the model's description", messages.Describe, finish))
 
-    def push(self, gradients: Mapping[str, Array], at: Params, into: Params | None) -> Request:
+    def push(self, gradients: Mapping[str, Array], at: Stamped, into: Params | None) -> Request:
         """Push gradients computed at ``at``; the result is a `Receipt`.
 
         With ``into`` (which may be ``at``) the parameters after the push are received there.
@@ -461,7 +468,8 @@ class Conversation:
             names = (tensor.name for tensor in self.layout.tensors)
             vbars = dict(zip(names, means, strict=True))
         return Receipt(
-            message.version, message.staleness, message.mean_staleness, message.vbar, vbars
+            *(message.version, message.staleness, message.mean_staleness, message.vbar, vbars),
+            used=message.used,
         )
 
 

@@ -3,12 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from aiops.layout import Arena, Array, Layout
+
+
+class Stamped(Protocol):
+    """What says at which versions of the tensors something was computed."""
+
+    @property
+    def layout(self) -> Layout:
+        """The tensors."""
+
+    @property
+    def versions(self) -> npt.NDArray[np.int64]:
+        """Their versions, in arena order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Versions alone, without the parameters; a `Stamped`."""
+
+    layout: Layout
+    versions: npt.NDArray[np.int64]
+
+    def copy(self) -> Stamp:
+        """Return an independent copy."""
+        return Stamp(self.layout, self.versions.copy())
 
 
 class Params(Mapping[str, Array]):

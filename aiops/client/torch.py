@@ -115,7 +115,7 @@ class RemoteOptimizer(_torch.optim.Optimizer):  # type: ignore[misc]
         # Goodbye is said when this is collected or the program ends, so that nobody waits for it.
         self._finalizer = weakref.finalize(self, _leave, self.worker, os.getpid())
         try:
-            self.server_lr = float(self.worker.stats()["settings"].get("lr", 1.0))
+            self.server_lr = self.worker.lr
             self._adopt()
         except BaseException:
             self.close()
