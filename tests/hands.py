@@ -59,6 +59,13 @@ class Hand:
         if transfer is not None:
             self.send(transfer)
 
+    def finish(self) -> None:
+        """Push what is left, as a worker does that is closed."""
+        if self.routine.under_way is None:
+            rest = self.routine.rest()
+            if rest is not None:
+                self.send(rest)
+
     def send(self, transfer: Transfer) -> None:
         """Push or fetch."""
         self._into = transfer.into

@@ -9,7 +9,7 @@ import numpy as np
 
 from aiops.client.params import Params, Stamp
 from aiops.client.routines.base import Routine, Transfer
-from aiops.client.routines.flat import Model, zeros
+from aiops.client.routines.flat import Model, ranges, zeros
 from aiops.layout import Array
 
 
@@ -36,8 +36,8 @@ class Accumulate(Routine):
         gradient, tensors = self._model.take(gradients)
         if not self._held:
             self._stamp.versions[:] = self.params.versions
-        for total, part in zip(self._sum, gradient.arena.sections, strict=True):
-            total += part
+        for number, part in ranges(self.params.layout, tensors):
+            self._sum[number][part] += gradient.arena.sections[number][part]
         self._held.update(tensors.tolist())
         self._model.step(gradient, tensors)
 
