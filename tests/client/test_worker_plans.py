@@ -94,9 +94,14 @@ class TestLocalSteps:
 
     def test_an_error_in_the_loop_pushes_nothing_more(self) -> None:
         with serve("downpour", lr=1, n_push=5, n_fetch=5) as server:
-            with pytest.raises(ZeroDivisionError), Worker(server.url, START) as worker:
-                worker.step(ones(worker.params))
-                raise ZeroDivisionError
+
+            def fail() -> None:
+                with Worker(server.url, START) as worker:
+                    worker.step(ones(worker.params))
+                    raise ZeroDivisionError
+
+            with pytest.raises(ZeroDivisionError):
+                fail()
             assert version_of(server) == 0
 
     def test_a_bad_gradient_costs_nothing(self) -> None:
@@ -151,38 +156,38 @@ class TestLocalSteps:
 class TestOverlap:
     def test_the_merge_overlaps_compute(self) -> None:
         """With the other at rest, a worker goes on for τ_max steps, and then waits for it."""
-        with serve("no-delay", workers=2, lr=1, tau_max=4) as server:
-            with Worker(server.url, START) as fast, Worker(server.url, START) as slow:
-                for _ in range(3):
-                    receipt = fast.step(ones(fast.params))
-                    assert not receipt.pushed
-                assert fast.idle_seconds < 0.5 * PATIENCE
-                with ThreadPoolExecutor() as pool:
-                    waiting = pool.submit(lambda: fast.step(ones(fast.params)))
-                    eventually(lambda: waiting_at(server) == 1, "the first push")
-                    assert not waiting.done()
-                    slow.step(ones(slow.params))
-                    waiting.result(PATIENCE)
-                # Both gave one step; the three that the fast one has taken since are its own.
-                np.testing.assert_array_equal(fast.params["w"], -1 - 3)
+        two = serve("no-delay", workers=2, lr=1, tau_max=4)
+        with two as server, Worker(server.url, START) as fast, Worker(server.url, START) as slow:
+            for _ in range(3):
+                receipt = fast.step(ones(fast.params))
+                assert not receipt.pushed
+            assert fast.idle_seconds < 0.5 * PATIENCE
+            with ThreadPoolExecutor() as pool:
+                waiting = pool.submit(lambda: fast.step(ones(fast.params)))
+                eventually(lambda: waiting_at(server) == 1, "the first push")
+                assert not waiting.done()
+                slow.step(ones(slow.params))
+                waiting.result(PATIENCE)
+            # Both gave one step; the three that the fast one has taken since are its own.
+            np.testing.assert_array_equal(fast.params["w"], -1 - 3)
 
     def test_idle_time_is_told_apart_from_compute(self) -> None:
-        with serve("no-delay", workers=2, lr=1, tau_max=2) as server:
-            with Worker(server.url, START) as fast, Worker(server.url, START) as slow:
-                release = threading.Event()
+        two = serve("no-delay", workers=2, lr=1, tau_max=2)
+        with two as server, Worker(server.url, START) as fast, Worker(server.url, START) as slow:
+            release = threading.Event()
 
-                def work() -> None:
-                    release.wait(PATIENCE)
-                    slow.step(ones(slow.params))
+            def work() -> None:
+                release.wait(PATIENCE)
+                slow.step(ones(slow.params))
 
-                with ThreadPoolExecutor() as pool:
-                    working = pool.submit(work)
-                    fast.step(ones(fast.params))
-                    before = fast.idle_seconds
-                    threading.Timer(0.2, release.set).start()
-                    fast.step(ones(fast.params))
-                    working.result(PATIENCE)
-                assert fast.idle_seconds - before >= 0.15
+            with ThreadPoolExecutor() as pool:
+                working = pool.submit(work)
+                fast.step(ones(fast.params))
+                before = fast.idle_seconds
+                threading.Timer(0.2, release.set).start()
+                fast.step(ones(fast.params))
+                working.result(PATIENCE)
+            assert fast.idle_seconds - before >= 0.15
 
     def test_closing_does_not_wait_when_the_loop_failed(self) -> None:
         """Ctrl-C with a push in the background that the barrier holds."""
@@ -235,6 +240,7 @@ class TestPlans:
             eventually(lambda: not present_at(server), "its goodbye")
 
     def test_too_many_fragments(self) -> None:
-        with serve("diloco", local_steps=4, fragments=4) as server:
-            with pytest.raises(UsageError, match="4 fragments, but it has only 2 tensors"):
-                Worker(server.url, START)
+        match = "4 fragments, but it has only 2 tensors"
+        streaming = serve("diloco", local_steps=4, fragments=4)
+        with streaming as server, pytest.raises(UsageError, match=match):
+            Worker(server.url, START)
