@@ -173,10 +173,14 @@ class Challenge(Message):
 
 @value
 class Welcome(Message):
-    """The client is in. ``plan`` is its part of the algorithm."""
+    """The client is in. ``plan`` is its part of the algorithm.
+
+    ``run`` is another one each time a server is started: versions count within a run.
+    """
 
     kind = "welcome"
     protocol: UInt
+    run: Text
     proof: Blob  # that the server knows the token too; empty without one
     policy: Text
     settings: Plain

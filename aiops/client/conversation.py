@@ -32,6 +32,7 @@ from aiops.errors import (
     ConnectionLost,
     Refused,
     RemoteProtocolError,
+    Restarted,
     Unauthorised,
     UsageError,
     refusal,
@@ -86,6 +87,7 @@ class Request:
     finish: Callable[[Message], Any]
     payloads: Sequence[Sequence[memoryview]] = ()
     into: Params | None = None
+    connection: tuple[str, int] = ("", 0)  # of a push: by which came what it was computed at
     done: bool = False
     result: Any = None
     error: AiopsError | None = None
@@ -174,6 +176,7 @@ class Conversation:
         self._next_id = 1
         self._seq = 0
         self._epoch = 0
+        self._run_since = 1  # the first connection to the server as it runs now
         self.ready = False
         self.welcome: Welcome | None = None
         self.layout: Layout | None = None
@@ -314,7 +317,8 @@ class Conversation:
             have = -1 if into is None else self._have(into)
             return messages.Push(id, seq, into is not None, have, parts)
 
-        return self._ask(Request("the answer to its push", make, self._receipt, payloads, into))
+        what = "the answer to its push"
+        return self._ask(Request(what, make, self._receipt, payloads, into, at.connection))
 
     def fetch(self, into: Params) -> Request:
         """Ask for the parameters; the result is whether they changed."""
@@ -358,6 +362,17 @@ class Conversation:
         """
         return params.version if params.connection == (self.client, self._epoch) else -1
 
+    def _outlived(self, request: Request) -> bool:
+        """Whether a push was computed at parameters of an earlier run of the server."""
+        client, epoch = request.connection
+        return client == self.client and epoch < self._run_since
+
+    def _restarted(self) -> Restarted:
+        return Restarted(
+            f"{self.server} was restarted since this gradient was computed, and its parameters are"
+            " others: fetch them and compute it again; it was not pushed"
+        )
+
     def _take_id(self) -> int:
         self._next_id += 1
         return self._next_id - 1
@@ -365,7 +380,10 @@ class Conversation:
     def _ask(self, request: Request) -> Request:
         id = self._take_id()
         self._pending[id] = request
-        if self.ready:
+        if self._outlived(request):
+            del self._pending[id]
+            request.resolve(error=self._restarted())
+        elif self.ready:
             self._send(request.make(id), request.payloads)
         return request
 
@@ -402,6 +420,8 @@ class Conversation:
         handshake.check_welcome(welcome, self._hello, self._challenge, self._token, self.server)
         if welcome.model:
             self._learn(welcome.model)
+        if self.welcome is not None and welcome.run != self.welcome.run:
+            self._run_since = self._epoch
         self.welcome, self.ready = welcome, True
         # Anything asked before, or on a connection since lost, is (again) asked now, in order.
         pending, self._pending = self._pending, {}

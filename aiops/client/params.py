@@ -23,6 +23,10 @@ class Stamped(Protocol):
     def versions(self) -> npt.NDArray[np.int64]:
         """Their versions, in arena order."""
 
+    @property
+    def connection(self) -> tuple[str, int]:
+        """Which client's which connection they came by."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
@@ -30,10 +34,12 @@ class Stamp:
 
     layout: Layout
     versions: npt.NDArray[np.int64]
+    connection: tuple[str, int]
 
-    def copy(self) -> Stamp:
-        """Return an independent copy."""
-        return Stamp(self.layout, self.versions.copy())
+    @classmethod
+    def of(cls, params: Stamped) -> Stamp:
+        """Return what some parameters are stamped with now."""
+        return cls(params.layout, params.versions.copy(), params.connection)
 
 
 class Params(Mapping[str, Array]):

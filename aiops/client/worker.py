@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -14,11 +15,20 @@ from aiops.client.blocking import Client
 from aiops.client.conversation import Receipt
 from aiops.client.params import Params
 from aiops.client.routines import Routine, Transfer, routine_for
-from aiops.errors import AiopsError, DeadlineExceeded, StaleGradient, UsageError
+from aiops.errors import (
+    AiopsError,
+    DeadlineExceeded,
+    NotReady,
+    Restarted,
+    StaleGradient,
+    UsageError,
+)
 from aiops.layout import Array
 
 Gradients: TypeAlias = Mapping[str, Array]
 Compute: TypeAlias = Callable[[Params], Gradients]
+
+_log = logging.getLogger("aiops.client")
 
 _BEAT = 2.0  # seconds between looks at a connection that nobody is using, at most
 
@@ -155,7 +165,8 @@ class Worker:
         Returns
         -------
         What became of it. Where the policy has local steps or pushes in the background, that of the
-        last push that was answered, with ``pushed`` False.
+        last push that was answered, with ``pushed`` False. If the server was restarted meanwhile,
+        ``used`` is False: the gradient belonged to other parameters.
 
         Raises
         ------
@@ -182,10 +193,15 @@ class Worker:
                 try:
                     receipt = self._step(given)
                     break
+                except Restarted:
+                    self._begin_anew()
+                    if compute is None or self._routine.local:
+                        receipt = replace(self._nothing(), used=False)
+                        break
                 except StaleGradient:
                     if compute is None:
                         raise
-                    self.recomputed += 1
+                self.recomputed += 1
         finally:
             self._clock()
         self.steps += 1
@@ -202,9 +218,22 @@ class Worker:
             self._errand = _Errand(transfer)
             self._errands.put(self._errand)
         self._settle(wait=routine.waits)
-        if self.last is None:
-            return Receipt(self.params.version, 0, 0.0, None, {}, pushed=False)
-        return replace(self.last, pushed=False)
+        return self._nothing() if self.last is None else replace(self.last, pushed=False)
+
+    def _begin_anew(self) -> None:
+        """Go on with a server that was restarted.
+
+        Steps that were only taken here stay on top of its parameters. If it has come back without
+        any, it is offered these: what is then lost is the optimiser's state.
+        """
+        _log.warning("%s was restarted: going on with its parameters", self.url)
+        try:
+            self._carry(self._routine.refresh())
+        except NotReady:
+            _log.warning("%s has no model any more: it is offered this worker's", self.url)
+            with self._lock:
+                self._client.define(self.params)
+            self._carry(self._routine.refresh())
 
     def _carry(self, transfer: Transfer) -> Receipt:
         """See to a transfer on this thread, and wait for it."""
@@ -246,6 +275,10 @@ class Worker:
         if receipt is not None:
             self.last = receipt
             return receipt
+        return self._nothing()
+
+    def _nothing(self) -> Receipt:
+        """Return the receipt of a step of which nothing travelled."""
         return Receipt(self.params.version, 0, 0.0, None, {}, pushed=False)
 
     def _clock(self, *, idle: bool = False) -> None:

@@ -50,6 +50,8 @@ MEANINGS = {
     "fetch": "Whether the answer is to bring the parameters.",
     "have": "The version of which the client holds all parameters, -1 for none. If it is still the"
     " current one, the answer brings none.",
+    "run": "Chosen at random when the server was started. If it is another one than before,"
+    " versions mean nothing any more: do not push what was computed at them, and fetch anew.",
     "policy": "The server's algorithm.",
     "settings": "Its settings, for people.",
     "plan": "What a worker has to do; ignore keys that you do not know. `recompute` (boolean): be"

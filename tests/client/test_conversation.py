@@ -616,7 +616,7 @@ class TestTokens:
         pair.server.say(messages.Challenge(0, b"x" * 16))
         pair.move(0, None)
         pair.server.wire.state = "proved"
-        pair.server.say(messages.Welcome(0, 1, b"p" * 32, "asgd", {}, {}, 0, (), 0))
+        pair.server.say(messages.Welcome(0, 1, "", b"p" * 32, "asgd", {}, {}, 0, (), 0))
         with pytest.raises(Unauthorised, match="does not know the token"):
             pair.move(0, None)
         assert not request.done
@@ -867,7 +867,7 @@ class TestServersThatBreakTheRules:
         pair = Pair()
         pair.connect()
         pair.server.wire.state = "greeted"
-        pair.server.say(messages.Welcome(0, 1, b"", "asgd", {}, {}, 0, rows, 0))
+        pair.server.say(messages.Welcome(0, 1, "", b"", "asgd", {}, {}, 0, rows, 0))
         with pytest.raises(RemoteProtocolError, match=URL):
             pair.move(0, None)
         pair, _params, request = self.asked(self.ASKED["model"])
@@ -879,7 +879,7 @@ class TestServersThatBreakTheRules:
         pair = Pair()
         pair.connect()
         pair.server.wire.state = "greeted"
-        pair.server.say(messages.Welcome(0, 2, b"", "asgd", {}, {}, 0, (), 0))
+        pair.server.say(messages.Welcome(0, 2, "", b"", "asgd", {}, {}, 0, (), 0))
         with pytest.raises(RemoteProtocolError, match="speaks version 2 of the wire"):
             pair.move(0, None)
 

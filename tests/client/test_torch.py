@@ -767,7 +767,9 @@ class TestLocalSteps:
                     assert opt.last.pushed == (step == 2)
                     torch.testing.assert_close(model.weight.detach(), start - 0.5 * step)
             end = server.call(lambda s: s.engine.store.current.arena.views["weight"].copy())
-            torch.testing.assert_close(torch.from_numpy(end), start - 1.5)  # closing pushed the rest
+            torch.testing.assert_close(
+                torch.from_numpy(end), start - 1.5
+            )  # closing pushed the rest
 
     def test_an_error_in_the_loop_pushes_nothing_more(self) -> None:
         with ServerThread(policy="downpour", set={"n_push": 5, "n_fetch": 5}) as server:

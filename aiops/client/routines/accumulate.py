@@ -27,7 +27,7 @@ class Accumulate(Routine):
         self._push_every, self._fetch_every = int(plan["push_every"]), int(plan["fetch_every"])
         self._sum = zeros(params.layout)
         self._out, self._fresh = params.like(), params.copy()
-        self._stamp = Stamp(params.layout, params.versions.copy())
+        self._stamp = Stamp.of(params)
         self._held: set[int] = set()  # the tensors that the sum has
         self._sent: set[int] = set()
 
@@ -35,7 +35,7 @@ class Accumulate(Routine):
         """Add it to the sum, and take a local step."""
         gradient, tensors = self._model.take(gradients)
         if not self._held:
-            self._stamp.versions[:] = self.params.versions
+            self._stamp = Stamp.of(self.params)
         for number, part in ranges(self.params.layout, tensors):
             self._sum[number][part] += gradient.arena.sections[number][part]
         self._held.update(tensors.tolist())
@@ -55,7 +55,7 @@ class Accumulate(Routine):
         arrays = self._take_sum() if self._model.steps % self._push_every == 0 else None
         if arrays is None and not fetch:
             return None
-        self.under_way = Transfer(arrays, self._stamp.copy(), self._fresh if fetch else None)
+        self.under_way = Transfer(arrays, self._stamp, self._fresh if fetch else None)
         return self.under_way
 
     @property
@@ -83,7 +83,7 @@ class Accumulate(Routine):
         """Push what has accrued since the last push."""
         arrays = self._take_sum()
         if arrays is not None:
-            self.under_way = Transfer(arrays, self._stamp.copy(), None)
+            self.under_way = Transfer(arrays, self._stamp, None)
         return self.under_way
 
     def refresh(self) -> Transfer:

@@ -37,7 +37,11 @@ class Routine:
         The parameters to compute the next gradient at; the same arrays all the time.
     under_way
         The transfer that has not arrived yet, or None.
+    local
+        Whether gradients are applied here: then none is lost when a transfer fails.
     """
+
+    local = True
 
     def __init__(self, params: Params) -> None:
         self.params = params
@@ -88,6 +92,8 @@ class Routine:
 
 class Direct(Routine):
     """Push each gradient as it is, and wait for the parameters after it."""
+
+    local = False
 
     def __init__(self, params: Params) -> None:
         super().__init__(params)

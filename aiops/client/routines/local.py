@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from aiops.client.params import Params
+from aiops.client.params import Params, Stamp
 from aiops.client.routines.accumulate import note_version
 from aiops.client.routines.base import Routine, Transfer
 from aiops.client.routines.flat import Model, ranges, wide
@@ -61,6 +61,7 @@ class Local(Routine):
         self._anchor = [array.copy() for array in self._model.x]
         self._out, self._fresh = params.like(), params.copy()
         self._since = self._ahead = 0  # steps: since the last push; ahead of the newest model
+        self._out_steps = 0  # how many steps the last push was
         self._handed = 0  # after how many steps the last was handed over
         self._come = False  # a new model is to be merged
         self._refreshing = False
@@ -104,6 +105,7 @@ class Local(Routine):
         if self.under_way is not None and self.under_way.arrays is not None:
             for number, part in self._pushed():
                 self._anchor[number][part] += self._out.arena.sections[number][part]
+            self._since += self._out_steps
         self._refreshing = False
         super().failed()
 
@@ -134,9 +136,9 @@ class Local(Routine):
         names = [self.params.layout.tensors[tensor].name for tensor in fragment]
         whole = len(self._fragments) == 1
         arrays = self._out if whole else {name: self._out[name] for name in names}
-        self._since = 0
+        self._out_steps, self._since = self._since, 0
         self._handed = self._model.steps
-        self.under_way = Transfer(arrays, self._fresh, self._fresh if fetch else None)
+        self.under_way = Transfer(arrays, Stamp.of(self._fresh), self._fresh if fetch else None)
         return self.under_way
 
     def _merge(self) -> None:
