@@ -108,6 +108,10 @@ class Algorithm:
     name: ClassVar[str]
     needs_workers: ClassVar[bool] = False
     """Whether ``--workers N`` must say how many take part; see also `barrier`."""
+    family: ClassVar[str] = "other"
+    """The heading that it is listed under: any words; ours are in `aiops.pages.catalog`."""
+    neighbours: ClassVar[str] = ""
+    """The names of those that its page compares it with, the nearest first, with spaces between."""
 
     lr: float = 0.01
     schedule: str = "constant"
