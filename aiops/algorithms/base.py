@@ -247,6 +247,14 @@ class Algorithm:
         return {field.name: found.get(field.name, "") for field in dataclasses.fields(cls)}
 
     @classmethod
+    def own_settings(cls) -> list[str]:
+        """Return the settings that its own page explains, or that it brought in itself."""
+        explained = [name for name, _text in _descriptions(inspect.cleandoc(cls.__doc__ or ""))]
+        own = dict.fromkeys([*explained, *vars(cls).get("__annotations__", ())])
+        fields = {field.name for field in dataclasses.fields(cls)}
+        return [name for name in own if name in fields]
+
+    @classmethod
     def summary(cls) -> str:
         """Return the first line of its docstring."""
         return (inspect.getdoc(cls) or "").partition("\n")[0]
