@@ -24,6 +24,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 from aiops.algorithms.optimizers import sgd
 from aiops.algorithms.schedules import Schedule
 from aiops.errors import ConflictError, UsageError, nearest
+from aiops.kernels.reader import read
 from aiops.kernels.rule import Rule
 
 
@@ -140,7 +141,7 @@ class Algorithm:
             raise UsageError(f"{self.name}: {setting} must be {what}, not {value!r}")
 
     def check(self, workers: int | None, relaxed: bool = False) -> None:
-        """Refuse settings that cannot work together.
+        """Refuse settings that cannot work together, and a rule that cannot be compiled.
 
         Parameters
         ----------
@@ -153,7 +154,10 @@ class Algorithm:
         ------
         ConflictError
             Saying why.
+        UsageError
+            Naming the rule, the line and what in it no kernel can do.
         """
+        read(self.rule())
         if self.barrier and workers is None:
             raise ConflictError(
                 f"{self.name} waits for a known number of workers: say how many with --workers N"

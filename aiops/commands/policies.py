@@ -83,10 +83,10 @@ def _list(console: Console, kinds: dict[str, type[Algorithm]], broken: dict[str,
     for family, names in catalog.families(kinds).items():
         console.print(Text(family.capitalize(), style="bold cyan"))
         for name in names:
-            _line(console, name, docstring.plain(kinds[name].summary()), width)
+            _entry(console, name, docstring.plain(kinds[name].summary()), width)
         console.print()
     for name, why in broken.items():
-        _line(console, name, why, width)
+        _entry(console, name, why, width)
     for command, what in (
         ("aiops policies NAME", "equations, settings, source"),
         (f"aiops policies {'|'.join(TOPICS)}", "what many share"),
@@ -94,10 +94,15 @@ def _list(console: Console, kinds: dict[str, type[Algorithm]], broken: dict[str,
         console.print(Text.assemble((command, "bold"), ("  " + what, "dim")), soft_wrap=True)
 
 
-def _line(console: Console, name: str, text: str, width: int) -> None:
-    if not console.is_terminal:  # one line each, for grep and its like
+def _entry(console: Console, name: str, text: str, width: int) -> None:
+    """Print a line of the list: one, whatever its length, where grep may read it."""
+    if console.is_terminal:
+        _line(console, name, text, width)
+    else:
         console.print(Text(f"  {name:<{width}}{text}"), soft_wrap=True)
-        return
+
+
+def _line(console: Console, name: str, text: str, width: int) -> None:
     grid = Table.grid(padding=0)
     grid.add_column(width=width, style="bold", no_wrap=True)
     grid.add_column()
@@ -107,6 +112,7 @@ def _line(console: Console, name: str, text: str, width: int) -> None:
 
 def _show(console: Console, name: str, kind: type[Algorithm]) -> None:
     page, known = docstring.read(kind.__doc__), catalog.facts(kind)
+    command = catalog.command(name, kind)  # first of all: it refuses what cannot work
     console.print(Text.assemble((name, "bold cyan"), ("  " + kind.family, "dim")))
     console.print()
     console.print(_prose(page.summary or "It has no docstring."))
@@ -127,7 +133,7 @@ def _show(console: Console, name: str, kind: type[Algorithm]) -> None:
             _blocks(console, blocks)
     if kind.neighbours:
         console.print(Text.assemble(("Compare  ", "bold"), ", ".join(kind.neighbours.split())))
-    console.print(Text.assemble(("Run      ", "bold"), catalog.command(name, kind)))
+    console.print(Text.assemble(("Run      ", "bold"), command))
     source = Text.assemble(("Code     ", "bold"), (inspect.getsourcefile(kind) or "", "dim"))
     console.print(source, soft_wrap=True)
 

@@ -60,9 +60,10 @@ class Curves:
     """
 
     def __init__(self, data: Mapping[str, Any]) -> None:
+        measured = data["runs"]
         self.task: Mapping[str, Any] = data.get("task", {})
         alike: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-        for run in data["runs"]:
+        for run in measured:
             key = json.dumps(run.get("settings", {}), sort_keys=True)
             alike.setdefault((run["policy"], key), []).append(run)
         self._best: dict[str, Curve] = {}

@@ -104,7 +104,7 @@ def _fill(axes: Any, subject: Curve, others: Sequence[Curve]) -> None:
                 linewidth=0,
             )
         axes.plot(curve.samples, means, color=colour, linewidth=2.2 if chosen else 1.2)
-    last = max(curve.samples[-1] for curve, _colour in drawn)
+    last = max(1, *(curve.samples[-1] for curve, _colour in drawn))
     axes.set_xlim(0, last)
     axes.set_ylim(low, high)
     ends = [100 * statistics.fmean(curve.accuracies[-1]) for curve, _colour in drawn]

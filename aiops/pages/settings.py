@@ -48,7 +48,8 @@ def grouped(algorithm: type[Algorithm]) -> list[Group]:
 'scale_lr', 'clip'])]
     """
     meanings = algorithm.described()
-    own = [name for name in algorithm.own_settings() if not _below(algorithm, name)]
+    explained = [name for name in algorithm.own_settings() if not _below(algorithm, name)]
+    own = list(dict.fromkeys(["lr", *explained]))  # an algorithm means its own by it, always
     found: dict[str, list[Setting]] = {OWN: []}
     for base in (b for b in algorithm.__mro__[1:] if issubclass(b, Algorithm)):
         found.setdefault(_heading(base), [])
