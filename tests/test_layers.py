@@ -41,7 +41,7 @@ ROOMS: Mapping[str, str] = {
     "sockets":      "sockets spin",
     "client":       "client",
     "server":       "server link peer applier config files",
-    "tools":        "cli __main__ commands demo wire_examples sim experiments",
+    "tools":        "cli __main__ commands demo pages wire_examples sim experiments",
 }  # fmt: skip
 
 # room              the rooms that it may import from, beside itself

@@ -24,6 +24,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 from aiops.algorithms.optimizers import sgd
 from aiops.algorithms.schedules import Schedule
 from aiops.errors import ConflictError, UsageError, nearest
+from aiops.kernels.reader import read
 from aiops.kernels.rule import Rule
 
 
@@ -108,6 +109,10 @@ class Algorithm:
     name: ClassVar[str]
     needs_workers: ClassVar[bool] = False
     """Whether ``--workers N`` must say how many take part; see also `barrier`."""
+    family: ClassVar[str] = "other"
+    """The heading that it is listed under: any words; ours are in `aiops.pages.catalog`."""
+    neighbours: ClassVar[str] = ""
+    """The names of those that its page compares it with, the nearest first, with spaces between."""
 
     lr: float = 0.01
     schedule: str = "constant"
@@ -136,7 +141,7 @@ class Algorithm:
             raise UsageError(f"{self.name}: {setting} must be {what}, not {value!r}")
 
     def check(self, workers: int | None, relaxed: bool = False) -> None:
-        """Refuse settings that cannot work together.
+        """Refuse settings that cannot work together, and a rule that cannot be compiled.
 
         Parameters
         ----------
@@ -149,7 +154,10 @@ class Algorithm:
         ------
         ConflictError
             Saying why.
+        UsageError
+            Naming the rule, the line and what in it no kernel can do.
         """
+        read(self.rule())
         if self.barrier and workers is None:
             raise ConflictError(
                 f"{self.name} waits for a known number of workers: say how many with --workers N"
@@ -241,6 +249,14 @@ class Algorithm:
             for name, text in _descriptions(inspect.cleandoc(base.__doc__ or "")):
                 found.setdefault(name, text)
         return {field.name: found.get(field.name, "") for field in dataclasses.fields(cls)}
+
+    @classmethod
+    def own_settings(cls) -> list[str]:
+        """Return the settings that its own page explains, or that it brought in itself."""
+        explained = [name for name, _text in _descriptions(inspect.cleandoc(cls.__doc__ or ""))]
+        own = dict.fromkeys([*explained, *vars(cls).get("__annotations__", ())])
+        fields = {field.name for field in dataclasses.fields(cls)}
+        return [name for name in own if name in fields]
 
     @classmethod
     def summary(cls) -> str:

@@ -72,6 +72,8 @@ class DCASGD(Algorithm):
     {'lam': 0.04}
     """
 
+    family = "staleness-aware"
+    neighbours = "asgd gap-aware fasgd"
     name = "dcasgd"
     lr: float = 0.04
     adaptive: bool = True

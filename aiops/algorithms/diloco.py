@@ -83,6 +83,8 @@ class DiLoCo(LocalTraining, Optimised):
     5
     """
 
+    family = "local training"
+    neighbours = "fedbuff easgd no-delay"
     name = "diloco"
     needs_workers = True
     lr: float = 0.7

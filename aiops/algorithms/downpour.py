@@ -48,6 +48,8 @@ class Downpour(Optimised):
     ('accumulate', 2, 10)
     """
 
+    family = "local training"
+    neighbours = "asgd no-delay easgd"
     name = "downpour"
     lr: float = 0.04
     n_push: int = 5

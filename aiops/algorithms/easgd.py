@@ -56,6 +56,8 @@ class EASGD(Algorithm):
     0.3
     """
 
+    family = "local training"
+    neighbours = "eamsgd downpour diloco fedbuff"
     name = "easgd"
     lr: float = 0.04
     p: int = 10
@@ -147,6 +149,7 @@ class EAMSGD(EASGD):
     0.9
     """
 
+    neighbours = "easgd downpour diloco"
     name = "eamsgd"
     lr: float = 0.01
     delta: float = 0.9

@@ -66,6 +66,8 @@ class GapAware(Algorithm):
     ('sent',)
     """
 
+    family = "staleness-aware"
+    neighbours = "dcasgd fasgd asgd"
     name = "gap-aware"
     lr: float = 0.01
     mu: float = 0.9

@@ -94,6 +94,8 @@ class Hardsync(Optimised):
     [None, 2]
     """
 
+    family = "synchronous or bounded"
+    neighbours = "rennala ssp softsync asgd"
     name = "hardsync"
     needs_workers = True
     lr: float = 0.1

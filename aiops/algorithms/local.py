@@ -49,7 +49,7 @@ class LocalTraining(Algorithm):
     inner_momentum : float, default 0.9
         Of ``momentum`` and ``nesterov``.
     inner_weight_decay : float, default 0
-        As `Optimised`'s.
+        As ``weight_decay`` of `aiops.algorithms.optimizers`.
     """
 
     local_steps: int = 10

@@ -55,6 +55,8 @@ class NoDelay(Algorithm):
     4
     """
 
+    family = "local training"
+    neighbours = "hardsync downpour easgd"
     name = "no-delay"
     needs_workers = True
     lr: float = 0.1

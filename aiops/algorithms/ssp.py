@@ -82,6 +82,8 @@ class SSP(Optimised):
     [(True, True), (True, False)]
     """
 
+    family = "synchronous or bounded"
+    neighbours = "hardsync asgd ringmaster"
     name = "ssp"
     lr: float = 0.04
     s: int = 3

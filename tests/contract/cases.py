@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from aiops.algorithms import BUILT_IN
+
+
+def others(text: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    """The cases of $AIOPS_CONTRACT: ``package.module:Name key=value ...``, more after a ``;``."""
+    cases: dict[str, tuple[str, dict[str, Any]]] = {}
+    for words in filter(None, (case.split() for case in text.split(";"))):
+        settings = dict(word.split("=", 1) for word in words[1:])
+        cases[" ".join(words)] = (words[0], settings)
+    return cases
+
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     # Local training in short cycles: the suites take only some dozens of steps per worker.
@@ -58,6 +69,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "delay-adaptive",
         )
     },
+    **others(os.environ.get("AIOPS_CONTRACT", "")),
 }
 BACKENDS = ("numpy", "numba")
 WORKERS = 4
