@@ -100,7 +100,7 @@ class Algorithm:
         ``warmup:500,cosine:20000``.
     scale_lr : bool, default False
         Multiply it by λ (``--workers``), from update 0 or over the schedule's warm-up (Goyal et
-        al. 2017, as in Petitet & Roman).
+        al. 2017; as `no-delay`'s paper does).
     clip : float, default 0
         Scale down an update's (mean) gradient whose norm over all tensors it touches is larger
         (Pascanu et al. 2013); 0: do not.

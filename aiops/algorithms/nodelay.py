@@ -40,7 +40,8 @@ class NoDelay(Algorithm):
 
     Source
     ------
-    *Asynchronous SGD without gradient delay for efficient distributed training*, algorithms 1, 2.
+    *Asynchronous SGD without gradient delay for efficient distributed training*, submitted to ICLR
+    2019 (anonymous), algorithms 1 and 2.
 
     Note
     ----
