@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from aiops import messages
+from aiops.client.conversation import Receipt
 from aiops.client.outgoing import parts_of
 from aiops.client.params import Params
 from aiops.client.routines import Transfer, routine_for
@@ -93,9 +94,11 @@ class Hand:
             self.refusals.append(message)
             self.routine.failed()
             return
+        receipt = None
         if isinstance(message, Ack):
             self.acks.append(message)
-        self.routine.arrived()
+            receipt = Receipt(message.version, message.staleness, 0.0, None, {}, message.used)
+        self.routine.arrived(receipt)
         if self.blocked:
             self._go_on()
 

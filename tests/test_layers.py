@@ -34,7 +34,7 @@ ROOMS: Mapping[str, str] = {
     "store":        "gradients versions store",
     "algorithms":   "algorithms",
     "engine":       "crew events intake answers updates engine journal",
-    "conversation": "client.params client.outgoing client.conversation",
+    "conversation": "client.params client.outgoing client.conversation client.transfer",
     "routines":     "client.routines",
     "collective":   "collective",
     "workloads":    "workloads",

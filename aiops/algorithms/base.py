@@ -139,6 +139,9 @@ class Algorithm:
         value = getattr(self, setting)
         if not holds or (isinstance(value, float) and not math.isfinite(value)):
             raise UsageError(f"{self.name}: {setting} must be {what}, not {value!r}")
+        if isinstance(value, float) and value and not 1e-37 < abs(value) < 1e37:
+            text = f"{self.name}: {setting} = {value!r} is out of what float32 calculates with"
+            raise UsageError(f"{text}: stay between 1e-37 and 1e37")
 
     def check(self, workers: int | None, relaxed: bool = False) -> None:
         """Refuse settings that cannot work together, and a rule that cannot be compiled.
@@ -289,6 +292,8 @@ def _convert(algorithm: str, key: str, value: Any, default: Any) -> Any:
             return words[str(value).lower()]
         if isinstance(default, int):
             if isinstance(value, float) and not value.is_integer():
+                raise ValueError
+            if not -(2**62) < int(value) < 2**62:
                 raise ValueError
             return int(value)
         return type(default)(value)

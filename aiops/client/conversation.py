@@ -42,6 +42,7 @@ from aiops.messages import Ack, Error, Message, Model, Parts, Report, Welcome
 from aiops.wire import Buffer, Discard, Limits, Sink, Wire
 
 _LIMITS = Limits(header=8 << 20)  # a model comes back with offsets: longer than it was offered
+_LONGEST_WAIT = 1e9  # seconds that a server may announce
 _LONGEST_NAME = 1024  # bytes: the whole greeting must stay under 4 KiB
 
 
@@ -320,6 +321,13 @@ class Conversation:
         what = "the answer to its push"
         return self._ask(Request(what, make, self._receipt, payloads, into, at.connection))
 
+    def again(self, request: Request) -> Request:
+        """Ask again what was abandoned before it was answered; a push is the same push."""
+        if request.done and request.error is None:
+            return request
+        request.done, request.error = False, None
+        return self._ask(request)
+
     def fetch(self, into: Params) -> Request:
         """Ask for the parameters; the result is whether they changed."""
 
@@ -418,6 +426,11 @@ class Conversation:
     def _hear_welcome(self, welcome: Welcome) -> None:
         assert self._hello is not None
         handshake.check_welcome(welcome, self._hello, self._challenge, self._token, self.server)
+        for key in ("patience", "heartbeat"):
+            seconds = welcome.plan.get(key, 0.0)
+            if type(seconds) not in (int, float) or not 0 <= seconds <= _LONGEST_WAIT:
+                text = f"{self.server} announces a {key} of {seconds!r:.60} seconds"
+                raise RemoteProtocolError(text)
         if welcome.model:
             self._learn(welcome.model)
         if self.welcome is not None and welcome.run != self.welcome.run:
@@ -452,15 +465,16 @@ class Conversation:
         if into is None or not parts:
             return
         into.connection = (self.client, self._epoch)
+        version: int = message.current if isinstance(message, Ack) else message.version  # type: ignore[attr-defined]
         if len(parts) == 1:  # they make up the model
             into.versions[:] = parts[0].version
-            into.version = message.version  # type: ignore[attr-defined]
+            into.version = version
             return
         for part in parts:
             first = int(np.searchsorted(into.layout.starts, part.start, side="left"))
             last = int(np.searchsorted(into.layout.starts, part.stop, side="left"))
             into.versions[first:last] = part.version
-        into.version = message.version  # type: ignore[attr-defined]
+        into.version = version
 
     def _learn(self, rows: Any) -> None:
         """Learn the server's model; it may not change under a client's feet."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -40,6 +40,21 @@ class Stamp:
     def of(cls, params: Stamped) -> Stamp:
         """Return what some parameters are stamped with now."""
         return cls(params.layout, params.versions.copy(), params.connection)
+
+    def copy(self) -> Stamp:
+        """Return an independent copy."""
+        return Stamp.of(self)
+
+    def older(self, other: Stamped) -> Stamp:
+        """Return the older of both versions of each tensor."""
+        versions = np.minimum(self.versions, other.versions)
+        return Stamp(self.layout, versions, min(self.connection, other.connection))
+
+    def renewed(self, other: Stamped, tensors: Sequence[int]) -> Stamp:
+        """Return it with some tensors' versions as another has them."""
+        versions = self.versions.copy()
+        versions[list(tensors)] = other.versions[list(tensors)]
+        return Stamp(self.layout, versions, other.connection)
 
 
 class Params(Mapping[str, Array]):

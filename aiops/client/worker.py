@@ -19,6 +19,7 @@ from aiops.errors import (
     AiopsError,
     DeadlineExceeded,
     NotReady,
+    Refused,
     Restarted,
     StaleGradient,
     UsageError,
@@ -174,7 +175,7 @@ class Worker:
             When a gradient does not fit, or the policy needs a function and got arrays.
         BadPush
             When a value is not finite, or the server refuses it; nothing was applied, and `params`
-            are as before. (Of a push in the background the step after it says so.)
+            are as before. (Of a push in the background a later step says so.)
         ConnectionLost, DeadlineExceeded
             When the server cannot be reached, or does not answer.
         """
@@ -209,6 +210,8 @@ class Worker:
 
     def _step(self, gradients: Gradients) -> Receipt:
         routine = self._routine
+        if self._errand is not None and self._errand.error is not None:
+            self._settle(wait=True)  # tell what failed before anything of this step is done
         routine.apply(gradients)
         self._settle(wait=routine.due)
         transfer = routine.transfer()
@@ -227,12 +230,15 @@ class Worker:
         any, it is offered these: what is then lost is the optimiser's state.
         """
         _log.warning("%s was restarted: going on with its parameters", self.url)
+        self._routine.restarted()
         try:
             self._carry(self._routine.refresh())
         except NotReady:
             _log.warning("%s has no model any more: it is offered this worker's", self.url)
             with self._lock:
-                self._client.define(self.params)
+                taken = self._client.offer(self._routine.offer())
+            if taken:
+                self._routine.offered()
             self._carry(self._routine.refresh())
 
     def _carry(self, transfer: Transfer) -> Receipt:
@@ -241,18 +247,31 @@ class Worker:
         try:
             with self._lock:
                 receipt = self._client.carry(transfer)
-        except BaseException:
-            self._routine.failed()
+        except BaseException as error:
+            self._failed(error)
             raise
         finally:
             self._clock(idle=True)
-        self._routine.arrived()
+        self._routine.arrived(receipt)
         return self._note(receipt)
+
+    def _failed(self, error: BaseException) -> None:
+        """Have the routine take back what is known not to have been applied.
+
+        What may have been applied stays under way, and is carried again: the server knows its
+        number. (A gradient that travels as it is is its owner's again in any case.)
+        """
+        if isinstance(error, Refused | UsageError) or not self._routine.local:
+            self._routine.failed()
 
     def _settle(self, *, wait: bool) -> None:
         """Merge what has arrived in the background; wait for it if need be."""
         errand = self._errand
-        if errand is None or not (wait or errand.done.is_set()):
+        if errand is None:
+            if self._routine.under_way is not None:  # the wait for it was broken off
+                self._carry(self._routine.under_way)
+            return
+        if not (wait or errand.done.is_set()):
             return
         self._clock()
         limit = self._client.patience + _BEAT
@@ -265,9 +284,9 @@ class Worker:
             self._clock(idle=True)
         self._errand = None
         if errand.error is not None:
-            self._routine.failed()
+            self._failed(errand.error)
             raise errand.error
-        self._routine.arrived()
+        self._routine.arrived(errand.receipt)
         if errand.receipt is not None:
             self._note(errand.receipt)
 
@@ -293,8 +312,8 @@ class Worker:
     def refresh(self) -> int:
         """Bring `params` up to date without pushing; return their version.
 
-        Local steps that the server does not know of yet stay on top of it, except under EASGD,
-        where the worker goes to the centre.
+        Local steps that the server does not know of yet stay on top of it. Under Downpour and SSP
+        they are only on their way to the server then; under EASGD the worker goes to the centre.
         """
         self._settle(wait=True)
         self._carry(self._routine.refresh())
@@ -308,11 +327,13 @@ class Worker:
     def close(self, *, flush: bool = True) -> None:
         """Push what has not been pushed yet, and say goodbye; may be called twice.
 
+        Under a policy with a barrier that may take as long as any step. Where that must not be, as
+        after Ctrl-C, say ``flush=False``; leaving a ``with`` block by an exception does it.
+
         Parameters
         ----------
         flush
-            False: say goodbye at once, whatever is still on its way. Leaving a ``with`` block by an
-            exception does that.
+            False: say goodbye at once, whatever is still on its way.
 
         Raises
         ------
@@ -329,8 +350,9 @@ class Worker:
             if self._errand is not None and not self._errand.done.is_set():
                 self._client.interrupt()
             self._errands.put(None)
-            self._thread.join(_BEAT)  # (it may be connecting to a host that does not answer)
-            self._client.close()
+            self._thread.join(1.0)
+            if not self._thread.is_alive():  # else it connects to a host that does not answer
+                self._client.close()
 
     def _flush(self) -> None:
         """Wait for what is on its way, and push the rest."""
@@ -352,7 +374,7 @@ class Worker:
 
     def _keep(self) -> None:
         """Run errands, and answer the server now and then while the loop computes."""
-        beat = min(_BEAT, self.plan.get("heartbeat", _BEAT))
+        beat = min(_BEAT, self.plan.get("heartbeat") or _BEAT)
         while True:
             try:
                 errand = self._errands.get(timeout=beat)

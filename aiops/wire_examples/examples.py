@@ -95,7 +95,7 @@ def one_of_each() -> list[Example]:
         _said("server", m.Model(1, True, 0, (row,))),
         _said(
             "server",
-            m.Ack(3, 7, True, 1, 0.5, 0.25, vbars, _floats(7)),
+            m.Ack(3, 7, 7, True, 1, 0.5, 0.25, vbars, _floats(7)),
             struct.pack("<3f", 3, 2, 1),
         ),
         _said("server", m.Params(4, 7)),

@@ -63,6 +63,7 @@ MEANINGS = {
     "model": "The tensors in arena order; in `welcome` empty when nobody has defined them yet.",
     "last_seq": "The highest `seq` of this client that the server has taken, 0 for none.",
     "created": "Whether this offer defined the model.",
+    "current": "The model's version now, which is that of the parameters in this answer.",
     "used": "Whether the gradient was (or will be) part of an update; false: it was ignored.",
     "staleness": "Updates since the gradient's base version: the most over the pushed tensors.",
     "mean_staleness": "The same as a mean, weighted by the tensors' bytes.",

@@ -27,7 +27,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         for name in ("momentum", "nesterov", "adam", "adamw")
     },
     "asgd-clip": ("asgd", {"clip": 1.0, "schedule": "warmup:10,cosine:5000:0.5"}),
-    "dcasgd-constant": ("dcasgd", {"adaptive": False}),
+    "dcasgd-constant": ("dcasgd", {"adaptive": False, "lam": 0.04}),
     "diloco": ("diloco", {"local_steps": 4, "inner": "sgd", "inner_lr": 0.05}),
     "diloco-adamw": ("diloco", {"local_steps": 4, "inner_lr": 0.02, "momentum": 0.5}),
     "diloco-async": (

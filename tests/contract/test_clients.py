@@ -59,7 +59,7 @@ def _step(client: Any, routine: Routine, compute: Compute) -> Receipt:
         except StaleGradient:
             routine.failed()
             continue
-        routine.arrived()
+        routine.arrived(receipt)
         return receipt or Receipt(routine.params.version, 0, 0.0, None, {}, pushed=False)
 
 

@@ -42,7 +42,7 @@ def answer(routine: Routine, value: float, version: int = 1) -> None:
     for array in transfer.into.values():
         array[...] = value
     transfer.into.version, transfer.into.versions[:] = version, version
-    routine.arrived()
+    routine.arrived(None)
 
 
 def test_without_overlap_the_servers_parameters_are_taken_over() -> None:
