@@ -13,7 +13,8 @@ is outstanding at a time; everything about it is fixed when it is issued.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,21 +41,28 @@ from aiops.events import (
     Warm,
 )
 from aiops.intake import Incoming, Intake, Offer
-from aiops.layout import Arena, Layout
+from aiops.kernels.rule import Rule
+from aiops.layout import Arena, Layout, aligned
 from aiops.messages import (
     Define,
     Describe,
     Fetch,
+    FetchRows,
     Leave,
     Message,
     Ping,
     Pong,
     Push,
+    PushRows,
     Report,
     Stats,
     Welcome,
 )
+from aiops.rows import TableStore
+from aiops.rowsdesk import RowsDesk
+from aiops.rowsintake import RowsIncoming, RowsIntake
 from aiops.store import Store
+from aiops.tables import Tables
 from aiops.updates import Updates
 from aiops.wire import Discard, Sink
 
@@ -82,6 +90,7 @@ class Engine:
         told = {"patience": deadline, "heartbeat": self.options.heartbeat}
         self.plan = {**algorithm.plan(), **told}
         self.store: Store | None = None
+        self.rows: RowsDesk | None = None
         self.stopping = False
         self._effects: list[Effect] = []
         self.crew = Crew(workers, deadline)
@@ -89,6 +98,7 @@ class Engine:
         self.answers = Answers(self._effects)
         self.updates = Updates(algorithm, workers, self.crew, self.answers, self._effects)
         self.now = self.started = 0.0
+        self._tables = Tables({})
         self._seconds: deque[tuple[float, int]] = deque(maxlen=12)  # (time, version then)
 
     def handle(self, event: Event) -> list[Effect]:
@@ -99,6 +109,11 @@ class Engine:
         effects = self._effects.copy()
         self._effects.clear()
         return effects
+
+    @property
+    def tables(self) -> Sequence[TableStore]:
+        """The model's tables."""
+        return self.rows.stores if self.rows else ()
 
     @property
     def idle(self) -> bool:
@@ -128,6 +143,7 @@ class Engine:
             version=self.answers.version,
             model=self.store.layout.rows if self.store else (),
             last_seq=member.last_seq,
+            tables=self.answers.tables,
         )
         self._effects.append(Reply(event.peer, welcome))
         self.updates.crew_changed()
@@ -199,18 +215,39 @@ class Engine:
                 raise BadPush("only a worker may define the model; this client is an observer")
             created = self.store is None
             if self.store is not None:
-                _compare(self.store.layout, message)
-            elif offer is None:
-                raise BadPush("the offered model has no values: send all tensors")
+                _compare(self.store.layout, self._tables, message)
             else:
-                self._define(offer.layout, offer.buffer)
+                self._define_offered(message, offer)
             self.answers.describe(event.peer, message.id, created)
         finally:
             if offer is not None:
                 offer.free()
 
-    def _define(self, layout: Layout, data: npt.NDArray[np.uint8]) -> None:
+    def _define_offered(self, message: Define, offer: Offer | None) -> None:
+        tables = _tables_of(message)
+        if tables:
+            why, limit = self.algorithm.tables(), self.options.max_model
+            if why is not None:
+                raise BadPush(f"this server's model cannot have the table {min(tables)!r}: {why}")
+            nbytes = sum(named.table.nbytes for named in tables.values())
+            if nbytes > limit:
+                raise BadPush(
+                    f"tables of {nbytes} bytes, all rows counted, are larger than this server takes"
+                    f" ({limit}): start it with a larger --max-model"
+                )
+        if offer is not None:
+            self._define(offer.layout, offer.buffer, tables)
+        elif tables and not message.tensors:
+            self._define(Layout((), empty=True), aligned(0), tables)
+        else:
+            raise BadPush("the offered model has no values: send all tensors")
+
+    def _define(
+        self, layout: Layout, data: npt.NDArray[np.uint8], tables: Tables | None = None
+    ) -> None:
         options = self.options
+        tables = tables or Tables({})
+        stores = _table_stores(tables, self.algorithm.rule(), options.backend)
         self.store = Store(
             layout,
             self.algorithm.rule(),
@@ -222,7 +259,12 @@ class Engine:
         self.intake.defined(layout)
         self.answers.store = self.store
         self.updates.begin(self.store)
-        self._effects.append(Warm(self.store.warm))
+        self._tables = tables
+        self.answers.tables = self._tables.described
+        self.rows = RowsDesk(self.algorithm, stores, self.answers, self.updates.work)
+        rows_intake = RowsIntake(self._tables, self.intake.pool, options.backend)
+        self.intake.place_rows = rows_intake.place
+        self._effects.append(Warm(partial(_warm, (self.store, *stores))))
 
     # ------------------------------------------------------------ pushes
 
@@ -254,7 +296,32 @@ class Engine:
             return NotReady("nobody has defined the model yet: define it before the first push")
         if not isinstance(sink, Incoming):
             return BadPush("the push holds no tensor: push at least one")
-        return sink.fault or _ahead(self.store, sink)
+        if sink.fault is not None or isinstance(sink, RowsIncoming):
+            return sink.fault
+        return _ahead(self.store, sink)
+
+    def _on_fetch_rows(self, event: Received) -> None:
+        if isinstance(event.sink, Discard) and isinstance(event.sink.fault, Refused):
+            raise event.sink.fault
+        if self.rows is None:
+            raise NotReady("nobody has defined the model yet: a worker must do it")
+        self.rows.fetch(event)
+
+    def _on_push_rows(self, event: Received) -> None:
+        message, sink, rows = event.message, event.sink, self.rows
+        assert isinstance(message, PushRows)
+        member = self.crew.at(event.peer)
+        if member is not None and not (rows and rows.repeated(event, member)):
+            member.last_seq = message.seq
+            fault = self._fault(member, sink)
+            if fault is None and rows is not None and isinstance(sink, RowsIncoming):
+                fault = rows.fault(sink, message)
+            if fault is None and rows is not None:
+                rows.push(event, member)
+                return
+            self.answers.refuse_at_once(event, member, fault or BadPush("it pushes no row"))
+        if isinstance(sink, Incoming):
+            sink.free()
 
     # ------------------------------------------------------------ statistics
 
@@ -275,6 +342,7 @@ class Engine:
             "vbar": store.vbar() if store else None,
             "parameters": store.layout.parameters if store else 0,
             "tensors": len(store.layout.tensors) if store else 0,
+            "tables": [table.report() for table in self.tables],
             "kernels": store.backend if store else "",
             "versions_alive": store.alive if store else 0,
             "versions_copied": store.copies if store else 0,
@@ -311,10 +379,37 @@ def _ahead(store: Store, sink: Incoming) -> BadPush | None:
     )
 
 
-def _compare(layout: Layout, message: Define) -> None:
-    """Refuse an offer of another model than the server's."""
+def _table_stores(tables: Tables, rule: Rule, backend: str) -> tuple[TableStore, ...]:
+    """Make room for the rows of tables, of which none takes memory yet."""
     try:
-        difference = layout.difference(Layout(message.tensors))
+        return tuple(TableStore(named, rule, backend) for named in tables.each)
+    except (MemoryError, OSError) as error:
+        nbytes = sum(named.table.nbytes for named in tables.each)
+        raise BadPush(
+            f"tables of {nbytes} bytes, and the rule's state for them, are larger than this"
+            f" server's address space: {error}"
+        ) from None
+
+
+def _warm(stores: Sequence[Store | TableStore]) -> None:
+    for store in stores:
+        store.warm()
+
+
+def _tables_of(message: Define) -> Tables:
+    """Return the tables of an offer."""
+    try:
+        return Tables.told(message.tables, (name for name, _dtype, _shape in message.tensors))
+    except UsageError as error:
+        raise BadPush(str(error)) from None
+
+
+def _compare(layout: Layout, tables: Tables, message: Define) -> None:
+    """Refuse an offer of another model than the server's."""
+    offered = _tables_of(message)
+    try:
+        difference = layout.difference(Layout(message.tensors, empty=bool(offered)))
+        difference = difference or tables.difference(offered)
     except UsageError as error:
         difference = str(error)
     if difference:
@@ -334,6 +429,8 @@ _HANDLERS: dict[type, Callable[[Engine, Any], None]] = {
 _MESSAGES: dict[type[Message], Callable[[Engine, Received], None]] = {
     Push: Engine._on_push,
     Fetch: Engine._on_fetch,
+    FetchRows: Engine._on_fetch_rows,
+    PushRows: Engine._on_push_rows,
     Define: Engine._on_define,
     Describe: Engine._on_describe,
     Stats: Engine._on_stats,

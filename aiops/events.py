@@ -15,6 +15,8 @@ import numpy as np
 from aiops.errors import UsageError
 from aiops.layout import Ints
 from aiops.messages import Hello, Message
+from aiops.rows import RowJob
+from aiops.rowsintake import RowsIncoming
 from aiops.store import Job
 from aiops.values import value
 from aiops.versions import Lease
@@ -91,11 +93,12 @@ Event: TypeAlias = Initialised | Joined | Received | Left | Tick | Applied | Sto
 
 @value
 class Reply:
-    """Send a message; a lease holds the parameters that its parts stand for."""
+    """Send a message; a lease holds the parameters that its parts stand for, or ``rows`` do."""
 
     peer: int
     message: Message
     lease: Lease | None = None
+    rows: RowsIncoming | None = None
 
 
 @value
@@ -103,7 +106,7 @@ class Apply:
     """Run a kernel (`run`, on any thread) and come back with `Applied`."""
 
     ticket: int
-    job: Job
+    job: Job | RowJob
 
     @property
     def run(self) -> Callable[[], Ints]:

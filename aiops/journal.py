@@ -86,11 +86,15 @@ class Journal:
 def digest(engine: Engine) -> str:
     """Return the SHA-256 of the parameters' bytes, one tensor after the other (none: of nothing).
 
+    Each table adds the digest of its rows.
+
     The order is the arena's, which is the order of the tensors in a model file or a fetch.
     """
     total = hashlib.sha256()
     if engine.store is not None:
         total.update(memoryview(engine.store.current.arena.data))  # type: ignore[arg-type]
+    for table in engine.tables:
+        total.update(table.digest())
     return total.hexdigest()
 
 
@@ -214,6 +218,8 @@ def _issued(effects: list[Effect]) -> Apply | None:
             found = effect
         elif isinstance(effect, Reply) and effect.lease is not None:
             effect.lease.release()
+        elif isinstance(effect, Reply) and effect.rows is not None:
+            effect.rows.free()
     return found
 
 

@@ -54,6 +54,7 @@ from aiops.layout import Ints, Layout, aligned
 from aiops.link import Link
 from aiops.messages import Error, Message
 from aiops.peer import Peer
+from aiops.rowsintake import RowsIncoming
 from aiops.spin import Spin
 from aiops.wire import SMALL, Sink, Wire
 
@@ -61,6 +62,9 @@ _log = logging.getLogger("aiops.server")
 
 _INLINE = 4 << 20
 """An update that touches at most so many bytes is done at once: handing it over costs more."""
+
+_HEADER = 1024
+"""More than the header of an answer that brings rows has."""
 
 _BACKLOG = 1024
 
@@ -295,6 +299,9 @@ class Server:
         self._changed()
 
     def _reply(self, effect: Reply) -> None:
+        if effect.rows is not None:
+            self._reply_rows(effect, effect.rows)
+            return
         peer = self._peers.get(effect.peer)
         lease = effect.lease
         if peer is None or peer.link.wire.state == "closed":
@@ -314,12 +321,23 @@ class Server:
         lease.release()
         peer.link.send(buffers, lease)
 
+    def _reply_rows(self, effect: Reply, rows: RowsIncoming) -> None:
+        """Send rows from the buffer that they were gathered in."""
+        peer = self._peers.get(effect.peer)
+        if peer is None or peer.link.wire.state == "closed":
+            rows.free()
+            return
+        view = rows.answer
+        if len(view) <= SMALL - _HEADER:  # it is copied at once
+            peer.link.send(peer.link.wire.send(effect.message, [[view]]))
+            rows.free()
+            return
+        buffers = peer.link.wire.send(effect.message, [[rows.answer_later()]])
+        peer.link.send(buffers)
+
     def _apply(self, effect: Apply) -> None:
-        store = self.engine.store
-        assert store is not None
         assert self._applier is not None
-        touched = store.layout.nbytes * (3 + len(store.rule.state))
-        if not self._warm or touched > _INLINE:
+        if not self._warm or effect.job.cost > _INLINE:
             self._applier.submit(effect)
             return
         try:
@@ -445,6 +463,7 @@ class Server:
         shortest = min(config.hello_deadline, config.stall_deadline, config.heartbeat)
         self._sweeper = self._loop.call_later(min(1.0, shortest / 4), self._sweep)
         now = self._now()
+        self.engine.intake.pool.settle()
         crowded = self.engine.intake.pool.waiting > 0
         for peer in list(self._peers.values()):
             error = peer.judge(config, now, crowded)

@@ -26,6 +26,7 @@ import aiops
 from aiops import handshake, messages
 from aiops.client.outgoing import little_endian, make_up, parts_of
 from aiops.client.params import Params
+from aiops.client.rows import Asked, Rows, RowsInto
 from aiops.codecs import raw
 from aiops.errors import (
     AiopsError,
@@ -37,7 +38,8 @@ from aiops.errors import (
     refusal,
 )
 from aiops.layout import Array, Layout
-from aiops.messages import Ack, Error, Message, Model, Parts, Report, Welcome
+from aiops.messages import Ack, Error, Message, Model, Parts, Report, TableRows, Welcome
+from aiops.tables import Table, Tables
 from aiops.wire import Buffer, Discard, Limits, Sink, Wire
 
 _LIMITS = Limits(header=8 << 20)  # a model comes back with offsets: longer than it was offered
@@ -78,7 +80,7 @@ class Request:
     make: Callable[[int], Message]
     finish: Callable[[Message], Any]
     payloads: Sequence[Sequence[memoryview]] = ()
-    into: Params | None = None
+    into: Params | RowsInto | None = None
     done: bool = False
     result: Any = None
     error: AiopsError | None = None
@@ -170,6 +172,7 @@ class Conversation:
         self.ready = False
         self.welcome: Welcome | None = None
         self.layout: Layout | None = None
+        self.rows = Rows()
 
     # ------------------------------------------------------------ the connection
 
@@ -262,24 +265,30 @@ class Conversation:
 
     # ------------------------------------------------------------ requests
 
-    def define(self, arrays: Mapping[str, Array]) -> Request:
+    def define(
+        self, arrays: Mapping[str, Array], tables: Mapping[str, Table] | None = None
+    ) -> Request:
         """Offer a model; the result is (whether it was taken, the version)."""
+        sparse = Tables(tables or {}, arrays).described
         arrays = {
             name: little_endian(np.asarray(array, order="C")) for name, array in arrays.items()
         }
-        layout = Layout.of(arrays)
-        parts, payloads = parts_of(layout, arrays, np.zeros(len(layout.tensors), np.int64))
+        layout = Layout.of(arrays, empty=bool(sparse))
+        parts: Parts = ()
+        payloads: list[list[memoryview]] = []
+        if arrays:
+            parts, payloads = parts_of(layout, arrays, np.zeros(len(arrays), np.int64))
         rows = tuple((name, a.dtype.name, a.shape) for name, a in arrays.items())
 
         def finish(message: Message) -> tuple[bool, int]:
             assert isinstance(message, Model)
-            self._learn(message.model)
+            self._learn(message)
             return message.created, message.version
 
         return self._ask(
             Request(
                 "the answer to its offer of a model",
-                lambda id: messages.Define(id, rows, parts),
+                lambda id: messages.Define(id, rows, parts, sparse),
                 finish,
                 payloads,
             )
@@ -290,7 +299,7 @@ class Conversation:
 
         def finish(message: Message) -> None:
             assert isinstance(message, Model)
-            self._learn(message.model)
+            self._learn(message)
 
         return self._ask(Request("the model's description", messages.Describe, finish))
 
@@ -314,6 +323,8 @@ class Conversation:
 
         def finish(message: Message) -> bool:
             assert isinstance(message, messages.Params)
+            if not into.layout.tensors:  # a model of tables only has nothing to bring
+                into.version = message.version
             return bool(message.parts)
 
         return self._ask(
@@ -324,6 +335,41 @@ class Conversation:
                 into=into,
             )
         )
+
+    def fetch_rows(self, name: str, ids: Any, out: Array | None = None) -> Request:
+        """Ask for rows of a table; the result is an array, ``[len(ids), width]``."""
+        asked = self.rows.fetch(name, ids, out)
+        if not len(asked.into.out):  # there is nothing to ask
+            return Request(asked.what, asked.make, asked.finish, done=True, result=asked.into.out)
+        return self._ask_rows(asked)
+
+    def push_rows(
+        self,
+        name: str,
+        ids: Any,
+        grads: Any,
+        *,
+        version: int | None = None,
+        wanted: Any = None,
+        out: Array | None = None,
+    ) -> Request:
+        """Push gradients of rows; the result is a `Receipt`, with ``wanted`` (it, the rows)."""
+
+        def receipt(rows: TableRows) -> Receipt:
+            return Receipt(rows.version, rows.staleness, float(rows.staleness), None, {})
+
+        asked = self.rows.push(
+            self._seq + 1,
+            name,
+            ids,
+            grads,
+            version=version,
+            wanted=wanted,
+            out=out,
+            receipt=receipt,
+        )
+        self._seq += 1
+        return self._ask_rows(asked)
 
     def stats(self) -> Request:
         """Ask for the server's statistics; the result is a dict."""
@@ -351,6 +397,9 @@ class Conversation:
         """
         return params.version if params.connection == (self.client, self._epoch) else -1
 
+    def _ask_rows(self, asked: Asked[Any]) -> Request:
+        return self._ask(Request(asked.what, asked.make, asked.finish, asked.payloads, asked.into))
+
     def _take_id(self) -> int:
         self._next_id += 1
         return self._next_id - 1
@@ -370,6 +419,11 @@ class Conversation:
         if request is None or request.into is None:
             return Discard()
         parts: Parts = message.parts  # type: ignore[attr-defined]
+        if isinstance(request.into, RowsInto):
+            sink = request.into.sink(parts)
+            if sink is None:
+                raise RemoteProtocolError(f"{self.server} sent other rows than were asked for")
+            return sink
         nbytes = request.into.layout.nbytes
         known = len(parts) == 1 and parts[0][:4] == (0, nbytes, raw.NAME, nbytes)
         if not known and not make_up(request.into.layout, parts):
@@ -393,8 +447,8 @@ class Conversation:
     def _hear_welcome(self, welcome: Welcome) -> None:
         assert self._hello is not None
         handshake.check_welcome(welcome, self._hello, self._challenge, self._token, self.server)
-        if welcome.model:
-            self._learn(welcome.model)
+        if welcome.model or welcome.tables:
+            self._learn(welcome)
         self.welcome, self.ready = welcome, True
         # Anything asked before, or on a connection since lost, is (again) asked now, in order.
         pending, self._pending = self._pending, {}
@@ -422,7 +476,7 @@ class Conversation:
         """The payloads of an answer are in place: say which version they are."""
         parts: Parts = getattr(message, "parts", ())
         into = request.into
-        if into is None or not parts:
+        if into is None or not parts or isinstance(into, RowsInto):
             return
         into.connection = (self.client, self._epoch)
         if len(parts) == 1:  # they make up the model
@@ -435,19 +489,24 @@ class Conversation:
             into.versions[first:last] = part.version
         into.version = message.version  # type: ignore[attr-defined]
 
-    def _learn(self, rows: Any) -> None:
+    def _learn(self, told: Model | Welcome) -> None:
         """Learn the server's model; it may not change under a client's feet."""
+        rows = told.model
         try:
-            layout = Layout(row[:3] for row in rows)
+            layout = Layout((row[:3] for row in rows), empty=bool(told.tables))
+            tables = Tables.told(told.tables, layout.index)
         except UsageError as error:
             text = f"{self.server} has a model that this client cannot hold: {error}"
             raise RemoteProtocolError(text) from None
         if [tensor.offset for tensor in layout.tensors] != [row[3] for row in rows]:
             raise RemoteProtocolError(f"{self.server} describes a model in another order of bytes")
+        if [named.name for named in tables.each] != [row[0] for row in told.tables]:
+            raise RemoteProtocolError(f"{self.server} describes its tables in another order")
         if self.layout is None:
             self.layout = layout
+            self.rows.learn(tables)
             return
-        difference = layout.difference(self.layout)
+        difference = layout.difference(self.layout) or tables.difference(self.rows.tables)
         if difference is None and layout.rows != self.layout.rows:
             difference = "its tensors are in another order"
         if difference:

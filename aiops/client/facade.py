@@ -56,6 +56,11 @@ class Facade:
         return self._talk.welcome.plan if self._talk.welcome else {}
 
     @property
+    def row_versions(self) -> Mapping[str, int]:
+        """By table: the newest version of which this client has fetched rows."""
+        return dict(self._talk.rows.versions)
+
+    @property
     def traffic(self) -> tuple[int, int]:
         """Bytes received and sent so far, over all connections."""
         return self._talk.traffic

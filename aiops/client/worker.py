@@ -13,6 +13,7 @@ from aiops.client.conversation import Receipt
 from aiops.client.params import Params
 from aiops.errors import AiopsError, StaleGradient, UsageError
 from aiops.layout import Array
+from aiops.tables import Table
 
 Gradients: TypeAlias = Mapping[str, Array]
 Compute: TypeAlias = Callable[[Params], Gradients]
@@ -41,6 +42,10 @@ class Worker:
         ``aiops://host:port``.
     params
         The initial parameters: float64, float32, float16 or bfloat16 arrays by name.
+    tables
+        The sparse parameters (`aiops.Table`) by name; ``params`` may then be empty. Their rows are
+        fetched and pushed by `fetch_rows`, `push_rows` and `exchange_rows`; `step` has no part in
+        them.
     token, name, timeout
         As `Client`'s.
 
@@ -64,6 +69,7 @@ class Worker:
         url: str,
         params: Mapping[str, Array],
         *,
+        tables: Mapping[str, Table] | None = None,
         token: str | None = None,
         name: str | None = None,
         timeout: float = 60.0,
@@ -72,7 +78,7 @@ class Worker:
             url, role="worker", token=token, name=name, timeout=timeout, pongs=True
         )
         try:
-            self.params = self._client.define(params)
+            self.params = self._client.define(params, tables)
         except BaseException:
             self._client.close()
             raise
@@ -160,6 +166,30 @@ class Worker:
         with self._lock:
             self._client.fetch(self.params)
         return self.params.version
+
+    def fetch_rows(self, name: str, ids: Any, out: Array | None = None) -> Array:
+        """Return rows of a table. See `Client.fetch_rows`."""
+        with self._lock:
+            return self._client.fetch_rows(name, ids, out)
+
+    def push_rows(self, name: str, ids: Any, grads: Any, version: int | None = None) -> Receipt:
+        """Push gradients of rows of a table. See `Client.push_rows`."""
+        with self._lock:
+            return self._client.push_rows(name, ids, grads, version)
+
+    def exchange_rows(
+        self,
+        name: str,
+        ids: Any,
+        grads: Any,
+        next_ids: Any,
+        *,
+        out: Array | None = None,
+        version: int | None = None,
+    ) -> tuple[Receipt, Array]:
+        """Push and fetch rows of a table in one round trip. See `Client.exchange_rows`."""
+        with self._lock:
+            return self._client.exchange_rows(name, ids, grads, next_ids, out=out, version=version)
 
     def stats(self) -> dict[str, Any]:
         """Return the server's statistics."""

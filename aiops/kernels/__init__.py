@@ -38,6 +38,7 @@ __all__ = [
     "Rule",
     "Spans",
     "build",
+    "resolve",
     "sum_squares",
     "survey",
     "surveyor",

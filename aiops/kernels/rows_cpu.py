@@ -1,0 +1,198 @@
+"""The rows of tables as Numba loops; imported only where Numba is wanted."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+from numba import types
+
+from aiops.kernels.jit_cpu import array_of, compiled
+from aiops.kernels.rows import GOLDEN, KINDS, MIX, First, quantiles
+from aiops.kernels.vocabulary import Array
+
+__all__ = ["NumbaMover"]
+
+Ints = npt.NDArray[np.int64]
+Bits = npt.NDArray[np.uint8]
+
+_U = np.uint64
+_GOLDEN, _MIX_1, _MIX_2 = _U(GOLDEN), _U(MIX[0]), _U(MIX[1])
+_S11, _S27, _S30, _S31, _S52 = _U(11), _U(27), _U(30), _U(31), _U(52)
+_LOW_52 = _U(2**52 - 1)
+_ZEROS, _UNIFORM = KINDS.index("zeros"), KINDS.index("uniform")
+
+
+class NumbaMover:
+    """Implements `aiops.kernels.rows.RowMover` for one table, on the calling thread."""
+
+    def __init__(
+        self, first: First, width: int, states: tuple[float, ...], dtype: np.dtype[Any]
+    ) -> None:
+        self._gather, self._collect, self._scatter = _loops(dtype.name)
+        self._first = (KINDS.index(first.kind), _U(first.start), float(first.scale), quantiles())
+        self._width = width
+        self._values = np.array([0.0, *states], dtype)
+        self._slots = np.zeros(0, np.int32)
+
+    def gather(self, store: Array, made: Bits, ids: Ints, out: Array) -> None:
+        """See `RowMover`."""
+        self._gather(store, made, ids, self._width, *self._first, out.reshape(-1))
+
+    def collect(
+        self,
+        store: Array,
+        made: Bits,
+        ids: Ints,
+        grads: Array,
+        unique: Ints,
+        total: Array,
+        work: Array,
+    ) -> int:
+        """See `RowMover`."""
+        bits = max(4, (2 * len(ids) - 1).bit_length())  # at most half full
+        if 1 << bits > len(self._slots):
+            self._slots = np.zeros(1 << bits, np.int32)
+        arrays = (store, made, ids, grads, unique, total, work, self._values, self._slots)
+        count: int = self._collect(*arrays, bits, *self._first)
+        return count
+
+    def scatter(self, store: Array, made: Bits, unique: Ints, work: Array) -> int:
+        """See `RowMover`."""
+        fresh: int = self._scatter(store, made, unique, self._width, work)
+        return fresh
+
+
+@functools.cache
+def _loops(real: str) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+    ints, flat = array_of("int64"), array_of(real, writable=True)
+    matrix = types.Array(getattr(types, real), 2, "C")
+    grads = types.Array(getattr(types, real), 2, "C", readonly=True, aligned=False)
+    made, slots = types.Array(types.uint8, 1, "C"), types.Array(types.int32, 1, "C")
+    first = (types.int64, types.uint64, types.float64, array_of("float64"))
+    size, unique = types.int64, array_of("int64", writable=True)
+    gather = types.void(matrix, made, ints, size, *first, flat)
+    arrays = (matrix, made, ints, grads, unique, flat, matrix, array_of(real), slots)
+    collect = types.int64(*arrays, size, *first)
+    scatter = types.int64(matrix, made, ints, size, matrix)
+    return (
+        compiled(_gather, gather, cache=True),
+        compiled(_collect, collect, cache=True),
+        compiled(_scatter, scatter, cache=True),
+    )
+
+
+@numba.njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _begin(
+    id: Any, width: Any, kind: Any, start: Any, scale: Any, table: Any, out: Any, at: Any
+) -> Any:
+    """Write what a row is before any update; `aiops.kernels.rows.first_rows` is the text of it."""
+    if kind == _ZEROS:
+        for c in range(width):
+            out[at + c] = 0.0
+        return
+    z = _U(id) + start + _GOLDEN
+    z = (z ^ (z >> _S30)) * _MIX_1
+    z = (z ^ (z >> _S27)) * _MIX_2
+    state = z ^ (z >> _S31)
+    for c in range(width):
+        state += _GOLDEN
+        z = state
+        z = (z ^ (z >> _S30)) * _MIX_1
+        z = (z ^ (z >> _S27)) * _MIX_2
+        z = z ^ (z >> _S31)
+        if kind == _UNIFORM:
+            unit = np.float64(z >> _S11) * 2.0**-52 - 1.0
+        else:
+            cell = np.int64(z >> _S52)
+            inside = np.float64(z & _LOW_52) * 2.0**-52
+            unit = table[cell] + inside * (table[cell + 1] - table[cell])
+        out[at + c] = unit * scale
+
+
+def _gather(
+    store: Any,
+    made: Any,
+    ids: Any,
+    width: Any,
+    kind: Any,
+    start: Any,
+    scale: Any,
+    table: Any,
+    out: Any,
+) -> Any:
+    for i in range(ids.size):
+        id, at = ids[i], i * width
+        if made[id >> 3] >> np.uint8(id & 7) & 1:
+            for c in range(width):
+                out[at + c] = store[id, c]
+        else:
+            _begin(id, width, kind, start, scale, table, out, at)
+
+
+def _collect(
+    store: Any,
+    made: Any,
+    ids: Any,
+    grads: Any,
+    unique: Any,
+    total: Any,
+    work: Any,
+    values: Any,
+    slots: Any,
+    bits: Any,
+    kind: Any,
+    start: Any,
+    scale: Any,
+    table: Any,
+) -> Any:
+    width, count = grads.shape[1], 0
+    room = 1 << bits
+    mask, shift = room - 1, _U(64 - bits)
+    slots[:room] = 0
+    for i in range(ids.size):  # an open hash table from ids to their number
+        id = ids[i]
+        slot = np.int64((_U(id) * _GOLDEN) >> shift)
+        while slots[slot] and unique[slots[slot] - 1] != id:
+            slot = (slot + 1) & mask
+        if slots[slot]:
+            at = np.int64(slots[slot] - 1) * width
+            for c in range(width):
+                total[at + c] += grads[i, c]
+        else:
+            at = count * width
+            unique[count] = id
+            count += 1
+            slots[slot] = count
+            for c in range(width):
+                total[at + c] = values[0] + grads[i, c]
+    for i in range(count):
+        id, at = unique[i], i * width
+        if made[id >> 3] >> np.uint8(id & 7) & 1:
+            for k in range(values.size):
+                for c in range(width):
+                    work[k, at + c] = store[id, k * width + c]
+        else:
+            _begin(id, width, kind, start, scale, table, work[0], at)
+            for k in range(1, values.size):
+                for c in range(width):
+                    work[k, at + c] = values[k]
+    return count
+
+
+def _scatter(store: Any, made: Any, unique: Any, width: Any, work: Any) -> Any:
+    fresh = 0
+    for i in range(unique.size):
+        id, at = unique[i], i * width
+        for k in range(work.shape[0]):
+            for c in range(width):
+                store[id, k * width + c] = work[k, at + c]
+        bit = np.uint8(1 << (id & 7))
+        if not made[id >> 3] & bit:
+            made[id >> 3] |= bit
+            fresh += 1
+    return fresh
