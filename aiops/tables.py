@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from aiops.errors import BadPush, UsageError, nearest
 from aiops.layout import Array, Ints
@@ -60,6 +59,13 @@ class Table:
         0 to 2**63 - 1. The first value of an element depends on (seed, row, column) and on nothing
         else: not on who asked first, not on the order, not on the kind of processor.
 
+    Attributes
+    ----------
+    row_bytes
+        Bytes of one row as it travels.
+    most
+        How many rows one message, and so one call, may carry or ask for.
+
     Raises
     ------
     UsageError
@@ -77,6 +83,8 @@ class Table:
     init: str = "uniform"
     scale: float = 0.05
     seed: int = 0
+    row_bytes: int = field(init=False, repr=False, compare=False)
+    most: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -99,26 +107,14 @@ class Table:
         if not isinstance(self.seed, int | np.integer) or not 0 <= self.seed < 1 << 63:
             raise UsageError(f"a table's seed must be 0 to 2**63 - 1, not {self.seed!r}")
         object.__setattr__(self, "seed", int(self.seed))
-
-    @property
-    def item(self) -> npt.DTypeLike:
-        """The NumPy dtype of its elements."""
-        return np.dtype(self.dtype)
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row as it travels."""
-        return self.width * np.dtype(self.dtype).itemsize
+        row_bytes = self.width * np.dtype(self.dtype).itemsize
+        object.__setattr__(self, "row_bytes", row_bytes)
+        object.__setattr__(self, "most", min(MAX_IDS, MAX_ROWS_BYTES // row_bytes))
 
     @property
     def nbytes(self) -> int:
         """Bytes that all its rows have, stored or not."""
         return self.rows * self.row_bytes
-
-    @property
-    def most(self) -> int:
-        """How many rows one message may carry or ask for."""
-        return min(MAX_IDS, MAX_ROWS_BYTES // self.row_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +190,7 @@ def outside(ids: Array, rows: int) -> int:
     if ids.dtype == object:
         return next((i for i, id in enumerate(ids) if not 0 <= id < rows), -1)
     unsigned = ids.view(np.uint64)  # what is negative is large
-    return -1 if unsigned.max() < rows else int(np.argmax(unsigned >= rows))
+    return -1 if int(unsigned.max()) < rows else int(np.argmax(unsigned >= rows))
 
 
 class Tables(Mapping[str, NamedTable]):
@@ -258,10 +254,10 @@ class Tables(Mapping[str, NamedTable]):
             mine = self._by_name.get(name)
             if mine is None:
                 return f"it has no table {name!r}"
-            for field in ("rows", "width", "dtype", "init", "scale", "seed"):
-                here, there = getattr(mine.table, field), getattr(theirs.table, field)
+            for trait in ("rows", "width", "dtype", "init", "scale", "seed"):
+                here, there = getattr(mine.table, trait), getattr(theirs.table, trait)
                 if here != there:
-                    return f"the {field} of its table {name!r} is {here!r}, not {there!r}"
+                    return f"the {trait} of its table {name!r} is {here!r}, not {there!r}"
         missing = [name for name in self if name not in other]
         return f"its table {missing[0]!r} is missing here" if missing else None
 
@@ -302,25 +298,29 @@ def counts(named: NamedTable, parts: Parts, push: bool) -> tuple[int, int]:
     BadPush
         When the parts are not what `fetch_parts` or `push_parts` would be.
     """
-    table, allowed = named.table, (2, 3) if push else (1,)
-    if len(parts) not in allowed:
+    table, number = named.table, len(parts)
+    if not (2 <= number <= 3 if push else number == 1):
         raise BadPush(
             f"table {named.name!r}: {len(parts)} payloads came, but a push of rows has 2 or 3 (ids,"
             " ids to send back if any, gradients) and a fetch has 1 (ids)"
         )
     pushed = parts[0].stop if push else 0
-    wanted = parts[1].stop if len(parts) == 3 else 0 if push else parts[0].stop
+    wanted = parts[number == 3].stop if number != 2 else 0
     if max(pushed, wanted) > table.most:
         raise BadPush(
             f"table {named.name!r}: {max(pushed, wanted):,} rows in one message; at most"
             f" {table.most:,} of this width are allowed"
         )
-    meant = push_parts(table, pushed, wanted) if push else fetch_parts(table, wanted)
-    for number, (part, right) in enumerate(zip(parts, meant, strict=True)):
-        if part[:4] != right[:4]:
+    meant = [(0, pushed, "raw", pushed * table.row_bytes)] if push else []
+    if wanted:
+        meant.insert(0, (0, wanted, "raw", wanted * ID_BYTES))
+    if push:
+        meant.insert(0, (0, pushed, "raw", pushed * ID_BYTES))
+    for part, right in zip(parts, meant, strict=True):
+        if part[:4] != right:
             raise BadPush(
-                f"table {named.name!r}: payload {number} is announced as {list(part[:4])}, which"
-                f" should be {list(right[:4])} (first row, rows, codec, bytes)"
+                f"table {named.name!r}: a payload is announced as {list(part[:4])}, which should be"
+                f" {list(right)} (first row, rows, codec, bytes)"
             )
     return pushed, wanted
 

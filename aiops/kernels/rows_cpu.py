@@ -9,7 +9,10 @@ from typing import Any
 import numba
 import numpy as np
 import numpy.typing as npt
+from llvmlite import ir
 from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 from aiops.kernels.jit_cpu import array_of, compiled
 from aiops.kernels.rows import GOLDEN, KINDS, MIX, First, quantiles
@@ -23,6 +26,9 @@ Bits = npt.NDArray[np.uint8]
 _U = np.uint64
 _GOLDEN, _MIX_1, _MIX_2 = _U(GOLDEN), _U(MIX[0]), _U(MIX[1])
 _S11, _S27, _S30, _S31, _S52 = _U(11), _U(27), _U(30), _U(31), _U(52)
+_AHEAD = 24
+"""Rows asked for before they are needed: a row is a cache miss, and waits for many can overlap."""
+
 _LOW_52 = _U(2**52 - 1)
 _ZEROS, _UNIFORM = KINDS.index("zeros"), KINDS.index("uniform")
 
@@ -41,7 +47,9 @@ class NumbaMover:
 
     def gather(self, store: Array, made: Bits, ids: Ints, out: Array) -> None:
         """See `RowMover`."""
-        self._gather(store, made, ids, self._width, *self._first, out.reshape(-1))
+        self._gather(
+            store.reshape(-1), store.shape[1], made, ids, self._width, *self._first, out.reshape(-1)
+        )
 
     def collect(
         self,
@@ -57,13 +65,26 @@ class NumbaMover:
         bits = max(4, (2 * len(ids) - 1).bit_length())  # at most half full
         if 1 << bits > len(self._slots):
             self._slots = np.zeros(1 << bits, np.int32)
-        arrays = (store, made, ids, grads, unique, total, work, self._values, self._slots)
+        arrays = (
+            store.reshape(-1),
+            store.shape[1],
+            made,
+            ids,
+            grads,
+            unique,
+            total,
+            work,
+            self._values,
+            self._slots,
+        )
         count: int = self._collect(*arrays, bits, *self._first)
         return count
 
     def scatter(self, store: Array, made: Bits, unique: Ints, work: Array) -> int:
         """See `RowMover`."""
-        fresh: int = self._scatter(store, made, unique, self._width, work)
+        fresh: int = self._scatter(
+            store.reshape(-1), store.shape[1], made, unique, self._width, work
+        )
         return fresh
 
 
@@ -75,15 +96,35 @@ def _loops(real: str) -> tuple[Callable[..., Any], Callable[..., Any], Callable[
     made, slots = types.Array(types.uint8, 1, "C"), types.Array(types.int32, 1, "C")
     first = (types.int64, types.uint64, types.float64, array_of("float64"))
     size, unique = types.int64, array_of("int64", writable=True)
-    gather = types.void(matrix, made, ints, size, *first, flat)
-    arrays = (matrix, made, ints, grads, unique, flat, matrix, array_of(real), slots)
+    store = types.Array(getattr(types, real), 1, "C")
+    gather = types.void(store, size, made, ints, size, *first, flat)
+    arrays = (store, size, made, ints, grads, unique, flat, matrix, array_of(real), slots)
     collect = types.int64(*arrays, size, *first)
-    scatter = types.int64(matrix, made, ints, size, matrix)
+    scatter = types.int64(store, size, made, ints, size, matrix)
     return (
         compiled(_gather, gather, cache=True),
         compiled(_collect, collect, cache=True),
         compiled(_scatter, scatter, cache=True),
     )
+
+
+def _prefetched(typing_context: Any, array: Any, place: Any) -> Any:
+    """Ask for the cache line of an element of a flat array, and do not wait for it."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        flat = context.make_array(signature.args[0])(context, builder, arguments[0])
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch")
+        line = builder.bitcast(builder.gep(flat.data, [arguments[1]]), byte)
+        to_read, keep, data = (ir.Constant(word, value) for value in (0, 3, 1))
+        builder.call(prefetch, [line, to_read, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), generate
+
+
+_prefetch = intrinsic(_prefetched)
 
 
 @numba.njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
@@ -116,6 +157,7 @@ def _begin(
 
 def _gather(
     store: Any,
+    stride: Any,
     made: Any,
     ids: Any,
     width: Any,
@@ -125,17 +167,27 @@ def _gather(
     table: Any,
     out: Any,
 ) -> Any:
+    line = 64 // store.itemsize
+    for i in range(min(_AHEAD, ids.size)):
+        for c in range(0, width, line):
+            _prefetch(store, ids[i] * stride + c)
     for i in range(ids.size):
-        id, at = ids[i], i * width
+        if i + _AHEAD < ids.size:
+            for c in range(0, width, line):
+                _prefetch(store, ids[i + _AHEAD] * stride + c)
+            _prefetch(made, ids[i + _AHEAD] >> 3)
+        id, at = ids[i], np.uintp(i * width)
+        here = np.uintp(id * stride)
         if made[id >> 3] >> np.uint8(id & 7) & 1:
             for c in range(width):
-                out[at + c] = store[id, c]
+                out[at + np.uintp(c)] = store[here + np.uintp(c)]
         else:
             _begin(id, width, kind, start, scale, table, out, at)
 
 
 def _collect(
     store: Any,
+    stride: Any,
     made: Any,
     ids: Any,
     grads: Any,
@@ -170,12 +222,21 @@ def _collect(
             slots[slot] = count
             for c in range(width):
                 total[at + c] = values[0] + grads[i, c]
+    line = 64 // store.itemsize
+    for i in range(min(_AHEAD, count)):
+        for c in range(0, stride, line):
+            _prefetch(store, unique[i] * stride + c)
     for i in range(count):
+        if i + _AHEAD < count:
+            for c in range(0, stride, line):
+                _prefetch(store, unique[i + _AHEAD] * stride + c)
+            _prefetch(made, unique[i + _AHEAD] >> 3)
         id, at = unique[i], i * width
+        here = np.uintp(id * stride)
         if made[id >> 3] >> np.uint8(id & 7) & 1:
             for k in range(values.size):
                 for c in range(width):
-                    work[k, at + c] = store[id, k * width + c]
+                    work[k, at + c] = store[here + np.uintp(k * width + c)]
         else:
             _begin(id, width, kind, start, scale, table, work[0], at)
             for k in range(1, values.size):
@@ -184,13 +245,14 @@ def _collect(
     return count
 
 
-def _scatter(store: Any, made: Any, unique: Any, width: Any, work: Any) -> Any:
+def _scatter(store: Any, stride: Any, made: Any, unique: Any, width: Any, work: Any) -> Any:
     fresh = 0
     for i in range(unique.size):
         id, at = unique[i], i * width
+        here = np.uintp(id * stride)
         for k in range(work.shape[0]):
             for c in range(width):
-                store[id, k * width + c] = work[k, at + c]
+                store[here + np.uintp(k * width + c)] = work[k, at + c]
         bit = np.uint8(1 << (id & 7))
         if not made[id >> 3] & bit:
             made[id >> 3] |= bit
