@@ -27,7 +27,7 @@ from aiops.wire import Discard, Sink
 
 Bytes = npt.NDArray[np.uint8]
 
-_SURVEY = 256 * 1024  # bytes per survey: within the cache, whatever the size of the chunks
+SURVEY = 256 * 1024  # bytes per survey: within the cache, whatever the size of the chunks
 
 
 class Pool:
@@ -141,7 +141,7 @@ class Incoming:
         for begin, typed, survey in self._runs:
             stop = begin + typed.nbytes
             low = max(self._done, begin)
-            high = stop if end >= stop else begin + (end - begin) // _SURVEY * _SURVEY
+            high = stop if end >= stop else begin + (end - begin) // SURVEY * SURVEY
             if high > low:
                 item = typed.itemsize
                 first = (low - begin) // item

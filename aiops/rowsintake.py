@@ -14,11 +14,11 @@ import numpy as np
 
 from aiops import kernels
 from aiops.errors import BadPush
-from aiops.intake import Bytes, Incoming, Pool, check_codecs
+from aiops.intake import SURVEY, Bytes, Incoming, Pool, check_codecs
 from aiops.kernels.scan import Surveyor
 from aiops.layout import Array, Ints
 from aiops.messages import FetchRows, PushRows
-from aiops.tables import ID_BYTES, NamedTable, Tables, counts, outside
+from aiops.tables import ID_BYTES, NamedTable, Tables, counts
 
 _LEAST = 4096  # bytes: sizes are rounded up to powers of two, so that buffers can be used again
 
@@ -36,6 +36,7 @@ class RowsIncoming(Incoming):
         wanted: int,
         version: int,
         pool: Pool,
+        check_ids: Surveyor,
         survey: Surveyor,
     ) -> None:
         self._whole, self._named, self._pool, self.version = whole, named, pool, version
@@ -53,11 +54,16 @@ class RowsIncoming(Incoming):
         self.grads: Array = flat.reshape(pushed, table.width)
         end = received + wanted * table.row_bytes
         self.out: Array = whole[received:end].view(table.dtype).reshape(wanted, table.width)
-        rows = table.rows
-        self._runs = [(0, typed, lambda part: outside(part, rows))]
+        self._runs = [(0, typed, check_ids)]
         if pushed:
             self._runs.append((ids, flat, survey))
         self._done = 0
+
+    def filled(self, part: int, offset: int, nbytes: int) -> None:
+        """Look over what has come: at the end, unless there is much of it."""
+        size = len(self.buffer)
+        if size > SURVEY or self._offsets[part] + offset + nbytes == size:
+            super().filled(part, offset, nbytes)
 
     @property
     def answer(self) -> memoryview:
@@ -112,7 +118,11 @@ class RowsIntake:
     def __init__(self, tables: Tables, pool: Pool, backend: str = "auto") -> None:
         self._tables, self._pool = tables.each, pool
         self._surveys = [
-            kernels.surveyor(np.dtype(named.table.dtype), backend) for named in tables.each
+            (
+                kernels.bounded(named.table.rows, backend),
+                kernels.surveyor(np.dtype(named.table.dtype), backend),
+            )
+            for named in tables.each
         ]
 
     def place(self, message: FetchRows | PushRows) -> RowsIncoming | None:
@@ -135,5 +145,5 @@ class RowsIntake:
         whole = self._pool.take(max(_LEAST, 1 << (nbytes - 1).bit_length()))
         if whole is None:
             return None
-        survey = self._surveys[number]
-        return RowsIncoming(whole, named, pushed, wanted, version, self._pool, survey)
+        surveys = self._surveys[number]
+        return RowsIncoming(whole, named, pushed, wanted, version, self._pool, *surveys)
