@@ -24,7 +24,7 @@ from aiops import messages
 from aiops.algorithms.base import Algorithm
 from aiops.answers import Answers, Pending
 from aiops.crew import Crew, Member
-from aiops.errors import BadPush, NotReady, Refused, Unavailable, UsageError
+from aiops.errors import BadPush, ConflictError, NotReady, Refused, Unavailable, UsageError
 from aiops.events import (
     Applied,
     Drop,
@@ -42,7 +42,7 @@ from aiops.events import (
 )
 from aiops.intake import Incoming, Intake, Offer
 from aiops.kernels.rule import Rule
-from aiops.layout import Arena, Layout, aligned
+from aiops.layout import Arena, Array, Ints, Layout, aligned
 from aiops.messages import (
     Define,
     Describe,
@@ -62,7 +62,7 @@ from aiops.rows import TableStore
 from aiops.rowsdesk import RowsDesk
 from aiops.rowsintake import RowsIncoming, RowsIntake
 from aiops.store import Store
-from aiops.tables import Tables
+from aiops.tables import ID_BYTES, NamedTable, Tables
 from aiops.updates import Updates
 from aiops.wire import Discard, Sink
 
@@ -197,10 +197,28 @@ class Engine:
     def _on_describe(self, event: Received) -> None:
         self.answers.describe(event.peer, event.message.id)
 
+    def saved_tables(self) -> list[tuple[NamedTable, Ints, Array]]:
+        """Return each table with the ids of its stored rows and a copy of their parameters."""
+        return [(store.named, *store.stored()) for store in self.tables]
+
     # ------------------------------------------------------------ the model
 
     def _on_initialised(self, event: Initialised) -> None:
-        self._define(Layout(event.rows), event.data)
+        layout = Layout(event.rows, empty=bool(event.tables))
+        tables = Tables.told((row for row, _count in event.tables), layout.index)
+        why = self.algorithm.tables() if tables else None
+        if why is not None:
+            raise ConflictError(f"the model to begin with has tables, but {why}")
+        self._define(layout, event.data[: layout.nbytes], tables)
+        counts = {row[0]: count for row, count in event.tables}
+        place = layout.nbytes
+        for store in self.tables:  # in the order of their names, as everywhere
+            count, width = counts[store.named.name], store.table.width
+            ends = place + count * ID_BYTES, place + count * (ID_BYTES + store.table.row_bytes)
+            ids = np.frombuffer(event.data[place : ends[0]].tobytes(), np.int64)
+            rows = np.frombuffer(event.data[ends[0] : ends[1]].tobytes(), store.dtype)
+            store.put(ids, rows.reshape(count, width))
+            place = ends[1]
 
     def _on_define(self, event: Received) -> None:
         message, sink = event.message, event.sink

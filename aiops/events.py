@@ -27,11 +27,16 @@ from aiops.wire import Sink, Traffic
 
 @value
 class Initialised:
-    """The model is given at start (``--init``): its rows and its bytes in arena order."""
+    """The model is given at start (``--init``): its rows and its bytes in arena order.
+
+    ``tables``: each table as it is announced, with the number of its rows that are given. They
+    follow in ``data``: per table their ids (int64), then the rows.
+    """
 
     time: float
     rows: tuple[tuple[str, str, tuple[int, ...]], ...]
     data: np.ndarray[Any, np.dtype[np.uint8]]
+    tables: tuple[tuple[tuple[str, int, int, str, str, float, int], int], ...] = ()
 
 
 @value

@@ -108,7 +108,7 @@ def _payload(event: Event) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
 
 def _row(event: Event) -> list[Any]:
     if isinstance(event, Initialised):
-        return [event.time, "initialised", event.rows, True]
+        return [event.time, "initialised", event.rows, event.tables, True]
     if isinstance(event, Joined):
         return [event.time, "joined", event.peer, messages.encode(event.hello), event.proof]
     if isinstance(event, Received):
@@ -230,7 +230,7 @@ def _event(engine: Engine, row: Any, payload: bytes | None) -> Event:
         assert payload is not None
         data = aligned(len(payload))
         data[:] = np.frombuffer(payload, np.uint8)
-        return Initialised(time, row[2], data)
+        return Initialised(time, row[2], data, row[3])
     if kind == "joined":
         hello = messages.decode(row[3])
         assert isinstance(hello, messages.Hello)

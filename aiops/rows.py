@@ -21,16 +21,17 @@ import numpy as np
 import numpy.typing as npt
 
 from aiops import kernels
+from aiops.errors import UsageError
 from aiops.kernels.rows import First, mover
 from aiops.kernels.rule import Rule
 from aiops.layout import Array, Ints
-from aiops.tables import NamedTable
+from aiops.tables import NamedTable, outside
 
 _NO_HUGE_PAGES = getattr(mmap, "MADV_NOHUGEPAGE", None)
 _USUAL = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64", "riscv64")
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if _USUAL else 0)  # Python 3.13 has the name
 _SMALL = 1 << 20  # bytes that are simply allocated
-_HASHED = 1 << 16  # rows per step of a digest
+_AT_ONCE = 1 << 16  # rows, when all of them are gone through
 
 
 @dataclass(slots=True)
@@ -97,7 +98,7 @@ class TableStore:
         self.named, self.table, self.dtype = named, table, np.dtype(table.dtype)
         self.version = self.made = 0
         self.total_staleness = self.rows_pushed = 0
-        states = tuple(rule.state.values())
+        states = self._states = tuple(rule.state.values())
         columns = (1 + len(states)) * table.width
         self.record_bytes = columns * self.dtype.itemsize
         self._store = _untouched(table.rows * columns, self.dtype).reshape(table.rows, columns)
@@ -146,6 +147,27 @@ class TableStore:
             self._pages.go_on()
         return np.array([-1, count, fresh])
 
+    def put(self, ids: Ints, rows: Array) -> None:
+        """Store rows of another run in a table that has none yet; their state is that of new rows.
+
+        Raises
+        ------
+        UsageError
+            When they are not rows of this table.
+        """
+        good = rows.shape == (len(ids), self.table.width) and rows.dtype == self.dtype
+        if not good or outside(ids, self.table.rows) >= 0 or len(np.unique(ids)) < len(ids):
+            raise UsageError(f"the rows of table {self.named.name!r} in the file do not fit it")
+        for start in range(0, len(ids), _AT_ONCE):
+            some = ids[start : start + _AT_ONCE]
+            if len(some) > self._room:
+                self._make_room(len(some))
+            size = len(some) * self.table.width
+            self._work[0, :size] = rows[start : start + _AT_ONCE].reshape(-1)
+            for array, value in zip(self._work[1:], self._states, strict=True):
+                array[:size] = value
+            self.made += self._mover.scatter(self._store, self._bits, some, self._work)
+
     def stored(self) -> tuple[Ints, Array]:
         """Return the ids of the rows that are stored, in order, and a copy of their parameters."""
         ids = self._stored_ids()
@@ -155,8 +177,8 @@ class TableStore:
         """Return the SHA-256 of what is stored: ids, parameters and state."""
         total, ids = hashlib.sha256(), self._stored_ids()
         total.update(ids.data)
-        for start in range(0, len(ids), _HASHED):
-            total.update(self._store[ids[start : start + _HASHED]].data)
+        for start in range(0, len(ids), _AT_ONCE):
+            total.update(self._store[ids[start : start + _AT_ONCE]].data)
         return total.digest()
 
     def report(self) -> dict[str, Any]:

@@ -47,7 +47,7 @@ from aiops.events import (
     WakeAt,
     Warm,
 )
-from aiops.files import check_writable, read_model, write_model
+from aiops.files import check_writable, read_model, read_tables, write_model
 from aiops.handshake import Greeter
 from aiops.journal import Journal
 from aiops.layout import Ints, Layout, aligned
@@ -223,10 +223,11 @@ class Server:
         if store is None:
             _log.warning("nothing is saved to %s: no model has been defined", path)
             return
-        if store.busy:
+        if store.busy or self.engine.updates.working:
             _log.error("nothing is saved to %s: an update was not finished", path)
             return
-        write_model(path, store.current.arena.views, store.version)
+        tables = self.engine.saved_tables()
+        write_model(path, store.current.arena.views, store.version, tables)
         _log.info("version %d saved to %s", store.version, path)
 
     async def _save_now_and_then(self, seconds: float) -> None:
@@ -235,13 +236,15 @@ class Server:
         while True:
             await asyncio.sleep(seconds)
             store = self.engine.store
-            if store is None or not store.readable:
+            if store is None or not store.readable or self.engine.updates.working:
                 continue
             lease = store.lease()
             version, views = lease.version.number, lease.version.arena.views
+            tables = self.engine.saved_tables()  # a copy, for nothing holds a version of them
             writing = asyncio.ensure_future(
-                asyncio.to_thread(write_model, self.config.save, views, version)
+                asyncio.to_thread(write_model, self.config.save, views, version, tables)
             )
+            del tables
             try:
                 await asyncio.shield(writing)
                 _log.debug("version %d saved to %s", version, self.config.save)
@@ -262,14 +265,20 @@ class Server:
         )
 
     def _initialise(self, path: Path) -> None:
-        arrays = read_model(path)
-        layout = Layout.of(arrays)
-        data = aligned(layout.nbytes)
+        arrays, tables = read_model(path), read_tables(path)
+        layout = Layout.of(arrays, empty=bool(tables))
+        rest = [part for _row, ids, rows in tables for part in (ids, rows)]
+        data = aligned(layout.nbytes + sum(part.nbytes for part in rest))
         for tensor in layout.tensors:
             flat = np.ascontiguousarray(arrays[tensor.name]).reshape(-1).view(np.uint8)
             data[tensor.offset : tensor.offset + tensor.nbytes] = flat
         rows = tuple((t.name, t.dtype.name, t.shape) for t in layout.tensors)
-        self.post(Initialised(self._now(), rows, data))
+        place = layout.nbytes
+        for part in rest:
+            data[place : place + part.nbytes] = part.reshape(-1).view(np.uint8)
+            place += part.nbytes
+        given = tuple((row, len(ids)) for row, ids, _rows in tables)
+        self.post(Initialised(self._now(), rows, data, given))
 
     # ------------------------------------------------------------ events and effects
 

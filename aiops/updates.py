@@ -82,6 +82,11 @@ class Updates:
         """Whether nothing is outstanding and nothing queued."""
         return self._outstanding is None and self._working is None and not self._queue
 
+    @property
+    def working(self) -> bool:
+        """Whether rows of a table are being read or written."""
+        return self._working is not None
+
     def begin(self, store: Store) -> None:
         """Hear that the model is defined."""
         self._store = store
