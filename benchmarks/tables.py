@@ -10,9 +10,9 @@ brings the rows of the next batch (``exchange``). Ids are drawn before the clock
 whole table, so nearly every row is a place in memory that is in no cache. Every row pushed is
 counted, and the server's own count must agree. In the first seconds most rows are pushed for the
 first time and their pages come from the system; ``--fill`` (the default) has a worker push to all
-rows first, so that what is measured is the steady state. On a machine that others use too, the processor
-time per cycle says more than the rate: the server is one thread, so a second has room for at most
-as many cycles as its processor time per cycle goes into it.
+rows first, so that what is measured is the steady state. On a machine that others use too,
+processor time per cycle says more than the rate: the server is one thread, so that a second has
+room for as many cycles as that time goes into it.
 """
 
 from __future__ import annotations
