@@ -7,17 +7,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aiops import messages
 from aiops.algorithms import find
 from aiops.errors import UsageError
-from aiops.events import Effect, Event, Left, Stopping
+from aiops.events import Effect, Event, Left, Received, Stopping
 from aiops.journal import Journal, digest, replay
 from aiops.kernels.rows import First, first_rows
 from aiops.layout import Array
 from aiops.messages import Error, FetchRows, Message, Part, PushRows, TableRows
 from aiops.tables import Table, Tables, fetch_parts, push_parts
+from aiops.wire import Wire
 from tests.inline import Inline
+from tests.strategies import DETERMINISTIC, cut
 
 TABLE = Table(50, 3, scale=0.5, seed=4)
 FIRST = First("uniform", 0.5, 4)
@@ -342,6 +346,96 @@ class TestRefused:
             answer = inline.receive(1, message, data)
             assert isinstance(answer, Error)
             assert answer.code == "not-ready"
+
+
+class TestReceiving:
+    """Bytes on their way in: in whatever pieces, and when they end early or find no room."""
+
+    IDS, WANTED = np.array([3, 9, 3]), np.array([9])
+    GRADS = np.arange(9, dtype=np.float32).reshape(3, 3)
+
+    def frame(self, grads: Array = GRADS, ids: Any = IDS, wanted: Any = WANTED) -> bytes:
+        speaker = Wire("client", lambda message: None)
+        speaker.state = "open"
+        parts = push_parts(TABLE, len(ids), len(wanted))
+        payloads = [packed(ids), packed(wanted), grads.tobytes()]
+        message = PushRows(1, 1, 0, 0, parts)
+        return b"".join(speaker.send(message, [[memoryview(p)] for p in payloads]))
+
+    @staticmethod
+    def listener(inline: Tabled) -> Wire:
+        wire = Wire("server", inline.engine.intake.place)
+        wire.state = "open"
+        return wire
+
+    @staticmethod
+    def feed(wire: Wire, pieces: list[bytes]) -> list[Any]:
+        heard = []
+        for piece in pieces:
+            while piece:
+                view = wire.next_buffer()[: len(piece)]
+                view[:], piece = piece[: len(view)], piece[len(view) :]
+                heard += wire.received(len(view))
+        return heard
+
+    @DETERMINISTIC
+    @given(st.lists(st.integers(1, 60), max_size=8), st.sampled_from(("good", "value", "id")))
+    def test_in_whatever_pieces_it_comes(self, sizes: list[int], kind: str) -> None:
+        inline, grads, ids = Tabled(), self.GRADS.copy(), self.IDS.copy()
+        if kind == "value":
+            grads[2, 1] = np.nan
+        if kind == "id":
+            ids[1] = 50
+        frame = self.frame(grads, ids)
+        [(message, sink)] = self.feed(self.listener(inline), cut(frame, sizes))
+        assert sink.pushed.tolist() == ids.tolist()
+        assert sink.wanted.tolist() == self.WANTED.tolist()
+        np.testing.assert_array_equal(sink.grads, grads)
+        assert (sink.fault is None) == (kind == "good")
+        inline.post(Received(inline.now, 1, message, sink))
+        assert isinstance(inline.said[1][-1], TableRows if kind == "good" else Error)
+        assert inline.engine.intake.pool.out == 0
+
+    def test_a_connection_lost_midway_gives_the_buffer_back(self) -> None:
+        inline, frame = Tabled(), self.frame()
+        for length in range(len(frame)):
+            wire = self.listener(inline)
+            assert not self.feed(wire, [frame[:length]])
+            wire.lost()
+            assert inline.engine.intake.pool.out == 0
+
+    def test_who_finds_no_room_waits_and_comes_in_turn(self) -> None:
+        inline = Tabled()
+        pool = inline.engine.intake.pool
+        pool.bound = 4096
+        taken = pool.take(4096)
+        assert taken is not None
+        wire = self.listener(inline)
+        assert not self.feed(wire, [self.frame()])
+        assert wire.waiting
+        heard: list[Any] = []
+        pool.wait(lambda: heard.extend(wire.resume()) or not wire.waiting)
+        pool.give(taken)
+        [(message, sink)] = heard
+        inline.post(Received(inline.now, 1, message, sink))
+        assert isinstance(inline.said[1][-1], TableRows)
+
+    def test_room_that_is_let_go_elsewhere_is_found_by_the_next_who_asks(self) -> None:
+        """A large answer is sent from its buffer; its bytes may be let go on any thread."""
+        inline = Tabled()
+        message = FetchRows(1, 0, fetch_parts(TABLE, 5))
+        sink: Any = inline.engine.intake.place(message)
+        sink.view(0, 0)[:] = packed(range(5))
+        sink.filled(0, 0, 40)
+        sink.out[:] = 7
+        view = sink.answer_later()
+        sink.free()
+        pool = inline.engine.intake.pool
+        assert pool.out == 4096
+        assert bytes(view) == np.full(15, 7, np.float32).tobytes()
+        del view, sink
+        pool.settle()
+        assert pool.out == 0
 
 
 class TestDefine:
