@@ -124,14 +124,14 @@ class TableStore:
 
     def gather(self, ids: Ints, out: Array) -> None:
         """Write the parameters of these rows to ``out``, ``dtype[len(ids), width]``."""
-        self._mover.gather(self._store, self._bits, ids, out)
+        self._mover.gather(self._store, ids, out)
 
     def update(self, ids: Ints, grads: Array, step: float) -> Ints:
         """Apply one push: gradients of the same row are added up first. See `RowJob.run`."""
         if len(ids) > self._room:
             self._make_room(len(ids))
         unique, total, work = self._unique, self._total, self._work
-        count = self._mover.collect(self._store, self._bits, ids, grads, unique, total, work)
+        count = self._mover.collect(self._store, ids, grads, unique, total, work)
         size, width = count * self.table.width, self.table.width
         if count < len(ids):  # each was surveyed when it came, but not their sums
             bad = self._survey(total[:size])
@@ -171,7 +171,9 @@ class TableStore:
     def stored(self) -> tuple[Ints, Array]:
         """Return the ids of the rows that are stored, in order, and a copy of their parameters."""
         ids = self._stored_ids()
-        return ids, self._store[ids, : self.table.width]
+        rows = np.empty((len(ids), self.table.width), self.dtype)
+        self.gather(ids, rows)
+        return ids, rows
 
     def digest(self) -> bytes:
         """Return the SHA-256 of what is stored: ids, parameters and state."""

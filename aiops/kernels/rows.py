@@ -5,8 +5,11 @@ seed s is drawn from output c of the generator splitmix64 started at ``mix(mix(s
 and correctly rounded operations only, so it is the same on every machine and in both backends.
 
 A table is stored as ``rows`` records of ``width`` elements of each array: the parameters, then the
-rule's state, so that one place in memory holds all that an update of a row needs. A bit per row in
-``made`` says whether the record has been written; before that its contents do not count.
+rule's state, so that one place in memory holds all that an update of a row needs. Whether a record
+has been written must be seen in the record, for a look elsewhere would be another cache miss: its
+first element is stored with all its bits flipped, so that one of all zeros has never been written
+(or its first element is the one NaN of all ones, which no arithmetic makes; it is stored as
+another). ``made`` has a bit per record too, for going through all that have been written.
 """
 
 from __future__ import annotations
@@ -122,16 +125,16 @@ def _bell(z: Array) -> Array:
 class RowMover(Protocol):
     """Moves rows between a table and compact arrays.
 
-    ``store`` is ``dtype[rows, (1 + states) * width]``, ``made`` uint8 with a bit per row.
+    ``store`` is ``dtype[rows, (1 + states) * width]``, zeros at first; ``made`` is uint8 with a bit
+    per row. Arrays are contiguous.
     """
 
-    def gather(self, store: Array, made: Bits, ids: Ints, out: Array) -> None:
+    def gather(self, store: Array, ids: Ints, out: Array) -> None:
         """Write the parameters of these rows to ``out``, ``dtype[len(ids), width]``."""
 
     def collect(
         self,
         store: Array,
-        made: Bits,
         ids: Ints,
         grads: Array,
         unique: Ints,
@@ -167,11 +170,14 @@ class NumpyMover:
         self, first: First, width: int, states: tuple[float, ...], dtype: np.dtype[Any]
     ) -> None:
         self._first, self._width, self._states, self._dtype = first, width, states, dtype
+        self._bits = np.dtype(f"u{dtype.itemsize}")
 
-    def gather(self, store: Array, made: Bits, ids: Ints, out: Array) -> None:
+    def gather(self, store: Array, ids: Ints, out: Array) -> None:
         """See `RowMover`."""
-        known = _is_made(made, ids)
+        heads = store.view(self._bits)[ids, 0]
+        known = heads != 0
         out[known] = store[ids[known], : self._width]
+        out.view(self._bits)[known, 0] = ~heads[known]
         if not known.all():
             fresh = ~known
             out[fresh] = first_rows(self._first, ids[fresh], self._width, self._dtype)
@@ -179,7 +185,6 @@ class NumpyMover:
     def collect(
         self,
         store: Array,
-        made: Bits,
         ids: Ints,
         grads: Array,
         unique: Ints,
@@ -197,7 +202,8 @@ class NumpyMover:
         sums = total[: count * width].reshape(count, width)
         sums[:] = 0
         np.add.at(sums, rank[whose.reshape(-1)], grads)
-        known = _is_made(made, rows)
+        heads = store.view(self._bits)[rows, 0]
+        known = heads != 0
         for index, value in enumerate((0.0, *self._states)):
             array = work[index, : count * width].reshape(count, width)
             array[known] = store[rows[known], index * width : (index + 1) * width]
@@ -205,19 +211,19 @@ class NumpyMover:
                 array[~known] = value
             else:
                 array[~known] = first_rows(self._first, rows[~known], width, self._dtype)
+                array.view(self._bits)[known, 0] = ~heads[known]
         return count
 
     def scatter(self, store: Array, made: Bits, unique: Ints, work: Array) -> int:
         """See `RowMover`."""
         count, width = len(unique), self._width
+        heads = store.view(self._bits)
+        fresh = heads[unique, 0] == 0
         for index in range(len(self._states) + 1):
             array = work[index, : count * width].reshape(count, width)
             store[unique, index * width : (index + 1) * width] = array
-        known = _is_made(made, unique)
-        np.bitwise_or.at(made, unique >> 3, np.left_shift(1, unique & 7).astype(np.uint8))
-        return count - int(known.sum())
-
-
-def _is_made(made: Bits, ids: Ints) -> npt.NDArray[np.bool_]:
-    bits = made[ids >> 3] >> (ids & 7).astype(np.uint8) & 1
-    return np.asarray(bits, np.bool_)
+        flipped = ~heads[unique, 0]
+        heads[unique, 0] = np.maximum(flipped, 1)
+        rows = unique[fresh]
+        np.bitwise_or.at(made, rows >> 3, np.left_shift(1, rows & 7).astype(np.uint8))
+        return len(rows)

@@ -29,7 +29,7 @@ _S11, _S27, _S30, _S31, _S52 = _U(11), _U(27), _U(30), _U(31), _U(52)
 _AHEAD = 24
 """Rows asked for before they are needed: a row is a cache miss, and waits for many can overlap."""
 
-_LOW_52 = _U(2**52 - 1)
+_ONE, _LOW_52 = _U(1), _U(2**52 - 1)
 _ZEROS, _UNIFORM = KINDS.index("zeros"), KINDS.index("uniform")
 
 
@@ -44,17 +44,18 @@ class NumbaMover:
         self._width = width
         self._values = np.array([0.0, *states], dtype)
         self._slots = np.zeros(0, np.int32)
+        self._bits = np.dtype(f"u{dtype.itemsize}")
+        self._ones = self._bits.type(2 ** (8 * dtype.itemsize) - 1)
 
-    def gather(self, store: Array, made: Bits, ids: Ints, out: Array) -> None:
+    def gather(self, store: Array, ids: Ints, out: Array) -> None:
         """See `RowMover`."""
-        self._gather(
-            store.reshape(-1), store.shape[1], made, ids, self._width, *self._first, out.reshape(-1)
-        )
+        flat, to = store.reshape(-1), out.reshape(-1)
+        arrays = (flat, flat.view(self._bits), store.shape[1], ids, to, to.view(self._bits))
+        self._gather(*arrays, self._ones, self._width, *self._first)
 
     def collect(
         self,
         store: Array,
-        made: Bits,
         ids: Ints,
         grads: Array,
         unique: Ints,
@@ -65,42 +66,36 @@ class NumbaMover:
         bits = max(4, (2 * len(ids) - 1).bit_length())  # at most half full
         if 1 << bits > len(self._slots):
             self._slots = np.zeros(1 << bits, np.int32)
-        arrays = (
-            store.reshape(-1),
-            store.shape[1],
-            made,
-            ids,
-            grads,
-            unique,
-            total,
-            work,
-            self._values,
-            self._slots,
-        )
-        count: int = self._collect(*arrays, bits, *self._first)
+        flat = store.reshape(-1)
+        table = (flat, flat.view(self._bits), store.shape[1])
+        made_of = (ids, grads, unique, total, work, work[0].view(self._bits))
+        rest = (self._ones, self._values, self._slots, bits)
+        count: int = self._collect(*table, *made_of, *rest, *self._first)
         return count
 
     def scatter(self, store: Array, made: Bits, unique: Ints, work: Array) -> int:
         """See `RowMover`."""
-        fresh: int = self._scatter(
-            store.reshape(-1), store.shape[1], made, unique, self._width, work
-        )
+        flat = store.reshape(-1)
+        table = (flat, flat.view(self._bits), store.shape[1], made)
+        from_ = (unique, work, work[0].view(self._bits))
+        fresh: int = self._scatter(*table, *from_, self._ones, self._width)
         return fresh
 
 
 @functools.cache
 def _loops(real: str) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
     ints, flat = array_of("int64"), array_of(real, writable=True)
+    bits = array_of(real.replace("float", "uint"), writable=True)
     matrix = types.Array(getattr(types, real), 2, "C")
     grads = types.Array(getattr(types, real), 2, "C", readonly=True, aligned=False)
     made, slots = types.Array(types.uint8, 1, "C"), types.Array(types.int32, 1, "C")
     first = (types.int64, types.uint64, types.float64, array_of("float64"))
     size, unique = types.int64, array_of("int64", writable=True)
-    store = types.Array(getattr(types, real), 1, "C")
-    gather = types.void(store, size, made, ints, size, *first, flat)
-    arrays = (store, size, made, ints, grads, unique, flat, matrix, array_of(real), slots)
-    collect = types.int64(*arrays, size, *first)
-    scatter = types.int64(store, size, made, ints, size, matrix)
+    ones = getattr(types, real.replace("float", "uint"))
+    gather = types.void(flat, bits, size, ints, flat, bits, ones, size, *first)
+    arrays = (flat, bits, size, ints, grads, unique, flat, matrix, bits)
+    collect = types.int64(*arrays, ones, array_of(real), slots, size, *first)
+    scatter = types.int64(flat, bits, size, made, ints, matrix, bits, ones, size)
     return (
         compiled(_gather, gather, cache=True),
         compiled(_collect, collect, cache=True),
@@ -157,15 +152,17 @@ def _begin(
 
 def _gather(
     store: Any,
+    heads: Any,
     stride: Any,
-    made: Any,
     ids: Any,
+    out: Any,
+    out_heads: Any,
+    ones: Any,
     width: Any,
     kind: Any,
     start: Any,
     scale: Any,
     table: Any,
-    out: Any,
 ) -> Any:
     line = 64 // store.itemsize
     for i in range(min(_AHEAD, ids.size)):
@@ -175,25 +172,28 @@ def _gather(
         if i + _AHEAD < ids.size:
             for c in range(0, width, line):
                 _prefetch(store, ids[i + _AHEAD] * stride + c)
-            _prefetch(made, ids[i + _AHEAD] >> 3)
         id, at = ids[i], np.uintp(i * width)
         here = np.uintp(id * stride)
-        if made[id >> 3] >> np.uint8(id & 7) & 1:
+        head = heads[here]
+        if head:
             for c in range(width):
                 out[at + np.uintp(c)] = store[here + np.uintp(c)]
+            out_heads[at] = head ^ ones
         else:
             _begin(id, width, kind, start, scale, table, out, at)
 
 
 def _collect(
     store: Any,
+    heads: Any,
     stride: Any,
-    made: Any,
     ids: Any,
     grads: Any,
     unique: Any,
     total: Any,
     work: Any,
+    work_heads: Any,
+    ones: Any,
     values: Any,
     slots: Any,
     bits: Any,
@@ -230,13 +230,14 @@ def _collect(
         if i + _AHEAD < count:
             for c in range(0, stride, line):
                 _prefetch(store, unique[i + _AHEAD] * stride + c)
-            _prefetch(made, unique[i + _AHEAD] >> 3)
         id, at = unique[i], i * width
         here = np.uintp(id * stride)
-        if made[id >> 3] >> np.uint8(id & 7) & 1:
+        head = heads[here]
+        if head:
             for k in range(values.size):
                 for c in range(width):
                     work[k, at + c] = store[here + np.uintp(k * width + c)]
+            work_heads[at] = head ^ ones
         else:
             _begin(id, width, kind, start, scale, table, work[0], at)
             for k in range(1, values.size):
@@ -245,16 +246,27 @@ def _collect(
     return count
 
 
-def _scatter(store: Any, stride: Any, made: Any, unique: Any, width: Any, work: Any) -> Any:
+def _scatter(
+    store: Any,
+    heads: Any,
+    stride: Any,
+    made: Any,
+    unique: Any,
+    work: Any,
+    work_heads: Any,
+    ones: Any,
+    width: Any,
+) -> Any:
     fresh = 0
     for i in range(unique.size):
         id, at = unique[i], i * width
         here = np.uintp(id * stride)
+        if not heads[here]:
+            made[id >> 3] |= np.uint8(1 << (id & 7))
+            fresh += 1
         for k in range(work.shape[0]):
             for c in range(width):
                 store[here + np.uintp(k * width + c)] = work[k, at + c]
-        bit = np.uint8(1 << (id & 7))
-        if not made[id >> 3] & bit:
-            made[id >> 3] |= bit
-            fresh += 1
+        head = _U(work_heads[at] ^ ones)
+        heads[here] = head if head else _ONE  # both unsigned, or Numba makes a float of them
     return fresh

@@ -92,20 +92,20 @@ class Moving:
         self, kind: str, dtype: np.dtype[Any], backend: str, rows: int, width: int, states: Any
     ) -> None:
         self.mover = mover(First(kind, 0.5, 11), width, states, dtype, backend)
-        self.store = np.full((rows, width * (1 + len(states))), 77, dtype)  # must not be seen
+        self.store = np.zeros((rows, width * (1 + len(states))), dtype)
         self.made = np.zeros(-(-rows // 8), np.uint8)
         self.width, self.arrays, self.dtype = width, 1 + len(states), dtype
 
     def gather(self, ids: Any) -> Any:
         out = np.full((len(ids), self.width), 88, self.dtype)
-        self.mover.gather(self.store, self.made, ids, out)
+        self.mover.gather(self.store, ids, out)
         return out
 
     def collect(self, ids: Any, grads: Any) -> tuple[Any, Any, Any]:
         room = len(ids) * self.width
         unique, total = np.empty(len(ids), np.int64), np.empty(room, self.dtype)
         work = np.empty((self.arrays, room), self.dtype)
-        count = self.mover.collect(self.store, self.made, ids, grads, unique, total, work)
+        count = self.mover.collect(self.store, ids, grads, unique, total, work)
         size = count * self.width
         return unique[:count], total[:size], work[:, :size]
 
@@ -172,7 +172,7 @@ class TestMoving:
         got = moving.gather(ids)
         np.testing.assert_array_equal(got, first_rows(First("uniform", 0.5, 11), ids, 3, F32))
         moving.collect(ids, np.zeros((3, 3), np.float32))
-        assert (moving.store == 77).all()
+        assert not moving.store.any()
         assert not moving.made.any()
 
     @pytest.mark.parametrize("backend", ["numpy", "numba"])
@@ -185,6 +185,23 @@ class TestMoving:
         unique, _total, work = moving.collect(ids, grads)
         assert work.tolist() == [[5, 5], [5, 5], [6, 6]]
         assert moving.scatter(unique, work) == 0
+
+    @pytest.mark.parametrize("backend", ["numpy", "numba"])
+    @pytest.mark.parametrize("dtype", [F32, F64])
+    def test_any_values_may_be_stored(self, dtype: np.dtype[Any], backend: str) -> None:
+        """A record tells by its first element whether it was written, whatever that is."""
+        moving = Moving("uniform", dtype, backend, 40, 2, (3.0,))
+        ones = np.frombuffer(b"\xff" * dtype.itemsize, dtype)[0]
+        values = [0.0, -0.0, 1.0, -1e-40, np.inf, -np.inf, np.nan, ones]
+        ids = np.arange(len(values)) * 3
+        unique, _total, work = moving.collect(ids, np.zeros((len(ids), 2), dtype))
+        work[0] = np.repeat(np.array(values, dtype), 2)
+        assert moving.scatter(unique, work) == len(values)
+        assert moving.scatter(unique, work) == 0
+        got = moving.gather(ids)
+        np.testing.assert_array_equal(got, work[0].reshape(-1, 2))
+        np.testing.assert_array_equal(np.signbit(got[:4]), np.signbit(work[0].reshape(-1, 2)[:4]))
+        assert np.unpackbits(moving.made, bitorder="little").nonzero()[0].tolist() == ids.tolist()
 
     @DETERMINISTIC
     @given(st.permutations(range(12)), st.integers(0, 12))
