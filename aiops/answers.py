@@ -55,12 +55,14 @@ class Answers:
 
     # ------------------------------------------------------------ reading
 
-    def fetch(self, peer: int, message: Fetch) -> None:
+    def fetch(self, peer: int, message: Fetch, member: Member | None) -> None:
         """Send the parameters, when they can be read, unless the client has them."""
         store = self._defined()
         if not store.readable:
-            self._readers.append((peer, partial(self.fetch, peer, message)))
-        elif message.have == store.version:
+            self._readers.append((peer, partial(self.fetch, peer, message, member)))
+            return
+        self._note_sent(store, member)
+        if message.have == store.version:
             self.effects.append(Reply(peer, Params(message.id, store.version)))
         else:
             lease = store.lease()
@@ -92,17 +94,23 @@ class Answers:
         """Take note of a push that will be answered later."""
         self._pending[pending.member.client, pending.message.seq] = pending
 
-    def acknowledge(self, pending: Pending) -> None:
-        """Answer a push whose gradient has been used."""
+    def acknowledge(self, pending: Pending, used: bool = True) -> None:
+        """Answer a push whose gradient has been used (or is ignored)."""
         store, member, message = self._defined(), pending.member, pending.message
-        member.pushes += 1
+        if used:
+            member.pushes += 1
+        else:
+            member.ignored += 1
         member.staleness = pending.staleness
         lease = None
-        if pending.peer is not None and message.fetch and message.have != store.version:
-            lease = store.lease()  # an update has just ended, so the parameters can be read
+        if pending.peer is not None and message.fetch:
+            self._note_sent(store, member)
+            if message.have != store.version:
+                lease = store.lease()  # no update is under way, so the parameters can be read
         ack = Ack(
             message.id,
             store.version,
+            used,
             pending.staleness,
             pending.mean_staleness,
             store.vbar(),
@@ -123,6 +131,7 @@ class Answers:
             return
         wants = message.fetch and message.have != self.version
         if isinstance(fault, StaleGradient) and wants and self._defined().readable:
+            self._note_sent(self._defined(), pending.member)
             lease = self._defined().lease()
             error = _error(message.id, fault, self.version, lease.version.parts)
         self.effects.append(Reply(pending.peer, error, lease))
@@ -154,7 +163,7 @@ class Answers:
             return False
         answer = member.answers.get(message.seq)
         if isinstance(answer, Ack):
-            self._acknowledge_again(event.peer, message, answer)
+            self._acknowledge_again(event.peer, message, answer, member)
         elif isinstance(answer, Error):
             again = Error(message.id, answer.code, answer.text, answer.details, False)
             self.effects.append(Reply(event.peer, again))
@@ -175,16 +184,27 @@ class Answers:
             raise NotReady("nobody has defined the model yet: a worker must do it")
         return self.store
 
-    def _acknowledge_again(self, peer: int, message: Push, ack: Ack) -> None:
+    def _note_sent(self, store: Store, member: Member | None) -> None:
+        """Keep the version that a worker computes at, where the rule will compare it with others.
+
+        Called whenever a worker is sent the current version, or told that it has it.
+        """
+        if store.rule.reads and member is not None and member.worker:
+            member.forget_sent()
+            member.sent = store.lease()
+
+    def _acknowledge_again(self, peer: int, message: Push, ack: Ack, member: Member) -> None:
         """Send an acknowledgement again, with what are now the parameters if it asks for them."""
         store, lease = self._defined(), None
-        if message.fetch and message.have != store.version:
+        if message.fetch:
             if not store.readable:
-                again = partial(self._acknowledge_again, peer, message, ack)
+                again = partial(self._acknowledge_again, peer, message, ack, member)
                 self._readers.append((peer, again))
                 return
-            lease = store.lease()
-        said = (ack.staleness, ack.mean_staleness, ack.vbar, ack.vbars)
+            self._note_sent(store, member)
+            if message.have != store.version:
+                lease = store.lease()
+        said = (ack.used, ack.staleness, ack.mean_staleness, ack.vbar, ack.vbars)
         parts = lease.version.parts if lease is not None else ()
         version = store.version if lease is not None else ack.version
         self.effects.append(Reply(peer, Ack(message.id, version, *said, parts), lease))

@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any
 
 from aiops.messages import REMEMBERED, Message
+from aiops.versions import Lease
 from aiops.wire import Traffic
 
 _DEPARTED = 4096  # members that are remembered after they left
@@ -38,15 +39,23 @@ class Member:
     answers: OrderedDict[int, Message] = field(default_factory=OrderedDict)
     pushes: int = 0
     refused: int = 0
+    ignored: int = 0
     staleness: int = 0
     traffic: Traffic = field(default_factory=Traffic)
     before: Traffic = field(default_factory=Traffic)  # of its earlier connections
+    sent: Lease | None = None  # on the version it computes at, where a rule needs it
 
     def remember(self, seq: int, answer: Message) -> None:
         """Keep an answer, in case the push is repeated after a lost connection."""
         self.answers[seq] = answer
         if len(self.answers) > REMEMBERED:
             self.answers.popitem(last=False)
+
+    def forget_sent(self) -> None:
+        """Let go of the version that it was sent."""
+        if self.sent is not None:
+            self.sent.release()
+            self.sent = None
 
     def bytes_in(self) -> int:
         """Bytes received from it over all its connections."""
@@ -66,6 +75,7 @@ class Member:
             "excused": self.excused,
             "pushes": self.pushes,
             "refused": self.refused,
+            "ignored": self.ignored,
             "staleness": self.staleness,
             "bytes_pushed": self.bytes_in(),
             "bytes_fetched": self.bytes_out(),

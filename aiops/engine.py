@@ -24,7 +24,15 @@ from aiops import messages
 from aiops.algorithms.base import Algorithm
 from aiops.answers import Answers, Pending
 from aiops.crew import Crew, Member
-from aiops.errors import BadPush, ConflictError, NotReady, Refused, Unavailable, UsageError
+from aiops.errors import (
+    BadPush,
+    ConflictError,
+    NotReady,
+    Refused,
+    StaleGradient,
+    Unavailable,
+    UsageError,
+)
 from aiops.events import (
     Applied,
     Drop,
@@ -86,9 +94,9 @@ class Engine:
     def __init__(self, algorithm: Algorithm, options: Options | None = None) -> None:
         self.algorithm, self.options = algorithm, options or Options()
         workers, deadline = self.options.workers, self.options.worker_deadline
-        algorithm.check(workers)
+        algorithm.check(workers, self.options.relaxed)
         told = {"patience": deadline, "heartbeat": self.options.heartbeat}
-        self.plan = {**algorithm.plan(), **told}
+        self.plan = {**algorithm.plan(workers), **told}
         self.store: Store | None = None
         self.rows: RowsDesk | None = None
         self.stopping = False
@@ -136,6 +144,7 @@ class Engine:
         welcome = Welcome(
             id=hello.id,
             protocol=messages.PROTOCOL,
+            run=self.options.run,
             proof=event.proof,
             policy=self.algorithm.name,
             settings=self.algorithm.settings(),
@@ -149,7 +158,9 @@ class Engine:
         self.updates.crew_changed()
 
     def _on_left(self, event: Left) -> None:
-        if self.crew.leave(event.peer) is not None:
+        member = self.crew.leave(event.peer)
+        if member is not None:
+            member.forget_sent()
             self.answers.left(event.peer)
             self.updates.crew_changed()
 
@@ -192,7 +203,7 @@ class Engine:
 
     def _on_fetch(self, event: Received) -> None:
         assert isinstance(event.message, Fetch)
-        self.answers.fetch(event.peer, event.message)
+        self.answers.fetch(event.peer, event.message, self.crew.at(event.peer))
 
     def _on_describe(self, event: Received) -> None:
         self.answers.describe(event.peer, event.message.id)
@@ -279,7 +290,9 @@ class Engine:
         self.updates.begin(self.store)
         self._tables = tables
         self.answers.tables = self._tables.described
-        self.rows = RowsDesk(self.algorithm, stores, self.answers, self.updates.work)
+        self.rows = RowsDesk(
+            self.algorithm, options.workers, stores, self.answers, self.updates.work
+        )
         rows_intake = RowsIntake(self._tables, self.intake.pool, options.backend)
         self.intake.place_rows = rows_intake.place
         self._effects.append(Warm(partial(_warm, (self.store, *stores))))
@@ -355,6 +368,8 @@ class Engine:
             "updates_per_second": round(self._rate(), 3),
             "gradients": used,
             "refused": dict(self.answers.refused),
+            "ignored": self.updates.ignored,
+            "wasted": self.updates.ignored + self.answers.refused[StaleGradient.code],
             "staleness": {str(tau): n for tau, n in sorted(staleness.items())},
             "mean_staleness": self.updates.total_staleness / max(used, 1),
             "vbar": store.vbar() if store else None,

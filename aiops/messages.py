@@ -203,10 +203,14 @@ class Challenge(Message):
 
 @value
 class Welcome(Message):
-    """The client is in. ``plan`` is its part of the algorithm."""
+    """The client is in. ``plan`` is its part of the algorithm.
+
+    ``run`` is another one each time a server is started: versions count within a run.
+    """
 
     kind = "welcome"
     protocol: UInt
+    run: Text
     proof: Blob  # that the server knows the token too; empty without one
     policy: Text
     settings: Plain
@@ -232,13 +236,16 @@ class Model(Message):
 class Ack(Message):
     """The push was taken. ``parts`` brings the parameters of ``version`` if they were asked for.
 
-    ``staleness`` is the largest over the pushed tensors, ``mean_staleness`` the mean weighted by
-    their bytes. ``vbar`` is the mean of the algorithm's statistic over all parameters (nil when
-    it keeps none) and ``vbars`` the same per tensor, float32, little endian.
+    ``used`` is false when the algorithm ignores this gradient (it is too stale, say); that is no
+    error, and the worker goes on. ``staleness`` is the largest over the pushed tensors,
+    ``mean_staleness`` the mean weighted by their bytes. ``vbar`` is the mean of the algorithm's
+    statistic over all parameters (nil when it keeps none) and ``vbars`` the same per tensor,
+    float32, little endian.
     """
 
     kind = "ack"
     version: UInt
+    used: bool
     staleness: UInt
     mean_staleness: Real
     vbar: OptReal

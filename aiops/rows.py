@@ -94,6 +94,8 @@ class TableStore:
     """
 
     def __init__(self, named: NamedTable, rule: Rule, backend: str = "auto") -> None:
+        if rule.reads or rule.scalars:
+            raise UsageError(f"rule {rule.name!r} reads more than a row has: it takes no tables")
         table = named.table
         self.named, self.table, self.dtype = named, table, np.dtype(table.dtype)
         self.version = self.made = 0

@@ -47,8 +47,8 @@ class RowsDesk:
 
     Parameters
     ----------
-    algorithm
-        Whose learning rate and modulation are used.
+    algorithm, workers
+        Whose learning rate and modulation are used; a table's updates are counted by its version.
     stores
         The tables, in the order of their numbers.
     answers
@@ -60,11 +60,13 @@ class RowsDesk:
     def __init__(
         self,
         algorithm: Algorithm,
+        workers: int | None,
         stores: Sequence[TableStore],
         answers: Answers,
         queue: Callable[[RowsWork], None],
     ) -> None:
         self._algorithm, self.stores = algorithm, stores
+        self._rate = algorithm.rates(workers)
         self._answers, self._effects, self._queue = answers, answers.effects, queue
         self._pending: dict[tuple[str, int], RowsWork] = {}  # by client and seq, unanswered
 
@@ -147,7 +149,7 @@ class RowsDesk:
         if work.member is not None:
             work.staleness = store.version - sink.version
             job.pushed, job.grads = sink.pushed, sink.grads
-            job.step = self._algorithm.lr * self._algorithm.modulation(work.staleness)
+            job.step = self._rate(store.version) * self._algorithm.modulation(work.staleness)
         if len(sink.wanted):
             job.wanted, job.out = sink.wanted, sink.out
         return job

@@ -11,6 +11,7 @@ as in ElasticDL's asynchronous design (lock-free reads), for those who want that
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import deque
 from collections.abc import Mapping
@@ -35,14 +36,19 @@ class Job:
 
     With ``weights`` it first adds ``weights[t] · g`` to the accumulator. With a ``target`` it then
     takes a step, with the accumulator (or the gradient itself, when there are no weights) times
-    ``factor``, at the learning rate ``steps[t]`` for tensor t.
+    ``factor``, at the learning rate ``steps[t]`` for tensor t. ``scalars`` are the rule's, one row
+    per tensor; ``sent`` is what it reads beside the parameters: the version that the gradient's
+    worker was sent. A gradient whose norm is more than ``clip`` (if not 0) is scaled down to it.
     """
 
     store: Store
     gradient: Gradient | None
     weights: Array | None = None  # [covered tensors]
     factor: float = 1.0
+    clip: float = 0.0
     steps: Array | None = None  # [touched tensors]
+    scalars: Array | None = None  # [touched tensors, the rule's scalars]
+    sent: Version | None = None
     base: Version | None = None
     target: Version | None = None
     touched: Ints = field(default_factory=lambda: np.empty(0, np.int64))
@@ -97,9 +103,9 @@ class Store:
         self._kernels = [kernels.build(rule, s.dtype, backend) for s in layout.sections]
         nothing = np.empty(0, np.int64)
         none = kernels.Spans(nothing, nothing, nothing, np.empty(0))
-        self._spans: list[tuple[Array | None, kernels.Spans]] = [(None, none)] * len(
-            layout.sections
-        )
+        self._spans: list[tuple[Array | None, Array | None, kernels.Spans]] = [
+            (None, None, none)
+        ] * len(layout.sections)
         # The same for a collected gradient, which is in the compute dtype already.
         self._wide = [kernels.build(rule, compute_dtype(s.dtype), backend) for s in layout.sections]
         for section in layout.sections:
@@ -234,34 +240,49 @@ class Store:
     def _step_from(
         self, job: Job, gradient: Gradient, base: Version, target: Version, steps: Array
     ) -> Ints:
-        sums = []
+        sums, work = [], []
         for index, section in enumerate(self.layout.sections):
             if gradient.cover.whole:  # the usual case, and its spans are known
-                spans = self._whole_spans(index, steps)
+                spans = self._whole_spans(index, steps, job.scalars)
                 grad = gradient.data[section.start : section.stop].view(section.dtype)
             else:
                 rows = rows_in(gradient.cover.tensors, section)
                 if not len(rows):
                     continue
                 spans, grad = spans_of(self.layout, section, gradient, rows, steps)
+                if job.scalars is not None:
+                    spans.more = job.scalars[rows]
+            work.append((index, spans, grad))
+        factor = job.factor
+        if job.clip:
+            factor *= self._clipped(job.clip, factor, [grad for _index, _spans, grad in work])
+        for index, spans, grad in work:
             master = self.masters[index]
             source = base.arena.sections[index] if master is None else master
-            output = target.arena.sections[index]
-            kernel = self._kernels[index]
-            sums.append(kernel(spans, job.factor, source, grad, output, self.state[index]))
+            output, state = target.arena.sections[index], self.state[index]
+            reads = [] if job.sent is None else [job.sent.arena.sections[index]]
+            sums.append(self._kernels[index](spans, factor, source, grad, output, state, reads))
         return sums[0] if len(sums) == 1 else np.concatenate(sums)
 
-    def _whole_spans(self, index: int, steps: Array) -> kernels.Spans:
-        """Return the spans of a whole section; the last ones again if the steps are the same."""
-        last, spans = self._spans[index]
-        if last is not steps:
+    def _clipped(self, clip: float, factor: float, gradients: list[Array]) -> float:
+        """Return what brings the norm of a gradient, times a factor, down to the limit."""
+        total = sum(kernels.sum_squares(gradient, self._backend) for gradient in gradients)
+        norm = abs(factor) * math.sqrt(total)
+        return clip / norm if norm > clip else 1.0
+
+    def _whole_spans(self, index: int, steps: Array, scalars: Array | None) -> kernels.Spans:
+        """Return the spans of a whole section; the last ones again if the numbers are the same."""
+        last, others, spans = self._spans[index]
+        if last is not steps or others is not scalars:
             section, (lo, hi) = self.layout.sections[index], self.layout.whole[index]
             spans = kernels.Spans(lo, hi, lo, steps[section.first : section.last])
-            self._spans[index] = (steps, spans)
+            if scalars is not None:
+                spans.more = scalars[section.first : section.last]
+            self._spans[index] = (steps, scalars, spans)
         return spans
 
     def _step_from_sum(self, job: Job, base: Version, target: Version, steps: Array) -> Ints:
-        sums = []
+        sums, work = [], []
         for index, section in enumerate(self.layout.sections):
             rows = rows_in(job.touched, section)
             if not len(rows):
@@ -269,14 +290,26 @@ class Store:
             tensors, item = job.touched[rows], section.dtype.itemsize
             lo = (self.layout.starts[tensors] - section.start) // item
             spans = kernels.Spans(lo, lo + self.layout.sizes[tensors], lo, steps[rows])
+            if job.scalars is not None:
+                spans.more = job.scalars[rows]
+            work.append((index, spans))
+        factor = job.factor
+        if job.clip:
+            totals = [
+                self.accumulator.arrays[index][low:high]
+                for index, spans in work
+                for low, high in zip(spans.lo.tolist(), spans.hi.tolist(), strict=True)
+            ]
+            factor *= self._clipped(job.clip, factor, totals)
+        for index, spans in work:
             grad, state = self.accumulator.arrays[index], self.state[index]
             master, output = self.masters[index], target.arena.sections[index]
             wide = self._wide[index]
             if master is None:
                 source = base.arena.sections[index]
-                sums.append(wide(spans, job.factor, source, grad, output, state))
+                sums.append(wide(spans, factor, source, grad, output, state))
             else:
-                sums.append(wide(spans, job.factor, master, grad, master, state))
+                sums.append(wide(spans, factor, master, grad, master, state))
                 with np.errstate(over="ignore"):
                     output[:] = master
         self.accumulator.reset()
@@ -321,11 +354,18 @@ class Store:
         self._alive = kept
 
     def _evict(self) -> None:
-        """Give the readers of the oldest version a copy of what they have not sent."""
-        oldest = self._alive[0]
-        for reference in oldest.leases:
-            lease = reference()
-            if lease is not None and lease.evict is not None:
+        """Give the readers of the oldest version that has any a copy of what they have not sent.
+
+        Versions that are kept because their workers' gradients will be compared with them
+        (`Rule.reads`) have no such readers: they do not count.
+        """
+        for version in self._alive:
+            leases = [reference() for reference in version.leases]
+            slow = [lease for lease in leases if lease is not None and lease.evict is not None]
+            for lease in slow:
+                assert lease.evict is not None
                 lease.evict(lease)
                 self.copies += 1
+            if slow:
+                break
         self._settle()

@@ -19,6 +19,7 @@ from aiops.events import Applied, Apply, Effect, Note, WakeAt
 from aiops.layout import Array, Cover, Ints
 from aiops.rows import RowJob
 from aiops.store import Job, Store
+from aiops.versions import Lease, Version
 
 _EXACT = 1024
 """A staleness below this has a bar of its own in the histogram; above, powers of two have one."""
@@ -60,7 +61,9 @@ class Updates:
         self._algorithm, self._crew, self._answers = algorithm, crew, answers
         self._effects = effects
         self._policy = algorithm.policy(workers)
-        self._recompute = bool(algorithm.plan().get("recompute"))
+        self._rate = algorithm.rates(workers)
+        self._linear = algorithm.linear
+        self._recompute = bool(algorithm.plan(workers).get("recompute"))
         self._store: Store | None = None
         self._queue: deque[Pending | Verdict | Work] = deque()
         self._outstanding: tuple[int, Job, Pending | None, Verdict] | None = None
@@ -69,12 +72,16 @@ class Updates:
         self._stopping = False
         self._sum = np.zeros(0, bool)  # which tensors the sum in progress holds
         self._collected = 0
-        self._even: dict[int, tuple[Array, Array]] = {}  # modulation, step; by staleness
-        self.held: list[Pending] = []  # used, and to be answered when the next version is there
+        self._modulated = np.zeros((2, 0))  # of that sum: each tensor's modulations, and how many
+        self._even: dict[int, tuple[Array, float, Array]] = {}  # see `_steps`; by staleness
+        self._level_scalars: tuple[int, Array | None] = (-1, None)  # see `_scalars`
+        self._sent: Lease | None = None  # on what the outstanding update reads, if nobody has one
+        self.held: list[Pending] = []  # used, and to be answered when the policy says so
         self._held_since = 0.0
         self.waited_for: frozenset[int] = frozenset()
         self.staleness: Counter[int] = Counter()  # gradients used, by what `_count` makes of it
         self.total_staleness = 0  # of all gradients used
+        self.ignored = 0  # gradients
         self.now = 0.0
 
     @property
@@ -91,6 +98,7 @@ class Updates:
         """Hear that the model is defined."""
         self._store = store
         self._sum = np.zeros(len(store.layout.tensors), bool)
+        self._modulated = np.zeros((2, len(store.layout.tensors)))
 
     # ------------------------------------------------------------ what happens
 
@@ -118,6 +126,8 @@ class Updates:
         if verdict is not None:
             self._queue.appendleft(verdict)
             self._advance()
+        if self.held and self._store is not None and self._store.readable:
+            self._let_go(published=False)
 
     def tick(self) -> None:
         """Stop waiting for those who are overdue."""
@@ -173,9 +183,11 @@ class Updates:
             if self._collected:
                 self._collected = 0
                 self._sum[:] = False
-            held, self.held = self.held, []
-            for pending in held:
-                self._answers.acknowledge(pending)
+                self._modulated[:] = 0
+            if self._sent is not None:
+                self._sent.release()
+                self._sent = None
+            self._let_go(published=True)
             self._answers.readable_again()
         if item is not None:
             item.sink.free()
@@ -184,7 +196,7 @@ class Updates:
     # ------------------------------------------------------------ inside
 
     def _answer_or_hold(self, item: Pending, verdict: Verdict, published: bool) -> None:
-        if published or not verdict.hold:
+        if not verdict.hold or self._policy.may_go(item.member.number, published):
             self._answers.acknowledge(item)
         elif self._stopping:
             self._answers.refuse(item, _not_made())
@@ -193,6 +205,15 @@ class Updates:
                 self._held_since = self.now
             self.held.append(item)
             self._wake()
+
+    def _let_go(self, *, published: bool) -> None:
+        """Answer those among the held who may go on."""
+        held, self.held = self.held, []
+        for pending in held:
+            if self._policy.may_go(pending.member.number, published):
+                self._answers.acknowledge(pending)
+            else:
+                self.held.append(pending)
 
     def _wake(self) -> None:
         due = self._crew.next_deadline(self._held_since, self._given()) if self.held else None
@@ -218,6 +239,10 @@ class Updates:
             verdict = self._policy.push(item.member.number, item.staleness)
             if verdict.use:
                 self._issue(item, verdict, stale)
+            elif not verdict.why:
+                self.ignored += 1
+                self._answers.acknowledge(item, used=False)
+                item.sink.free()
             else:
                 kind = StaleGradient if self._recompute else Refused
                 self._answers.refuse(item, kind(verdict.why, staleness=item.staleness))
@@ -242,28 +267,63 @@ class Updates:
         self.staleness[staleness if exact else 1 << (staleness.bit_length() - 1)] += 1
         self.total_staleness += staleness
 
-    def _scales(self, cover: Cover, staleness: int, stale: Ints | None) -> tuple[Array, Array]:
+    def _steps(self, cover: Cover, staleness: int, stale: Ints | None) -> tuple[Array, Array]:
         """Return the modulation of each tensor covered, and with it its learning rate."""
-        lr = self._algorithm.lr
+        assert self._store is not None
+        rate = self._rate(self._store.version)
         if stale is not None:
             scales = np.array([self._algorithm.modulation(int(tau)) for tau in stale])
-            return scales, scales * lr
+            return scales, scales * rate
         known = self._even.get(staleness)
-        if known is None:
-            assert self._store is not None
+        if known is None or known[1] != rate:
             if len(self._even) > 1024:
                 self._even.clear()
             scale = self._algorithm.modulation(staleness)
             scales = np.full(len(self._store.layout.tensors), scale)
-            known = self._even[staleness] = (scales, scales * lr)
+            known = self._even[staleness] = (scales, rate, scales * rate)
         if cover.whole:
-            return known
+            return known[0], known[2]
         count = len(cover.tensors)
-        return known[0][:count], known[1][:count]
+        return known[0][:count], known[2][:count]
+
+    def _scalars(self, touched: Ints) -> Array | None:
+        """Return the rule's scalars for the next update of each tensor, if it has any."""
+        store = self._store
+        assert store is not None
+        if not store.rule.scalars:
+            return None
+        level = store.current.level
+        if level is None:
+            versions = store.current.tensor_versions[touched].tolist()
+            rows = {version: self._algorithm.scalars(version + 1) for version in set(versions)}
+            return np.array([rows[version] for version in versions], np.float64)
+        if self._level_scalars[0] != level:
+            row = np.array(self._algorithm.scalars(level + 1), np.float64)
+            self._level_scalars = level, np.tile(row, (len(store.layout.tensors), 1))
+        found = self._level_scalars[1]
+        assert found is not None
+        return found if touched is store.layout.all else found[: len(touched)]
+
+    def _read(self, item: Pending) -> Version | None:
+        """Return what the rule reads beside the parameters: the version that the worker was sent.
+
+        A worker of which that is not known any more (its connection was lost meanwhile) is taken
+        to have had the current one.
+        """
+        store, cover, lease = self._store, item.sink.cover, item.member.sent
+        assert store is not None
+        if not store.rule.reads:
+            return None
+        if lease is not None:
+            versions = lease.version.tensor_versions[cover.tensors]
+            if np.array_equal(versions, cover.bases):
+                return lease.version
+        self._sent = store.lease()  # it also keeps the update from being done in place
+        return self._sent.version
 
     def _issue(self, item: Pending | None, verdict: Verdict, stale: Ints | None = None) -> None:
         """Fix everything about the next piece of kernel work, and send it off."""
-        store, lr = self._store, self._algorithm.lr
+        store = self._store
         assert store is not None
         job = Job(store, None)
         direct = verdict.divide == 1 and not self._collected and item is not None
@@ -271,23 +331,35 @@ class Updates:
             cover = item.sink.cover
             job.gradient = item.sink.take()
             self._count(item.staleness)
-            scales, steps = self._scales(cover, item.staleness, stale)
+            scales, steps = self._steps(cover, item.staleness, stale)
             if direct:
                 job.steps, job.touched = steps, cover.tensors
+                job.sent = self._read(item)
             else:
-                job.weights = scales
+                job.weights = scales if self._linear else np.ones(len(cover.tensors))
                 self._sum[cover.tensors] = True
+                self._modulated[0, cover.tensors] += scales
+                self._modulated[1, cover.tensors] += 1
                 self._collected += 1
         if verdict.divide is not None:
             if not direct:
                 touched = np.flatnonzero(self._sum)
                 job.touched = store.layout.all if len(touched) == len(self._sum) else touched
-                job.steps = np.full(len(touched), lr)
+                job.steps = self._collected_steps(touched)
                 job.factor = 1.0 / verdict.divide
+            job.scalars, job.clip = self._scalars(job.touched), self._algorithm.clip
             job.base, job.target = store.current, store.begin()
         self._tickets += 1
         self._outstanding = (self._tickets, job, item, verdict)
         self._effects.append(Apply(self._tickets, job))
+
+    def _collected_steps(self, touched: Ints) -> Array:
+        """Return the learning rate of each tensor for a step with what was collected."""
+        assert self._store is not None
+        steps = np.full(len(touched), self._rate(self._store.version))
+        if not self._linear:  # gradients that were weighted have their modulation already
+            steps *= self._modulated[0, touched] / self._modulated[1, touched]
+        return steps
 
 
 def _not_made() -> Unavailable:

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from aiops.algorithms.base import sgd
 from aiops.algorithms.fasgd import FASGD
+from aiops.algorithms.optimizers import sgd
 from aiops.kernels import Rule, Spans, build
 from aiops.kernels.vocabulary import Array
 from benchmarks import report

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,8 @@ class Inline:
         self.outstanding: Apply | None = None
         self.seqs: dict[int, int] = {}
         self.log: list[Event] = []
+        self.on_event: Callable[[Event], None] = lambda event: None
+        self.listeners: dict[int, Callable[[Message, Lease | None], None]] = {}
 
     # ------------------------------------------------------------ events
 
@@ -70,6 +72,8 @@ class Inline:
         while events:
             event = events.popleft()
             self.log.append(event)
+            self.on_event(event)
+            heard: list[Reply] = []
             for effect in self.engine.handle(event):
                 if isinstance(effect, Apply):
                     if self.hold:
@@ -84,12 +88,19 @@ class Inline:
                         effect.rows.free()
                     if effect.lease is not None:
                         self.leases.append((effect.peer, effect.lease))
+                    if effect.peer in self.listeners:
+                        heard.append(effect)
                 elif isinstance(effect, Drop):
                     self.dropped.append(effect.peer)
                 elif isinstance(effect, WakeAt):
                     self.wake_at = effect.time
                 elif isinstance(effect, Note):
                     self.notes.append(effect.text)
+            self._tell(heard)
+
+    def _tell(self, replies: list[Reply]) -> None:
+        for reply in replies:
+            self.listeners[reply.peer](reply.message, reply.lease)
 
     def run_kernel(self) -> None:
         """Run the outstanding update."""

@@ -35,12 +35,13 @@ ROOMS: Mapping[str, str] = {
     "algorithms":   "algorithms",
     "engine":       "crew events intake answers updates rowsintake rowsdesk engine journal",
     "conversation": "client.params client.outgoing client.rows client.conversation",
+    "routines":     "client.routines",
     "collective":   "collective",
     "workloads":    "workloads",
     "sockets":      "sockets spin",
     "client":       "client",
     "server":       "server link peer applier config files",
-    "tools":        "cli __main__ commands demo wire_examples sim experiments",
+    "tools":        "cli __main__ commands demo pages wire_examples sim experiments",
 }  # fmt: skip
 
 # room              the rooms that it may import from, beside itself
@@ -54,13 +55,14 @@ ARROWS: Mapping[str, str] = {
     "algorithms":   "errors layout kernels",
     "engine":       "errors messages layout wire kernels store algorithms",
     "conversation": "errors messages layout wire",
+    "routines":     "errors layout kernels algorithms conversation",
     "collective":   "errors messages layout wire",
     "workloads":    "errors",
     "sockets":      "",
-    "client":       "errors messages layout wire conversation collective sockets",
+    "client":       "errors messages layout wire conversation routines collective sockets",
     "server":       "errors messages layout wire store algorithms engine sockets",
     "tools":        "errors messages layout wire kernels store algorithms engine conversation"
-                    " workloads client server",
+                    " routines workloads client server",
 }  # fmt: skip
 
 SHELLS = {"sockets", "client", "server", "tools"}

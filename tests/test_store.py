@@ -181,6 +181,7 @@ class Halfway:
         grad: Array,
         target: Array,
         state: Sequence[Array],
+        reads: Sequence[Array] = (),
     ) -> Array:
         half = len(base) // 2
         target[:half] = base[:half] - grad[:half]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aiops.algorithms.base import Algorithm
+from aiops.algorithms.optimised import Optimised
 
 
 @dataclass(frozen=True, kw_only=True)
-class ASGD(Algorithm):
+class ASGD(Optimised):
     """Asynchronous SGD: apply every gradient at once, however stale.
 
     .. math:: θ ← θ − α · g
@@ -31,5 +31,7 @@ class ASGD(Algorithm):
     1.0
     """
 
+    family = "asynchronous"
+    neighbours = "sasgd fasgd hardsync downpour"
     name = "asgd"
     lr: float = 0.04

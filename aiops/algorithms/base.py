@@ -1,9 +1,11 @@
 """What an algorithm is: a value of three parts.
 
 * A **policy** decides, on integers alone (workers, versions, staleness): use this gradient now,
-  collect it, hold the answer, refuse it. It returns a `Verdict` and touches nothing.
-* A **rule** is the mathematics of one update (`aiops.kernels.rule.Rule`).
-* A **client plan** is what the server tells the workers to do; a plain map.
+  collect it, hold the answer, ignore it, refuse it. It returns a `Verdict` and touches nothing.
+* A **rule** is the mathematics of one update (`aiops.kernels.rule.Rule`), and with it a learning
+  rate per update.
+* A **client plan** is what the server tells the workers to do (`aiops.client.routines`); a plain
+  map.
 
 An algorithm is a frozen dataclass derived from `Algorithm`: its fields are its settings, its
 docstring is its page. To add one, write one file; name it as ``--policy package.module:Class``, or
@@ -15,15 +17,15 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
-import numpy as np
-
+from aiops.algorithms.optimizers import sgd
+from aiops.algorithms.schedules import Schedule
 from aiops.errors import ConflictError, UsageError, nearest
+from aiops.kernels.reader import read
 from aiops.kernels.rule import Rule
-from aiops.layout import Array
 
 
 class Verdict(NamedTuple):
@@ -34,9 +36,10 @@ class Verdict(NamedTuple):
     ``divide``
         Take a step now, with the sum of what was collected divided by this; None: not yet.
     ``hold``
-        Answer its worker only when the next version is published.
+        Answer its worker only when `Policy.may_go` says so.
     ``why``
-        For a gradient that is not used: the sentence its worker gets.
+        For a gradient that is not used: the sentence with which it is refused. Without one it is
+        ignored: its worker gets an ordinary answer that says so, and goes on.
     """
 
     use: bool
@@ -49,6 +52,8 @@ APPLY = Verdict(True, divide=1)
 """Take a step with this gradient alone, at once."""
 COLLECT = Verdict(True)
 """Add it to the sum, and answer at once."""
+IGNORE = Verdict(False)
+"""Do nothing with it; its worker gets the parameters and goes on."""
 
 
 class Policy:
@@ -65,6 +70,14 @@ class Policy:
         """
         return None
 
+    def may_go(self, worker: int, published: bool) -> bool:
+        """Say whether a worker whose answer is held may have it now.
+
+        Asked of every held worker after each update and each change of crew; ``published``:
+        whether a new version has just been published, which is what most wait for.
+        """
+        return published
+
 
 class Immediate(Policy):
     """Every gradient is applied at once: no worker ever waits for another."""
@@ -76,17 +89,44 @@ class Immediate(Policy):
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
-    """The base of all algorithms. Fields are settings; every one needs a default."""
+    """The base of all algorithms. Fields are settings; every one needs a default.
+
+    Settings
+    --------
+    lr : float
+        Learning rate α.
+    schedule : str, default ``constant``
+        How it changes over the updates: see `aiops.algorithms.schedules`, for example
+        ``warmup:500,cosine:20000``.
+    scale_lr : bool, default False
+        Multiply it by λ (``--workers``), from update 0 or over the schedule's warm-up (Goyal et
+        al. 2017; as `no-delay`'s paper does).
+    clip : float, default 0
+        Scale down an update's (mean) gradient whose norm over all tensors it touches is larger
+        (Pascanu et al. 2013); 0: do not.
+    """
 
     name: ClassVar[str]
     needs_workers: ClassVar[bool] = False
-    """Whether ``--workers N`` must say how many take part (a barrier needs to know)."""
+    """Whether ``--workers N`` must say how many take part; see also `barrier`."""
+    family: ClassVar[str] = "other"
+    """The heading that it is listed under: any words; ours are in `aiops.pages.catalog`."""
+    neighbours: ClassVar[str] = ""
+    """The names of those that its page compares it with, the nearest first, with spaces between."""
 
     lr: float = 0.01
+    schedule: str = "constant"
+    scale_lr: bool = False
+    clip: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the settings; derived classes add their own checks with `require`."""
         self.require("lr", self.lr > 0, "a positive learning rate")
+        self.require("clip", self.clip >= 0, "0 (no clipping) or more")
+        try:
+            Schedule(self.schedule)
+        except UsageError as error:
+            raise UsageError(f"{self.name}: {error}") from None
 
     def require(self, setting: str, holds: bool, what: str) -> None:
         """Refuse a setting that is not ``what`` it must be.
@@ -100,16 +140,68 @@ class Algorithm:
         if not holds or (isinstance(value, float) and not math.isfinite(value)):
             raise UsageError(f"{self.name}: {setting} must be {what}, not {value!r}")
 
-    def check(self, workers: int | None) -> None:
-        """Refuse settings that cannot work with this number of workers (None: any number)."""
-        if self.needs_workers and workers is None:
+    def check(self, workers: int | None, relaxed: bool = False) -> None:
+        """Refuse settings that cannot work together, and a rule that cannot be compiled.
+
+        Parameters
+        ----------
+        workers
+            How many take part (``--workers``), or None: any number.
+        relaxed
+            Whether reads may mix versions (``--consistency relaxed``).
+
+        Raises
+        ------
+        ConflictError
+            Saying why.
+        UsageError
+            Naming the rule, the line and what in it no kernel can do.
+        """
+        read(self.rule())
+        if self.barrier and workers is None:
             raise ConflictError(
                 f"{self.name} waits for a known number of workers: say how many with --workers N"
             )
+        if self.scale_lr and workers is None:
+            raise ConflictError(
+                "scale_lr multiplies the learning rate by the number of workers: say how many with"
+                " --workers N"
+            )
+        if relaxed and self.rule().reads:
+            raise ConflictError(
+                f"{self.name} compares with the version that a worker was sent, and with"
+                " --consistency relaxed there are no whole versions: drop one of them"
+            )
+
+    @property
+    def barrier(self) -> bool:
+        """Whether, with these settings, it must know how many workers take part."""
+        return self.needs_workers
 
     def rule(self) -> Rule:
         """Return the mathematics of an update; plain SGD unless overridden."""
         return Rule(sgd)
+
+    def scalars(self, update: int) -> tuple[float, ...]:
+        """Return the values of the rule's ``scalars`` for a tensor's first, second, ... update."""
+        return ()
+
+    def rates(self, workers: int | None) -> Callable[[int], float]:
+        """Return the learning rate as a function of the update's number 0, 1, 2, ..."""
+        schedule = Schedule(self.schedule, float(workers or 1) if self.scale_lr else 1.0)
+        if schedule.constant:
+            rate = self.lr * schedule.scale
+            return lambda update: rate
+        return lambda update: self.lr * schedule(update)
+
+    @property
+    def linear(self) -> bool:
+        """Whether a step is proportional to its gradient, and to nothing else.
+
+        Then a collected gradient is weighted with its own modulation; otherwise (an optimiser that
+        normalises gradients would undo that) the step is modulated with the mean.
+        """
+        return self.rule().function is sgd and not self.clip
 
     def modulation(self, staleness: int) -> float:
         """Return what the learning rate is multiplied by for a gradient this stale (≥ 0)."""
@@ -132,6 +224,11 @@ class Algorithm:
                 " table are updated push by push: choose a policy that applies every gradient at"
                 " once, such as asgd, sasgd or fasgd"
             )
+        if self.clip:
+            return (
+                f"{self.name} with clip measures a gradient over all that an update touches, and a"
+                " push of rows is no whole gradient: set clip to 0"
+            )
         if self.rule().function is not sgd:
             return (
                 f"the rule of {self.name} has state that would stand still in the rows that a push"
@@ -140,14 +237,14 @@ class Algorithm:
             )
         return None
 
-    def plan(self) -> dict[str, Any]:
+    def plan(self, workers: int | None) -> dict[str, Any]:
         """Return the workers' part, announced in the handshake.
 
         ``recompute``: a refused gradient is to be computed again on newer parameters.
         ``linear``: a step is proportional to its gradient, so a worker may scale its learning
-        rate by scaling its gradient.
+        rate by scaling its gradient. ``routine`` and what belongs to it: `aiops.client.routines`.
         """
-        return {"recompute": False, "linear": self.rule().function is sgd}
+        return {"recompute": False, "linear": self.linear, "routine": "direct"}
 
     def settings(self) -> dict[str, Any]:
         """Return the settings as plain values."""
@@ -171,14 +268,43 @@ class Algorithm:
         return cls(**values)
 
     @classmethod
+    def described(cls) -> dict[str, str]:
+        """Return what each setting means: from the page of the class, or else of a base of it."""
+        found: dict[str, str] = {}
+        for base in cls.__mro__:
+            for name, text in _descriptions(inspect.cleandoc(base.__doc__ or "")):
+                found.setdefault(name, text)
+        return {field.name: found.get(field.name, "") for field in dataclasses.fields(cls)}
+
+    @classmethod
+    def own_settings(cls) -> list[str]:
+        """Return the settings that its own page explains, or that it brought in itself."""
+        explained = [name for name, _text in _descriptions(inspect.cleandoc(cls.__doc__ or ""))]
+        own = dict.fromkeys([*explained, *vars(cls).get("__annotations__", ())])
+        fields = {field.name for field in dataclasses.fields(cls)}
+        return [name for name in own if name in fields]
+
+    @classmethod
     def summary(cls) -> str:
         """Return the first line of its docstring."""
         return (inspect.getdoc(cls) or "").partition("\n")[0]
 
 
-def sgd(w: Array, g: Array, step: np.floating[Any]) -> tuple[Array]:
-    """Plain stochastic gradient descent: θ ← θ − step · g."""
-    return (w - step * g,)
+def _descriptions(page: str) -> Iterator[tuple[str, str]]:
+    """Yield (setting, description) from the section "Settings" of a docstring."""
+    _before, _heading, section = page.partition("Settings\n--------\n")
+    names: list[str] = []
+    lines: list[str] = []
+    for line in [*section.splitlines(), ""]:
+        if line.startswith("    "):
+            lines.append(line.strip())
+            continue
+        yield from ((name, " ".join(lines)) for name in names)
+        names, lines = [], []
+        head, colon, _type = line.partition(" : ")
+        if not colon:
+            return
+        names = [name.strip() for name in head.split(",")]
 
 
 def _convert(algorithm: str, key: str, value: Any, default: Any) -> Any:

@@ -77,6 +77,8 @@ class FASGD(Algorithm):
     [1.0, 1.0, 0.25]
     """
 
+    family = "staleness-aware"
+    neighbours = "sasgd exponential gap-aware asgd"
     name = "fasgd"
     lr: float = 0.005
     gamma: float = 0.95
@@ -102,8 +104,8 @@ class FASGD(Algorithm):
         return Rule(fasgd, {"n": 0.0, "b": 0.0, "v": 1.0}, constants, statistic="v")
 
     def tables(self) -> str | None:
-        """Return None: see the Note."""
-        return None
+        """Return None, unless gradients are clipped: see the Note."""
+        return super().tables() if self.clip else None
 
     def modulation(self, staleness: int) -> float:
         """Return 1/max(τ, 1)."""

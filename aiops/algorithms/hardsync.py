@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from aiops.algorithms.base import Algorithm, Policy, Verdict
+from aiops.algorithms.base import Policy, Verdict
+from aiops.algorithms.optimised import Optimised
 from aiops.errors import UsageError
 
 
@@ -63,7 +64,7 @@ class Rejecting(Policy):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hardsync(Algorithm):
+class Hardsync(Optimised):
     """Synchronous SGD: wait for every worker, then take one step with the mean gradient.
 
     .. math:: θ ← θ − α · (1/λ) Σ g_l
@@ -93,6 +94,8 @@ class Hardsync(Algorithm):
     [None, 2]
     """
 
+    family = "synchronous or bounded"
+    neighbours = "rennala ssp softsync asgd"
     name = "hardsync"
     needs_workers = True
     lr: float = 0.1
@@ -110,6 +113,6 @@ class Hardsync(Algorithm):
         count = workers or 1
         return Barrier(count) if self.admission == "wait" else Rejecting(count)
 
-    def plan(self) -> dict[str, Any]:
+    def plan(self, workers: int | None) -> dict[str, Any]:
         """Tell workers to be ready to compute a gradient again."""
-        return {**super().plan(), "recompute": self.admission == "reject"}
+        return {**super().plan(workers), "recompute": self.admission == "reject"}

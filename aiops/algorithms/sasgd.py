@@ -6,12 +6,23 @@ from dataclasses import dataclass
 
 from aiops.algorithms.base import Algorithm
 from aiops.algorithms.modulation import MODULATIONS
+from aiops.algorithms.optimised import Optimised
 from aiops.errors import UsageError, nearest
 
 
 @dataclass(frozen=True, kw_only=True)
 class Modulated(Algorithm):
-    """An algorithm whose learning rate depends on staleness by one of `MODULATIONS`."""
+    """An algorithm whose learning rate depends on staleness: α(τ) = α·s(τ).
+
+    Settings
+    --------
+    modulate : str, default ``inverse``
+        s(τ): ``none``, ``inverse``, ``inverse-plus-one``, ``exponential`` (``rho``),
+        ``polynomial`` (``a``), ``hinge`` (``a``, ``b``), ``delay-adaptive`` (``n``); see
+        `aiops.algorithms.modulation`.
+    rho, a, b, n : float, float, float, int; defaults 0.1, 0.5, 4, 4
+        The constants of those.
+    """
 
     modulate: str = "inverse"
     rho: float = 0.1
@@ -36,7 +47,7 @@ class Modulated(Algorithm):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SASGD(Modulated):
+class SASGD(Modulated, Optimised):
     """Staleness-aware asynchronous SGD: divide the learning rate by the staleness.
 
     .. math:: θ ← θ − α · s(τ) · g,   s(τ) = 1/τ if τ > 0, else 1
@@ -48,11 +59,7 @@ class SASGD(Modulated):
     lr : float, default 0.04
         Learning rate α; 0.04 is what the FASGD paper found best for this rule on MNIST.
     modulate : str, default ``inverse``
-        s(τ): ``none``, ``inverse``, ``inverse-plus-one``, ``exponential`` (``rho``),
-        ``polynomial`` (``a``), ``hinge`` (``a``, ``b``), ``delay-adaptive`` (``n``); see
-        `aiops.algorithms.modulation`.
-    rho, a, b, n : float, float, float, int; defaults 0.1, 0.5, 4, 4
-        The constants of those.
+        s(τ), with its constants ``rho``, ``a``, ``b`` and ``n``: see below.
 
     Source
     ------
@@ -68,5 +75,7 @@ class SASGD(Modulated):
     [1.0, 1.0, 0.25]
     """
 
+    family = "staleness-aware"
+    neighbours = "asgd exponential fasgd softsync"
     name = "sasgd"
     lr: float = 0.04

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aiops.algorithms.base import APPLY, COLLECT, Policy, Verdict
+from aiops.algorithms.optimised import Optimised
 from aiops.algorithms.sasgd import Modulated
 from aiops.errors import ConflictError
 
@@ -28,7 +29,7 @@ class Counting(Policy):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Softsync(Modulated):
+class Softsync(Modulated, Optimised):
     """n-softsync: update after ⌊λ/n⌋ gradients, from any workers, without a barrier.
 
     .. math:: θ ← θ − (1/c) Σ α(τ_l) · g_l,   c = ⌊λ/n⌋
@@ -58,14 +59,16 @@ class Softsync(Modulated):
     [None, 2, None, 2]
     """
 
+    family = "asynchronous"
+    neighbours = "hardsync sasgd asgd fedbuff"
     name = "softsync"
     needs_workers = True
     lr: float = 0.04
     n: int = 1
 
-    def check(self, workers: int | None) -> None:
+    def check(self, workers: int | None, relaxed: bool = False) -> None:
         """Refuse n > λ."""
-        super().check(workers)
+        super().check(workers, relaxed)
         if workers is not None and self.n > workers:
             raise ConflictError(
                 f"softsync: n = {self.n} groups cannot be made of {workers} workers;"

@@ -12,7 +12,8 @@ from aiops import messages
 from aiops.client.backoff import delays
 from aiops.client.conversation import Conversation, Receipt, Request
 from aiops.client.facade import Facade
-from aiops.client.params import Params
+from aiops.client.params import Params, Stamped
+from aiops.client.routines import Transfer
 from aiops.errors import (
     AiopsError,
     ConnectionLost,
@@ -159,7 +160,7 @@ class AsyncClient(Facade):
         await self._run(lambda: self._talk.fetch(params))
         return params
 
-    async def push(self, params: Params, gradients: Mapping[str, Array]) -> Receipt:
+    async def push(self, params: Stamped, gradients: Mapping[str, Array]) -> Receipt:
         """Push gradients computed at ``params``. See `Client.push`.
 
         Leave the gradients alone until it returns. At most 64 pushes are under way at once; more
@@ -169,10 +170,24 @@ class AsyncClient(Facade):
             receipt: Receipt = await self._run(lambda: self._talk.push(gradients, params, None))
         return receipt
 
-    async def exchange(self, params: Params, gradients: Mapping[str, Array]) -> Receipt:
+    async def exchange(
+        self, params: Params, gradients: Mapping[str, Array], into: Params | None = None
+    ) -> Receipt:
         """Push, and bring ``params`` up to date, in one round trip. See `Client.exchange`."""
+        into = params if into is None else into
         async with self._window:
-            receipt: Receipt = await self._run(lambda: self._talk.push(gradients, params, params))
+            receipt: Receipt = await self._run(lambda: self._talk.push(gradients, params, into))
+        return receipt
+
+    async def carry(self, transfer: Transfer) -> Receipt | None:
+        """Move what a routine wants moved (`aiops.client.routines`); None for a mere fetch."""
+        arrays, at, into = transfer.arrays, transfer.at, transfer.into
+        if arrays is None:
+            assert into is not None
+            await self.fetch(into)
+            return None
+        async with self._window:
+            receipt: Receipt = await self._run(lambda: self._talk.push(arrays, at, into))
         return receipt
 
     async def fetch_rows(self, name: str, ids: Any, out: Array | None = None) -> Array:

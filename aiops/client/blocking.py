@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import select
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from types import TracebackType
@@ -14,7 +16,8 @@ from typing import Any, Self
 from aiops.client.backoff import delays
 from aiops.client.conversation import Receipt, Request
 from aiops.client.facade import Facade
-from aiops.client.params import Params
+from aiops.client.params import Params, Stamped
+from aiops.client.routines import Transfer
 from aiops.errors import (
     AiopsError,
     ConnectionLost,
@@ -82,7 +85,13 @@ class Client(Facade):
         super().__init__(url, role=role, token=token, name=name, timeout=timeout, pongs=pongs)
         self._socket: socket.socket | None = None
         self._spin = Spin()
+        self._interrupted = threading.Event()
         self._run(None, timeout)
+
+    @property
+    def patience(self) -> float:
+        """Seconds that an answer may take: the timeout, and what the server's barrier may need."""
+        return self.timeout + float(self.plan.get("patience", 0.0))
 
     # ------------------------------------------------------------ what it can do
 
@@ -119,7 +128,7 @@ class Client(Facade):
         self._run(self._talk.fetch(params))
         return params
 
-    def push(self, params: Params, gradients: Mapping[str, Array]) -> Receipt:
+    def push(self, params: Stamped, gradients: Mapping[str, Array]) -> Receipt:
         """Push gradients that were computed at ``params``; do not fetch.
 
         Parameters
@@ -141,14 +150,24 @@ class Client(Facade):
         receipt: Receipt = self._run(self._talk.push(gradients, params, None))
         return receipt
 
-    def exchange(self, params: Params, gradients: Mapping[str, Array]) -> Receipt:
+    def exchange(
+        self, params: Params, gradients: Mapping[str, Array], into: Params | None = None
+    ) -> Receipt:
         """Push gradients computed at ``params`` and bring ``params`` up to date, in one round trip.
+
+        Parameters
+        ----------
+        params, gradients
+            As `push`'s.
+        into
+            Receive the parameters here instead, and leave ``params`` alone.
 
         Raises
         ------
-        As `push`; after a `StaleGradient`, ``params`` are up to date.
+        As `push`; after a `StaleGradient`, the parameters are up to date.
         """
-        receipt: Receipt = self._run(self._talk.push(gradients, params, params))
+        into = params if into is None else into
+        receipt: Receipt = self._run(self._talk.push(gradients, params, into))
         return receipt
 
     def fetch_rows(self, name: str, ids: Any, out: Array | None = None) -> Array:
@@ -227,6 +246,27 @@ class Client(Facade):
         )
         return both
 
+    def carry(self, transfer: Transfer) -> Receipt | None:
+        """Move what a routine wants moved (`aiops.client.routines`); None for a mere fetch."""
+        if transfer.arrays is not None:
+            request = self._talk.push(transfer.arrays, transfer.at, transfer.into)
+        else:
+            assert transfer.into is not None
+            request = self._talk.fetch(transfer.into)
+        result = self._run(request)
+        return result if isinstance(result, Receipt) else None
+
+    def interrupt(self) -> None:
+        """End the call that another thread is waiting in, with `ConnectionLost`.
+
+        The client cannot be used afterwards, except to close it.
+        """
+        self._interrupted.set()
+        sock = self._socket
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
     def stats(self) -> dict[str, Any]:
         """Return the server's statistics."""
         report: dict[str, Any] = self._run(self._talk.stats())
@@ -303,7 +343,7 @@ class Client(Facade):
             raise UsageError("this client is closed")
         now = time.monotonic()
         if timeout is None:
-            timeout = self.timeout + float(self.plan.get("patience", 0.0))
+            timeout = self.patience
         until, soon = now + timeout, now + min(timeout, self.timeout)  # soon: to have a connection
         pauses: Iterator[float] | None = None
         try:
@@ -318,6 +358,8 @@ class Client(Facade):
                     raise
                 except (ConnectionLost, OSError) as error:
                     self._hang_up()
+                    if self._interrupted.is_set():
+                        raise ConnectionLost(f"{self.url}: this client was interrupted") from error
                     if ready:  # it was there until now: begin anew
                         soon = min(until, time.monotonic() + self.timeout)
                         pauses = delays(secrets.randbelow)
@@ -363,7 +405,7 @@ class Client(Facade):
             raise ConnectionLost(
                 f"{self.url} cannot be reached ({_reason(error)}): is the server running?"
             ) from error
-        time.sleep(seconds)
+        self._interrupted.wait(seconds)
 
     # The kernel itself wakes a call that waits for more than _BEAT (SO_RCVTIMEO, SO_SNDTIMEO), so
     # that a transfer of any size is one system call, and a deadline is still seen to.

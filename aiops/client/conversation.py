@@ -25,7 +25,7 @@ import numpy as np
 import aiops
 from aiops import handshake, messages
 from aiops.client.outgoing import little_endian, make_up, parts_of
-from aiops.client.params import Params
+from aiops.client.params import Params, Stamped
 from aiops.client.rows import Asked, Rows, RowsInto
 from aiops.codecs import raw
 from aiops.errors import (
@@ -33,6 +33,7 @@ from aiops.errors import (
     ConnectionLost,
     Refused,
     RemoteProtocolError,
+    Restarted,
     Unauthorised,
     UsageError,
     refusal,
@@ -63,6 +64,11 @@ class Receipt:
         The mean of the algorithm's statistic over all parameters, or None if it keeps none.
     vbars
         The same per tensor.
+    used
+        Whether the gradient is part of the model; False: the policy ignored it (it was too stale).
+    pushed
+        False when a step was made by the worker alone, as the policy has it, and nothing travelled:
+        the rest is then what the last push came to.
     """
 
     version: int
@@ -70,6 +76,8 @@ class Receipt:
     mean_staleness: float
     vbar: float | None
     vbars: Mapping[str, float]
+    used: bool = True
+    pushed: bool = True
 
 
 @dataclass(slots=True, eq=False)
@@ -81,6 +89,7 @@ class Request:
     finish: Callable[[Message], Any]
     payloads: Sequence[Sequence[memoryview]] = ()
     into: Params | RowsInto | None = None
+    connection: tuple[str, int] = ("", 0)  # of a push: by which came what it was computed at
     done: bool = False
     result: Any = None
     error: AiopsError | None = None
@@ -169,6 +178,7 @@ class Conversation:
         self._next_id = 1
         self._seq = 0
         self._epoch = 0
+        self._run_since = 1  # the first connection to the server as it runs now
         self.ready = False
         self.welcome: Welcome | None = None
         self.layout: Layout | None = None
@@ -303,7 +313,7 @@ class Conversation:
 
         return self._ask(Request("the model's description", messages.Describe, finish))
 
-    def push(self, gradients: Mapping[str, Array], at: Params, into: Params | None) -> Request:
+    def push(self, gradients: Mapping[str, Array], at: Stamped, into: Params | None) -> Request:
         """Push gradients computed at ``at``; the result is a `Receipt`.
 
         With ``into`` (which may be ``at``) the parameters after the push are received there.
@@ -316,7 +326,8 @@ class Conversation:
             have = -1 if into is None else self._have(into)
             return messages.Push(id, seq, into is not None, have, parts)
 
-        return self._ask(Request("the answer to its push", make, self._receipt, payloads, into))
+        what = "the answer to its push"
+        return self._ask(Request(what, make, self._receipt, payloads, into, at.connection))
 
     def fetch(self, into: Params) -> Request:
         """Ask for the parameters; the result is whether they changed."""
@@ -369,7 +380,7 @@ class Conversation:
             receipt=receipt,
         )
         self._seq += 1
-        return self._ask_rows(asked)
+        return self._ask_rows(asked, self.rows.came_by.get(name, ("", 0)))
 
     def stats(self) -> Request:
         """Ask for the server's statistics; the result is a dict."""
@@ -397,8 +408,21 @@ class Conversation:
         """
         return params.version if params.connection == (self.client, self._epoch) else -1
 
-    def _ask_rows(self, asked: Asked[Any]) -> Request:
-        return self._ask(Request(asked.what, asked.make, asked.finish, asked.payloads, asked.into))
+    def _ask_rows(self, asked: Asked[Any], connection: tuple[str, int] = ("", 0)) -> Request:
+        request = Request(asked.what, asked.make, asked.finish, asked.payloads, asked.into)
+        request.connection = connection
+        return self._ask(request)
+
+    def _outlived(self, request: Request) -> bool:
+        """Whether a push was computed at parameters of an earlier run of the server."""
+        client, epoch = request.connection
+        return client == self.client and epoch < self._run_since
+
+    def _restarted(self) -> Restarted:
+        return Restarted(
+            f"{self.server} was restarted since this gradient was computed, and its parameters are"
+            " others: fetch them and compute it again; it was not pushed"
+        )
 
     def _take_id(self) -> int:
         self._next_id += 1
@@ -407,7 +431,10 @@ class Conversation:
     def _ask(self, request: Request) -> Request:
         id = self._take_id()
         self._pending[id] = request
-        if self.ready:
+        if self._outlived(request):
+            del self._pending[id]
+            request.resolve(error=self._restarted())
+        elif self.ready:
             self._send(request.make(id), request.payloads)
         return request
 
@@ -449,6 +476,10 @@ class Conversation:
         handshake.check_welcome(welcome, self._hello, self._challenge, self._token, self.server)
         if welcome.model or welcome.tables:
             self._learn(welcome)
+        if self.welcome is not None and welcome.run != self.welcome.run:
+            self._run_since = self._epoch
+            self.rows.versions.clear()
+        self.rows.connection = (self.client, self._epoch)
         self.welcome, self.ready = welcome, True
         # Anything asked before, or on a connection since lost, is (again) asked now, in order.
         pending, self._pending = self._pending, {}
@@ -520,7 +551,8 @@ class Conversation:
             names = (tensor.name for tensor in self.layout.tensors)
             vbars = dict(zip(names, means, strict=True))
         return Receipt(
-            message.version, message.staleness, message.mean_staleness, message.vbar, vbars
+            *(message.version, message.staleness, message.mean_staleness, message.vbar, vbars),
+            used=message.used,
         )
 
 

@@ -51,6 +51,11 @@ class Facade:
         return self._talk.welcome.policy if self._talk.welcome else ""
 
     @property
+    def settings(self) -> Mapping[str, Any]:
+        """Its settings."""
+        return self._talk.welcome.settings if self._talk.welcome else {}
+
+    @property
     def plan(self) -> Mapping[str, Any]:
         """The workers' part of the algorithm, as the server announced it."""
         return self._talk.welcome.plan if self._talk.welcome else {}

@@ -69,6 +69,26 @@ def _whole(
     return (Part(0, layout.nbytes, raw.NAME, layout.nbytes, int(versions[0])),), [views]
 
 
+def gather(layout: Layout, arrays: Mapping[str, Array], into: Params) -> Ints:
+    """Copy some tensors into an arena; return which they are, in arena order.
+
+    Raises
+    ------
+    UsageError
+        When there is none, or one does not fit its tensor; nothing has been copied then.
+    """
+    chosen = sorted(_index(layout, name) for name in arrays)
+    if not chosen:
+        raise UsageError("there is no gradient: give at least one")
+    checked = [
+        _checked(tensor, arrays[tensor.name])
+        for tensor in (layout.tensors[index] for index in chosen)
+    ]
+    for index, array in zip(chosen, checked, strict=True):
+        into[layout.tensors[index].name][...] = array
+    return layout.all if len(chosen) == len(layout.tensors) else np.array(chosen, np.int64)
+
+
 def make_up(layout: Layout, parts: Parts) -> bool:
     """Say whether these are a whole model: less would leave a mixture of two versions."""
     starts = [0, *(part.stop for part in parts)]

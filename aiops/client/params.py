@@ -3,12 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from aiops.layout import Arena, Array, Layout
+
+
+class Stamped(Protocol):
+    """What says at which versions of the tensors something was computed."""
+
+    @property
+    def layout(self) -> Layout:
+        """The tensors."""
+
+    @property
+    def versions(self) -> npt.NDArray[np.int64]:
+        """Their versions, in arena order."""
+
+    @property
+    def connection(self) -> tuple[str, int]:
+        """Which client's which connection they came by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Versions alone, without the parameters; a `Stamped`."""
+
+    layout: Layout
+    versions: npt.NDArray[np.int64]
+    connection: tuple[str, int]
+
+    @classmethod
+    def of(cls, params: Stamped) -> Stamp:
+        """Return what some parameters are stamped with now."""
+        return cls(params.layout, params.versions.copy(), params.connection)
 
 
 class Params(Mapping[str, Array]):

@@ -72,10 +72,14 @@ class Rows:
     ----------
     versions
         By table: the newest version of which rows have come.
+    connection
+        The one that is open; a push belongs to the one that its rows came by.
     """
 
     def __init__(self) -> None:
         self.tables: Tables = Tables({})
+        self.connection = ("", 0)
+        self.came_by: dict[str, tuple[str, int]] = {}
         self.versions: dict[str, int] = {}
 
     def learn(self, tables: Tables) -> None:
@@ -142,6 +146,7 @@ class Rows:
 
     def _note(self, named: NamedTable, message: TableRows) -> None:
         name = named.name
+        self.came_by[name] = self.connection
         self.versions[name] = max(message.version, self.versions.get(name, 0))
 
 

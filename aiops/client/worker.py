@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
+import logging
+import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 from aiops.client.blocking import Client
 from aiops.client.conversation import Receipt
 from aiops.client.params import Params
-from aiops.errors import AiopsError, StaleGradient, UsageError
+from aiops.client.routines import Routine, Transfer, routine_for
+from aiops.errors import (
+    AiopsError,
+    DeadlineExceeded,
+    NotReady,
+    Restarted,
+    StaleGradient,
+    UsageError,
+)
 from aiops.layout import Array
 from aiops.tables import Table
 
 Gradients: TypeAlias = Mapping[str, Array]
 Compute: TypeAlias = Callable[[Params], Gradients]
 
+_log = logging.getLogger("aiops.client")
+
 _BEAT = 2.0  # seconds between looks at a connection that nobody is using, at most
+
+
+class _Errand:
+    """A transfer that the worker's own thread sees to, while gradients are computed."""
+
+    def __init__(self, transfer: Transfer) -> None:
+        self.transfer = transfer
+        self.done = threading.Event()
+        self.receipt: Receipt | None = None
+        self.error: BaseException | None = None
 
 
 class Worker:
@@ -34,7 +57,8 @@ class Worker:
     of that stands in the loop. The first worker's ``params`` define the model; the others get the
     server's.
 
-    One thread of its own keeps the connection answered while gradients are computed.
+    One thread of its own keeps the connection answered while gradients are computed, and does what
+    the plan wants done in the background.
 
     Parameters
     ----------
@@ -52,9 +76,14 @@ class Worker:
     Attributes
     ----------
     params
-        The parameters to compute the next gradients at; the same arrays all the time.
+        The parameters to compute the next gradients at; the same arrays all the time. Where the
+        policy has local steps they are this worker's own.
+    last
+        The `Receipt` of the last push that was answered, or None.
+    steps, recomputed
+        Mini-batches handed in, and gradients that the policy had computed again.
     compute_seconds, idle_seconds
-        Time spent outside `step`, and in it waiting for the server.
+        Time spent outside `step` and on local steps, and in it waiting for the server.
 
     Raises
     ------
@@ -82,13 +111,20 @@ class Worker:
         except BaseException:
             self._client.close()
             raise
+        try:
+            self._routine: Routine = routine_for(self._client.plan, self.params)
+        except BaseException:
+            self._client.close()
+            raise
         self.last: Receipt | None = None
         self.steps = 0
         self.recomputed = 0
         self.idle_seconds = self.compute_seconds = 0.0
         self._since = time.perf_counter()
         self._lock = threading.Lock()
-        self._ending = threading.Event()
+        self._errands: queue.SimpleQueue[_Errand | None] = queue.SimpleQueue()
+        self._errand: _Errand | None = None
+        self._closed = False
         self._thread = threading.Thread(target=self._keep, name="aiops-worker", daemon=True)
         self._thread.start()
 
@@ -101,6 +137,12 @@ class Worker:
     def plan(self) -> Mapping[str, Any]:
         """The workers' part of the algorithm, as the server announced it."""
         return self._client.plan
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of a gradient, as the server announced it (1 where there is none)."""
+        inner = self.plan.get("inner", {})
+        return float(inner.get("lr", self._client.settings.get("lr", 1.0)))
 
     @property
     def url(self) -> str:
@@ -126,45 +168,142 @@ class Worker:
             Arrays by name, computed at `params`; or a function params → gradients, which some
             policies need, because they refuse a gradient and want it computed again.
 
+        Returns
+        -------
+        What became of it. Where the policy has local steps or pushes in the background, that of the
+        last push that was answered, with ``pushed`` False. If the server was restarted meanwhile,
+        ``used`` is False: the gradient belonged to other parameters.
+
         Raises
         ------
         UsageError
             When a gradient does not fit, or the policy needs a function and got arrays.
         BadPush
-            When the server refuses a value; nothing was applied, and `params` are as before.
+            When a value is not finite, or the server refuses it; nothing was applied, and `params`
+            are as before. (Of a push in the background the step after it says so.)
+        ConnectionLost, DeadlineExceeded
+            When the server cannot be reached, or does not answer.
         """
-        if self._ending.is_set():
+        if self._closed:
             raise UsageError("this worker is closed")
         compute = gradients if callable(gradients) else None
-        if compute is None and self._client.plan.get("recompute"):
+        if compute is None and self.plan.get("recompute"):
             raise UsageError(
                 f"{self.policy} may ask for a gradient again: call step(function) with a function"
                 " params → gradients"
             )
-        while True:
-            given = gradients if compute is None else compute(self.params)
-            assert not callable(given)
-            began = time.perf_counter()
-            self.compute_seconds += began - self._since
-            try:
-                with self._lock:
-                    receipt = self._client.exchange(self.params, given)
-                break
-            except StaleGradient:
-                if compute is None:
-                    raise
+        try:
+            while True:
+                given = gradients if compute is None else compute(self.params)
+                assert not callable(given)
+                try:
+                    receipt = self._step(given)
+                    break
+                except Restarted:
+                    self._begin_anew()
+                    if compute is None or self._routine.local:
+                        receipt = replace(self._nothing(), used=False)
+                        break
+                except StaleGradient:
+                    if compute is None:
+                        raise
                 self.recomputed += 1
-            finally:
-                self._since = time.perf_counter()
-                self.idle_seconds += self._since - began
-        self.last = receipt
+        finally:
+            self._clock()
         self.steps += 1
         return receipt
 
+    def _step(self, gradients: Gradients) -> Receipt:
+        routine = self._routine
+        routine.apply(gradients)
+        self._settle(wait=routine.due)
+        transfer = routine.transfer()
+        if transfer is not None and routine.waits:
+            return self._carry(transfer)
+        if transfer is not None:
+            self._errand = _Errand(transfer)
+            self._errands.put(self._errand)
+        self._settle(wait=routine.waits)
+        return self._nothing() if self.last is None else replace(self.last, pushed=False)
+
+    def _begin_anew(self) -> None:
+        """Go on with a server that was restarted.
+
+        Steps that were only taken here stay on top of its parameters. If it has come back without
+        any, it is offered these: what is then lost is the optimiser's state.
+        """
+        _log.warning("%s was restarted: going on with its parameters", self.url)
+        try:
+            self._carry(self._routine.refresh())
+        except NotReady:
+            _log.warning("%s has no model any more: it is offered this worker's", self.url)
+            with self._lock:
+                self._client.define(self.params)
+            self._carry(self._routine.refresh())
+
+    def _carry(self, transfer: Transfer) -> Receipt:
+        """See to a transfer on this thread, and wait for it."""
+        self._clock()
+        try:
+            with self._lock:
+                receipt = self._client.carry(transfer)
+        except BaseException:
+            self._routine.failed()
+            raise
+        finally:
+            self._clock(idle=True)
+        self._routine.arrived()
+        return self._note(receipt)
+
+    def _settle(self, *, wait: bool) -> None:
+        """Merge what has arrived in the background; wait for it if need be."""
+        errand = self._errand
+        if errand is None or not (wait or errand.done.is_set()):
+            return
+        self._clock()
+        limit = self._client.patience + _BEAT
+        try:
+            if not errand.done.wait(limit):
+                raise DeadlineExceeded(
+                    f"{self.url} did not answer a push in the background within {limit:g} s"
+                )
+        finally:
+            self._clock(idle=True)
+        self._errand = None
+        if errand.error is not None:
+            self._routine.failed()
+            raise errand.error
+        self._routine.arrived()
+        if errand.receipt is not None:
+            self._note(errand.receipt)
+
+    def _note(self, receipt: Receipt | None) -> Receipt:
+        if receipt is not None:
+            self.last = receipt
+            return receipt
+        return self._nothing()
+
+    def _nothing(self) -> Receipt:
+        """Return the receipt of a step of which nothing travelled."""
+        return Receipt(self.params.version, 0, 0.0, None, {}, pushed=False)
+
+    def _clock(self, *, idle: bool = False) -> None:
+        """Count the time since the last look as spent waiting, or computing."""
+        now = time.perf_counter()
+        if idle:
+            self.idle_seconds += now - self._since
+        else:
+            self.compute_seconds += now - self._since
+        self._since = now
+
     def refresh(self) -> int:
-        """Bring `params` up to date without pushing; return their version."""
-        with self._lock:
-            self._client.fetch(self.params)
+        """Bring `params` up to date without pushing; return their version.
+
+        Local steps that the server does not know of yet stay on top of it, except under EASGD,
+        where the worker goes to the centre.
+        """
+        self._settle(wait=True)
+        self._carry(self._routine.refresh())
         return self.params.version
 
     def fetch_rows(self, name: str, ids: Any, out: Array | None = None) -> Array:
@@ -196,11 +335,39 @@ class Worker:
         with self._lock:
             return self._client.stats()
 
-    def close(self) -> None:
-        """Say goodbye, so that nobody waits for this worker; may be called twice."""
-        self._ending.set()
-        self._thread.join()
-        self._client.close()
+    def close(self, *, flush: bool = True) -> None:
+        """Push what has not been pushed yet, and say goodbye; may be called twice.
+
+        Parameters
+        ----------
+        flush
+            False: say goodbye at once, whatever is still on its way. Leaving a ``with`` block by an
+            exception does that.
+
+        Raises
+        ------
+        ConnectionLost, DeadlineExceeded, BadPush
+            When the last push could not be made; the connection is closed all the same.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if flush:
+                self._flush()
+        finally:
+            if self._errand is not None and not self._errand.done.is_set():
+                self._client.interrupt()
+            self._errands.put(None)
+            self._thread.join(_BEAT)  # (it may be connecting to a host that does not answer)
+            self._client.close()
+
+    def _flush(self) -> None:
+        """Wait for what is on its way, and push the rest."""
+        self._settle(wait=True)
+        rest = self._routine.rest()
+        if rest is not None:
+            self._carry(rest)
 
     def __enter__(self) -> Self:
         return self
@@ -211,16 +378,31 @@ class Worker:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        self.close(flush=error is None)
 
     def _keep(self) -> None:
-        """Answer the server now and then while the loop computes."""
+        """Run errands, and answer the server now and then while the loop computes."""
         beat = min(_BEAT, self.plan.get("heartbeat", _BEAT))
-        while not self._ending.wait(beat):
-            if self._lock.acquire(blocking=False):
-                try:
-                    self._client.attend()
-                except AiopsError:
-                    pass  # the next step connects again, or says why it cannot
-                finally:
-                    self._lock.release()
+        while True:
+            try:
+                errand = self._errands.get(timeout=beat)
+            except queue.Empty:
+                self._attend()
+                continue
+            if errand is None:
+                return
+            try:
+                with self._lock:
+                    errand.receipt = self._client.carry(errand.transfer)
+            except BaseException as error:
+                errand.error = error
+            errand.done.set()
+
+    def _attend(self) -> None:
+        if self._lock.acquire(blocking=False):
+            try:
+                self._client.attend()
+            except AiopsError:
+                pass  # the next step connects again, or says why it cannot
+            finally:
+                self._lock.release()

@@ -35,6 +35,7 @@ class NumbaKernel:
         self.rule = rule
         self.dtype = dtype
         self.text = source.numba_text(program, dtype.name)
+        self._scalars, self._reads = len(rule.scalars), len(rule.reads)
         self._constants = np.array(list(rule.constants.values()), dtype)
         self._update: Update = self._first_update
 
@@ -49,31 +50,36 @@ class NumbaKernel:
         grad: Array,
         target: Array,
         state: Sequence[Array],
+        reads: Sequence[Array] = (),
     ) -> npt.NDArray[np.int64]:
         """Update every span; see :class:`aiops.kernels.Kernel`."""
         try:
+            if len(reads) != self._reads:  # one of them may be a state too few
+                raise ValueError("reads do not fit")
             return self._update(
                 spans.lo,
                 spans.hi,
                 spans.src,
                 spans.step,
+                *spans.flat(self._scalars),
                 factor,
                 base,
                 grad,
                 target,
                 *state,
+                *reads,
                 self._constants,
             )
         except (TypeError, ValueError):
             # The compiled code only knows that something does not fit; say what it is.
             check(
-                self.rule.name,
+                self.rule,
                 spans,
                 base,
                 grad,
                 target,
                 state,
-                states=len(self.rule.state),
+                reads,
                 compute=self.dtype,
                 wire=self.dtype,
             )
@@ -81,7 +87,15 @@ class NumbaKernel:
 
     def warm(self) -> None:
         """Compile, or read the machine code of an earlier process from the cache folder."""
-        self._update = _compile(self.rule.name, self.text, self.dtype.name, len(self.rule.state))
+        rule = self.rule
+        self._update = _compile(
+            rule.name,
+            self.text,
+            self.dtype.name,
+            states=len(rule.state),
+            reads=self._reads,
+            scalars=self._scalars > 0,
+        )
 
     def _first_update(self, *arguments: Any) -> npt.NDArray[np.int64]:
         self.warm()
@@ -89,15 +103,18 @@ class NumbaKernel:
 
 
 @functools.cache
-def _compile(name: str, text: str, real: str, states: int) -> Update:
+def _compile(
+    name: str, text: str, real: str, *, states: int, reads: int = 0, scalars: bool = False
+) -> Update:
     from numba import types
 
     from aiops.kernels.jit_cpu import array_of, compiled
 
     module, on_disk = cache.load(f"{name}_{_identity(text)}", text)
     integers, read, written = array_of("int64"), array_of(real), array_of(real, writable=True)
-    arguments = [integers, integers, integers, array_of("float64"), types.float64]
-    arguments += [read, read, written, *[written] * states, read]
+    numbers = [array_of("float64")] * (2 if scalars else 1)
+    arguments = [integers, integers, integers, *numbers, types.float64]
+    arguments += [read, read, written, *[written] * states, *[read] * reads, read]
     signature = types.Array(types.int64, 1, "C")(*arguments)
     update: Update = compiled(module.update, signature, cache=on_disk)
     return update

@@ -48,28 +48,35 @@ class MasterKernel:
         grad: Array,
         target: Array,
         state: Sequence[Array],
+        reads: Sequence[Array] = (),
     ) -> npt.NDArray[np.int64]:
         """Update ``base`` (float32) and round it into ``target``; see ``Kernel``."""
         check(
-            self.rule.name,
+            self.rule,
             spans,
             base,
             grad,
             target,
             state,
-            states=len(self.rule.state),
+            reads,
             compute=SINGLE,
             wire=self.dtype,
         )
         sums = np.zeros(len(spans), np.int64)
         total = int((spans.hi - spans.lo).sum())
-        scratch = np.empty(min(total, BLOCK), SINGLE)
+        scratch, *held = (np.empty(min(total, BLOCK), SINGLE) for _ in range(1 + len(reads)))
         with np.errstate(all="ignore"):  # what is too large becomes infinite, silently
-            for batch in _batches(spans):
+            for batch in _batches(spans, joined=bool(reads)):
                 at = _gather(batch, grad, scratch)
                 lo, hi, _, step, rows = (np.array(column) for column in zip(*batch, strict=True))
-                part = Spans(lo, hi, np.array(at), step)
-                found = self._inner(part, factor, base, scratch, base, state)
+                # What a rule reads is converted where its span lies, so the batch is all there is.
+                first, last = (lo[0], hi[-1]) if reads else (0, base.size)
+                for array, copy in zip(reads, held, strict=True):
+                    copy[: last - first] = array[first:last]
+                part = Spans(lo - first, hi - first, np.array(at), step, spans.more[rows])
+                master = base[first:last]
+                kept = [array[first:last] for array in state]
+                found = self._inner(part, factor, master, scratch, master, kept, held)
                 np.add.at(sums, rows, found)
                 for start, stop in _runs((piece[0], piece[1]) for piece in batch):
                     target[start:stop] = base[start:stop]
@@ -92,12 +99,18 @@ def _gather(batch: Sequence[Piece], grad: Array, scratch: Array) -> list[int]:
     return at[:-1]
 
 
-def _batches(spans: Spans) -> Iterator[list[Piece]]:
-    """Cut the spans into pieces, and yield batches of them of at most ``BLOCK`` elements."""
+def _batches(spans: Spans, *, joined: bool) -> Iterator[list[Piece]]:
+    """Cut the spans into pieces, and yield batches of them of at most ``BLOCK`` elements.
+
+    ``joined``: each piece of a batch begins where the one before ends.
+    """
     batch: list[Piece] = []
     room = BLOCK
     for row, (lo, hi, src, step) in enumerate(spans.rows()):
         at = lo
+        if joined and batch and lo < hi and lo != batch[-1][1]:
+            yield batch
+            batch, room = [], BLOCK
         while at < hi:
             stop = min(hi, at + room)
             batch.append((at, stop, src + at - lo, step, row))

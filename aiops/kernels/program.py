@@ -82,7 +82,9 @@ class Program:
     """
 
     name: str
+    reads: tuple[str, ...]
     states: tuple[str, ...]
+    scalars: tuple[str, ...]
     constants: tuple[str, ...]
     statistic: str | None
     body: tuple[Assignment, ...]

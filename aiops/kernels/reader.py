@@ -57,7 +57,14 @@ def read(rule: Rule) -> Program:
     Raises :class:`~aiops.errors.UsageError`, naming the rule, the line and the construct, when
     the source cannot be had or uses anything outside the vocabulary.
     """
-    return _read(rule.function, tuple(rule.state), tuple(rule.constants), rule.statistic)
+    return _read(
+        rule.function,
+        tuple(rule.state),
+        tuple(rule.constants),
+        rule.statistic,
+        rule.scalars,
+        rule.reads,
+    )
 
 
 @functools.lru_cache(maxsize=256)
@@ -66,9 +73,12 @@ def _read(
     states: tuple[str, ...],
     constants: tuple[str, ...],
     statistic: str | None,
+    scalars: tuple[str, ...],
+    reads: tuple[str, ...],
 ) -> Program:
     # By names only: whatever the constants' values, the program is the same and is read once.
-    rule = Rule(function, dict.fromkeys(states, 0.0), dict.fromkeys(constants, 0.0), statistic)
+    state, values = dict.fromkeys(states, 0.0), dict.fromkeys(constants, 0.0)
+    rule = Rule(function, state, values, statistic, scalars, reads)
     text, tree, first_line = _source(rule)
     reader = _Reader(rule, first_line)
     body = list(tree.body)
@@ -80,7 +90,9 @@ def _read(
         reader.statement(statement)
     return Program(
         name=rule.name,
+        reads=reads,
         states=states,
+        scalars=scalars,
         constants=constants,
         statistic=statistic,
         body=tuple(reader.body),
@@ -200,7 +212,7 @@ class _Reader:
                 self.refuse(
                     node,
                     f"uses the unknown name {name!r}",
-                    "make it a constant of the Rule or a literal",
+                    "make it a constant or a scalar of the Rule, or a literal",
                 )
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 value = self._number(operand)

@@ -46,16 +46,17 @@ class NumpyKernel:
         grad: Array,
         target: Array,
         state: Sequence[Array],
+        reads: Sequence[Array] = (),
     ) -> npt.NDArray[np.int64]:
         """Update every span; see :class:`aiops.kernels.Kernel`."""
         check(
-            self.rule.name,
+            self.rule,
             spans,
             base,
             grad,
             target,
             state,
-            states=len(self.rule.state),
+            reads,
             compute=self.dtype,
             wire=self.dtype,
         )
@@ -64,19 +65,22 @@ class NumpyKernel:
         with np.errstate(all="ignore"):
             scale = real(factor)
             for row, (lo, hi, src, step) in enumerate(spans.rows()):
+                numbers = [real(step), *map(real, spans.more[row].tolist())]
                 for start in range(lo, hi, BLOCK):
                     stop = min(start + BLOCK, hi)
                     gradient = grad[src + start - lo : src + stop - lo] * scale
-                    arrays = [base[start:stop], gradient, *(array[start:stop] for array in state)]
-                    written = [target[start:stop], *arrays[2:]]
-                    sums[row] += self._block(arrays, real(step), written)
+                    arrays = [base[start:stop], gradient]
+                    arrays += [array[start:stop] for array in reads]
+                    written = [array[start:stop] for array in state]
+                    arrays += written
+                    sums[row] += self._block(arrays, numbers, [target[start:stop], *written])
         return sums
 
     def warm(self) -> None:
         """Do nothing: there is nothing to compile."""
 
-    def _block(self, arrays: list[Array], step: Any, written: list[Array]) -> int:
-        results = self.rule.function(*arrays, step, **self._constants)
+    def _block(self, arrays: list[Array], numbers: list[Any], written: list[Array]) -> int:
+        results = self.rule.function(*arrays, *numbers, **self._constants)
         # A rule may hand an array on as another one's new value; writing must not change it first.
         fresh = [
             result.copy() if any(result is array for array in arrays) else result

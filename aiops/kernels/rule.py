@@ -17,18 +17,22 @@ __all__ = ["FIRST", "FOLD", "Rule"]
 class Rule:
     """An elementwise update and what it needs besides parameters and gradient.
 
-    ``function(w, g, *state, step, *constants)`` takes the parameters, the gradient, one array per
-    state in the order of ``state``, the step (learning rate times modulation) and one value per
-    constant, and returns the tuple ``(w, *state)`` of their new values. Arrays are blocks of one
-    tensor in the compute dtype; ``step`` and the constants are scalars of that dtype. The body
-    may use assignments to local names, ``+ - * /``, unary minus, comparisons, number literals
-    (which count as values of the compute dtype) and the words of
-    :mod:`aiops.kernels.vocabulary`; :func:`aiops.kernels.build` refuses anything else.
+    ``function(w, g, *reads, *state, step, *scalars, *constants)`` takes the parameters, the
+    gradient, one array per read and per state, the step (learning rate times modulation), one
+    number per scalar and per constant, all in the order they are named in, and returns the tuple
+    ``(w, *state)`` of the new values. Arrays are blocks of one tensor in the compute dtype;
+    ``step``, the scalars and the constants are scalars of that dtype. The body may use
+    assignments to local names, ``+ - * /``, unary minus, comparisons, number literals (which
+    count as values of the compute dtype) and the words of :mod:`aiops.kernels.vocabulary`;
+    :func:`aiops.kernels.build` refuses anything else.
 
     ``state`` maps each state array to its initial value; ``constants`` maps each constant to its
     value, given in double precision and rounded once to the compute dtype (so hand in
     ``one_minus_gamma`` rather than working it out in float32); ``statistic`` names the state
-    array whose sum is reported with every update, or is None.
+    array whose sum is reported with every update, or is None; ``scalars`` names numbers that the
+    host works out for each tensor at each update, as it does the step (:attr:`Spans.more
+    <aiops.kernels.Spans>`); ``reads`` names arrays laid out like the parameters that are only
+    read (the last argument of a :class:`~aiops.kernels.Kernel`).
 
     Raises :class:`~aiops.errors.UsageError` when the function's parameters are not these.
 
@@ -37,17 +41,28 @@ class Rule:
     ...     return w - step * m, m
     >>> Rule(momentum, state={"m": 0.0}, constants={"decay": 0.9}).name
     'momentum'
+
+    Delay compensation (Zheng et al. 2017, eq 5) reads the parameters its gradient was computed at:
+
+    >>> def compensated(w, g, sent, step, strength):
+    ...     return (w - step * (g + strength * g * g * (w - sent)),)
+    >>> Rule(compensated, constants={"strength": 0.04}, reads=("sent",)).parameters
+    ('w', 'g', 'sent', 'step', 'strength')
     """
 
     function: Callable[..., tuple[Array, ...]]
     state: Mapping[str, float] = field(default_factory=dict)
     constants: Mapping[str, float] = field(default_factory=dict)
     statistic: str | None = None
+    scalars: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         # Copies: a frozen value should not change because somebody edits the dict he handed in.
         object.__setattr__(self, "state", dict(self.state))
         object.__setattr__(self, "constants", dict(self.constants))
+        object.__setattr__(self, "scalars", tuple(self.scalars))
+        object.__setattr__(self, "reads", tuple(self.reads))
         self._check_parameters()
         for kind, values in (("initial value of state", self.state), ("constant", self.constants)):
             for name, value in values.items():
@@ -75,7 +90,7 @@ class Rule:
     @property
     def parameters(self) -> tuple[str, ...]:
         """The parameter names that the function must have, in order."""
-        return ("w", "g", *self.state, "step", *self.constants)
+        return ("w", "g", *self.reads, *self.state, "step", *self.scalars, *self.constants)
 
     @property
     def results(self) -> str:
@@ -87,8 +102,8 @@ class Rule:
         if len(set(wanted)) != len(wanted):
             twice = sorted({name for name in wanted if wanted.count(name) > 1})
             raise UsageError(
-                f"rule {self.name!r} uses the name {twice[0]!r} twice; w, g, step, the state "
-                "arrays and the constants need different names",
+                f"rule {self.name!r} uses the name {twice[0]!r} twice; w, g, step, the "
+                "reads, the state arrays, the scalars and the constants need different names",
                 rule=self.name,
                 names=wanted,
             )
@@ -98,8 +113,9 @@ class Rule:
         if found != wanted or any(parameter.kind not in plain for parameter in parameters):
             shown = ", ".join(str(parameter) for parameter in parameters)
             raise UsageError(
-                f"rule {self.name!r} is written as ({shown}), but with its state and constants "
-                f"its parameters must be ({', '.join(wanted)}); rename or reorder them",
+                f"rule {self.name!r} is written as ({shown}), but with its reads, state, "
+                f"scalars and constants its parameters must be ({', '.join(wanted)}); rename or "
+                "reorder them",
                 rule=self.name,
                 found=found,
                 wanted=wanted,

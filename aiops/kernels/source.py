@@ -19,7 +19,7 @@ from aiops.kernels.spans import STATISTIC_CAP, STATISTIC_SCALE
 
 __all__ = ["GENERATOR", "Dialect", "NumbaDialect", "numba_text", "statements", "write"]
 
-GENERATOR = 1
+GENERATOR = 2
 """Version of the generated text; part of a compiled kernel's identity."""
 
 
@@ -104,10 +104,11 @@ class NumbaDialect:
 def numba_text(program: Program, real: str) -> str:
     """Return the Python module that computes ``program`` over arrays of dtype ``real``.
 
-    Its function ``update(lo, hi, src, step, factor, base, grad, target, *state, constants)``
-    checks the spans and the arrays (ValueError if they do not fit; nothing is changed then) and
-    returns the statistic's sum per span. It runs as plain Python, too, except for ``_disjoint``;
-    :mod:`aiops.kernels.fused_cpu` compiles it.
+    Its function ``update(lo, hi, src, step, more, factor, base, grad, target, *state, *reads,
+    constants)`` checks the spans and the arrays (ValueError if they do not fit; nothing is changed
+    then) and returns the statistic's sum per span. ``more`` holds the scalars of one span after
+    those of another, in one dimension; it is left out for a rule without scalars. The function
+    runs as plain Python, too, except for ``_disjoint``; :mod:`aiops.kernels.fused_cpu` compiles it.
     """
     dialect = NumbaDialect()
     loops = [_loop(program, dialect, in_place=place) for place in (True, False)]
@@ -136,14 +137,15 @@ def _loop(program: Program, dialect: NumbaDialect, *, in_place: bool) -> str:
     check every pair at run time before it dares to vectorise, which takes time on small tensors,
     and beyond a number of pairs that depends on its version it would not vectorise at all.
     """
-    scalars = ("step", *program.constants)
+    scalars = ("step", *program.scalars, *program.constants)
     hidden = {name: _outer(name) if name in program.assigned else name for name in scalars}
     states = [_outer(state) for state in program.states]
     target = "_w_" if in_place else "_target"
-    arrays = ["_w_", *([] if in_place else ["_target"]), "_g_", *states]
+    read = {name: _outer(name) for name in (*program.reads, *program.states)}
+    arrays = ["_w_", *([] if in_place else ["_target"]), "_g_", *read.values()]
     body = [f"{name} = {outer}" for name, outer in hidden.items() if name != outer]
     body += ["w = _w_[_i]", "g = _g_[_i] * _factor"]
-    body += [f"{name} = {array}[_i]" for name, array in zip(program.states, states, strict=True)]
+    body += [f"{name} = {array}[_i]" for name, array in read.items()]
     body += statements(program, dialect)
     # A result may be the old value of another array: by now they are all in scalars.
     for array, result in zip([target, *states], program.results, strict=True):
@@ -171,15 +173,22 @@ def {name}({", ".join([*arrays, "_factor", *hidden.values()])}):
 def _entry(program: Program) -> str:
     """Spell ``update``: check everything, then run the loop that fits over every span."""
     states = [_outer(state) for state in program.states]
+    reads = [_outer(read) for read in program.reads]
     written = ["_target", *states]
     pairs = [(one, two) for index, one in enumerate(written) for two in written[index + 1 :]]
     pairs += [(array, "_grad") for array in written] + [(array, "_base") for array in states]
+    pairs += [(array, read) for read in reads for array in written]
     clash = "".join(f"        or _overlap({one}, {two})\n" for one, two in pairs)
-    smallest = ", ".join(f"{array}.size" for array in ("_base", *written))
-    passed = [f"{state}[_a:_z]" for state in states] + ["_real(_factor)", "_real(_step[_t])"]
+    smallest = ", ".join(f"{array}.size" for array in ("_base", *written, *reads))
+    width = len(program.scalars)
+    short = f" or _more.size != _lo.size * {width}" if width else ""
+    passed = [f"{array}[_a:_z]" for array in (*reads, *states)]
+    passed += ["_real(_factor)", "_real(_step[_t])"]
+    passed += [f"_real(_more[_t * {width} + {index}])" for index in range(width)]
     passed += [f"_constants[{index}]" for index in range(len(program.constants))]
     shared = "".join(f"                {argument},\n" for argument in passed)
-    parameters = ["_lo", "_hi", "_src", "_step", "_factor", "_base", "_grad", "_target", *states]
+    parameters = ["_lo", "_hi", "_src", "_step", *(["_more"] if width else []), "_factor"]
+    parameters += ["_base", "_grad", "_target", *states, *reads]
     return f"""
 def update({", ".join([*parameters, "_constants"])}):
     _same = _base.ctypes.data == _target.ctypes.data
@@ -188,7 +197,7 @@ def update({", ".join([*parameters, "_constants"])}):
 {clash}    ):
         raise ValueError("arrays overlap")
     _size = min({smallest})
-    if _misfit(_lo, _hi, _src, _step, _size, _grad.size):
+    if _misfit(_lo, _hi, _src, _step, _size, _grad.size){short}:
         raise ValueError("a span does not fit")
     _sums = _np.zeros(_lo.size, _np.int64)
     for _t in range(_lo.size):

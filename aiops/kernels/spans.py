@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, Protocol
 
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aiops.errors import UsageError
+from aiops.kernels.rule import Rule
 from aiops.kernels.vocabulary import Array
 
 __all__ = ["STATISTIC_CAP", "STATISTIC_SCALE", "Kernel", "Spans", "check"]
@@ -22,6 +23,9 @@ STATISTIC_CAP = 2.0**30
 """The largest fixed-point statistic of one element, in units; NaN counts as this, too."""
 
 
+_NONE: npt.NDArray[np.float64] = np.empty((0, 0))
+
+
 @dataclass(slots=True)
 class Spans:
     """Which tensors a kernel updates, one row each; anything that makes such arrays is taken.
@@ -29,26 +33,44 @@ class Spans:
     ``lo`` and ``hi``: int64[n], the element range of each tensor in the arena section.
     ``src``: int64[n], where the tensor's first element lies in the gradient buffer.
     ``step``: float64[n], learning rate times modulation; cast to the compute dtype when used.
+    ``more``: float64[n, k], the k scalars of the rule for each tensor, cast like ``step``; by
+    default float64[n, 0], for a rule that has none.
     """
 
     lo: npt.NDArray[np.int64]
     hi: npt.NDArray[np.int64]
     src: npt.NDArray[np.int64]
     step: npt.NDArray[np.float64]
+    more: npt.NDArray[np.float64] = field(default_factory=lambda: _NONE)
 
     def __post_init__(self) -> None:
         self.lo = np.ascontiguousarray(self.lo, np.int64)
         self.hi = np.ascontiguousarray(self.hi, np.int64)
         self.src = np.ascontiguousarray(self.src, np.int64)
         self.step = np.ascontiguousarray(self.step, np.float64)
+        if self.more is _NONE:
+            self.more = np.empty((len(self.lo), 0))
+        else:
+            self.more = np.ascontiguousarray(self.more, np.float64)
 
     def __len__(self) -> int:
         return len(self.lo)
 
     @classmethod
-    def whole(cls, size: int, step: float) -> Spans:
+    def whole(cls, size: int, step: float, more: Sequence[float] = ()) -> Spans:
         """One tensor of ``size`` elements that fills the section and the gradient buffer."""
-        return cls(np.zeros(1, np.int64), np.array([size]), np.zeros(1, np.int64), np.array([step]))
+        zero = np.zeros(1, np.int64)
+        return cls(zero, np.array([size]), zero, np.array([step]), np.array([more], np.float64))
+
+    def flat(self, scalars: int) -> tuple[npt.NDArray[np.float64], ...]:
+        """Return ``more`` in one dimension, or nothing where there are no ``scalars``.
+
+        Raises ValueError when it is not that many per tensor (which no tensors always are).
+        """
+        tensors = len(self.lo)
+        if tensors and self.more.shape != (tensors, scalars):
+            raise ValueError("more does not fit")
+        return (self.more.reshape(-1),) if scalars else ()
 
     def rows(self) -> Iterator[tuple[int, int, int, float]]:
         """Yield ``(lo, hi, src, step)`` of each tensor as Python numbers."""
@@ -72,18 +94,20 @@ class Kernel(Protocol):
         grad: Array,
         target: Array,
         state: Sequence[Array],
+        reads: Sequence[Array] = (),
     ) -> npt.NDArray[np.int64]:
         """Update every span; return int64[n], the sums of the statistic per tensor.
 
-        For each span the rule sees ``w = base[lo:hi]`` and
+        For each span the rule sees ``w = base[lo:hi]``, ``read[lo:hi]`` of each of ``reads`` and
         ``g = grad[src : src + hi - lo] * factor`` (``factor`` cast to the compute dtype); the new
         ``w`` is written to ``target[lo:hi]`` and the state arrays are updated in place. Elements
         outside the spans are untouched. All arrays are one-dimensional and contiguous; ``target``
-        may be ``base``; apart from that, an array that is written may not overlap another.
+        may be ``base``; apart from that, an array that is written may not overlap another. So a
+        read may share memory with ``base`` only where ``target`` is another array.
 
-        With float32 and float64 every array has that dtype. With a 16-bit dtype ``grad`` and
-        ``target`` have it, while ``base`` (the master copy, **updated in place**) and ``state``
-        are float32; ``target`` is given the new master rounded to 16 bits.
+        With float32 and float64 every array has that dtype. With a 16-bit dtype ``grad``,
+        ``reads`` and ``target`` have it, while ``base`` (the master copy, **updated in place**)
+        and ``state`` are float32; ``target`` is given the new master rounded to 16 bits.
 
         A sum is that of ``int64(clip(x * STATISTIC_SCALE, -STATISTIC_CAP, STATISTIC_CAP))`` over
         the statistic's new elements x, exact and so independent of order; zero if the rule has no
@@ -96,34 +120,40 @@ class Kernel(Protocol):
 
 
 def check(
-    name: str,
+    rule: Rule,
     spans: Spans,
     base: Array,
     grad: Array,
     target: Array,
     state: Sequence[Array],
+    reads: Sequence[Array],
     *,
-    states: int,
     compute: np.dtype[Any],
     wire: np.dtype[Any],
 ) -> None:
-    """Raise :class:`~aiops.errors.UsageError` unless a call of kernel ``name`` can be carried out.
+    """Raise :class:`~aiops.errors.UsageError` unless the rule's kernel can carry out the call.
 
-    ``states`` is how many state arrays the rule has, ``compute`` the dtype of ``base`` and
-    ``state``, ``wire`` that of ``grad`` and ``target``.
+    ``compute`` is the dtype of ``base`` and ``state``, ``wire`` that of ``grad``, ``reads`` and
+    ``target``.
     """
-    if len(state) != states:
-        raise UsageError(
-            f"kernel {name!r} was given {len(state)} state arrays, and its rule has {states}; "
-            "pass them in the rule's order",
-            kernel=name,
-        )
-    only_read = {"grad", "base"} if compute == wire else {"grad"}
+    name = rule.name
+    for kind, given, wanted in (("state", state, rule.state), ("read-only", reads, rule.reads)):
+        if len(given) != len(wanted):
+            raise UsageError(
+                f"kernel {name!r} was given {len(given)} {kind} arrays, and its rule has "
+                f"{len(wanted)}; pass them in the rule's order",
+                kernel=name,
+            )
     arrays = {"base": (base, compute), "grad": (grad, wire), "target": (target, wire)}
     arrays |= {f"state[{index}]": (array, compute) for index, array in enumerate(state)}
+    only_read = {"grad"} if compute != wire else {"grad", "base"}
+    for index, array in enumerate(reads):
+        arrays[f"reads[{index}]"] = (array, wire)
+        only_read.add(f"reads[{index}]")
     for role, (array, dtype) in arrays.items():
         _check_array(name, role, array, dtype, written=role not in only_read)
-    _check_spans(name, spans, min(array.size for array in (base, target, *state)), grad.size)
+    size = min(array.size for array in (base, target, *state, *reads))
+    _check_spans(name, spans, size, grad.size, rule.scalars)
     for (one, (first, _)), (two, (second, _)) in combinations(arrays.items(), 2):
         in_place = {one, two} == {"base", "target"} and _start(first) == _start(second)
         harmless = in_place or {one, two} <= only_read
@@ -155,12 +185,21 @@ def _check_array(
     raise UsageError(f"kernel {name!r} was given {role} that {fault}; {remedy}", kernel=name)
 
 
-def _check_spans(name: str, spans: Spans, size: int, grad_size: int) -> None:
+def _check_spans(
+    name: str, spans: Spans, size: int, grad_size: int, scalars: Sequence[str]
+) -> None:
     lo, hi, src = spans.lo, spans.hi, spans.src
     if not len(lo) == len(hi) == len(src) == len(spans.step):
         raise UsageError(
             f"kernel {name!r} was given spans with {len(lo)} lo, {len(hi)} hi, {len(src)} src and "
             f"{len(spans.step)} step; give one of each per tensor",
+            kernel=name,
+        )
+    if len(lo) and spans.more.shape != (len(lo), len(scalars)):
+        raise UsageError(
+            f"kernel {name!r} was given spans with more of shape {spans.more.shape}, not "
+            f"({len(lo)}, {len(scalars)}); give each tensor its scalars: "
+            f"{', '.join(scalars) or 'the rule has none'}",
             kernel=name,
         )
     good = (lo >= 0) & (hi >= lo) & (hi <= size) & (src >= 0) & (src <= grad_size - (hi - lo))

@@ -364,7 +364,7 @@ class TestConnections:
             assert 0 <= client.ping() < PATIENCE
             stats = client.stats()
             assert stats["policy"] == "asgd"
-            assert stats["settings"] == {"lr": 1.0}
+            assert stats["settings"]["lr"] == 1.0
             assert [w["name"] for w in stats["workers"]] == ["watcher"]
             assert client.policy == "asgd"
             assert client.plan["recompute"] is False

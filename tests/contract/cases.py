@@ -2,15 +2,62 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from aiops.algorithms import BUILT_IN
 
+
+def others(text: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    """The cases of $AIOPS_CONTRACT: ``package.module:Name key=value ...``, more after a ``;``."""
+    cases: dict[str, tuple[str, dict[str, Any]]] = {}
+    for words in filter(None, (case.split() for case in text.split(";"))):
+        settings = dict(word.split("=", 1) for word in words[1:])
+        cases[" ".join(words)] = (words[0], settings)
+    return cases
+
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    **{name: (name, {}) for name in BUILT_IN},
+    # Local training in short cycles: the suites take only some dozens of steps per worker.
+    **{name: (name, {}) for name in BUILT_IN if name not in ("diloco", "fedbuff", "average")},
+    "asgd-adagrad": ("asgd", {"optimizer": "adagrad", "lr": 0.3}),
+    "asgd-rmsprop": ("asgd", {"optimizer": "rmsprop", "lr": 0.02}),
+    **{
+        f"asgd-{name}": ("asgd", {"optimizer": name, "lr": 0.01, "weight_decay": 0.001})
+        for name in ("momentum", "nesterov", "adam", "adamw")
+    },
+    "asgd-clip": ("asgd", {"clip": 1.0, "schedule": "warmup:10,cosine:5000:0.5"}),
+    "dcasgd-constant": ("dcasgd", {"adaptive": False}),
+    "diloco": ("diloco", {"local_steps": 4, "inner": "sgd", "inner_lr": 0.05}),
+    "diloco-adamw": ("diloco", {"local_steps": 4, "inner_lr": 0.02, "momentum": 0.5}),
+    "diloco-async": (
+        "diloco",
+        {"mode": "async", "local_steps": 4, "inner": "sgd", "inner_lr": 0.05, "momentum": 0.5},
+    ),
+    "diloco-streaming": (
+        "diloco",
+        {
+            "local_steps": 4,
+            "fragments": 2,
+            "mix": 0.5,
+            "overlap": True,
+            "inner": "sgd",
+            "inner_lr": 0.05,
+            "momentum": 0.5,
+        },
+    ),
+    "downpour-2-3": ("downpour", {"n_push": 2, "n_fetch": 3}),
+    "fedbuff": ("fedbuff", {"local_steps": 3, "inner_lr": 0.05}),
     "hardsync-reject": ("hardsync", {"admission": "reject"}),
+    "hardsync-adam": ("hardsync", {"optimizer": "adam", "lr": 0.02}),
+    "no-delay-1": ("no-delay", {"tau_max": 1}),
+    "no-delay-cycles": ("no-delay", {"variant": 2, "tau_max": 4}),
+    "ringmaster-2": ("ringmaster", {"r": 2}),
     "softsync-2": ("softsync", {"n": 2}),
     "softsync-4": ("softsync", {"n": 4}),
+    "softsync-adam": ("softsync", {"optimizer": "adam", "lr": 0.02}),
+    "ssp-0": ("ssp", {"s": 0}),
+    "ssp-local": ("ssp", {"s": 2, "get_model_frequency": 3}),
     **{
         f"sasgd-{kind}": ("sasgd", {"modulate": kind})
         for kind in (
@@ -22,6 +69,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "delay-adaptive",
         )
     },
+    **others(os.environ.get("AIOPS_CONTRACT", "")),
 }
 BACKENDS = ("numpy", "numba")
 WORKERS = 4

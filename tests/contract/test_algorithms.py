@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import io
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 
+from aiops import messages
 from aiops.algorithms import BUILT_IN, find
 from aiops.errors import UsageError
+from aiops.journal import Journal, digest, replay
 from aiops.layout import Array, dtype_named
-from aiops.messages import Error
 from tests.contract.cases import BACKENDS, CASES, WORKERS
+from tests.hands import Hand, crew_of, train
 from tests.inline import Inline
 
 
@@ -33,36 +37,17 @@ def started(
     name, settings = case
     inline = Inline(name, {**settings, **more}, workers=WORKERS, backend=backend)
     inline.define(arrays)
+    return inline
+
+
+def joined(inline: Inline) -> Inline:
+    """Have the workers join, for tests that push by hand."""
     for peer in range(1, WORKERS + 1):
         inline.join(peer)
     return inline
 
 
-def train(inline: Inline, steps: int, gradient: Any, seed: int = 0) -> None:
-    """Let workers push in a random order, each at the parameters it last saw."""
-    rng = np.random.default_rng(seed)
-    seen = {peer: (inline.params(), inline.version) for peer in range(1, WORKERS + 1)}
-    waiting = {peer for peer in seen if not answered(inline, peer)}
-    for _ in range(steps):
-        free = sorted(set(seen) - waiting)
-        peer = int(rng.choice(free))
-        params, version = seen[peer]
-        answer = inline.push(peer, gradient(params, rng), version)
-        waiting.add(peer)
-        if isinstance(answer, Error):
-            assert answer.code == "stale"
-        for other in sorted(waiting):
-            if answered(inline, other):
-                waiting.discard(other)
-                seen[other] = (inline.params(), inline.version)
-        inline.release()
-
-
-def answered(inline: Inline, peer: int) -> bool:
-    return len(inline.acks(peer)) + len(inline.errors(peer)) == inline.seqs.get(peer, 0)
-
-
-def quadratic(params: dict[str, Array], rng: np.random.Generator) -> dict[str, Array]:
+def quadratic(params: Mapping[str, Array], rng: np.random.Generator) -> dict[str, Array]:
     return {
         name: (w.astype(np.float64) - 1 + rng.normal(size=w.shape) * 0.1).astype(w.dtype)
         for name, w in params.items()
@@ -70,9 +55,10 @@ def quadratic(params: dict[str, Array], rng: np.random.Generator) -> dict[str, A
 
 
 def test_converges_on_a_quadratic(case: tuple[str, dict[str, Any]], backend: str) -> None:
-    inline = started(case, {"w": np.full(50, 4, np.float32)}, backend)
-    train(inline, 3000, quadratic)
-    assert float(np.abs(inline.params()["w"] - 1).max()) < 0.5
+    inline = started(case, {"w": np.full(50, 4, np.float32), "b": np.full(3, -3, np.float32)})
+    train(crew_of(inline, WORKERS), 3000, quadratic)
+    for values in inline.params().values():
+        assert float(np.abs(values - 1).max()) < 0.5
     assert inline.engine.intake.pool.out == 0
 
 
@@ -82,14 +68,14 @@ def test_converges_on_logistic_regression(case: tuple[str, dict[str, Any]]) -> N
     x = rng.normal(size=(400, 5))
     y = (x @ truth > 0).astype(np.float64)
 
-    def gradient(params: dict[str, Array], rng: np.random.Generator) -> dict[str, Array]:
+    def gradient(params: Mapping[str, Array], rng: np.random.Generator) -> dict[str, Array]:
         rows = rng.integers(0, 400, 16)
         p = 1 / (1 + np.exp(-(x[rows] @ params["w"] + params["b"])))
         error = p - y[rows]
         return {"w": x[rows].T @ error / 16, "b": np.array([error.mean()])}
 
     inline = started(case, {"w": np.zeros(5), "b": np.zeros(1)})
-    train(inline, 1500, gradient)
+    train(crew_of(inline, WORKERS), 1500, gradient)
     params = inline.params()
     assert float((((x @ params["w"] + params["b"]) > 0) == y).mean()) > 0.93
 
@@ -99,8 +85,10 @@ def test_backends_agree_to_the_bit(case: tuple[str, dict[str, Any]]) -> None:
     results = []
     for backend in BACKENDS:
         inline = started(case, arrays, backend)
-        train(inline, 200, quadratic)
-        results.append((inline.version, inline.engine.store.vbar(), inline.params()))  # type: ignore[union-attr]
+        train(crew_of(inline, WORKERS), 200, quadratic)
+        store = inline.engine.store
+        assert store is not None
+        results.append((inline.version, store.vbar(), inline.params()))
     (version, vbar, params), (other_version, other_vbar, other_params) = results
     assert (version, vbar) == (other_version, other_vbar)
     for name in arrays:
@@ -109,53 +97,108 @@ def test_backends_agree_to_the_bit(case: tuple[str, dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 def test_keeps_dtypes(case: tuple[str, dict[str, Any]], dtype: str) -> None:
-    inline = started(case, {"w": np.full(6, 3, dtype_named(dtype))})
-    train(inline, 60, quadratic)
+    inline = started(case, {name: np.full(6, 3, dtype_named(dtype)) for name in ("w", "b")})
+    train(crew_of(inline, WORKERS), 120, quadratic)
     assert inline.params()["w"].dtype == dtype_named(dtype)
     assert inline.version > 0
     assert float(inline.params()["w"].astype(np.float64).mean()) < 3
 
 
-def test_every_use_of_a_gradient_is_counted(case: tuple[str, dict[str, Any]]) -> None:
-    inline = started(case, {"w": np.zeros(3, np.float32)})
-    train(inline, 100, quadratic)
-    used = sum(inline.engine.updates.staleness.values())
-    refused = sum(inline.engine.answers.refused.values())
-    assert used + refused == 100
-    assert sum(member.pushes for member in inline.engine.crew) <= used
+def test_every_gradient_is_counted(case: tuple[str, dict[str, Any]]) -> None:
+    inline = started(case, {name: np.zeros(3, np.float32) for name in ("w", "b")})
+    hands = crew_of(inline, WORKERS)
+    train(hands, 200, quadratic)
+    report = inline.engine.report()
+    refused = sum(report["refused"].values())
+    assert report["gradients"] + refused + report["ignored"] == sum(h.pushes for h in hands)
+    assert report["wasted"] == refused + report["ignored"]
+    assert sum(not ack.used for hand in hands for ack in hand.acks) == report["ignored"]
+    assert sum(member["pushes"] for member in report["workers"]) <= report["gradients"]
 
 
 def test_a_worker_may_leave_and_another_join(case: tuple[str, dict[str, Any]]) -> None:
-    inline = started(case, {"w": np.full(4, 3, np.float32)})
-    train(inline, 41, quadratic)
+    inline = started(case, {name: np.full(4, 3, np.float32) for name in ("w", "b")})
+    hands = crew_of(inline, WORKERS)
+    train(hands, 81, quadratic)
     inline.leave(2)
-    inline.join(2, client="another")
-    inline.seqs[2] = 0
-    inline.said[2].clear()
+    hands[1] = Hand(inline, 5, client="another")
     before = inline.version
-    train(inline, 200, quadratic, seed=1)
-    assert inline.version > before + 20
+    train(hands, 400, quadratic, seed=1)
+    assert inline.version > before + 10
+    assert hands[1].pushes > 0
 
 
 def test_the_rest_go_on_when_workers_leave(case: tuple[str, dict[str, Any]]) -> None:
     """Nobody waits for ever: with three of four gone, the one left still gets its answers."""
-    inline = started(case, {"w": np.full(4, 3, np.float32)})
-    for peer in (2, 3, 4):
-        inline.push(peer, {"w": np.ones(4, np.float32)}, inline.version)
+    inline = started(case, {name: np.full(4, 3, np.float32) for name in ("w", "b")})
+    hands = crew_of(inline, WORKERS)
+    train(hands, 30, quadratic)
     for peer in (2, 3, 4):
         inline.leave(peer)
-    for step in range(1, 6):
-        inline.push(1, {"w": np.ones(4, np.float32)})
-        assert len(inline.acks(1)) == step
+    before = inline.version
+    train(hands[:1], 100, quadratic)
+    assert inline.version > before
+
+
+def test_a_worker_that_falls_silent_is_not_waited_for(case: tuple[str, dict[str, Any]]) -> None:
+    """It neither pushes nor leaves: the others go on without it after the deadline."""
+    inline = started(case, {name: np.full(4, 3, np.float32) for name in ("w", "b")})
+    hands = crew_of(inline, WORKERS)
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        free = [hand for hand in hands[1:] if not hand.waits]
+        for hand in free:
+            hand.step(quadratic, rng)
+        if not free:
+            inline.wait(1000.0)
+    assert min(hand.steps for hand in hands[1:]) >= 20
 
 
 def test_same_events_same_bits(case: tuple[str, dict[str, Any]]) -> None:
     digests = set()
     for _ in range(2):
-        inline = started(case, {"w": np.full(33, 2, np.float32)})
-        train(inline, 150, quadratic, seed=5)
+        inline = started(case, {name: np.full(33, 2, np.float32) for name in ("w", "b")})
+        train(crew_of(inline, WORKERS), 150, quadratic, seed=5)
         digests.add((inline.version, inline.params()["w"].tobytes()))
     assert len(digests) == 1
+
+
+def test_a_record_replays_to_the_same_bits(case: tuple[str, dict[str, Any]]) -> None:
+    inline = started(case, {name: np.full(9, 2, np.float32) for name in ("w", "b")})
+    file = io.BytesIO()
+    journal = Journal(file, case[0], inline.engine.algorithm.settings(), inline.engine.options)
+    for event in inline.log:
+        journal.note(event)
+    inline.on_event = journal.note
+    train(crew_of(inline, WORKERS), 120, quadratic, seed=5)
+    journal.end(inline.now, inline.engine)
+    file.seek(0)
+    again = replay(file, backend="numpy")
+    assert again.complete
+    assert again.engine.report()["version"] == inline.version > 0
+    assert digest(again.engine) == digest(inline.engine)
+
+
+def test_no_news_is_lost_by_a_push_cut_midway(case: tuple[str, dict[str, Any]]) -> None:
+    """A worker dies in the middle of a push: its half gradient touches nothing."""
+    inline = started(case, {name: np.full(40, 2, np.float32) for name in ("w", "b")})
+    hands = crew_of(inline, WORKERS)
+    train(hands, 40, quadratic)
+    store = inline.engine.store
+    assert store is not None
+    before = inline.params()
+    part = store.layout.parts(store.current.tensor_versions)
+    sink = inline.engine.intake.place(messages.Push(99, 99, True, -1, part))
+    assert sink is not None
+    sink.view(0, 0)[:16] = b"\x7f" * 16
+    sink.abandoned()
+    inline.leave(1)
+    assert all(np.array_equal(inline.params()[name], before[name]) for name in before) or (
+        inline.version > 0  # those who waited for it went on
+    )
+    assert inline.engine.intake.pool.out == 0 or any(h.waits for h in hands[1:])
+    train(hands[1:], 60, quadratic)
+    assert all(np.isfinite(values).all() for values in inline.params().values())
 
 
 def test_settings_survive_the_wire(case: tuple[str, dict[str, Any]]) -> None:
@@ -186,8 +229,9 @@ def test_its_page(name: str) -> None:
     page = algorithm.__doc__ or ""
     for heading in ("Settings", "Source", "Example", "math::"):
         assert heading in page
-    for setting in algorithm().settings():
-        assert setting in page
+    described = algorithm.described()
+    assert list(described) == list(algorithm().settings())
+    assert all(described.values())
     module = importlib.import_module(algorithm.__module__)
     assert doctest.testmod(module).failed == 0
     assert algorithm.summary().endswith(".")
@@ -199,7 +243,7 @@ class TestExactness:
         rng = np.random.default_rng(0)
         x, w = rng.normal(size=(40, WORKERS * 8, 5)), np.zeros(5)
         y = x @ np.arange(5.0)
-        inline = started(("hardsync", {"lr": 0.05}), {"w": w})
+        inline = joined(started(("hardsync", {"lr": 0.05}), {"w": w}))
         for batch, target in zip(x, y, strict=True):
             w = w - 0.05 * batch.T @ (batch @ w - target) / len(batch)
             now = inline.params()["w"]
@@ -213,7 +257,7 @@ class TestExactness:
         results = []
         cases = (("softsync", {"n": 1, "modulate": "none", "lr": 0.1}), ("hardsync", {"lr": 0.1}))
         for case in cases:
-            inline = started(case, {"w": np.full(9, 5, np.float32)})
+            inline = joined(started(case, {"w": np.full(9, 5, np.float32)}))
             rng = np.random.default_rng(3)
             for _ in range(30):
                 now, version = inline.params(), inline.version
@@ -226,12 +270,12 @@ class TestExactness:
         results = []
         for case in (("softsync", {"n": WORKERS, "lr": 0.1}), ("sasgd", {"lr": 0.1})):
             inline = started(case, {"w": np.full(9, 5, np.float32)})
-            train(inline, 100, quadratic, seed=2)
+            train(crew_of(inline, WORKERS), 100, quadratic, seed=2)
             results.append(inline.params()["w"].tobytes())
         assert results[0] == results[1]
 
     def test_asgd_with_one_worker_equals_sgd(self) -> None:
-        inline = started(("asgd", {"lr": 0.1}), {"w": np.full(4, 2.0)})
+        inline = joined(started(("asgd", {"lr": 0.1}), {"w": np.full(4, 2.0)}))
         w = np.full(4, 2.0)
         for _ in range(20):
             w = w - 0.1 * (w - 1)
@@ -240,7 +284,7 @@ class TestExactness:
 
     def test_fasgd_follows_its_equations(self) -> None:
         rng = np.random.default_rng(0)
-        inline = started(("fasgd", {}), {"w": np.zeros(6)})
+        inline = joined(started(("fasgd", {}), {"w": np.zeros(6)}))
         w, n, b, v = np.zeros(6), np.zeros(6), np.zeros(6), np.ones(6)
         for step in range(50):
             g, base = rng.normal(size=6), max(0, step - step % 4)
@@ -251,3 +295,155 @@ class TestExactness:
         np.testing.assert_allclose(inline.params()["w"], w, rtol=1e-12)
         assert inline.engine.store is not None
         assert inline.engine.store.vbar() == pytest.approx(v.mean(), rel=1e-6)
+
+    def test_no_delay_alone_without_lead_equals_sgd(self) -> None:
+        inline = started(("no-delay", {"lr": 0.1, "tau_max": 1}), {"w": np.full(5, 4.0)})
+        inline.engine.crew.expected = 1
+        hand = Hand(inline, 1)
+        w, rng, other = np.full(5, 4.0), np.random.default_rng(3), np.random.default_rng(3)
+        for _ in range(50):
+            w = w - 0.1 * quadratic({"w": w}, rng)["w"]
+            hand.step(quadratic, other)
+        np.testing.assert_allclose(inline.params()["w"], w, rtol=1e-12)
+        assert inline.version == 50
+
+    @pytest.mark.parametrize("variant", [1, 2])
+    def test_no_delay_counts_every_step_once(self, variant: int) -> None:
+        """With gradients that do not depend on where they are taken, the sum is plain."""
+        settings = {"lr": 1.0, "tau_max": 4, "variant": variant}
+        inline = started(("no-delay", settings), {"w": np.zeros(3)})
+        hands, rng = crew_of(inline, WORKERS), np.random.default_rng(4)
+        for _ in range(41):
+            for index in rng.permutation(WORKERS):
+                hands[index].step(lambda params, rng: {"w": np.full(3, -1.0)}, rng)
+        for hand in hands:
+            hand.finish()
+        np.testing.assert_allclose(inline.params()["w"], 41.0, rtol=1e-12)
+
+    def test_diloco_of_one_plain_step_averages_the_models(self) -> None:
+        settings = {"local_steps": 1, "inner": "sgd", "inner_lr": 0.3, "optimizer": "sgd", "lr": 1}
+        inline = started(("diloco", settings), {"w": np.full(5, 4.0)})
+        hands, rng = crew_of(inline, WORKERS), np.random.default_rng(0)
+        for _ in range(10):
+            models = []
+            before = inline.params()["w"]
+            for hand in hands:
+                gradient = quadratic(hand.params, rng)
+                models.append(before - 0.3 * gradient["w"])
+                hand.step(lambda params, rng, found=gradient: found, rng)  # type: ignore[misc]
+            np.testing.assert_allclose(inline.params()["w"], np.mean(models, axis=0), rtol=1e-12)
+
+    def test_elastic_moves_conserve_the_sum(self) -> None:
+        """What the worker gives up is what the centre gets."""
+        inline = started(("easgd", {"p": 1, "kappa": 0.2, "lr": 0.5}), {"w": np.zeros(4)})
+        hand, rng = Hand(inline, 1), np.random.default_rng(0)
+        for _ in range(20):
+            x, centre = hand.params["w"].copy(), inline.params()["w"]
+            gradient = rng.normal(size=4)
+            hand.step(lambda params, rng, g=gradient: {"w": g}, rng)  # type: ignore[misc]
+            moved = 0.2 * (x - 0.5 * gradient - centre)
+            np.testing.assert_allclose(inline.params()["w"], centre + moved, rtol=1e-12)
+            np.testing.assert_allclose(hand.params["w"], x - 0.5 * gradient - moved, rtol=1e-12)
+
+    def test_dcasgd_follows_its_equations(self) -> None:
+        rng = np.random.default_rng(0)
+        inline = started(("dcasgd", {"adaptive": False, "lam": 0.5, "lr": 0.1}), {"w": np.zeros(4)})
+        hands = crew_of(inline, 3)
+        sent = [np.zeros(4)] * 3
+        w = np.zeros(4)
+        for step in range(30):
+            which = int(rng.integers(3))
+            g = rng.normal(size=4)
+            w = w - 0.1 * (g + 0.5 * g * g * (w - sent[which]))
+            hands[which].step(lambda params, rng, g=g: {"w": g}, rng)  # type: ignore[misc]
+            sent[which] = w
+            np.testing.assert_allclose(inline.params()["w"], w, rtol=1e-10, err_msg=str(step))
+
+    def test_an_optimiser_under_softsync_modulates_the_step(self) -> None:
+        """Adam sees the plain mean; the mean modulation multiplies its step."""
+        settings = {"n": 1, "optimizer": "adam", "lr": 0.1, "modulate": "inverse"}
+        moves = []
+        for stale in (0, 4):
+            inline = joined(started(("softsync", settings), {"w": np.zeros(3)}))
+            for _ in range(stale):
+                for peer in range(1, WORKERS + 1):
+                    inline.push(peer, {"w": np.zeros(3)})
+            before = inline.params()["w"]
+            for peer in range(1, WORKERS + 1):
+                inline.push(peer, {"w": np.ones(3)}, 0)
+            moves.append(float((before - inline.params()["w"])[0]))
+        t, beta1, beta2 = 5, 0.9, 0.999  # the fifth update of moments that were 0 until now
+        unbiased = (1 - beta1) / (1 - beta1**t) / np.sqrt((1 - beta2) / (1 - beta2**t))
+        assert moves[0] == pytest.approx(0.1, rel=1e-6)
+        assert moves[1] == pytest.approx(0.1 / 4 * unbiased, rel=1e-6)
+
+    def test_clipping_limits_the_norm_of_what_is_applied(self) -> None:
+        settings = {"lr": 1.0, "clip": 2.0}
+        inline = joined(started(("asgd", settings), {"w": np.zeros(4), "b": np.zeros(2)}))
+        inline.push(1, {"w": np.full(4, 30.0), "b": np.full(2, -40.0)})
+        moved = np.concatenate(list(inline.params().values()))
+        assert np.linalg.norm(moved) == pytest.approx(2.0)
+        before = inline.params()["w"]
+        inline.push(1, {"w": np.full(4, 0.1)})
+        np.testing.assert_allclose(before - inline.params()["w"], 0.1)
+
+    def test_the_schedule_follows_the_version(self) -> None:
+        settings = {"lr": 0.5, "schedule": "warmup:2,linear:8", "scale_lr": True}
+        inline = joined(started(("asgd", settings), {"w": np.zeros(1)}))
+        rates = []
+        for _ in range(9):
+            before = float(inline.params()["w"][0])
+            inline.push(1, {"w": np.full(1, -1.0)})
+            rates.append(float(inline.params()["w"][0]) - before)
+        warm = [0.25 + 0.75 / 2, 1.0]
+        expected = [0.5 * WORKERS * (warm[i] if i < 2 else 1) * (1 - i / 8) for i in range(9)]
+        np.testing.assert_allclose(rates, expected, atol=1e-12)
+
+
+class TestBounds:
+    @pytest.mark.parametrize("settings", [{"s": 0}, {"s": 2}, {"s": 2, "get_model_frequency": 4}])
+    def test_ssp_keeps_clocks_together(self, settings: dict[str, Any]) -> None:
+        inline = started(("ssp", settings), {"w": np.zeros(3)})
+        hands, rng = crew_of(inline, WORKERS), np.random.default_rng(7)
+        furthest = 0
+        for _ in range(400):
+            free = [hand for hand in hands if not hand.waits]
+            eager = max(free, key=lambda hand: hand.steps)  # the fastest goes as far as it may
+            (eager if rng.random() < 0.8 else free[0]).step(quadratic, rng)
+            steps = [hand.steps for hand in hands]
+            furthest = max(furthest, max(steps) - min(steps))
+        assert furthest == settings["s"] + 1  # while it computes, before it is held
+
+    def test_ssp_starts_newcomers_at_the_slowest(self) -> None:
+        inline = started(("ssp", {"s": 1}), {"w": np.zeros(3)})
+        inline.engine.crew.expected = None
+        hands = [Hand(inline, peer) for peer in (1, 2)]
+        train(hands, 60, quadratic)
+        newcomer = Hand(inline, 3)
+        train([*hands, newcomer], 60, quadratic)
+        assert newcomer.steps > 15
+
+    def test_ringmaster_uses_nothing_too_stale(self) -> None:
+        inline = started(("ringmaster", {"r": 3}), {"w": np.zeros(3)})
+        train(crew_of(inline, WORKERS), 300, quadratic)
+        report = inline.engine.report()
+        assert max(map(int, report["staleness"])) < 3
+        assert report["ignored"] > 0
+
+    def test_rennala_uses_the_current_point_only(self) -> None:
+        inline = started(("rennala", {"b": 3}), {"w": np.zeros(3)})
+        train(crew_of(inline, WORKERS), 300, quadratic)
+        report = inline.engine.report()
+        assert set(report["staleness"]) == {"0"}
+        assert report["gradients"] // 3 == inline.version
+
+    @pytest.mark.parametrize(("variant", "tau_max"), [(1, 1), (1, 4), (2, 4)])
+    def test_no_delay_bounds_the_lead(self, variant: int, tau_max: int) -> None:
+        """With the slowest at rest, everybody else stops after τ_max steps."""
+        settings = {"variant": variant, "tau_max": tau_max}
+        inline = started(("no-delay", settings), {"w": np.zeros(3)})
+        hands, rng = crew_of(inline, WORKERS), np.random.default_rng(7)
+        for hand in hands[1:]:
+            while not hand.waits:
+                hand.step(quadratic, rng)
+            assert hand.steps == tau_max

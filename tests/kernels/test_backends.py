@@ -10,9 +10,12 @@ from aiops.kernels import FOLD, STATISTIC_SCALE, Rule, Spans, build
 from aiops.kernels.reference import BLOCK
 from tests.kernels.rules import (
     ALL,
+    COMPENSATED,
     EVERY_WORD,
+    EVERYTHING,
     FASGD,
     LITERAL,
+    PASSED_ON,
     SGD,
     SWAP,
     bits,
@@ -46,6 +49,7 @@ def arrays_for(
         draw(random, grad, dtype, special),
         draw(random, size, dtype, special),
         *(draw(random, size, compute, special) for _ in rule.state),
+        *(draw(random, size, dtype, special) for _ in rule.reads),
     ]
 
 
@@ -56,12 +60,12 @@ def test_backends_agree_to_the_bit(rule: Rule, dtype: np.dtype, special: bool) -
     random = np.random.default_rng(7)
     fused, reference = build(rule, dtype, "numba"), build(rule, dtype, "numpy")
     for size in (1, 2, 7, 64, 65, 1000, 3 * BLOCK + 5):
-        spans, grad = spans_over(random, size)
+        spans, grad = spans_over(random, size, rule)
         arrays = arrays_for(rule, random, size, grad, dtype, special)
         for in_place in (False, True) if dtype in WIDE else (False,):
             for factor in (1.0, 0.3):
-                expected = outcome(reference, spans, factor, arrays, in_place=in_place)
-                assert outcome(fused, spans, factor, arrays, in_place=in_place) == expected
+                expected = outcome(rule, reference, spans, factor, arrays, in_place=in_place)
+                assert outcome(rule, fused, spans, factor, arrays, in_place=in_place) == expected
 
 
 @pytest.mark.parametrize("dtype", WIDE, ids=str)
@@ -69,15 +73,20 @@ def test_backends_agree_to_the_bit(rule: Rule, dtype: np.dtype, special: bool) -
 def test_the_reference_is_the_rule_itself(rule: Rule, dtype: np.dtype) -> None:
     random = np.random.default_rng(3)
     size = 2 * BLOCK + 11
-    base, grad, target, *state = arrays_for(rule, random, size, size, dtype, special=False)
+    base, grad, target, *others = arrays_for(rule, random, size, size, dtype, special=False)
+    state, reads = others[: len(rule.state)], others[len(rule.state) :]
+    more = [0.75, 0.3][: len(rule.scalars)]
     constants = {name: dtype.type(value) for name, value in rule.constants.items()}
     gradient, step = grad * dtype.type(0.5), dtype.type(0.01)
     with np.errstate(all="ignore"):
-        expected = rule.function(base, gradient, *state, step, **constants)
-    assert all(result.dtype == dtype for result in expected)
-    expected_bits = [bits(result) for result in expected]
+        results = rule.function(
+            base, gradient, *reads, *state, step, *map(dtype.type, more), **constants
+        )
+    assert all(result.dtype == dtype for result in results)
+    expected_bits = [bits(np.broadcast_to(result, size)) for result in results]
 
-    build(rule, dtype, "numpy")(Spans.whole(size, 0.01), 0.5, base, grad, target, state)
+    spans = Spans.whole(size, 0.01, more)
+    build(rule, dtype, "numpy")(spans, 0.5, base, grad, target, state, reads)
 
     assert [bits(array) for array in (target, *state)] == expected_bits
 
@@ -184,7 +193,7 @@ def test_a_rule_may_use_the_names_that_the_generator_uses() -> None:
     spans, grad = spans_over(random, 99)
     arrays = arrays_for(rule, random, 99, grad, np.dtype(np.float32), special=False)
     fused, reference = (
-        outcome(build(rule, np.float32, backend), spans, 0.5, arrays, in_place=False)
+        outcome(rule, build(rule, np.float32, backend), spans, 0.5, arrays, in_place=False)
         for backend in ("numba", "numpy")
     )
     assert fused == reference
@@ -232,23 +241,63 @@ def test_updates_too_small_for_16_bits_add_up_in_the_master(backend: str) -> Non
     assert target[0] == np.float16(1.0 - 2.0**-10)
 
 
+@pytest.mark.parametrize("backend", ["numba", "numpy"])
+@pytest.mark.parametrize("dtype", [*WIDE, *HALF], ids=str)
+def test_each_tensor_has_its_own_scalars_and_its_part_of_what_is_read(
+    dtype: np.dtype, backend: str
+) -> None:
+    kernel = build(PASSED_ON, dtype, backend)
+    compute = np.dtype(np.float32) if dtype in HALF else dtype
+    base, m = np.full(6, -1.0, compute), np.full(6, -2.0, compute)
+    grad, target, sent = np.zeros(6, dtype), np.full(6, -3.0, dtype), np.arange(6).astype(dtype)
+    spans = Spans([4, 0], [6, 3], [0, 2], [1.0, 1.0], [[0.1], [0.3]])
+    kernel(spans, 1.0, base, grad, target, [m], [sent])
+    assert target.tolist() == [0.0, 1.0, 2.0, -3.0, 4.0, 5.0]
+    wanted = [0.3, 0.3, 0.3, -2.0, 0.1, 0.1]
+    assert m.tolist() == np.array(wanted).astype(compute).tolist()
+    assert sent.tolist() == list(range(6))
+
+
+@pytest.mark.parametrize("backend", ["numba", "numpy"])
+def test_without_tensors_nobody_asks_for_scalars(backend: str) -> None:
+    w, g, m = np.ones(3), np.ones(3), np.ones(3)
+    kernel = build(PASSED_ON, np.float64, backend)
+    assert kernel(Spans([], [], [], []), 1.0, w, g, w, [m], [g]).tolist() == []
+
+
+@pytest.mark.parametrize("backend", ["numba", "numpy"])
+def test_out_of_place_a_rule_may_read_what_it_updates(backend: str) -> None:
+    """A gradient without delay was computed at the very parameters that it is applied to."""
+    base, grad, target = np.full(4, 2.0), np.full(4, 0.5), np.zeros(4)
+    kernel = build(COMPENSATED, np.float64, backend)
+    kernel(Spans.whole(4, 1.0), 1.0, base, grad, target, [], [base])
+    assert target.tolist() == [1.5] * 4
+    kernel(Spans.whole(4, 1.0), 1.0, base, grad, target, [], [grad])
+    assert target.tolist() == [2.0 - (0.5 + 0.04 * 0.5 * 0.5 * 1.5)] * 4
+
+
+@pytest.mark.parametrize("rule", [FASGD, EVERYTHING], ids=["fasgd", "everything"])
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-def test_16_bit_blocks_cut_and_join_spans_without_a_trace(dtype: np.dtype) -> None:
+def test_16_bit_blocks_cut_and_join_spans_without_a_trace(dtype: np.dtype, rule: Rule) -> None:
     """One span over several blocks and many small ones give what each gives alone."""
     random = np.random.default_rng(5)
     sizes = [70_000, 1, 0, 65_536, 300, 300, 100]
-    hi = np.cumsum(sizes)
+    gaps = [0, 0, 0, 0, 0, 7, 0]
+    hi = np.cumsum(sizes) + np.cumsum(gaps)
     lo = hi - sizes
-    spans = Spans(lo, hi, lo, random.uniform(0.01, 1.0, len(sizes)))
-    arrays = arrays_for(FASGD, random, int(hi[-1]), int(hi[-1]), dtype, special=False)
+    step = random.uniform(0.01, 1.0, len(sizes))
+    more = random.uniform(0.0, 1.0, (len(sizes), len(rule.scalars)))
+    spans = Spans(lo, hi, lo, step, more)
+    arrays = arrays_for(rule, random, int(hi[-1]), int(hi[-1]), dtype, special=False)
     together, apart = ([array.copy() for array in arrays] for _ in range(2))
-    kernel = build(FASGD, dtype, "numba")
-    base, grad, target, *state = together
-    sums = kernel(spans, 0.5, base, grad, target, state)
-    base, grad, target, *state = apart
+    kernel = build(rule, dtype, "numba")
+    split = 3 + len(rule.state)
+    base, grad, target, *state = together[:split]
+    sums = kernel(spans, 0.5, base, grad, target, state, together[split:])
+    base, grad, target, *state = apart[:split]
     each = [
-        kernel(Spans([a], [z], [a], [s]), 0.5, base, grad, target, state)[0]
-        for a, z, _, s in spans.rows()
+        kernel(Spans([a], [z], [a], [s], [m]), 0.5, base, grad, target, state, apart[split:])[0]
+        for (a, z, _, s), m in zip(spans.rows(), spans.more, strict=True)
     ]
     assert sums.tolist() == each
     assert [bits(array) for array in together] == [bits(array) for array in apart]

@@ -8,7 +8,7 @@ import pytest
 
 from aiops.errors import UsageError
 from aiops.kernels import Kernel, Spans, build
-from tests.kernels.rules import FASGD
+from tests.kernels.rules import COMPENSATED, EVERYTHING, FASGD, PASSED_ON
 
 SIZE = 10
 
@@ -115,6 +115,72 @@ def test_columns_of_different_length(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("backend", ["numba", "numpy"])
+def test_scalars_that_the_rule_has_not_or_that_are_missing(backend: str) -> None:
+    w, g = (np.full(SIZE, 0.5, np.float32) for _ in range(2))
+    plain, halves = build(FASGD, np.float32, backend), ([0, 5], [5, 10], [0, 5], [0.1, 0.1])
+    text = refused(plain, arrays(), Spans(*halves, [[1.0], [2.0]]))
+    assert "more of shape (2, 1), not (2, 0); give each tensor its scalars: the rule has" in text
+    kernel = build(PASSED_ON, np.float32, backend)
+    for wrong in ([[1.0, 2.0]], [[1.0, 2.0]] * 2, [[1.0]], [1.0, 2.0], [[[1.0]], [[2.0]]]):
+        with pytest.raises(UsageError, match=r"not \(2, 1\); give each tensor its scalars: more"):
+            kernel(Spans(*halves, wrong), 1.0, w, g, w, [w.copy()], [g])
+    with pytest.raises(UsageError, match=r"more of shape \(2, 0\), not \(2, 1\)"):
+        kernel(Spans(*halves), 1.0, w, g, w, [w.copy()], [g])
+    assert w.tolist() == [0.5] * SIZE
+
+
+@pytest.mark.parametrize("backend", ["numba", "numpy"])
+def test_what_is_read_fits_too(backend: str) -> None:
+    kernel = build(COMPENSATED, np.float32, backend)
+    w, g, sent = (np.full(SIZE, 0.5, np.float32) for _ in range(3))
+    for reads, reason in (
+        ([], "given 0 read-only arrays, and its rule has 1"),
+        ([sent, sent], "given 2 read-only arrays, and its rule has 1"),
+        ([sent.astype(np.float64)], r"reads\[0\] that has dtype float64, not float32"),
+        ([np.ones((SIZE, 1), np.float32)], r"reads\[0\] that has shape"),
+        ([sent[1:]], "updates elements 0 to 10 of 9"),
+        ([w], r"target and reads\[0\] that overlap|base and reads\[0\] that overlap"),
+    ):
+        with pytest.raises(UsageError, match=reason):
+            kernel(Spans.whole(SIZE, 0.1), 1.0, w, g, w, [], reads)
+    assert w.tolist() == [0.5] * SIZE
+    other = np.zeros_like(w)
+    with pytest.raises(UsageError, match=r"target and reads\[0\] that overlap"):
+        kernel(Spans.whole(SIZE, 0.1), 1.0, w, g, other, [], [other])
+    sent.flags.writeable = False
+    kernel(Spans.whole(SIZE, 0.1), 1.0, w, g, w, [], [sent])
+    assert w[0] == np.float32(0.5) - np.float32(0.1) * np.float32(0.5)
+
+
+@pytest.mark.parametrize("backend", ["numba", "numpy"])
+def test_a_state_among_what_is_read_is_not_taken_for_one(backend: str) -> None:
+    kernel = build(EVERYTHING, np.float32, backend)
+    w, g, one, two, three, four = (np.full(SIZE, 0.5, np.float32) for _ in range(6))
+    spans = Spans.whole(SIZE, 0.1, [1.0, 0.5])
+    with pytest.raises(UsageError, match="given 1 state arrays, and its rule has 2"):
+        kernel(spans, 1.0, w, g, w, [one], [two, three, four])
+    with pytest.raises(UsageError, match=r"state\[1\] and reads\[0\] that overlap"):
+        kernel(spans, 1.0, w, g, w, [one, two], [two, three])
+    kernel(spans, 1.0, w, g, w, [one, two], [g, g])
+
+
+@pytest.mark.parametrize("backend", ["numba", "numpy"])
+def test_16_bit_kernels_update_their_master_so_nobody_reads_it(backend: str) -> None:
+    kernel = build(COMPENSATED, np.float16, backend)
+    base, buffer = np.full(SIZE, 0.5, np.float32), np.full(3 * SIZE, 0.5, np.float16)
+    grad, target, sent = buffer[:SIZE], buffer[SIZE : 2 * SIZE], buffer[2 * SIZE :]
+    spans = Spans.whole(SIZE, 0.1)
+    for wrong, reason in (
+        (sent.astype(np.float32), r"reads\[0\] that has dtype float32, not float16"),
+        (base.view(np.float16)[:SIZE], r"base and reads\[0\] that overlap"),
+        (target, r"target and reads\[0\] that overlap"),
+    ):
+        with pytest.raises(UsageError, match=reason):
+            kernel(spans, 1.0, base, grad, target, [], [wrong])
+    kernel(spans, 1.0, base, grad, target, [], [grad])
+
+
+@pytest.mark.parametrize("backend", ["numba", "numpy"])
 def test_16_bit_kernels_check_the_roles_of_the_two_dtypes(backend: str) -> None:
     kernel = build(FASGD, ml_dtypes.bfloat16, backend)
     given = arrays()
@@ -132,4 +198,7 @@ def test_spans_take_lists_and_have_a_length() -> None:
     assert len(spans) == 2
     assert spans.lo.dtype == spans.hi.dtype == spans.src.dtype == np.int64
     assert spans.step.dtype == np.float64
+    assert spans.more.shape == (2, 0)
+    assert Spans.whole(5, 1.0).more.shape == (1, 0)
+    assert Spans.whole(5, 1.0, [0.5, 2]).more.tolist() == [[0.5, 2.0]]
     assert list(spans.rows()) == [(0, 5, 0, 1.0), (5, 10, 5, 2.0)]

@@ -10,6 +10,7 @@ import pytest
 from aiops.errors import UsageError
 from aiops.kernels import Rule, build
 from aiops.kernels import vocabulary as words
+from aiops.kernels.reader import read
 from aiops.kernels.vocabulary import sqrt, where
 
 EPSILON = 1e-4
@@ -21,6 +22,11 @@ def sgd(w, g, step):
 
 def momentum(w, g, m, step, decay):
     m = decay * m + g
+    return w - step * m, m
+
+
+def told(w, g, sent, m, step, late, decay):
+    m = decay * m + late * (w - sent)
     return w - step * m, m
 
 
@@ -44,11 +50,33 @@ def test_a_rule_keeps_what_it_is_given() -> None:
         (sgd, {"statistic": "v"}, "statistic 'v'.*it has none"),
         (momentum, {"state": {"m": float("nan")}, "constants": {"decay": 1.0}}, "'m'.*is nan"),
         (momentum, {"state": {"m": 0.0}, "constants": {"decay": float("inf")}}, "'decay'.*is inf"),
+        (told, {"state": {"m": 0.0}, "scalars": ("late", "decay")}, r"must be \(w, g, m, step, la"),
+        (told, {"state": {"sent": 0.0}, "reads": ("m",)}, "rename or reorder"),
+        (sgd, {"scalars": ("step",)}, "'step' twice"),
+        (sgd, {"state": {"m": 0.0}, "reads": ("m",)}, "'m' twice.*the reads, the state arrays"),
     ],
 )
 def test_a_rule_that_cannot_work_is_refused_at_once(function, options, message) -> None:
     with pytest.raises(UsageError, match=message):
         Rule(function, **options)
+
+
+def test_the_parameters_of_a_rule_have_an_order() -> None:
+    rule = Rule(told, {"m": 0.0}, {"decay": 0.9}, scalars=("late",), reads=["sent"])
+    assert rule.parameters == ("w", "g", "sent", "m", "step", "late", "decay")
+    assert rule.reads == ("sent",)
+    assert rule.results == "(w, m)"
+
+
+def test_a_name_is_a_scalar_or_a_constant_and_each_is_read_as_what_it_is() -> None:
+    """The same function and names, told apart only by what they are."""
+    one = read(Rule(told, {"m": 0.0}, {"decay": 0.9}, scalars=("late",), reads=("sent",)))
+    two = read(Rule(told, {"m": 0.0}, {"late": 1.0, "decay": 0.9}, reads=("sent",)))
+    three = read(Rule(told, {"m": 0.0}, scalars=("late", "decay"), reads=("sent",)))
+    assert (one.scalars, one.constants) == (("late",), ("decay",))
+    assert (two.scalars, two.constants) == ((), ("late", "decay"))
+    assert (three.scalars, three.constants) == (("late", "decay"), ())
+    assert one.reads == two.reads == three.reads == ("sent",)
 
 
 # Each of these breaks the vocabulary on the line marked with an arrow.

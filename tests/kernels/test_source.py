@@ -13,14 +13,17 @@ from aiops.kernels import Rule, build, fused_cpu
 from aiops.kernels.program import Literal, Name, Operation
 from aiops.kernels.reader import read
 from aiops.kernels.source import statements, write
-from tests.kernels.rules import EVERY_WORD, FASGD, LITERAL
+from tests.kernels.rules import ADAPTIVE, COMPENSATED, EVERY_WORD, EVERYTHING, FASGD, LITERAL
 
-GOLDEN = Path(__file__).parent / "golden" / "fasgd_float32.py.txt"
+FOLDER = Path(__file__).parent / "golden"
+GOLDEN = FOLDER / "fasgd_float32.py.txt"
+AGREED = {GOLDEN: FASGD, FOLDER / "everything_float32.py.txt": EVERYTHING}
 
 
-def test_the_text_for_fasgd_is_as_agreed() -> None:
+@pytest.mark.parametrize("file", AGREED, ids=lambda file: file.stem)
+def test_the_text_is_as_agreed(file: Path) -> None:
     """Read the difference; if it is meant, run ``python -m tests.kernels.test_source``."""
-    assert build(FASGD, np.float32, "numba").text == GOLDEN.read_text()
+    assert build(AGREED[file], np.float32, "numba").text == file.read_text()
 
 
 def test_the_text_is_the_same_for_other_values_of_the_constants() -> None:
@@ -67,20 +70,41 @@ def test_the_rule_is_read_once_for_all_values_of_its_constants() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rule", "operations"),
+    [
+        (FASGD, ["fdiv", "@llvm.sqrt"]),
+        (ADAPTIVE, ["fdiv", "@llvm.sqrt"]),
+        (COMPENSATED, ["fsub"]),
+    ],
+    ids=["fasgd", "adaptive", "compensated"],
+)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_both_loops_vectorise_without_run_time_checks(
-    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dtype: str,
+    rule: Rule,
+    operations: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # code from a cache has no text to look at
-    text = build(FASGD, dtype, "numba").text
-    fused_cpu._compile.__wrapped__("looked_at", text, dtype, 3)
+    text = build(rule, dtype, "numba").text
+    fused_cpu._compile.__wrapped__(
+        "looked_at",
+        text,
+        dtype,
+        states=len(rule.state),
+        reads=len(rule.reads),
+        scalars=bool(rule.scalars),
+    )
     module = next(m for name, m in sys.modules.items() if "aiops_kernel_looked_at" in name)
     real = {"float32": "float", "float64": "double"}[dtype]
     try:
         for loop in (module._in_place, module._out_of_place):
             (code,) = loop.inspect_llvm().values()
-            assert re.search(rf"fdiv <\d+ x {real}>", code)
-            assert re.search(rf"@llvm\.sqrt\.v\d+f{dtype[-2:]}", code)
+            for operation in operations:
+                vector = rf"\.v\d+f{dtype[-2:]}" if "@" in operation else rf" <\d+ x {real}>"
+                assert re.search(re.escape(operation) + vector, code)
             assert "vector.memcheck" not in code
             assert not re.search(r"f(mul|add|sub|div) [a-z]*(fast|contract|reassoc)", code)
             assert not re.search(r"llvm\.fm(a|uladd)", code)
@@ -89,4 +113,5 @@ def test_both_loops_vectorise_without_run_time_checks(
 
 
 if __name__ == "__main__":
-    GOLDEN.write_text(build(FASGD, np.float32, "numba").text)
+    for file, rule in AGREED.items():
+        file.write_text(build(rule, np.float32, "numba").text)

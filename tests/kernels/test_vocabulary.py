@@ -8,7 +8,9 @@ import importlib
 import numpy as np
 import pytest
 
-from aiops.kernels import jit_cpu, vocabulary
+from aiops.kernels import Rule, Spans, build, jit_cpu, vocabulary
+from aiops.kernels.vocabulary import where
+from tests.kernels.rules import bits
 
 AWKWARD = [0.0, -0.0, 1.0, -1.0, 2.5, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 3e38]
 PAIRS = np.array([(x, y) for x in AWKWARD for y in AWKWARD], np.float32)
@@ -46,6 +48,41 @@ def test_a_literal_beside_an_array_does_not_widen_it() -> None:
         vocabulary.where(np.float32(1) > 0, np.float32(1), 0.1),
     ):
         assert result.dtype == np.float32
+
+
+def branches(w, g, m, k, step, last, low, high):
+    """Choices made by scalars: between arrays, scalars, an array and a scalar or a literal."""
+    late = last > 0.5
+    number = where(late, low, high)
+    m = where(late, w, g)
+    k = where(last == low, m * number, where(late, step, -0.1))
+    return where(number >= last, w, 0.3) + number * 0.1, m, k
+
+
+@pytest.mark.parametrize("last", [0.7, 0.5, 0.1, -0.0, np.nan])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_where_may_choose_by_a_scalar(dtype: type, last: float) -> None:
+    rule = Rule(
+        branches, {"m": 0.0, "k": 0.0}, scalars=("last",), constants={"low": 0.1, "high": -2.5}
+    )
+    x, y = np.ascontiguousarray(PAIRS.T, dtype)
+    left = []
+    for backend in ("numba", "numpy"):
+        w, m, k = x.copy(), np.zeros_like(x), np.zeros_like(x)
+        kernel = build(rule, dtype, backend)
+        kernel(Spans.whole(len(x), 0.3, [last]), 1.0, w, y, w, [m, k])
+        left.append([bits(array) for array in (w, m, k)])
+        late = last > 0.5
+        number, last_ = dtype(0.1) if late else dtype(-2.5), dtype(last)
+        assert bits(m) == bits(x if late else y)
+        chosen = x if number >= last_ else np.full_like(x, 0.3)
+        assert bits(w) == bits(chosen + number * dtype(0.1))
+        if last == 0.1:
+            with np.errstate(all="ignore"):
+                assert bits(k) == bits(m * number)
+        else:
+            assert bits(k) == bits(np.full_like(x, 0.3 if late else -0.1))
+    assert left[0] == left[1]
 
 
 def test_words_are_known_by_identity() -> None:

@@ -1,0 +1,150 @@
+"""DiLoCo: synchronous, asynchronous, streaming."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from aiops.algorithms.base import Immediate, Policy
+from aiops.algorithms.hardsync import Barrier
+from aiops.algorithms.local import LocalTraining
+from aiops.algorithms.optimised import Optimised
+from aiops.errors import ConflictError, UsageError
+from aiops.kernels.rule import Rule
+from aiops.kernels.vocabulary import Array, Scalar, where
+
+
+def delayed_nesterov(
+    w: Array,
+    g: Array,
+    m: Array,
+    total: Array,
+    step: Scalar,
+    last: Scalar,
+    share: Scalar,
+    beta: Scalar,
+) -> tuple[Array, ...]:
+    """One push of N (``share`` = 1/N); ``last`` is 1 for the N-th, which brings the momentum."""
+    total = total + share * g
+    fresh = beta * m + total
+    w = w - step * share * g
+    moved = w - step * beta * fresh
+    return (
+        where(last > 0.5, moved, w),
+        where(last > 0.5, fresh, m),
+        where(last > 0.5, 0.0, total),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiLoCo(LocalTraining, Optimised):
+    """DiLoCo: long local training, and an outer optimiser on the way that workers have come.
+
+    .. math::
+
+        worker:  x ← θ;  H steps of the inner optimiser;  push Δ = θ − x
+        sync:    θ ← Outer(θ, (1/λ) Σ Δ_l)   after one push of every worker
+        async:   θ ← θ − ε · Δ/N;   every N pushes  m ← β m + (1/N) Σ Δ,  θ ← θ − ε β m
+
+    ``async`` is delayed Nesterov: every push is applied at once, and the momentum, which suffers
+    from staleness, comes in only every N pushes. With ``fragments`` P > 1 it streams: a worker
+    pushes one of P groups of tensors every H/P steps, and mixes what comes back into its own.
+
+    Settings
+    --------
+    lr, optimizer, momentum : float, str, float; defaults 0.7, ``nesterov``, 0.9
+        The outer optimiser: ε and β in ``async``, which is its own rule.
+    mode : str, default ``sync``
+        ``sync`` or ``async``.
+    delay : int, default 4
+        N of ``async``: usually the number of workers.
+    fragments : int, default 1
+        P; H must be a multiple.
+    mix : float, default 0
+        After a push x ← mix · x + (1 − mix) · θ; streaming DiLoCo has 0.5.
+    overlap : bool, default False
+        Train on while a push is on its way; what the worker learns meanwhile is kept.
+    local_steps, inner, inner_lr : int, str, float; defaults 20, ``adamw``, 0.001
+        H (the paper's 500 is for language models) and the inner optimiser: see below.
+
+    Source
+    ------
+    Douillard et al. 2023, *DiLoCo: distributed low-communication training of language models*; Liu
+    et al. 2024, *Asynchronous local-SGD training for language modeling*, algorithm 3; Douillard et
+    al. 2025, *Streaming DiLoCo with overlapping communication*.
+
+    Note
+    ----
+    With H = 1, inner and outer plain SGD, outer rate 1, this averages the workers' models.
+
+    Example
+    -------
+    >>> DiLoCo(fragments=4).plan(workers=2)["push_every"]
+    5
+    """
+
+    family = "local training"
+    neighbours = "fedbuff easgd no-delay"
+    name = "diloco"
+    needs_workers = True
+    lr: float = 0.7
+    optimizer: str = "nesterov"
+    local_steps: int = 20
+    inner: str = "adamw"
+    inner_lr: float = 0.001
+    mode: str = "sync"
+    delay: int = 4
+    fragments: int = 1
+    mix: float = 0.0
+    overlap: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        if self.mode not in ("sync", "async"):
+            raise UsageError(f"diloco: mode must be 'sync' or 'async', not {self.mode!r}")
+        self.require("delay", self.delay >= 1, "1 or more")
+        self.require("fragments", self.fragments >= 1, "1 or more")
+        self.require("mix", 0 <= self.mix < 1, "in [0, 1)")
+        if self.local_steps % self.fragments:
+            raise ConflictError(
+                f"diloco: one of {self.fragments} fragments cannot be pushed every"
+                f" {self.local_steps}/{self.fragments} steps: make local_steps a multiple"
+            )
+        if self.mode == "async" and self.optimizer != "nesterov":
+            raise ConflictError(
+                f"diloco: async is delayed Nesterov, a rule of its own, and has no optimizer"
+                f" {self.optimizer!r}: leave it out, or use fedbuff"
+            )
+
+    def policy(self, workers: int | None) -> Policy:
+        """Wait for all, or for nobody."""
+        return Barrier(workers or 1) if self.mode == "sync" else Immediate()
+
+    @property
+    def barrier(self) -> bool:
+        """Only the synchronous one waits for all."""
+        return self.mode == "sync"
+
+    def rule(self) -> Rule:
+        """Return the outer optimiser, or delayed Nesterov."""
+        if self.mode == "sync":
+            return super().rule()
+        constants = {"share": 1 / self.delay, "beta": self.momentum}
+        return Rule(delayed_nesterov, {"m": 0.0, "total": 0.0}, constants, scalars=("last",))
+
+    def scalars(self, update: int) -> tuple[float, ...]:
+        """Return the optimiser's; for delayed Nesterov whether this push is the N-th."""
+        if self.mode == "sync":
+            return super().scalars(update)
+        return (float(update % self.delay == 0),)
+
+    def plan(self, workers: int | None) -> dict[str, Any]:
+        """Tell workers to push a fragment at a time, and what to do meanwhile."""
+        return {
+            **super().plan(workers),
+            "push_every": self.local_steps // self.fragments,
+            "overlap": "mix" if self.overlap else "none",
+            "fragments": self.fragments,
+            "mix": self.mix,
+        }

@@ -1,0 +1,63 @@
+"""FedBuff."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aiops.algorithms.base import Policy
+from aiops.algorithms.local import LocalTraining
+from aiops.algorithms.optimised import Optimised
+from aiops.algorithms.sasgd import Modulated
+from aiops.algorithms.softsync import Counting
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedBuff(Modulated, LocalTraining, Optimised):
+    """FedBuff: local training, and a server that averages a buffer of K updates.
+
+    .. math::
+
+        worker:  x ← θ;  H times x ← x − α_in · g;  push Δ = θ − x
+        server:  θ ← θ − α · (1/K) Σ s(τ_l) · Δ_l  after K updates,   s(τ) = (1+τ)^(−1/2)
+
+    Nobody waits for anybody: a worker goes on with the newest parameters whether or not the buffer
+    is full.
+
+    Settings
+    --------
+    lr : float, default 1
+        Learning rate α of the server.
+    k : int, default 4
+        K, updates per step of the server (the paper's 10 is for hundreds of workers).
+    modulate : str, default ``polynomial``
+        s(τ), with its constants ``a`` (0.5), ``rho``, ``b`` and ``n``: see below.
+    local_steps, inner, inner_lr : int, str, float; defaults 10, ``sgd``, 0.1
+        See below.
+
+    Source
+    ------
+    Nguyen et al. 2022, *Federated learning with buffered asynchronous aggregation*, algorithm 1 and
+    section 5 (weights).
+
+    Example
+    -------
+    >>> FedBuff().modulation(staleness=3)
+    0.5
+    """
+
+    family = "local training"
+    neighbours = "diloco softsync easgd"
+    name = "fedbuff"
+    lr: float = 1.0
+    k: int = 4
+    modulate: str = "polynomial"
+    inner_lr: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        self.require("k", self.k >= 1, "1 or more")
+
+    def policy(self, workers: int | None) -> Policy:
+        """Count to K."""
+        return Counting(self.k)

@@ -1,0 +1,98 @@
+"""Gap-aware mitigation of staleness."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aiops.algorithms.base import Algorithm
+from aiops.kernels.rule import Rule
+from aiops.kernels.vocabulary import Array, Scalar, absolute, sqrt
+
+
+def gap_aware(
+    w: Array,
+    g: Array,
+    sent: Array,
+    m: Array,
+    c: Array,
+    step: Scalar,
+    unbias: Scalar,
+    peak: Scalar,
+    mu: Scalar,
+    beta: Scalar,
+    one_minus_beta: Scalar,
+    eps: Scalar,
+) -> tuple[Array, ...]:
+    """One update; ``unbias`` corrects the average of steps that began at 0."""
+    gap = 1.0 + absolute(w - sent) / (peak * sqrt(c * unbias) + eps)
+    m = mu * m + g / gap
+    c = beta * c + one_minus_beta * (m * m)
+    return w - step * m, m, c
+
+
+@dataclass(frozen=True, kw_only=True)
+class GapAware(Algorithm):
+    """Gap-aware asynchronous SGD: divide a gradient by how far the parameters have moved.
+
+    .. math::
+
+        G = 1 + |θ − θ_sent| / (α_max · sqrt(C) + ε)
+        m ← µ m + g / G
+        C ← β C + (1−β) m²   (bias-corrected where it is used)
+        θ ← θ − α · m
+
+    The gap G measures staleness by distance in units of the usual step, element by element, not by
+    counting updates; a gradient that is stale in number only is not penalised.
+
+    Settings
+    --------
+    lr : float, default 0.01
+        Learning rate α; also α_max, its largest.
+    mu : float, default 0.9
+        µ, the momentum.
+    beta : float, default 0.999
+        β, memory of the squared steps.
+    eps : float, default 1e-8
+        ε.
+
+    Source
+    ------
+    Barkai, Hakimi & Schuster 2020, *Gap-aware mitigation of gradient staleness*, eqs 4-8; the
+    authors' code.
+
+    Example
+    -------
+    >>> GapAware().rule().reads
+    ('sent',)
+    """
+
+    family = "staleness-aware"
+    neighbours = "dcasgd fasgd asgd"
+    name = "gap-aware"
+    lr: float = 0.01
+    mu: float = 0.9
+    beta: float = 0.999
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        self.require("mu", 0 <= self.mu < 1, "in [0, 1)")
+        self.require("beta", 0 <= self.beta < 1, "in [0, 1)")
+        self.require("eps", self.eps > 0, "positive")
+
+    def rule(self) -> Rule:
+        """Return the update."""
+        constants = {
+            "peak": self.lr,
+            "mu": self.mu,
+            "beta": self.beta,
+            "one_minus_beta": 1 - self.beta,
+            "eps": self.eps,
+        }
+        state = {"m": 0.0, "c": 0.0}
+        return Rule(gap_aware, state, constants, scalars=("unbias",), reads=("sent",))
+
+    def scalars(self, update: int) -> tuple[float, ...]:
+        """Return 1/(1 − β^t), t the updates that C has seen."""
+        return (1 / (1 - self.beta ** (update - 1)) if update > 1 else 1.0,)

@@ -1,0 +1,305 @@
+"""Server-side optimisers: what the step of an algorithm does with a gradient.
+
+With g ← g + δ·θ first (δ is ``weight_decay``; not in adamw), and all states starting at 0:
+
+============  =====================================================  ============================
+name          equations                                              source
+============  =====================================================  ============================
+``sgd``       θ ← θ − α·g                                            Robbins & Monro 1951
+``momentum``  m ← µ·m + g;  θ ← θ − α·m                              Polyak 1964
+``nesterov``  m ← µ·m + g;  θ ← θ − α·(g + µ·m)                      Nesterov 1983; Sutskever et
+                                                                     al. 2013
+``adagrad``   s ← s + g²;  θ ← θ − α·g/(√s + ε)                      Duchi et al. 2011
+``rmsprop``   v ← ρ·v + (1−ρ)·g²;  θ ← θ − α·g/(√v + ε)              Tieleman & Hinton 2012
+``adam``      m ← β₁·m + (1−β₁)·g;  v ← β₂·v + (1−β₂)·g²;            Kingma & Ba 2015, alg 1
+              θ ← θ − α·m̂/(√v̂ + ε), where
+              m̂ = m/(1−β₁ᵗ) and v̂ = v/(1−β₂ᵗ)
+``adamw``     as adam, but                                           Loshchilov & Hutter 2019,
+              θ ← θ·(1 − α·δ) − α·m̂/(√v̂ + ε)                         alg 2
+============  =====================================================  ============================
+
+They are those of ``torch.optim`` with the same settings. The step α is the learning rate times the
+schedule times the modulation for staleness: it is the *step* that is modulated, never the
+gradient, since a factor on the gradient cancels out in adagrad, rmsprop and adam. t counts the
+updates of the tensor itself, from 1. The powers βᵗ are worked out on the host in double precision:
+their last bit differs between NumPy and Numba.
+
+Note
+----
+Momentum and staleness add up: asynchrony alone acts like momentum (Mitliagkas et al. 2016), so µ
+and β₁ that are good for one worker are too large for many.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from aiops.errors import UsageError, nearest
+from aiops.kernels.rule import Rule
+from aiops.kernels.vocabulary import Scalar, sqrt
+from aiops.layout import Array
+
+__all__ = ["OPTIMIZERS", "Optimizer", "Settings", "make", "sgd"]
+
+
+class Settings(Protocol):
+    """The settings that an optimiser may use; each ignores what its equations do not name."""
+
+    @property
+    def optimizer(self) -> str:
+        """Which of `OPTIMIZERS`."""
+
+    @property
+    def momentum(self) -> float:
+        """Memory µ of momentum and nesterov, in [0, 1); usually 0.9."""
+
+    @property
+    def beta1(self) -> float:
+        """Memory β₁ of adam's and adamw's first moment, in [0, 1); usually 0.9."""
+
+    @property
+    def beta2(self) -> float:
+        """Memory β₂ of adam's and adamw's second moment, in [0, 1); usually 0.999."""
+
+    @property
+    def alpha(self) -> float:
+        """Memory ρ of rmsprop, in [0, 1) (``alpha`` is torch's name for it); usually 0.99."""
+
+    @property
+    def eps(self) -> float:
+        """ε ≥ 0, added to the root; 0: the optimiser's own (adagrad 1e-10, the others 1e-8)."""
+
+    @property
+    def weight_decay(self) -> float:
+        """δ ≥ 0: an L2 penalty on the loss, δ/2·‖θ‖²; in adamw decoupled from it."""
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """A rule and what its caller must know.
+
+    ``scalars``
+        From the number t ≥ 1 of a tensor's update to that update's ``rule.scalars``.
+    ``sparse``
+        Whether an element whose gradient is 0 keeps its value and its state, so that the
+        untouched rows of a table may be skipped.
+    ``linear``
+        Whether the step is proportional to the gradient, so that scaling one scales the other.
+    """
+
+    name: str
+    rule: Rule
+    scalars: Callable[[int], tuple[float, ...]]
+    sparse: bool
+    linear: bool
+
+
+def make(settings: Settings) -> Optimizer:
+    """Return the optimiser that the settings name.
+
+    Raises
+    ------
+    UsageError
+        When no optimiser has that name (with the nearest that has), or when a setting is out of
+        its range.
+
+    Example
+    -------
+    >>> from types import SimpleNamespace
+    >>> settings = SimpleNamespace(optimizer="adam", momentum=0.9, beta1=0.9, beta2=0.999,
+    ...                            alpha=0.99, eps=0.0, weight_decay=0.0)
+    >>> adam = make(settings)
+    >>> adam.rule.state, adam.rule.scalars
+    ({'m': 0.0, 'v': 0.0}, ('unbias', 'root'))
+    >>> [round(scalar, 3) for scalar in adam.scalars(1)]
+    [10.0, 31.623]
+    """
+    name = settings.optimizer
+    if name not in OPTIMIZERS:
+        raise UsageError(f"no optimizer is called {name!r}; {nearest(name, OPTIMIZERS)}")
+    for setting in ("momentum", "beta1", "beta2", "alpha"):
+        value = getattr(settings, setting)
+        if not 0 <= value < 1:
+            raise UsageError(f"optimizer {name}: {setting} must be in [0, 1), not {value!r}")
+    for setting in ("eps", "weight_decay"):
+        value = getattr(settings, setting)
+        if not 0 <= value < math.inf:
+            raise UsageError(f"optimizer {name}: {setting} must be 0 or more, not {value!r}")
+    return OPTIMIZERS[name](settings)
+
+
+def sgd(w: Array, g: Array, step: Scalar) -> tuple[Array]:
+    """Plain stochastic gradient descent: θ ← θ − step · g."""
+    return (w - step * g,)
+
+
+def decayed_sgd(w: Array, g: Array, step: Scalar, decay: Scalar) -> tuple[Array]:
+    """The same with weight decay."""
+    return (w - step * (g + decay * w),)
+
+
+def momentum(
+    w: Array, g: Array, m: Array, step: Scalar, mu: Scalar, decay: Scalar
+) -> tuple[Array, Array]:
+    """Gradient descent with a heavy ball, undamped."""
+    m = mu * m + (g + decay * w)
+    return w - step * m, m
+
+
+def nesterov(
+    w: Array, g: Array, m: Array, step: Scalar, mu: Scalar, decay: Scalar
+) -> tuple[Array, Array]:
+    """Momentum that looks one step ahead."""
+    g = g + decay * w
+    m = mu * m + g
+    return w - step * (g + mu * m), m
+
+
+def adagrad(
+    w: Array, g: Array, s: Array, step: Scalar, eps: Scalar, decay: Scalar
+) -> tuple[Array, Array]:
+    """Divide by the root of the sum of all squared gradients."""
+    g = g + decay * w
+    s = s + g * g
+    return w - step * g / (sqrt(s) + eps), s
+
+
+def rmsprop(
+    w: Array,
+    g: Array,
+    v: Array,
+    step: Scalar,
+    rho: Scalar,
+    one_minus_rho: Scalar,
+    eps: Scalar,
+    decay: Scalar,
+) -> tuple[Array, Array]:
+    """Divide by the root of the moving average of squared gradients."""
+    g = g + decay * w
+    v = rho * v + one_minus_rho * (g * g)
+    return w - step * g / (sqrt(v) + eps), v
+
+
+def adam(
+    w: Array,
+    g: Array,
+    m: Array,
+    v: Array,
+    step: Scalar,
+    unbias: Scalar,
+    root: Scalar,
+    beta1: Scalar,
+    one_minus_beta1: Scalar,
+    beta2: Scalar,
+    one_minus_beta2: Scalar,
+    eps: Scalar,
+    decay: Scalar,
+) -> tuple[Array, Array, Array]:
+    """``unbias`` is 1/(1−β₁ᵗ), ``root`` is 1/√(1−β₂ᵗ)."""
+    g = g + decay * w
+    m = beta1 * m + one_minus_beta1 * g
+    v = beta2 * v + one_minus_beta2 * (g * g)
+    return w - step * (unbias * m / (root * sqrt(v) + eps)), m, v
+
+
+def adamw(
+    w: Array,
+    g: Array,
+    m: Array,
+    v: Array,
+    step: Scalar,
+    unbias: Scalar,
+    root: Scalar,
+    beta1: Scalar,
+    one_minus_beta1: Scalar,
+    beta2: Scalar,
+    one_minus_beta2: Scalar,
+    eps: Scalar,
+    decay: Scalar,
+) -> tuple[Array, Array, Array]:
+    """Adam beside a decay of its own; 1 − step·decay would be rounded too coarsely near 1."""
+    m = beta1 * m + one_minus_beta1 * g
+    v = beta2 * v + one_minus_beta2 * (g * g)
+    return w - step * (unbias * m / (root * sqrt(v) + eps) + decay * w), m, v
+
+
+def _none(t: int) -> tuple[float, ...]:
+    return ()
+
+
+def _sgd(settings: Settings) -> Optimizer:
+    decay = settings.weight_decay
+    rule = Rule(decayed_sgd, constants={"decay": decay}) if decay else Rule(sgd)
+    return Optimizer("sgd", rule, _none, sparse=not decay, linear=not decay)
+
+
+def _momentum(settings: Settings) -> Optimizer:
+    constants = {"mu": settings.momentum, "decay": settings.weight_decay}
+    rule = Rule(momentum, {"m": 0.0}, constants)
+    return Optimizer("momentum", rule, _none, sparse=False, linear=False)
+
+
+def _nesterov(settings: Settings) -> Optimizer:
+    constants = {"mu": settings.momentum, "decay": settings.weight_decay}
+    rule = Rule(nesterov, {"m": 0.0}, constants)
+    return Optimizer("nesterov", rule, _none, sparse=False, linear=False)
+
+
+def _adagrad(settings: Settings) -> Optimizer:
+    decay = settings.weight_decay
+    rule = Rule(adagrad, {"s": 0.0}, {"eps": settings.eps or 1e-10, "decay": decay})
+    return Optimizer("adagrad", rule, _none, sparse=not decay, linear=False)
+
+
+def _rmsprop(settings: Settings) -> Optimizer:
+    constants = {
+        "rho": settings.alpha,
+        "one_minus_rho": 1 - settings.alpha,
+        "eps": settings.eps or 1e-8,
+        "decay": settings.weight_decay,
+    }
+    rule = Rule(rmsprop, {"v": 0.0}, constants)
+    return Optimizer("rmsprop", rule, _none, sparse=False, linear=False)
+
+
+def _adam(settings: Settings) -> Optimizer:
+    return _of_moments("adam", adam, settings)
+
+
+def _adamw(settings: Settings) -> Optimizer:
+    return _of_moments("adamw", adamw, settings)
+
+
+def _of_moments(
+    name: str, function: Callable[..., tuple[Array, ...]], settings: Settings
+) -> Optimizer:
+    beta1, beta2 = settings.beta1, settings.beta2
+    constants = {
+        "beta1": beta1,
+        "one_minus_beta1": 1 - beta1,
+        "beta2": beta2,
+        "one_minus_beta2": 1 - beta2,
+        "eps": settings.eps or 1e-8,
+        "decay": settings.weight_decay,
+    }
+
+    def corrections(t: int) -> tuple[float, ...]:
+        return 1 / (1 - beta1**t), 1 / math.sqrt(1 - beta2**t)
+
+    rule = Rule(function, {"m": 0.0, "v": 0.0}, constants, scalars=("unbias", "root"))
+    return Optimizer(name, rule, corrections, sparse=False, linear=False)
+
+
+OPTIMIZERS: Mapping[str, Callable[[Settings], Optimizer]] = {
+    "sgd": _sgd,
+    "momentum": _momentum,
+    "nesterov": _nesterov,
+    "adagrad": _adagrad,
+    "rmsprop": _rmsprop,
+    "adam": _adam,
+    "adamw": _adamw,
+}
+"""What makes each optimiser from its settings; `make` checks those first."""

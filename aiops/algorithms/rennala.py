@@ -1,0 +1,61 @@
+"""Rennala SGD."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aiops.algorithms.base import IGNORE, Policy, Verdict
+from aiops.algorithms.optimised import Optimised
+from aiops.algorithms.softsync import Counting
+
+
+class CurrentOnly(Counting):
+    """Count gradients of the current version; ignore all others."""
+
+    def push(self, worker: int, staleness: int) -> Verdict:
+        """Collect it if it is of the current version."""
+        return super().push(worker, staleness) if staleness == 0 else IGNORE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rennala(Optimised):
+    """Rennala SGD: mini-batch SGD with the first B gradients at the current point, from anyone.
+
+    .. math:: θ ← θ − α · (1/B) Σ g_l,   all of them computed at θ
+
+    Nobody waits: a worker that has delivered computes another gradient at the same point, and one
+    that is late has its gradient ignored and gets the newest parameters. Fast workers give more.
+
+    Settings
+    --------
+    lr : float, default 0.1
+        Learning rate α.
+    b : int, default 4
+        B, gradients per step. The theory's choice is max(1, σ²/ε).
+
+    Source
+    ------
+    Tyurin & Richtárik 2023, *Optimal time complexities of parallel stochastic optimization methods
+    under a fixed computation model*, method 4.
+
+    Example
+    -------
+    >>> policy = Rennala(b=2).policy(workers=None)
+    >>> [policy.push(1, staleness).divide for staleness in (0, 1, 0)]
+    [None, None, 2]
+    """
+
+    family = "synchronous or bounded"
+    neighbours = "hardsync ringmaster softsync"
+    name = "rennala"
+    lr: float = 0.1
+    b: int = 4
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        self.require("b", self.b >= 1, "1 or more")
+
+    def policy(self, workers: int | None) -> Policy:
+        """Count to B."""
+        return CurrentOnly(self.b)

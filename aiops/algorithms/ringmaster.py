@@ -1,0 +1,64 @@
+"""Ringmaster ASGD."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aiops.algorithms.base import APPLY, IGNORE, Policy, Verdict
+from aiops.algorithms.optimised import Optimised
+
+
+class Fresh(Policy):
+    """Apply a gradient at once if it is fresh enough; ignore it otherwise."""
+
+    def __init__(self, delay: int) -> None:
+        self.delay = delay
+
+    def push(self, worker: int, staleness: int) -> Verdict:
+        """Look at its staleness."""
+        return APPLY if staleness < self.delay else IGNORE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ringmaster(Optimised):
+    """Ringmaster ASGD: asynchronous SGD that ignores gradients R or more versions old.
+
+    .. math:: θ ← θ − α · g  if τ < R,  else nothing
+
+    Its worker gets the newest parameters all the same and goes on. With R chosen for the noise of
+    the gradients the time to a given accuracy is optimal, however unequal the workers.
+
+    Settings
+    --------
+    lr : float, default 0.04
+        Learning rate α.
+    r : int, default 16
+        R ≥ 1. The theory's choice is max(1, σ²/ε), the gradients' variance over the target for the
+        squared norm; at least the number of workers lets nothing be wasted among equals.
+
+    Source
+    ------
+    Maranjyan, Tyurin & Richtárik 2025, *Ringmaster ASGD: the first asynchronous SGD with optimal
+    time complexity*, algorithm 4 (and its code).
+
+    Example
+    -------
+    >>> policy = Ringmaster(r=2).policy(workers=None)
+    >>> [policy.push(1, staleness).use for staleness in (0, 1, 2)]
+    [True, True, False]
+    """
+
+    family = "synchronous or bounded"
+    neighbours = "rennala asgd sasgd ssp"
+    name = "ringmaster"
+    lr: float = 0.04
+    r: int = 16
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        self.require("r", self.r >= 1, "1 or more")
+
+    def policy(self, workers: int | None) -> Policy:
+        """Ignore what is too stale."""
+        return Fresh(self.r)

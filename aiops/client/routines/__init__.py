@@ -1,0 +1,83 @@
+"""The worker's part of an algorithm, sans-I/O: what the client plan says, carried out.
+
+A `Routine` is handed one gradient per mini-batch. It takes the local part of the step, and says
+what is to travel; a shell (`aiops.Worker`, the simulator, a test) moves it, and comes back with the
+answer. Nothing of that stands in the training loop. For each gradient::
+
+    routine.apply(gradients)                    # the worker's own step, if it takes any
+    if routine.due and routine.under_way:       # no second transfer before the first has arrived
+        ...wait for it...; routine.arrived(receipt)
+    transfer = routine.transfer()               # what is to travel now, or None
+    if routine.waits:                           # no other gradient before it has arrived
+        ...wait for it...; routine.arrived(receipt)
+
+At most one transfer is under way. Between these calls a shell may pass on what has arrived as soon
+as it likes, but not between computing a gradient and applying it: it belongs to `Routine.params` as
+they were.
+
+The plan's keys: ``routine`` names the routine; ``push_every``, ``fetch_every`` (steps), ``inner``
+(an optimiser and its settings, `aiops.algorithms.optimizers`), ``overlap``, ``limit``,
+``fragments``, ``mix`` and ``moving_rate`` are explained where they are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from aiops.client.params import Params
+from aiops.client.routines.base import Direct, Routine, Transfer
+from aiops.errors import UsageError, nearest
+
+__all__ = ["Direct", "Routine", "Transfer", "routine_for"]
+
+
+def routine_for(plan: Mapping[str, Any], params: Params) -> Routine:
+    """Return the routine that a client plan asks for.
+
+    Parameters
+    ----------
+    plan
+        As the server announced it.
+    params
+        The server's current parameters; the routine's from here on.
+
+    Raises
+    ------
+    UsageError
+        When the plan asks for what this client does not know, or the model cannot be trained so.
+    """
+    name = plan.get("routine", "direct")
+    if name not in _ROUTINES:
+        raise UsageError(
+            f"the server wants workers to follow the routine {name!r}, which this client does not"
+            f" know ({nearest(str(name), _ROUTINES)}): upgrade aiops here"
+        )
+    return _ROUTINES[name](plan, params)
+
+
+def _accumulate(plan: Mapping[str, Any], params: Params) -> Routine:
+    from aiops.client.routines.accumulate import Accumulate
+
+    return Accumulate(plan, params)
+
+
+def _local(plan: Mapping[str, Any], params: Params) -> Routine:
+    from aiops.client.routines.local import Local
+
+    return Local(plan, params)
+
+
+def _elastic(plan: Mapping[str, Any], params: Params) -> Routine:
+    from aiops.client.routines.elastic import Elastic
+
+    return Elastic(plan, params)
+
+
+# Workers whose gradients travel as they are need no kernels, so these are imported when wanted.
+_ROUTINES: Mapping[str, Callable[[Mapping[str, Any], Params], Routine]] = {
+    "direct": lambda plan, params: Direct(params),
+    "accumulate": _accumulate,
+    "local": _local,
+    "elastic": _elastic,
+}

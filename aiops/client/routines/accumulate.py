@@ -1,0 +1,118 @@
+"""Step locally, push what accrued, fetch now and then: Downpour SGD, SSP with local steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from aiops.client.params import Params, Stamp
+from aiops.client.routines.base import Routine, Transfer
+from aiops.client.routines.flat import Model, ranges, zeros
+from aiops.layout import Array
+
+
+class Accumulate(Routine):
+    """Apply gradients locally, and push their sum (Dean et al. 2012, algorithm 7.1).
+
+    The plan: push every ``push_every`` steps, fetch every ``fetch_every``; ``inner`` is the local
+    optimiser. A push is in the background, and is waited for when the next is due; a fetch is
+    waited for. A push is stamped with the oldest version among its gradients.
+    """
+
+    def __init__(self, plan: Mapping[str, Any], params: Params) -> None:
+        super().__init__(params)
+        self._model = Model(params, plan["inner"])
+        self._push_every, self._fetch_every = int(plan["push_every"]), int(plan["fetch_every"])
+        self._sum = zeros(params.layout)
+        self._out, self._fresh = params.like(), params.copy()
+        self._stamp = Stamp.of(params)
+        self._held: set[int] = set()  # the tensors that the sum has
+        self._sent: set[int] = set()
+
+    def apply(self, gradients: Mapping[str, Array]) -> None:
+        """Add it to the sum, and take a local step."""
+        gradient, tensors = self._model.take(gradients)
+        if not self._held:
+            self._stamp = Stamp.of(self.params)
+        for number, part in ranges(self.params.layout, tensors):
+            self._sum[number][part] += gradient.arena.sections[number][part]
+        self._held.update(tensors.tolist())
+        self._model.step(gradient, tensors)
+
+    @property
+    def due(self) -> bool:
+        """Whether this step pushes or fetches."""
+        steps = self._model.steps
+        return steps % self._push_every == 0 or steps % self._fetch_every == 0
+
+    def transfer(self) -> Transfer | None:
+        """Push every so often, fetch every so often."""
+        if not self.due:
+            return None
+        fetch = self._model.steps % self._fetch_every == 0
+        arrays = self._take_sum() if self._model.steps % self._push_every == 0 else None
+        if arrays is None and not fetch:
+            return None
+        self.under_way = Transfer(arrays, self._stamp, self._fresh if fetch else None)
+        return self.under_way
+
+    @property
+    def waits(self) -> bool:
+        """A fetch is waited for, a push is not."""
+        return self.under_way is not None and self.under_way.into is not None
+
+    def arrived(self) -> None:
+        """Go on with the fetched parameters."""
+        assert self.under_way is not None
+        if self.under_way.into is not None:
+            take_over(self.params, self._fresh)
+            self._model.adopt()
+        super().arrived()
+
+    def failed(self) -> None:
+        """Put back into the sum what was to be pushed."""
+        if self.under_way is not None and self.under_way.arrays is not None:
+            for total, part in zip(self._sum, self._out.arena.sections, strict=True):
+                total += part
+            self._held |= self._sent
+        super().failed()
+
+    def rest(self) -> Transfer | None:
+        """Push what has accrued since the last push."""
+        arrays = self._take_sum()
+        if arrays is not None:
+            self.under_way = Transfer(arrays, self._stamp, None)
+        return self.under_way
+
+    def refresh(self) -> Transfer:
+        """Fetch; the local steps since the last fetch are on their way to the server anyway."""
+        self.under_way = Transfer(None, self._stamp, self._fresh)
+        return self.under_way
+
+    def _take_sum(self) -> Mapping[str, Array] | None:
+        """Move the sum into the buffer that travels."""
+        if not self._held:
+            return None
+        for total, part in zip(self._sum, self._out.arena.sections, strict=True):
+            with np.errstate(over="ignore"):
+                part[...] = total
+            total[...] = 0
+        self._sent, self._held = self._held, set()
+        if len(self._sent) == len(self.params.layout.tensors):
+            return self._out
+        names = [self.params.layout.tensors[tensor].name for tensor in sorted(self._sent)]
+        return {name: self._out[name] for name in names}
+
+
+def take_over(params: Params, fresh: Params) -> None:
+    """Copy a model that was fetched, with its versions."""
+    params.arena.data[:] = fresh.arena.data
+    note_version(params, fresh)
+
+
+def note_version(params: Params, fresh: Params) -> None:
+    """Take over the versions of a model that was fetched, not its values."""
+    params.version, params.connection = fresh.version, fresh.connection
+    params.versions[:] = fresh.versions

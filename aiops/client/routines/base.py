@@ -1,0 +1,114 @@
+"""What every routine is, and the simplest: each gradient travels as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from aiops.client.params import Params, Stamped
+from aiops.layout import Array
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """What is to travel: a push, a fetch, or both in one round trip.
+
+    Attributes
+    ----------
+    arrays
+        What to push, by name; None: nothing. Left alone by the routine until it has arrived.
+    at
+        At which versions of the tensors that was computed.
+    into
+        Where the parameters after it are to be received; None: they are not wanted.
+    """
+
+    arrays: Mapping[str, Array] | None
+    at: Stamped
+    into: Params | None
+
+
+class Routine:
+    """One worker's part. Derive and override; see `aiops.client.routines` for the order of calls.
+
+    Attributes
+    ----------
+    params
+        The parameters to compute the next gradient at; the same arrays all the time.
+    under_way
+        The transfer that has not arrived yet, or None.
+    local
+        Whether gradients are applied here: then none is lost when a transfer fails.
+    """
+
+    local = True
+
+    def __init__(self, params: Params) -> None:
+        self.params = params
+        self.under_way: Transfer | None = None
+
+    def apply(self, gradients: Mapping[str, Array]) -> None:
+        """Take the gradient of a mini-batch, computed at `params`: the worker's own step.
+
+        Raises
+        ------
+        UsageError
+            When a gradient does not fit its tensor.
+        BadPush
+            When a value is not finite, or 1e18 or more; nothing has changed.
+        """
+        raise NotImplementedError
+
+    @property
+    def due(self) -> bool:
+        """Whether the next call of `transfer` needs the one under way to have arrived."""
+        return False
+
+    def transfer(self) -> Transfer | None:
+        """Return what is to travel after this step, if anything; it is then `under_way`."""
+        raise NotImplementedError
+
+    @property
+    def waits(self) -> bool:
+        """Whether no gradient may be computed before what is under way has arrived."""
+        return self.under_way is not None
+
+    def arrived(self) -> None:
+        """What was under way has been answered, and its parameters have been received."""
+        self.under_way = None
+
+    def failed(self) -> None:
+        """What was under way was refused, or given up: go on without, and lose nothing."""
+        self.under_way = None
+
+    def rest(self) -> Transfer | None:
+        """Return what has not been pushed yet, at the end of training; it is then `under_way`."""
+        return None
+
+    def refresh(self) -> Transfer:
+        """Return a fetch of the newest parameters; it is then `under_way`."""
+        raise NotImplementedError
+
+
+class Direct(Routine):
+    """Push each gradient as it is, and wait for the parameters after it."""
+
+    local = False
+
+    def __init__(self, params: Params) -> None:
+        super().__init__(params)
+        self._gradients: Mapping[str, Array] = {}
+
+    def apply(self, gradients: Mapping[str, Array]) -> None:
+        """Keep it; the server does all."""
+        self._gradients = gradients
+
+    def transfer(self) -> Transfer | None:
+        """Push it."""
+        self.under_way = Transfer(self._gradients, self.params, self.params)
+        return self.under_way
+
+    def refresh(self) -> Transfer:
+        """Fetch."""
+        self.under_way = Transfer(None, self.params, self.params)
+        return self.under_way

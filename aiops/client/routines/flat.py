@@ -1,0 +1,147 @@
+"""A model's numbers as a routine calculates with them: one flat array per section of the arena.
+
+Everything is in the compute dtype: 16-bit tensors have float32 arrays beside them, and are what
+those round to.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from aiops import kernels
+from aiops.algorithms import optimizers
+from aiops.algorithms.schedules import Schedule
+from aiops.client.outgoing import gather
+from aiops.client.params import Params
+from aiops.errors import BadPush
+from aiops.layout import Array, Ints, Layout, compute_dtype
+
+Flat = list[Array]
+"""One array of the compute dtype per section of a layout."""
+
+
+def zeros(layout: Layout) -> Flat:
+    """Return zeros."""
+    return [
+        np.zeros((s.stop - s.start) // s.dtype.itemsize, compute_dtype(s.dtype))
+        for s in layout.sections
+    ]
+
+
+def wide(params: Params) -> Flat:
+    """Return a model's arrays in the compute dtype: views where that is their dtype, or copies."""
+    return [array.astype(compute_dtype(array.dtype), copy=False) for array in params.arena.sections]
+
+
+def ranges(layout: Layout, tensors: Sequence[int] | Ints) -> list[tuple[int, slice]]:
+    """Return where some tensors lie: (section, range of elements), neighbours joined."""
+    found: list[tuple[int, slice]] = []
+    for number, section in enumerate(layout.sections):
+        for tensor in tensors:
+            if not section.first <= tensor < section.last:
+                continue
+            start = int(layout.starts[tensor] - section.start) // section.dtype.itemsize
+            stop = start + int(layout.sizes[tensor])
+            if found and found[-1][0] == number and found[-1][1].stop == start:
+                start = found.pop()[1].start
+            found.append((number, slice(start, stop)))
+    return found
+
+
+class Model:
+    """A worker's own model: parameters that it trains itself, by an optimiser of its own.
+
+    Parameters
+    ----------
+    params
+        Its parameters, as the training loop sees them.
+    inner
+        The optimiser and its settings.
+    """
+
+    def __init__(self, params: Params, inner: Mapping[str, Any]) -> None:
+        self.params, self.layout = params, params.layout
+        self.x = wide(params)
+        settings = types.SimpleNamespace(**inner)
+        self._optimizer = optimizers.make(settings)
+        schedule = Schedule(inner.get("schedule", "constant"), inner.get("scale", 1.0))
+        self._lr, self._schedule = float(inner["lr"]), schedule
+        rule = self._optimizer.rule
+        self._kernels = [kernels.build(rule, s.dtype) for s in self.layout.sections]
+        self._surveys = [kernels.surveyor(s.dtype) for s in self.layout.sections]
+        self._state = [
+            tuple(np.full_like(array, value) for value in rule.state.values()) for array in self.x
+        ]
+        self._gradient = params.like()
+        self._times = np.zeros(len(self.layout.tensors), np.int64)  # steps of each tensor
+        self.steps = 0
+
+    def take(self, gradients: Mapping[str, Array]) -> tuple[Params, Ints]:
+        """Check a gradient; return it in one arena, and which tensors it has.
+
+        Raises
+        ------
+        UsageError, BadPush
+            As `Routine.apply`; nothing has changed.
+        """
+        whole = isinstance(gradients, Params) and gradients.layout is self.layout
+        into = gradients if whole else self._gradient
+        assert isinstance(into, Params)
+        tensors = self.layout.all if whole else gather(self.layout, gradients, into)
+        for tensor in tensors.tolist():
+            if (bad := self._bad(into, tensor)) >= 0:
+                name = self.layout.tensors[tensor].name
+                value = float(into[name].reshape(-1)[bad])
+                raise BadPush(
+                    f"{name!r} holds {value} at element {bad}: every value of a gradient must be"
+                    " finite and below 1e18 in magnitude; no step was taken",
+                    tensor=name,
+                    value=repr(value),
+                )
+        return into, tensors
+
+    def _bad(self, params: Params, tensor: int) -> int:
+        for section, survey in zip(self.layout.sections, self._surveys, strict=True):
+            if section.first <= tensor < section.last:
+                name = self.layout.tensors[tensor].name
+                return survey(params[name].reshape(-1))
+        return -1
+
+    def step(self, gradient: Params, tensors: Ints) -> None:
+        """Take a step of the optimiser with a gradient that `take` has checked."""
+        rate = self._lr * self._schedule(self.steps)
+        self.steps += 1
+        self._times[tensors] += 1
+        for number, section in enumerate(self.layout.sections):
+            inside = tensors[(tensors >= section.first) & (tensors < section.last)]
+            if not len(inside):
+                continue
+            lo = (self.layout.starts[inside] - section.start) // section.dtype.itemsize
+            steps = np.full(len(inside), rate)
+            spans = kernels.Spans(lo, lo + self.layout.sizes[inside], lo, steps)
+            if self._optimizer.rule.scalars:
+                rows = [self._optimizer.scalars(t) for t in self._times[inside].tolist()]
+                spans.more = np.array(rows, np.float64)
+            x, state = self.x[number], self._state[number]
+            grad, target = gradient.arena.sections[number], self.params.arena.sections[number]
+            self._kernels[number](spans, 1.0, x, grad, target, state)
+
+    def show(self) -> None:
+        """Round `x` into the parameters, where they have 16 bits."""
+        for x, target in self._narrow():
+            with np.errstate(over="ignore"):
+                target[...] = x
+
+    def adopt(self) -> None:
+        """Take over the parameters where they have 16 bits: somebody has filled them."""
+        for x, source in self._narrow():
+            x[...] = source
+
+    def _narrow(self) -> Iterator[tuple[Array, Array]]:
+        for x, array in zip(self.x, self.params.arena.sections, strict=True):
+            if x.dtype != array.dtype:
+                yield x, array

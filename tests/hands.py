@@ -1,0 +1,115 @@
+"""Workers that follow their client plan, driven over an inline engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from aiops import messages
+from aiops.client.outgoing import parts_of
+from aiops.client.params import Params
+from aiops.client.routines import Transfer, routine_for
+from aiops.layout import Array
+from aiops.messages import Ack, Error, Message
+from aiops.versions import Lease
+from tests.inline import Inline
+
+Gradient = Callable[[Any, np.random.Generator], dict[str, Array]]
+
+
+class Hand:
+    """One worker: its routine, and what it was told."""
+
+    def __init__(self, inline: Inline, peer: int, client: str | None = None) -> None:
+        self.inline, self.peer = inline, peer
+        self.seq = self.steps = self.pushes = 0
+        self.blocked = False
+        self.refusals: list[Error] = []
+        self.acks: list[Ack] = []
+        inline.seqs[peer] = 0
+        inline.listeners[peer] = self._hear
+        inline.join(peer, client=client)
+        store = inline.engine.store
+        assert store is not None
+        self.params = Params(store.layout)
+        self._into: Params | None = self.params
+        inline.receive(peer, messages.Fetch(1, -1))
+        self._into = None
+        self.routine = routine_for(inline.engine.plan, self.params)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it may not compute now."""
+        return self.blocked or (self.routine.under_way is not None and self.routine.waits)
+
+    def step(self, gradient: Gradient, rng: np.random.Generator) -> None:
+        """Compute a gradient, and do what the routine says."""
+        assert not self.waits
+        self.steps += 1
+        self.routine.apply(gradient(self.params, rng))
+        self._go_on()
+
+    def _go_on(self) -> None:
+        self.blocked = self.routine.due and self.routine.under_way is not None
+        if self.blocked:
+            return
+        transfer = self.routine.transfer()
+        if transfer is not None:
+            self.send(transfer)
+
+    def finish(self) -> None:
+        """Push what is left, as a worker does that is closed."""
+        if self.routine.under_way is None:
+            rest = self.routine.rest()
+            if rest is not None:
+                self.send(rest)
+
+    def send(self, transfer: Transfer) -> None:
+        """Push or fetch."""
+        self._into = transfer.into
+        have = -1
+        if transfer.arrays is None:
+            self.inline.receive(self.peer, messages.Fetch(1, have))
+            return
+        parts, payloads = parts_of(self.params.layout, transfer.arrays, transfer.at.versions)
+        data = b"".join(bytes(view) for views in payloads for view in views)
+        self.seq += 1
+        self.pushes += 1
+        push = messages.Push(self.seq, self.seq, transfer.into is not None, have, parts)
+        self.inline.receive(self.peer, push, data)
+
+    def _hear(self, message: Message, lease: Lease | None) -> None:
+        if not isinstance(message, Ack | Error | messages.Params):
+            return
+        into = self._into
+        if into is not None and lease is not None:
+            into.arena.data[:] = lease.version.arena.data
+            into.version, into.versions[:] = lease.version.number, lease.version.tensor_versions
+        if not hasattr(self, "routine"):
+            return
+        if isinstance(message, Error):
+            self.refusals.append(message)
+            self.routine.failed()
+            return
+        if isinstance(message, Ack):
+            self.acks.append(message)
+        self.routine.arrived()
+        if self.blocked:
+            self._go_on()
+
+
+def crew_of(inline: Inline, size: int) -> list[Hand]:
+    """Have so many workers join."""
+    return [Hand(inline, peer) for peer in range(1, size + 1)]
+
+
+def train(hands: list[Hand], steps: int, gradient: Gradient, seed: int = 0) -> None:
+    """Let whoever may compute do so, in a random order."""
+    rng = np.random.default_rng(seed)
+    for _ in range(steps):
+        free = [hand for hand in hands if not hand.waits]
+        assert free, "everybody waits"
+        free[int(rng.integers(len(free)))].step(gradient, rng)
+        hands[0].inline.release()
