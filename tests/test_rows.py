@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiops import messages
-from aiops.algorithms import find
+from aiops.algorithms import BUILT_IN, find
 from aiops.errors import UsageError
 from aiops.events import Effect, Event, Left, Received, Stopping
 from aiops.journal import Journal, digest, replay
@@ -456,6 +456,26 @@ class TestDefine:
         assert why is not None
         assert "state that would stand still" in why
         assert all(find(policy).make({}).tables() is None for policy in POLICIES)
+
+    @pytest.mark.parametrize("name", sorted(BUILT_IN))
+    def test_every_algorithm_takes_tables_or_says_why_not(self, name: str) -> None:
+        why = find(name).make({}).tables()
+        assert (why is None) if name in POLICIES else (why is None or name in why)
+
+    @pytest.mark.parametrize("policy", POLICIES)
+    def test_clipping_is_over_whole_gradients(self, policy: str) -> None:
+        why = find(policy).make({"clip": 1.0}).tables()
+        assert why is not None
+        assert "set clip to 0" in why
+
+    def test_the_learning_rate_follows_its_schedule(self) -> None:
+        """By the table's own updates."""
+        inline = Tabled()
+        inline.engine.rows._rate = lambda update: 2.0**-update  # type: ignore[union-attr]
+        before = inline.values([1])
+        for _ in range(3):
+            inline.push_rows([1], ones(1))
+        np.testing.assert_allclose(inline.values([1]), before - 1.75, rtol=1e-6)
 
     def test_a_model_may_be_tables_alone(self) -> None:
         inline = Tabled()

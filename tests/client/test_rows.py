@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import aiops
-from aiops.errors import BadPush, ConflictError, NotReady, UsageError
+from aiops.errors import BadPush, ConflictError, NotReady, Restarted, UsageError
 from aiops.journal import replay
 from aiops.kernels.rows import First, first_rows
 from tests.adapter import Adapter
@@ -219,6 +219,24 @@ class TestVersions:
             np.testing.assert_array_equal(slow.fetch_rows("embedding", [5]), before - 0.25)
             assert slow._client.row_versions == {"embedding": 5}
             assert slow.push_rows("embedding", [5], grads).staleness == 0
+
+    @pytest.mark.slow
+    def test_rows_of_an_earlier_run_of_the_server_are_not_pushed_to(self) -> None:
+        grads = np.ones((1, 4), np.float32)
+        with server_process("--policy", "asgd") as first:
+            port = first.url.rpartition(":")[2]
+            ps = aiops.Client(first.url, role="worker", timeout=PATIENCE)
+            ps.define(DENSE, TABLES)
+            ps.fetch_rows("embedding", [1])
+            ps.push_rows("embedding", [1], grads)
+        with ps, server_process("--policy", "asgd", "--port", port):
+            with aiops.Client(first.url, role="worker", timeout=PATIENCE) as other:
+                other.define(DENSE, TABLES)
+            ps.ping()
+            with pytest.raises(Restarted, match="was restarted"):
+                ps.push_rows("embedding", [1], grads)
+            np.testing.assert_array_equal(ps.fetch_rows("embedding", [1]), begun([1]))
+            assert ps.push_rows("embedding", [1], grads).version == 1
 
     def test_concurrent_calls_are_answered_one_by_one(self, shared: ServerThread) -> None:
         async def many() -> None:
