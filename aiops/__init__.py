@@ -18,13 +18,15 @@ if TYPE_CHECKING:
     from aiops.client.blocking import Client
     from aiops.client.worker import Worker
     from aiops.server import serve
+    from aiops.tables import Table
 
-__all__ = ["AsyncClient", "Client", "Worker", "__version__", "errors", "serve"]
+__all__ = ["AsyncClient", "Client", "Table", "Worker", "__version__", "errors", "serve"]
 
 # Loaded when first used, so that importing aiops costs next to nothing.
 _PUBLIC = {
     "AsyncClient": "aiops.client.aio",
     "Client": "aiops.client.blocking",
+    "Table": "aiops.tables",
     "Worker": "aiops.client.worker",
     "serve": "aiops.server",
     "errors": "aiops.errors",

@@ -14,7 +14,7 @@ from aiops.crew import Member
 from aiops.errors import BadPush, NotReady, Refused, StaleGradient
 from aiops.events import Effect, Received, Reply
 from aiops.intake import Incoming
-from aiops.messages import Ack, Error, Fetch, Model, Params, Parts, Push
+from aiops.messages import Ack, Error, Fetch, Model, Params, Parts, Push, PushRows, Sparse
 from aiops.store import Store
 
 
@@ -41,8 +41,9 @@ class Answers:
     """
 
     def __init__(self, effects: list[Effect]) -> None:
-        self._effects = effects
+        self.effects = effects
         self.store: Store | None = None
+        self.tables: Sparse = ()
         self.now = 0.0
         self.refused: Counter[str] = Counter()
         self._pending: dict[tuple[str, int], Pending] = {}  # by client and seq, unanswered
@@ -63,16 +64,17 @@ class Answers:
             return
         self._note_sent(store, member)
         if message.have == store.version:
-            self._effects.append(Reply(peer, Params(message.id, store.version)))
+            self.effects.append(Reply(peer, Params(message.id, store.version)))
         else:
             lease = store.lease()
             params = Params(message.id, store.version, lease.version.parts)
-            self._effects.append(Reply(peer, params, lease))
+            self.effects.append(Reply(peer, params, lease))
 
     def describe(self, peer: int, id: int, created: bool = False) -> None:
         """Send the model's description."""
         store = self._defined()
-        self._effects.append(Reply(peer, Model(id, created, store.version, store.layout.rows)))
+        model = Model(id, created, store.version, store.layout.rows, self.tables)
+        self.effects.append(Reply(peer, model))
 
     def readable_again(self) -> None:
         """Answer those who waited for an update in place."""
@@ -119,7 +121,7 @@ class Answers:
         )
         self._settle(pending, ack)
         if pending.peer is not None:
-            self._effects.append(Reply(pending.peer, ack, lease))
+            self.effects.append(Reply(pending.peer, ack, lease))
 
     def refuse(self, pending: Pending, fault: Refused) -> None:
         """Refuse a push that was queued; one to be computed again brings the parameters with it."""
@@ -134,19 +136,19 @@ class Answers:
             self._note_sent(self._defined(), pending.member)
             lease = self._defined().lease()
             error = _error(message.id, fault, self.version, lease.version.parts)
-        self._effects.append(Reply(pending.peer, error, lease))
+        self.effects.append(Reply(pending.peer, error, lease))
 
     def refuse_at_once(self, event: Received, member: Member, fault: Refused) -> None:
         """Refuse a push that nobody needs to look at."""
         message = event.message
-        assert isinstance(message, Push)
+        assert isinstance(message, Push | PushRows)
         error = self._count(member, message.id, fault)
         member.remember(message.seq, error)
-        self._effects.append(Reply(event.peer, error))
+        self.effects.append(Reply(event.peer, error))
 
     def deny(self, event: Received, fault: Refused) -> None:
         """Refuse a request that is no push."""
-        self._effects.append(Reply(event.peer, _error(event.message.id, fault, self.version)))
+        self.effects.append(Reply(event.peer, _error(event.message.id, fault, self.version)))
 
     def repeated(self, event: Received, member: Member) -> bool:
         """Answer a push that came before, on a connection since lost, without applying it.
@@ -166,7 +168,7 @@ class Answers:
             self._acknowledge_again(event.peer, message, answer, member)
         elif isinstance(answer, Error):
             again = Error(message.id, answer.code, answer.text, answer.details, False)
-            self._effects.append(Reply(event.peer, again))
+            self.effects.append(Reply(event.peer, again))
         else:
             self.deny(
                 event,
@@ -207,7 +209,7 @@ class Answers:
         said = (ack.used, ack.staleness, ack.mean_staleness, ack.vbar, ack.vbars)
         parts = lease.version.parts if lease is not None else ()
         answer = Ack(message.id, ack.version, store.version, *said, parts)
-        self._effects.append(Reply(peer, answer, lease))
+        self.effects.append(Reply(peer, answer, lease))
 
     def _settle(self, pending: Pending, answer: Ack | Error) -> None:
         member = pending.member

@@ -13,7 +13,8 @@ is outstanding at a time; everything about it is fixed when it is issued.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,15 @@ from aiops import messages
 from aiops.algorithms.base import Algorithm
 from aiops.answers import Answers, Pending
 from aiops.crew import Crew, Member
-from aiops.errors import BadPush, NotReady, Refused, StaleGradient, Unavailable, UsageError
+from aiops.errors import (
+    BadPush,
+    ConflictError,
+    NotReady,
+    Refused,
+    StaleGradient,
+    Unavailable,
+    UsageError,
+)
 from aiops.events import (
     Applied,
     Drop,
@@ -40,21 +49,28 @@ from aiops.events import (
     Warm,
 )
 from aiops.intake import Incoming, Intake, Offer
-from aiops.layout import Arena, Layout
+from aiops.kernels.rule import Rule
+from aiops.layout import Arena, Array, Ints, Layout, aligned
 from aiops.messages import (
     Define,
     Describe,
     Fetch,
+    FetchRows,
     Leave,
     Message,
     Ping,
     Pong,
     Push,
+    PushRows,
     Report,
     Stats,
     Welcome,
 )
+from aiops.rows import TableStore
+from aiops.rowsdesk import RowsDesk
+from aiops.rowsintake import RowsIncoming, RowsIntake
 from aiops.store import Store
+from aiops.tables import ID_BYTES, NamedTable, Tables
 from aiops.updates import Updates
 from aiops.wire import Discard, Sink
 
@@ -82,6 +98,7 @@ class Engine:
         told = {"patience": deadline, "heartbeat": self.options.heartbeat}
         self.plan = {**algorithm.plan(workers), **told}
         self.store: Store | None = None
+        self.rows: RowsDesk | None = None
         self.stopping = False
         self._effects: list[Effect] = []
         self.crew = Crew(workers, deadline)
@@ -89,6 +106,7 @@ class Engine:
         self.answers = Answers(self._effects)
         self.updates = Updates(algorithm, workers, self.crew, self.answers, self._effects)
         self.now = self.started = 0.0
+        self._tables = Tables({})
         self._seconds: deque[tuple[float, int]] = deque(maxlen=12)  # (time, version then)
 
     def handle(self, event: Event) -> list[Effect]:
@@ -99,6 +117,11 @@ class Engine:
         effects = self._effects.copy()
         self._effects.clear()
         return effects
+
+    @property
+    def tables(self) -> Sequence[TableStore]:
+        """The model's tables."""
+        return self.rows.stores if self.rows else ()
 
     @property
     def idle(self) -> bool:
@@ -129,6 +152,7 @@ class Engine:
             version=self.answers.version,
             model=self.store.layout.rows if self.store else (),
             last_seq=member.last_seq,
+            tables=self.answers.tables,
         )
         self._effects.append(Reply(event.peer, welcome))
         self.updates.crew_changed()
@@ -184,10 +208,28 @@ class Engine:
     def _on_describe(self, event: Received) -> None:
         self.answers.describe(event.peer, event.message.id)
 
+    def saved_tables(self) -> list[tuple[NamedTable, Ints, Array]]:
+        """Return each table with the ids of its stored rows and a copy of their parameters."""
+        return [(store.named, *store.stored()) for store in self.tables]
+
     # ------------------------------------------------------------ the model
 
     def _on_initialised(self, event: Initialised) -> None:
-        self._define(Layout(event.rows), event.data)
+        layout = Layout(event.rows, empty=bool(event.tables))
+        tables = Tables.told((row for row, _count in event.tables), layout.index)
+        why = self.algorithm.tables() if tables else None
+        if why is not None:
+            raise ConflictError(f"the model to begin with has tables, but {why}")
+        self._define(layout, event.data[: layout.nbytes], tables)
+        counts = {row[0]: count for row, count in event.tables}
+        place = layout.nbytes
+        for store in self.tables:  # in the order of their names, as everywhere
+            count, width = counts[store.named.name], store.table.width
+            ends = place + count * ID_BYTES, place + count * (ID_BYTES + store.table.row_bytes)
+            ids = np.frombuffer(event.data[place : ends[0]].tobytes(), np.int64)
+            rows = np.frombuffer(event.data[ends[0] : ends[1]].tobytes(), store.dtype)
+            store.put(ids, rows.reshape(count, width))
+            place = ends[1]
 
     def _on_define(self, event: Received) -> None:
         message, sink = event.message, event.sink
@@ -202,18 +244,39 @@ class Engine:
                 raise BadPush("only a worker may define the model; this client is an observer")
             created = self.store is None
             if self.store is not None:
-                _compare(self.store.layout, message)
-            elif offer is None:
-                raise BadPush("the offered model has no values: send all tensors")
+                _compare(self.store.layout, self._tables, message)
             else:
-                self._define(offer.layout, offer.buffer)
+                self._define_offered(message, offer)
             self.answers.describe(event.peer, message.id, created)
         finally:
             if offer is not None:
                 offer.free()
 
-    def _define(self, layout: Layout, data: npt.NDArray[np.uint8]) -> None:
+    def _define_offered(self, message: Define, offer: Offer | None) -> None:
+        tables = _tables_of(message)
+        if tables:
+            why, limit = self.algorithm.tables(), self.options.max_model
+            if why is not None:
+                raise BadPush(f"this server's model cannot have the table {min(tables)!r}: {why}")
+            nbytes = sum(named.table.nbytes for named in tables.values())
+            if nbytes > limit:
+                raise BadPush(
+                    f"tables of {nbytes} bytes, all rows counted, are larger than this server takes"
+                    f" ({limit}): start it with a larger --max-model"
+                )
+        if offer is not None:
+            self._define(offer.layout, offer.buffer, tables)
+        elif tables and not message.tensors:
+            self._define(Layout((), empty=True), aligned(0), tables)
+        else:
+            raise BadPush("the offered model has no values: send all tensors")
+
+    def _define(
+        self, layout: Layout, data: npt.NDArray[np.uint8], tables: Tables | None = None
+    ) -> None:
         options = self.options
+        tables = tables or Tables({})
+        stores = _table_stores(tables, self.algorithm.rule(), options.backend)
         self.store = Store(
             layout,
             self.algorithm.rule(),
@@ -225,7 +288,14 @@ class Engine:
         self.intake.defined(layout)
         self.answers.store = self.store
         self.updates.begin(self.store)
-        self._effects.append(Warm(self.store.warm))
+        self._tables = tables
+        self.answers.tables = self._tables.described
+        self.rows = RowsDesk(
+            self.algorithm, options.workers, stores, self.answers, self.updates.work
+        )
+        rows_intake = RowsIntake(self._tables, self.intake.pool, options.backend)
+        self.intake.place_rows = rows_intake.place
+        self._effects.append(Warm(partial(_warm, (self.store, *stores))))
 
     # ------------------------------------------------------------ pushes
 
@@ -257,7 +327,32 @@ class Engine:
             return NotReady("nobody has defined the model yet: define it before the first push")
         if not isinstance(sink, Incoming):
             return BadPush("the push holds no tensor: push at least one")
-        return sink.fault or _ahead(self.store, sink)
+        if sink.fault is not None or isinstance(sink, RowsIncoming):
+            return sink.fault
+        return _ahead(self.store, sink)
+
+    def _on_fetch_rows(self, event: Received) -> None:
+        if isinstance(event.sink, Discard) and isinstance(event.sink.fault, Refused):
+            raise event.sink.fault
+        if self.rows is None:
+            raise NotReady("nobody has defined the model yet: a worker must do it")
+        self.rows.fetch(event)
+
+    def _on_push_rows(self, event: Received) -> None:
+        message, sink, rows = event.message, event.sink, self.rows
+        assert isinstance(message, PushRows)
+        member = self.crew.at(event.peer)
+        if member is not None and not (rows and rows.repeated(event, member)):
+            member.last_seq = message.seq
+            fault = self._fault(member, sink)
+            if fault is None and rows is not None and isinstance(sink, RowsIncoming):
+                fault = rows.fault(sink, message)
+            if fault is None and rows is not None:
+                rows.push(event, member)
+                return
+            self.answers.refuse_at_once(event, member, fault or BadPush("it pushes no row"))
+        if isinstance(sink, Incoming):
+            sink.free()
 
     # ------------------------------------------------------------ statistics
 
@@ -280,6 +375,7 @@ class Engine:
             "vbar": store.vbar() if store else None,
             "parameters": store.layout.parameters if store else 0,
             "tensors": len(store.layout.tensors) if store else 0,
+            "tables": [table.report() for table in self.tables],
             "kernels": store.backend if store else "",
             "versions_alive": store.alive if store else 0,
             "versions_copied": store.copies if store else 0,
@@ -316,10 +412,37 @@ def _ahead(store: Store, sink: Incoming) -> BadPush | None:
     )
 
 
-def _compare(layout: Layout, message: Define) -> None:
-    """Refuse an offer of another model than the server's."""
+def _table_stores(tables: Tables, rule: Rule, backend: str) -> tuple[TableStore, ...]:
+    """Make room for the rows of tables, of which none takes memory yet."""
     try:
-        difference = layout.difference(Layout(message.tensors))
+        return tuple(TableStore(named, rule, backend) for named in tables.each)
+    except (MemoryError, OSError) as error:
+        nbytes = sum(named.table.nbytes for named in tables.each)
+        raise BadPush(
+            f"tables of {nbytes} bytes, and the rule's state for them, are larger than this"
+            f" server's address space: {error}"
+        ) from None
+
+
+def _warm(stores: Sequence[Store | TableStore]) -> None:
+    for store in stores:
+        store.warm()
+
+
+def _tables_of(message: Define) -> Tables:
+    """Return the tables of an offer."""
+    try:
+        return Tables.told(message.tables, (name for name, _dtype, _shape in message.tensors))
+    except UsageError as error:
+        raise BadPush(str(error)) from None
+
+
+def _compare(layout: Layout, tables: Tables, message: Define) -> None:
+    """Refuse an offer of another model than the server's."""
+    offered = _tables_of(message)
+    try:
+        difference = layout.difference(Layout(message.tensors, empty=bool(offered)))
+        difference = difference or tables.difference(offered)
     except UsageError as error:
         difference = str(error)
     if difference:
@@ -339,6 +462,8 @@ _HANDLERS: dict[type, Callable[[Engine, Any], None]] = {
 _MESSAGES: dict[type[Message], Callable[[Engine, Received], None]] = {
     Push: Engine._on_push,
     Fetch: Engine._on_fetch,
+    FetchRows: Engine._on_fetch_rows,
+    PushRows: Engine._on_push_rows,
     Define: Engine._on_define,
     Describe: Engine._on_describe,
     Stats: Engine._on_stats,

@@ -15,6 +15,8 @@ import numpy as np
 from aiops.errors import UsageError
 from aiops.layout import Ints
 from aiops.messages import Hello, Message
+from aiops.rows import RowJob
+from aiops.rowsintake import RowsIncoming
 from aiops.store import Job
 from aiops.values import value
 from aiops.versions import Lease
@@ -25,11 +27,16 @@ from aiops.wire import Sink, Traffic
 
 @value
 class Initialised:
-    """The model is given at start (``--init``): its rows and its bytes in arena order."""
+    """The model is given at start (``--init``): its rows and its bytes in arena order.
+
+    ``tables``: each table as it is announced, with the number of its rows that are given. They
+    follow in ``data``: per table their ids (int64), then the rows.
+    """
 
     time: float
     rows: tuple[tuple[str, str, tuple[int, ...]], ...]
     data: np.ndarray[Any, np.dtype[np.uint8]]
+    tables: tuple[tuple[tuple[str, int, int, str, str, float, int], int], ...] = ()
 
 
 @value
@@ -91,11 +98,12 @@ Event: TypeAlias = Initialised | Joined | Received | Left | Tick | Applied | Sto
 
 @value
 class Reply:
-    """Send a message; a lease holds the parameters that its parts stand for."""
+    """Send a message; a lease holds the parameters that its parts stand for, or ``rows`` do."""
 
     peer: int
     message: Message
     lease: Lease | None = None
+    rows: RowsIncoming | None = None
 
 
 @value
@@ -103,7 +111,7 @@ class Apply:
     """Run a kernel (`run`, on any thread) and come back with `Applied`."""
 
     ticket: int
-    job: Job
+    job: Job | RowJob
 
     @property
     def run(self) -> Callable[[], Ints]:

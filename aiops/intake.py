@@ -22,12 +22,12 @@ from aiops.errors import BadPush, NotReady, Refused, UsageError, nearest
 from aiops.gradients import Gradient, rows_in
 from aiops.kernels.scan import Surveyor
 from aiops.layout import Array, Cover, Layout, aligned
-from aiops.messages import Define, Message, Parts, Push
+from aiops.messages import Define, FetchRows, Message, Parts, Push, PushRows
 from aiops.wire import Discard, Sink
 
 Bytes = npt.NDArray[np.uint8]
 
-_SURVEY = 256 * 1024  # bytes per survey: within the cache, whatever the size of the chunks
+SURVEY = 256 * 1024  # bytes per survey: within the cache, whatever the size of the chunks
 
 
 class Pool:
@@ -43,6 +43,7 @@ class Pool:
         self.bound = bound
         self.out = 0
         self.peak = 0
+        self.returned: deque[Bytes] = deque()  # from any thread; `settle` takes them back
         self._line: deque[Callable[[], bool]] = deque()
         self._spare: list[Bytes] = []
         self._retrying = self._given = False
@@ -57,6 +58,8 @@ class Pool:
 
         The bound gives way to one buffer larger than all of it: a lone push must get through.
         """
+        if self.returned:
+            self.settle()
         if self._line and not self._retrying:  # nobody overtakes those in line
             return None
         if self.out and self.out + nbytes > self.bound:
@@ -85,6 +88,11 @@ class Pool:
         if self.out + self.kept + len(buffer) <= self.bound:
             self._spare.append(buffer)
         self.retry()
+
+    def settle(self) -> None:
+        """Take back what was let go as it was sent."""
+        while self.returned:
+            self.give(self.returned.popleft())
 
     def retry(self) -> None:
         """Let those in line try, first come first served."""
@@ -133,7 +141,7 @@ class Incoming:
         for begin, typed, survey in self._runs:
             stop = begin + typed.nbytes
             low = max(self._done, begin)
-            high = stop if end >= stop else begin + (end - begin) // _SURVEY * _SURVEY
+            high = stop if end >= stop else begin + (end - begin) // SURVEY * SURVEY
             if high > low:
                 item = typed.itemsize
                 first = (low - begin) // item
@@ -209,6 +217,7 @@ class Intake:
         self.buffers = buffers
         self.pool = Pool(64 << 20)
         self.layout: Layout | None = None
+        self.place_rows: Callable[[FetchRows | PushRows], Sink | None] | None = None
         self._defining = False
 
     def defined(self, layout: Layout) -> None:
@@ -224,6 +233,10 @@ class Intake:
         try:
             if isinstance(message, Push):
                 return self._place_push(message)
+            if isinstance(message, FetchRows | PushRows):
+                if self.place_rows is None:
+                    raise NotReady("nobody has defined the model yet: a worker must do it")
+                return self.place_rows(message)
             if isinstance(message, Define):
                 return self._place_define(message)
         except Refused as fault:

@@ -86,11 +86,15 @@ class Journal:
 def digest(engine: Engine) -> str:
     """Return the SHA-256 of the parameters' bytes, one tensor after the other (none: of nothing).
 
+    Each table adds the digest of its rows.
+
     The order is the arena's, which is the order of the tensors in a model file or a fetch.
     """
     total = hashlib.sha256()
     if engine.store is not None:
         total.update(memoryview(engine.store.current.arena.data))  # type: ignore[arg-type]
+    for table in engine.tables:
+        total.update(table.digest())
     return total.hexdigest()
 
 
@@ -104,7 +108,7 @@ def _payload(event: Event) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
 
 def _row(event: Event) -> list[Any]:
     if isinstance(event, Initialised):
-        return [event.time, "initialised", event.rows, True]
+        return [event.time, "initialised", event.rows, event.tables, True]
     if isinstance(event, Joined):
         return [event.time, "joined", event.peer, messages.encode(event.hello), event.proof]
     if isinstance(event, Received):
@@ -214,6 +218,8 @@ def _issued(effects: list[Effect]) -> Apply | None:
             found = effect
         elif isinstance(effect, Reply) and effect.lease is not None:
             effect.lease.release()
+        elif isinstance(effect, Reply) and effect.rows is not None:
+            effect.rows.free()
     return found
 
 
@@ -224,7 +230,7 @@ def _event(engine: Engine, row: Any, payload: bytes | None) -> Event:
         assert payload is not None
         data = aligned(len(payload))
         data[:] = np.frombuffer(payload, np.uint8)
-        return Initialised(time, row[2], data)
+        return Initialised(time, row[2], data, row[3])
     if kind == "joined":
         hello = messages.decode(row[3])
         assert isinstance(hello, messages.Hello)

@@ -118,15 +118,19 @@ class Cover:
 class Layout:
     """The tensors of a model in arena order.
 
+    ``empty``: there may be no tensors at all, since the model has tables.
+
     Raises
     ------
     UsageError
         When the tensors cannot make a model; the text names the tensor.
     """
 
-    def __init__(self, tensors: Iterable[tuple[str, str, Sequence[int]]]) -> None:
+    def __init__(
+        self, tensors: Iterable[tuple[str, str, Sequence[int]]], *, empty: bool = False
+    ) -> None:
         rows = [(str(name), dtype_named(dtype), tuple(shape)) for name, dtype, shape in tensors]
-        if not 0 < len(rows) <= MAX_TENSORS:
+        if len(rows) > MAX_TENSORS or not (rows or empty):
             raise UsageError(f"a model has 1 to {MAX_TENSORS} tensors, not {len(rows)}")
         rows.sort(key=lambda row: (-row[1].itemsize, row[1].name))  # stable: keeps the given order
         placed: list[Tensor] = []
@@ -143,7 +147,7 @@ class Layout:
         if len(self.index) < len(placed):
             twice, _count = Counter(tensor.name for tensor in placed).most_common(1)[0]
             raise UsageError(f"two tensors are called {twice!r}; names must differ")
-        if not offset:
+        if not offset and (rows or not empty):
             raise UsageError("the model has no parameters: every tensor is empty")
         self.sections = tuple(self._sections())
         self.starts: Ints = np.array([tensor.offset for tensor in placed], np.int64)
@@ -151,9 +155,9 @@ class Layout:
         self.nbytes_each: Ints = np.array([tensor.nbytes for tensor in placed], np.int64)
 
     @classmethod
-    def of(cls, arrays: Mapping[str, Array]) -> Layout:
+    def of(cls, arrays: Mapping[str, Array], *, empty: bool = False) -> Layout:
         """Return the layout of a mapping of arrays."""
-        return cls((name, a.dtype.name, a.shape) for name, a in arrays.items())
+        return cls(((name, a.dtype.name, a.shape) for name, a in arrays.items()), empty=empty)
 
     def _sections(self) -> Iterable[Section]:
         first = 0

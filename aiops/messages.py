@@ -39,6 +39,8 @@ Blob: TypeAlias = bytes
 Plain: TypeAlias = Mapping[str, Any]  # nested plain values, at most 6 deep
 Offered: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]  # name, dtype, shape
 Rows: TypeAlias = tuple[tuple[str, str, tuple[int, ...], int], ...]  # ... and offset in the arena
+Sparse: TypeAlias = tuple[tuple[str, int, int, str, str, float, int], ...]
+# name, rows, width, dtype, initialiser, scale, seed
 
 MAX_TEXT = 4096
 """Longest string, in characters, except inside a map of plain values."""
@@ -102,11 +104,15 @@ class Prove(Message):
 
 @value
 class Define(Message):
-    """Offer a model (name, dtype, shape per tensor); the first offer defines it."""
+    """Offer a model (tensors, whose values are the payloads, and tables, which have none).
+
+    The first offer defines it.
+    """
 
     kind = "define"
     tensors: Offered
     parts: Parts = ()
+    tables: Sparse = ()
 
 
 @value
@@ -137,6 +143,30 @@ class Fetch(Message):
 
     kind = "fetch"
     have: Have
+
+
+@value
+class FetchRows(Message):
+    """Ask for rows of a table. The payload holds their ids, int64, little endian."""
+
+    kind = "fetch_rows"
+    table: UInt
+    parts: Parts = ()
+
+
+@value
+class PushRows(Message):
+    """Gradients of rows of a table that were fetched at ``version``.
+
+    The payloads are the rows' ids; the ids of rows that the answer is to bring, if any; and the
+    gradients, row by row. Gradients of the same row are added up. ``seq`` as in a push.
+    """
+
+    kind = "push_rows"
+    seq: UInt
+    table: UInt
+    version: UInt
+    parts: Parts = ()
 
 
 @value
@@ -188,6 +218,7 @@ class Welcome(Message):
     version: UInt
     model: Rows
     last_seq: UInt  # the highest push of this client the server has taken, 0 for none
+    tables: Sparse = ()
 
 
 @value
@@ -198,6 +229,7 @@ class Model(Message):
     created: bool  # whether this client's offer defined it
     version: UInt
     model: Rows
+    tables: Sparse = ()
 
 
 @value
@@ -230,6 +262,20 @@ class Params(Message):
 
     kind = "params"
     version: UInt
+    parts: Parts = ()
+
+
+@value
+class TableRows(Message):
+    """The rows that were asked for, and what became of the push that they were asked for with.
+
+    ``version`` is how many pushes the table has had, ``staleness`` how many of them came between
+    the version that was pushed and the push (0 without one).
+    """
+
+    kind = "rows"
+    version: UInt
+    staleness: UInt
     parts: Parts = ()
 
 
@@ -269,8 +315,8 @@ class Error(Message):
 KINDS: Mapping[str, type[Message]] = {
     cls.kind: cls
     for cls in (
-        *(Hello, Prove, Define, Describe, Push, Fetch, Stats, Ping, Leave),
-        *(Challenge, Welcome, Model, Ack, Params, Report, Pong, Error),
+        *(Hello, Prove, Define, Describe, Push, Fetch, FetchRows, PushRows, Stats, Ping, Leave),
+        *(Challenge, Welcome, Model, Ack, Params, TableRows, Report, Pong, Error),
     )
 }
 
@@ -455,6 +501,23 @@ def _rows(value: object) -> bool:
     )
 
 
+def _sparse(value: object) -> bool:
+    """Check rows of (name, rows, width, dtype, initialiser, scale, seed)."""
+    return type(value) is tuple and all(
+        type(row) is tuple and len(row) == 7 and _sparse_row(*row) for row in value
+    )
+
+
+def _sparse_row(
+    name: object, rows: object, width: object, dtype: object, init: object, *rest: object
+) -> bool:
+    return (
+        (_text(name) and _text(dtype) and _text(init))
+        and (_uint(rows) and _uint(width))
+        and (_real(rest[0]) and _uint(rest[1]))
+    )
+
+
 def _described(row: tuple[Any, ...]) -> bool:
     name, dtype, shape = row[:3]
     if not (_text(name) and _text(dtype) and type(shape) is tuple and len(shape) <= MAX_AXES):
@@ -478,6 +541,7 @@ _CHECKS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
     "Plain": ("a map of plain values", _plain),
     "Offered": ("a list of [name, dtype, shape]", _offered),
     "Rows": ("a list of [name, dtype, shape, offset]", _rows),
+    "Sparse": ("a list of [name, rows, width, dtype, initialiser, scale, seed]", _sparse),
     "Parts": ("a list of parts", _parts),
 }
 

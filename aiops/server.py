@@ -47,13 +47,14 @@ from aiops.events import (
     WakeAt,
     Warm,
 )
-from aiops.files import check_writable, read_model, write_model
+from aiops.files import check_writable, read_model, read_tables, write_model
 from aiops.handshake import Greeter
 from aiops.journal import Journal
 from aiops.layout import Ints, Layout, aligned
 from aiops.link import Link
 from aiops.messages import Error, Message
 from aiops.peer import Peer
+from aiops.rowsintake import RowsIncoming
 from aiops.spin import Spin
 from aiops.wire import SMALL, Sink, Wire
 
@@ -61,6 +62,9 @@ _log = logging.getLogger("aiops.server")
 
 _INLINE = 4 << 20
 """An update that touches at most so many bytes is done at once: handing it over costs more."""
+
+_HEADER = 1024
+"""More than the header of an answer that brings rows has."""
 
 _BACKLOG = 1024
 
@@ -220,10 +224,11 @@ class Server:
         if store is None:
             _log.warning("nothing is saved to %s: no model has been defined", path)
             return
-        if store.busy:
+        if store.busy or self.engine.updates.working:
             _log.error("nothing is saved to %s: an update was not finished", path)
             return
-        write_model(path, store.current.arena.views, store.version)
+        tables = self.engine.saved_tables()
+        write_model(path, store.current.arena.views, store.version, tables)
         _log.info("version %d saved to %s", store.version, path)
 
     async def _save_now_and_then(self, seconds: float) -> None:
@@ -232,13 +237,15 @@ class Server:
         while True:
             await asyncio.sleep(seconds)
             store = self.engine.store
-            if store is None or not store.readable:
+            if store is None or not store.readable or self.engine.updates.working:
                 continue
             lease = store.lease()
             version, views = lease.version.number, lease.version.arena.views
+            tables = self.engine.saved_tables()  # a copy, for nothing holds a version of them
             writing = asyncio.ensure_future(
-                asyncio.to_thread(write_model, self.config.save, views, version)
+                asyncio.to_thread(write_model, self.config.save, views, version, tables)
             )
+            del tables
             try:
                 await asyncio.shield(writing)
                 _log.debug("version %d saved to %s", version, self.config.save)
@@ -259,14 +266,20 @@ class Server:
         )
 
     def _initialise(self, path: Path) -> None:
-        arrays = read_model(path)
-        layout = Layout.of(arrays)
-        data = aligned(layout.nbytes)
+        arrays, tables = read_model(path), read_tables(path)
+        layout = Layout.of(arrays, empty=bool(tables))
+        rest = [part for _row, ids, rows in tables for part in (ids, rows)]
+        data = aligned(layout.nbytes + sum(part.nbytes for part in rest))
         for tensor in layout.tensors:
             flat = np.ascontiguousarray(arrays[tensor.name]).reshape(-1).view(np.uint8)
             data[tensor.offset : tensor.offset + tensor.nbytes] = flat
         rows = tuple((t.name, t.dtype.name, t.shape) for t in layout.tensors)
-        self.post(Initialised(self._now(), rows, data))
+        place = layout.nbytes
+        for part in rest:
+            data[place : place + part.nbytes] = part.reshape(-1).view(np.uint8)
+            place += part.nbytes
+        given = tuple((row, len(ids)) for row, ids, _rows in tables)
+        self.post(Initialised(self._now(), rows, data, given))
 
     # ------------------------------------------------------------ events and effects
 
@@ -296,6 +309,9 @@ class Server:
         self._changed()
 
     def _reply(self, effect: Reply) -> None:
+        if effect.rows is not None:
+            self._reply_rows(effect, effect.rows)
+            return
         peer = self._peers.get(effect.peer)
         lease = effect.lease
         if peer is None or peer.link.wire.state == "closed":
@@ -315,12 +331,23 @@ class Server:
         lease.release()
         peer.link.send(buffers, lease)
 
+    def _reply_rows(self, effect: Reply, rows: RowsIncoming) -> None:
+        """Send rows from the buffer that they were gathered in."""
+        peer = self._peers.get(effect.peer)
+        if peer is None or peer.link.wire.state == "closed":
+            rows.free()
+            return
+        view = rows.answer
+        if len(view) <= SMALL - _HEADER:  # it is copied at once
+            peer.link.send(peer.link.wire.send(effect.message, [[view]]))
+            rows.free()
+            return
+        buffers = peer.link.wire.send(effect.message, [[rows.answer_later()]])
+        peer.link.send(buffers)
+
     def _apply(self, effect: Apply) -> None:
-        store = self.engine.store
-        assert store is not None
         assert self._applier is not None
-        touched = store.layout.nbytes * (3 + len(store.rule.state))
-        if not self._warm or touched > _INLINE:
+        if not self._warm or effect.job.cost > _INLINE:
             self._applier.submit(effect)
             return
         try:
@@ -446,6 +473,7 @@ class Server:
         shortest = min(config.hello_deadline, config.stall_deadline, config.heartbeat)
         self._sweeper = self._loop.call_later(min(1.0, shortest / 4), self._sweep)
         now = self._now()
+        self.engine.intake.pool.settle()
         crowded = self.engine.intake.pool.waiting > 0
         for peer in list(self._peers.values()):
             error = peer.judge(config, now, crowded)

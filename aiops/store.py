@@ -53,6 +53,11 @@ class Job:
     target: Version | None = None
     touched: Ints = field(default_factory=lambda: np.empty(0, np.int64))
 
+    @property
+    def cost(self) -> int:
+        """Bytes read and written, at most."""
+        return self.store.cost
+
     def run(self) -> Ints:
         """Do it; return the statistic's fixed-point sums of the tensors of the step."""
         if self.gradient is not None and self.weights is not None:
@@ -142,7 +147,7 @@ class Store:
     @property
     def backend(self) -> str:
         """Which kernels run: ``"numba"`` or ``"numpy"``."""
-        return self._kernels[0].backend
+        return self._kernels[0].backend if self._kernels else kernels.resolve(self._backend)
 
     def lease(self) -> Lease:
         """Take hold of the current version."""
@@ -316,7 +321,7 @@ class Store:
         """Return the mean of the rule's statistic over all parameters, or None without one."""
         if self.rule.statistic is None:
             return None
-        return self._total / kernels.STATISTIC_SCALE / self.layout.parameters
+        return self._total / kernels.STATISTIC_SCALE / max(self.layout.parameters, 1)
 
     def vbars(self) -> bytes:
         """Return the same per tensor, float32 little endian (empty without a statistic)."""

@@ -7,6 +7,7 @@ about an update (its version, the staleness of its gradient, its target) is fixe
 from __future__ import annotations
 
 from collections import Counter, deque
+from typing import Protocol
 
 import numpy as np
 
@@ -16,11 +17,22 @@ from aiops.crew import Crew
 from aiops.errors import Refused, StaleGradient, Unavailable
 from aiops.events import Applied, Apply, Effect, Note, WakeAt
 from aiops.layout import Array, Cover, Ints
+from aiops.rows import RowJob
 from aiops.store import Job, Store
 from aiops.versions import Lease, Version
 
 _EXACT = 1024
 """A staleness below this has a bar of its own in the histogram; above, powers of two have one."""
+
+
+class Work(Protocol):
+    """Work on rows of a table, which takes its turn among the updates."""
+
+    def issue(self) -> RowJob:
+        """Return what is to be done, now that its turn has come."""
+
+    def applied(self, sums: Ints) -> None:
+        """Hear that it is done."""
 
 
 class Updates:
@@ -53,8 +65,9 @@ class Updates:
         self._linear = algorithm.linear
         self._recompute = bool(algorithm.plan(workers).get("recompute"))
         self._store: Store | None = None
-        self._queue: deque[Pending | Verdict] = deque()
+        self._queue: deque[Pending | Verdict | Work] = deque()
         self._outstanding: tuple[int, Job, Pending | None, Verdict] | None = None
+        self._working: tuple[int, Work] | None = None  # the same, when it is rows
         self._tickets = 0
         self._stopping = False
         self._sum = np.zeros(0, bool)  # which tensors the sum in progress holds
@@ -74,7 +87,12 @@ class Updates:
     @property
     def idle(self) -> bool:
         """Whether nothing is outstanding and nothing queued."""
-        return self._outstanding is None and not self._queue
+        return self._outstanding is None and self._working is None and not self._queue
+
+    @property
+    def working(self) -> bool:
+        """Whether rows of a table are being read or written."""
+        return self._working is not None
 
     def begin(self, store: Store) -> None:
         """Hear that the model is defined."""
@@ -91,6 +109,11 @@ class Updates:
         if pending.member.excused:
             pending.member.excused = False
             self.crew_changed()
+        self._advance()
+
+    def work(self, work: Work) -> None:
+        """Have work on rows take its turn."""
+        self._queue.append(work)
         self._advance()
 
     def crew_changed(self) -> None:
@@ -144,6 +167,13 @@ class Updates:
 
     def applied(self, event: Applied) -> None:
         """Publish what the kernel did, and answer whom that concerns."""
+        if self._working is not None:
+            ticket, work = self._working
+            assert ticket == event.ticket, "Applied answers another Apply than the outstanding one"
+            self._working = None
+            work.applied(event.sums)
+            self._advance()
+            return
         assert self._outstanding is not None
         assert self._store is not None
         ticket, job, item, verdict = self._outstanding
@@ -202,10 +232,15 @@ class Updates:
 
     def _advance(self) -> None:
         """Issue the next kernel's work, if none is outstanding."""
-        while self._outstanding is None and self._queue:
+        while self._outstanding is None and self._working is None and self._queue:
             item = self._queue.popleft()
             if isinstance(item, Verdict):
                 self._issue(None, item)
+                continue
+            if not isinstance(item, Pending):
+                self._tickets += 1
+                self._working = (self._tickets, item)
+                self._effects.append(Apply(self._tickets, item.issue()))
                 continue
             stale = self._note_staleness(item)
             verdict = self._policy.push(item.member.number, item.staleness)

@@ -30,8 +30,8 @@ from aiops.messages import Message, Parts
 Side: TypeAlias = Literal["client", "server"]
 Buffer: TypeAlias = bytes | memoryview
 
-_ASK = {"define", "describe", "push", "fetch", "stats", "ping", "pong"}
-_TELL = {"model", "ack", "params", "report", "pong", "ping"}
+_ASK = {"define", "describe", "push", "fetch", "fetch_rows", "push_rows", "stats", "ping", "pong"}
+_TELL = {"model", "ack", "params", "rows", "report", "pong", "ping"}
 
 HANDSHAKE: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     # state         who speaks    what it may say      and the state that follows

@@ -217,7 +217,8 @@ class ForeignClient:
         order = sorted(tensors, key=lambda name: (-ITEM[tensors[name][0]], tensors[name][0]))
         data = b"".join(tensors[name][2] for name in order)
         rows = [[name, dtype, shape] for name, (dtype, shape, _data) in tensors.items()]
-        return self.ask("define", [data], tensors=rows, parts=[[0, len(data), "raw", len(data), 0]])
+        parts = [[0, len(data), "raw", len(data), 0]]
+        return self.ask("define", [data], tensors=rows, parts=parts, tables=[])
 
     def fetch(self) -> dict[str, Any]:
         """Bring the parameters up to date."""

@@ -53,6 +53,7 @@ class Inline:
         self.now = 1.0
         self.hold = hold
         self.said: dict[int, list[Message]] = {}
+        self.rows: dict[int, list[bytes]] = {}  # what answers brought
         self.leases: list[tuple[int, Lease]] = []
         self.dropped: list[int] = []
         self.notes: list[str] = []
@@ -82,6 +83,9 @@ class Inline:
                         events.append(Applied(self.now, effect.ticket, effect.run()))
                 elif isinstance(effect, Reply):
                     self.said.setdefault(effect.peer, []).append(effect.message)
+                    if effect.rows is not None:
+                        self.rows.setdefault(effect.peer, []).append(bytes(effect.rows.answer))
+                        effect.rows.free()
                     if effect.lease is not None:
                         self.leases.append((effect.peer, effect.lease))
                     if effect.peer in self.listeners:

@@ -74,6 +74,7 @@ FIELDS: Mapping[str, st.SearchStrategy[Any]] = {
     "Plain": st.dictionaries(text, plain_value, max_size=3).filter(plain_map),
     "Offered": st.lists(st.tuples(text, dtype, shape), max_size=3).map(tuple),
     "Rows": st.lists(st.tuples(text, dtype, shape, uint), max_size=3).map(tuple),
+    "Sparse": st.lists(st.tuples(text, uint, uint, dtype, text, real, uint), max_size=3).map(tuple),
     "Parts": parts(),
 }
 """By the names that the fields of `aiops.messages` are annotated with."""

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from aiops.errors import UsageError
-from aiops.files import read_model, write_model
+from aiops.files import read_model, read_tables, write_model
 from aiops.layout import dtype_named
+from aiops.tables import NamedTable, Table, Tables
 
 
 def test_every_dtype_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -51,3 +52,60 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot write the model"):
         write_model(path / "below", {"w": np.zeros(2, np.float32)}, 2)
     np.testing.assert_array_equal(read_model(path)["w"], 1)
+
+
+class TestTables:
+    TABLE = Table(100, 2, "float64", "normal", 0.5, 9)
+    IDS, ROWS = np.array([3, 50, 99]), np.arange(6.0).reshape(3, 2)
+
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        """A file with a tensor and a table of which three rows are stored."""
+        path = tmp_path / "model.safetensors"
+        stored = [(NamedTable("t/ä", 0, self.TABLE), self.IDS, self.ROWS)]
+        write_model(path, {"w": np.ones(2, np.float32)}, 1, stored)
+        return path
+
+    def test_they_come_back_as_they_were(self, path: Path) -> None:
+        [(described, ids, rows)] = read_tables(path)
+        assert Tables.told([described])["t/ä"].table == self.TABLE
+        assert ids.tobytes() == self.IDS.tobytes()
+        assert rows.tobytes() == self.ROWS.tobytes()
+        assert set(read_model(path)) == {"w"}
+
+    def test_a_file_without_any(self, tmp_path: Path) -> None:
+        path = tmp_path / "plain.safetensors"
+        write_model(path, {"w": np.ones(2, np.float32)}, 1)
+        assert read_tables(path) == []
+
+    def test_other_libraries_can_read_them(self, path: Path) -> None:
+        from safetensors.numpy import load_file
+
+        found = load_file(path)
+        np.testing.assert_array_equal(found["tables/t/ä/ids"], self.IDS)
+        np.testing.assert_array_equal(found["tables/t/ä/rows"], self.ROWS)
+
+    def test_a_tensor_of_that_name(self, tmp_path: Path) -> None:
+        path = tmp_path / "model.safetensors"
+        stored = [(NamedTable("t", 0, self.TABLE), self.IDS, self.ROWS)]
+        with pytest.raises(UsageError, match="a tensor has its name"):
+            write_model(path, {"tables/t/ids": np.ones(2, np.float32)}, 1, stored)
+
+    @pytest.mark.parametrize(
+        ("metadata", "said"),
+        [
+            ('[["t", 100, 2, "float64", "zeros", 0.0, 0]]', "'t' is damaged"),
+            ("[[]]", "metadata are damaged"),
+            ("{", "metadata are damaged"),
+            ("7", "metadata are damaged"),
+            ('[["t/ä", 0, 2, "float64", "zeros", 0.0, 0]]', "damaged: .*rows must be 1"),
+        ],
+    )
+    def test_a_description_that_lies(self, tmp_path: Path, metadata: str, said: str) -> None:
+        from safetensors.numpy import save_file
+
+        path = tmp_path / "model.safetensors"
+        held = {"tables/t/ä/ids": self.IDS, "tables/t/ä/rows": self.ROWS}
+        save_file(held, path, {"aiops_tables": metadata})
+        with pytest.raises(UsageError, match=said):
+            read_tables(path)

@@ -28,13 +28,14 @@ import aiops
 ROOMS: Mapping[str, str] = {
     "errors":       "errors address values words",
     "messages":     "messages",
-    "layout":       "layout codecs",
+    "layout":       "layout codecs tables",
     "wire":         "wire handshake",
     "kernels":      "kernels",
-    "store":        "gradients versions store",
+    "store":        "gradients versions store rows",
     "algorithms":   "algorithms",
-    "engine":       "crew events intake answers updates engine journal",
-    "conversation": "client.params client.outgoing client.conversation client.transfer",
+    "engine":       "crew events intake answers updates rowsintake rowsdesk engine journal",
+    "conversation": "client.params client.outgoing client.rows client.conversation"
+                    " client.transfer",
     "routines":     "client.routines",
     "collective":   "collective",
     "workloads":    "workloads",
@@ -76,7 +77,7 @@ IMPURE = {
 """What nothing below the shells may import."""
 
 EXTRAS: Mapping[str, str] = {
-    "numba": "kernels.jit_cpu kernels.scan_cpu",
+    "numba": "kernels.jit_cpu kernels.scan_cpu kernels.rows_cpu",
     "torch": "client.torch client.torch_params",
     "jax": "client.jax",
     "cupy": "",

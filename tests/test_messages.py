@@ -29,6 +29,7 @@ GOOD: dict[str, Any] = {
     "Plain": {"a": 1},
     "Offered": (("w", "float32", (2,)),),
     "Rows": (("w", "float32", (2,), 0),),
+    "Sparse": (("t", 3, 2, "float32", "uniform", 0.5, 0),),
     "Parts": (Part(0, 8, "raw", 8, 1),),
 }
 """A value of each type."""
@@ -69,6 +70,21 @@ BAD: dict[str, list[Any]] = {
         (("w", "float32", (1,), -1),),
         (("w", "float32", (1,), 0, 0),),
         (("w", "float32", (1,), None),),
+    ],
+    "Sparse": [
+        None,
+        {},
+        ("t",),
+        (("t", 3, 2, "float32", "uniform", 0.5),),
+        (("t", 3, 2, "float32", "uniform", 0.5, 0, 0),),
+        ((b"t", 3, 2, "float32", "uniform", 0.5, 0),),
+        (("t", -1, 2, "float32", "uniform", 0.5, 0),),
+        (("t", 3, 2.0, "float32", "uniform", 0.5, 0),),
+        (("t", 3, 2, 32, "uniform", 0.5, 0),),
+        (("t", 3, 2, "float32", None, 0.5, 0),),
+        (("t", 3, 2, "float32", "uniform", 1, 0),),
+        (("t", 3, 2, "float32", "uniform", float("inf"), 0),),
+        (("t", 3, 2, "float32", "uniform", 0.5, True),),
     ],
 }
 """Values that each type must not take."""

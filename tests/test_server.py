@@ -310,11 +310,11 @@ class TestSaving:
         begun, go_on = threading.Event(), threading.Event()
         versions: list[int] = []
 
-        def slow(where: Path, arrays: Any, version: int) -> None:
+        def slow(where: Path, arrays: Any, version: int, tables: Any) -> None:
             if not begun.is_set():
                 begun.set()
                 assert go_on.wait(PATIENCE)
-            write_model(where, arrays, version)
+            write_model(where, arrays, version, tables)
             versions.append(version)
 
         monkeypatch.setattr(server_module, "write_model", slow)

@@ -214,6 +214,32 @@ class Algorithm:
         """Return a fresh policy; `Immediate` unless overridden."""
         return Immediate()
 
+    def tables(self) -> str | None:
+        """Return why the model may have no sparse tables, or None: it may.
+
+        A table's rows are updated one push at a time, and a row that a push does not name keeps its
+        parameters and its state. A rule for which that is wrong (whose state must move with every
+        update of the model) says so here; one for which it is right, returns None.
+        """
+        if not isinstance(self.policy(1), Immediate):
+            return (
+                f"{self.name} collects gradients or holds answers before a step, and the rows of a"
+                " table are updated push by push: choose a policy that applies every gradient at"
+                " once, such as asgd, sasgd or fasgd"
+            )
+        if self.clip:
+            return (
+                f"{self.name} with clip measures a gradient over all that an update touches, and a"
+                " push of rows is no whole gradient: set clip to 0"
+            )
+        if self.rule().function is not sgd:
+            return (
+                f"the rule of {self.name} has state that would stand still in the rows that a push"
+                " does not name, and it does not say that this is right: choose asgd, sasgd or"
+                " fasgd"
+            )
+        return None
+
     def plan(self, workers: int | None) -> dict[str, Any]:
         """Return the workers' part, announced in the handshake.
 

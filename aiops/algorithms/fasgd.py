@@ -68,6 +68,9 @@ class FASGD(Algorithm):
     contradict the text ("dividing the learning rate by the standard deviation"), the gate of eq 9
     and the results; this follows the equations above.
 
+    In a sparse table the moments of a row move when the row is pushed, and do not decay while it
+    is not: n, b and v then say what the row's own gradients are like, however rare they are.
+
     Example
     -------
     >>> [FASGD().modulation(tau) for tau in (0, 1, 4)]
@@ -99,6 +102,10 @@ class FASGD(Algorithm):
             "eps": self.eps,
         }
         return Rule(fasgd, {"n": 0.0, "b": 0.0, "v": 1.0}, constants, statistic="v")
+
+    def tables(self) -> str | None:
+        """Return None, unless gradients are clipped: see the Note."""
+        return super().tables() if self.clip else None
 
     def modulation(self, staleness: int) -> float:
         """Return 1/max(τ, 1)."""

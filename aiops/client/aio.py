@@ -22,6 +22,7 @@ from aiops.errors import (
 )
 from aiops.layout import Array
 from aiops.sockets import tune
+from aiops.tables import Table
 
 _CHUNK = 1 << 20
 _GOODBYE = 1.0  # seconds that a last message may take to go out
@@ -146,9 +147,11 @@ class AsyncClient(Facade):
         await asyncio.shield(self._ready)
         return self
 
-    async def define(self, arrays: Mapping[str, Array]) -> Params:
+    async def define(
+        self, arrays: Mapping[str, Array], tables: Mapping[str, Table] | None = None
+    ) -> Params:
         """Offer a model; return the server's parameters. See `Client.define`."""
-        await self._run(lambda: self._talk.define(arrays))
+        await self._run(lambda: self._talk.define(arrays, tables))
         return await self.fetch()
 
     async def fetch(self, into: Params | None = None) -> Params:
@@ -185,6 +188,46 @@ class AsyncClient(Facade):
         async with self._window:
             result = await self._run(lambda: transfer.ask(self._talk))
         return result if isinstance(result, Receipt) else None
+
+    async def fetch_rows(self, name: str, ids: Any, out: Array | None = None) -> Array:
+        """Return rows of a table. See `Client.fetch_rows`."""
+        await self._know()
+        rows: Array = await self._run(lambda: self._talk.fetch_rows(name, ids, out))
+        return rows
+
+    async def push_rows(
+        self, name: str, ids: Any, grads: Any, version: int | None = None
+    ) -> Receipt:
+        """Push gradients of rows of a table. See `Client.push_rows`.
+
+        Leave ids and gradients alone until it returns, as with `push`.
+        """
+        await self._know()
+        async with self._window:
+            receipt: Receipt = await self._run(
+                lambda: self._talk.push_rows(name, ids, grads, version=version)
+            )
+        return receipt
+
+    async def exchange_rows(
+        self,
+        name: str,
+        ids: Any,
+        grads: Any,
+        next_ids: Any,
+        *,
+        out: Array | None = None,
+        version: int | None = None,
+    ) -> tuple[Receipt, Array]:
+        """Push and fetch rows of a table in one round trip. See `Client.exchange_rows`."""
+        await self._know()
+        async with self._window:
+            both: tuple[Receipt, Array] = await self._run(
+                lambda: self._talk.push_rows(
+                    name, ids, grads, version=version, wanted=next_ids, out=out
+                )
+            )
+        return both
 
     async def stats(self) -> dict[str, Any]:
         """Return the server's statistics."""
@@ -234,10 +277,15 @@ class AsyncClient(Facade):
     # ------------------------------------------------------------ inside
 
     async def _room(self) -> Params:
-        if self._talk.layout is None:
-            await self._run(self._talk.describe)
+        await self._know()
         assert self._talk.layout is not None
         return Params(self._talk.layout)
+
+    async def _know(self) -> None:
+        """Have the model described, if it is not known yet."""
+        await self.connect()
+        if self._talk.layout is None:
+            await self._run(self._talk.describe)
 
     async def _run(self, ask: Any) -> Any:
         """Ask, and wait for the answer until the deadline."""

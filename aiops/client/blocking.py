@@ -27,6 +27,7 @@ from aiops.errors import (
 from aiops.layout import Array
 from aiops.sockets import tune
 from aiops.spin import Spin
+from aiops.tables import Table
 from aiops.wire import Buffer
 
 _BEAT = 1.0  # seconds between looks at the clock in a call that waits
@@ -94,25 +95,32 @@ class Client(Facade):
 
     # ------------------------------------------------------------ what it can do
 
-    def offer(self, arrays: Mapping[str, Array]) -> bool:
+    def offer(
+        self, arrays: Mapping[str, Array], tables: Mapping[str, Table] | None = None
+    ) -> bool:
         """Offer a model; return whether it was taken (False: the server has one, of this form)."""
-        created, _version = self._run(self._talk.define(arrays))
+        created, _version = self._run(self._talk.define(arrays, tables))
         return bool(created)
 
-    def define(self, arrays: Mapping[str, Array]) -> Params:
+    def define(
+        self, arrays: Mapping[str, Array], tables: Mapping[str, Table] | None = None
+    ) -> Params:
         """Offer a model; return the server's parameters (these, or those it had already).
 
         Parameters
         ----------
         arrays
             float64, float32, float16 or bfloat16 arrays by name.
+        tables
+            The model's sparse parameters by name (`aiops.Table`).
 
         Raises
         ------
         BadPush
-            When the server's model has other tensors; the text names the first difference.
+            When the server's model has other tensors or tables, or its policy does not work with
+            tables; the text names the first difference.
         """
-        self._run(self._talk.define(arrays))
+        self._run(self._talk.define(arrays, tables))
         return self.fetch()
 
     def fetch(self, into: Params | None = None) -> Params:
@@ -170,6 +178,82 @@ class Client(Facade):
         into = params if into is None else into
         receipt: Receipt = self._run(self._talk.push(gradients, params, into))
         return receipt
+
+    def fetch_rows(self, name: str, ids: Any, out: Array | None = None) -> Array:
+        """Return rows of a table.
+
+        Parameters
+        ----------
+        name
+            The table's.
+        ids
+            int64[n] (any integers will do), each from 0 to the table's rows - 1; any order, and a
+            row may come twice.
+        out
+            Where to: the table's dtype, contiguous, ``[n, width]``. Default: a new array.
+
+        Raises
+        ------
+        UsageError
+            When there is no such table, an id is out of range (it is named), there are more rows
+            than one message carries (`Table.most`), or ``out`` does not fit.
+        NotReady
+            When nobody has defined the model yet.
+        """
+        self._know()
+        rows: Array = self._run(self._talk.fetch_rows(name, ids, out))
+        return rows
+
+    def push_rows(self, name: str, ids: Any, grads: Any, version: int | None = None) -> Receipt:
+        """Push gradients of rows of a table; they are applied at once, exactly once.
+
+        Only these rows change (and the rule's state for them). Gradients of the same row are added
+        up in the order in which they come.
+
+        Parameters
+        ----------
+        name
+            The table's.
+        ids
+            As `fetch_rows`'s; at least one.
+        grads
+            The table's dtype, ``[len(ids), width]``.
+        version
+            The version of the table at which the gradients were computed; default: the newest of
+            which this client has fetched rows. The receipt's staleness is the number of pushes the
+            table has had since, and the learning rate is modulated with it.
+
+        Raises
+        ------
+        UsageError
+            As `fetch_rows`, and when the gradients do not fit.
+        BadPush
+            When the server refuses a value, or a sum of one row's gradients; nothing was applied.
+        """
+        self._know()
+        receipt: Receipt = self._run(self._talk.push_rows(name, ids, grads, version=version))
+        return receipt
+
+    def exchange_rows(
+        self,
+        name: str,
+        ids: Any,
+        grads: Any,
+        next_ids: Any,
+        *,
+        out: Array | None = None,
+        version: int | None = None,
+    ) -> tuple[Receipt, Array]:
+        """Push gradients and fetch rows of the same table, in one round trip.
+
+        The rows are those after the push. Parameters and errors as in `push_rows` and
+        `fetch_rows`; ``next_ids`` are the rows to fetch.
+        """
+        self._know()
+        both: tuple[Receipt, Array] = self._run(
+            self._talk.push_rows(name, ids, grads, version=version, wanted=next_ids, out=out)
+        )
+        return both
 
     def carry(self, transfer: Transfer) -> Receipt | None:
         """Move what a routine wants moved (`aiops.client.routines`); None for a mere fetch."""
@@ -246,10 +330,14 @@ class Client(Facade):
     # ------------------------------------------------------------ inside
 
     def _room(self) -> Params:
-        if self._talk.layout is None:
-            self._run(self._talk.describe())
+        self._know()
         assert self._talk.layout is not None
         return Params(self._talk.layout)
+
+    def _know(self) -> None:
+        """Have the model described, if it is not known yet."""
+        if self._talk.layout is None:
+            self._run(self._talk.describe())
 
     def _run(self, request: Request | None, timeout: float | None = None) -> Any:
         """Move bytes until a request is answered (None: until the server said welcome)."""

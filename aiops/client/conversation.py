@@ -26,6 +26,7 @@ import aiops
 from aiops import handshake, messages
 from aiops.client.outgoing import little_endian, make_up, parts_of
 from aiops.client.params import Params, Stamped
+from aiops.client.rows import Asked, Rows, RowsInto
 from aiops.codecs import raw
 from aiops.errors import (
     AiopsError,
@@ -38,7 +39,8 @@ from aiops.errors import (
     refusal,
 )
 from aiops.layout import Array, Layout
-from aiops.messages import Ack, Error, Message, Model, Parts, Report, Welcome
+from aiops.messages import Ack, Error, Message, Model, Parts, Report, TableRows, Welcome
+from aiops.tables import Table, Tables
 from aiops.wire import Buffer, Discard, Limits, Sink, Wire
 
 _LIMITS = Limits(header=8 << 20)  # a model comes back with offsets: longer than it was offered
@@ -87,7 +89,7 @@ class Request:
     make: Callable[[int], Message]
     finish: Callable[[Message], Any]
     payloads: Sequence[Sequence[memoryview]] = ()
-    into: Params | None = None
+    into: Params | RowsInto | None = None
     connection: tuple[str, int] = ("", 0)  # of a push: by which came what it was computed at
     done: bool = False
     result: Any = None
@@ -181,6 +183,7 @@ class Conversation:
         self.ready = False
         self.welcome: Welcome | None = None
         self.layout: Layout | None = None
+        self.rows = Rows()
 
     # ------------------------------------------------------------ the connection
 
@@ -273,24 +276,30 @@ class Conversation:
 
     # ------------------------------------------------------------ requests
 
-    def define(self, arrays: Mapping[str, Array]) -> Request:
+    def define(
+        self, arrays: Mapping[str, Array], tables: Mapping[str, Table] | None = None
+    ) -> Request:
         """Offer a model; the result is (whether it was taken, the version)."""
+        sparse = Tables(tables or {}, arrays).described
         arrays = {
             name: little_endian(np.asarray(array, order="C")) for name, array in arrays.items()
         }
-        layout = Layout.of(arrays)
-        parts, payloads = parts_of(layout, arrays, np.zeros(len(layout.tensors), np.int64))
+        layout = Layout.of(arrays, empty=bool(sparse))
+        parts: Parts = ()
+        payloads: list[list[memoryview]] = []
+        if arrays:
+            parts, payloads = parts_of(layout, arrays, np.zeros(len(arrays), np.int64))
         rows = tuple((name, a.dtype.name, a.shape) for name, a in arrays.items())
 
         def finish(message: Message) -> tuple[bool, int]:
             assert isinstance(message, Model)
-            self._learn(message.model)
+            self._learn(message)
             return message.created, message.version
 
         return self._ask(
             Request(
                 "the answer to its offer of a model",
-                lambda id: messages.Define(id, rows, parts),
+                lambda id: messages.Define(id, rows, parts, sparse),
                 finish,
                 payloads,
             )
@@ -301,7 +310,7 @@ class Conversation:
 
         def finish(message: Message) -> None:
             assert isinstance(message, Model)
-            self._learn(message.model)
+            self._learn(message)
 
         return self._ask(Request("the model's description", messages.Describe, finish))
 
@@ -333,6 +342,8 @@ class Conversation:
 
         def finish(message: Message) -> bool:
             assert isinstance(message, messages.Params)
+            if not into.layout.tensors:  # a model of tables only has nothing to bring
+                into.version = message.version
             return bool(message.parts)
 
         return self._ask(
@@ -343,6 +354,41 @@ class Conversation:
                 into=into,
             )
         )
+
+    def fetch_rows(self, name: str, ids: Any, out: Array | None = None) -> Request:
+        """Ask for rows of a table; the result is an array, ``[len(ids), width]``."""
+        asked = self.rows.fetch(name, ids, out)
+        if not len(asked.into.out):  # there is nothing to ask
+            return Request(asked.what, asked.make, asked.finish, done=True, result=asked.into.out)
+        return self._ask_rows(asked)
+
+    def push_rows(
+        self,
+        name: str,
+        ids: Any,
+        grads: Any,
+        *,
+        version: int | None = None,
+        wanted: Any = None,
+        out: Array | None = None,
+    ) -> Request:
+        """Push gradients of rows; the result is a `Receipt`, with ``wanted`` (it, the rows)."""
+
+        def receipt(rows: TableRows) -> Receipt:
+            return Receipt(rows.version, rows.staleness, float(rows.staleness), None, {})
+
+        asked = self.rows.push(
+            self._seq + 1,
+            name,
+            ids,
+            grads,
+            version=version,
+            wanted=wanted,
+            out=out,
+            receipt=receipt,
+        )
+        self._seq += 1
+        return self._ask_rows(asked, self.rows.came_by.get(name, ("", 0)))
 
     def stats(self) -> Request:
         """Ask for the server's statistics; the result is a dict."""
@@ -369,6 +415,11 @@ class Conversation:
         The server may have been started anew since, and its version of that number be another.
         """
         return params.version if params.connection == (self.client, self._epoch) else -1
+
+    def _ask_rows(self, asked: Asked[Any], connection: tuple[str, int] = ("", 0)) -> Request:
+        request = Request(asked.what, asked.make, asked.finish, asked.payloads, asked.into)
+        request.connection = connection
+        return self._ask(request)
 
     def _outlived(self, request: Request) -> bool:
         """Whether a push was computed at parameters of an earlier run of the server."""
@@ -403,6 +454,11 @@ class Conversation:
         if request is None or request.into is None:
             return Discard()
         parts: Parts = message.parts  # type: ignore[attr-defined]
+        if isinstance(request.into, RowsInto):
+            sink = request.into.sink(parts)
+            if sink is None:
+                raise RemoteProtocolError(f"{self.server} sent other rows than were asked for")
+            return sink
         nbytes = request.into.layout.nbytes
         known = len(parts) == 1 and parts[0][:4] == (0, nbytes, raw.NAME, nbytes)
         if not known and not make_up(request.into.layout, parts):
@@ -431,10 +487,12 @@ class Conversation:
             if type(seconds) not in (int, float) or not 0 <= seconds <= _LONGEST_WAIT:
                 text = f"{self.server} announces a {key} of {seconds!r:.60} seconds"
                 raise RemoteProtocolError(text)
-        if welcome.model:
-            self._learn(welcome.model)
+        if welcome.model or welcome.tables:
+            self._learn(welcome)
         if self.welcome is not None and welcome.run != self.welcome.run:
             self._run_since = self._epoch
+            self.rows.versions.clear()
+        self.rows.connection = (self.client, self._epoch)
         self.welcome, self.ready = welcome, True
         # Anything asked before, or on a connection since lost, is (again) asked now, in order.
         pending, self._pending = self._pending, {}
@@ -462,7 +520,7 @@ class Conversation:
         """The payloads of an answer are in place: say which version they are."""
         parts: Parts = getattr(message, "parts", ())
         into = request.into
-        if into is None or not parts:
+        if into is None or not parts or isinstance(into, RowsInto):
             return
         into.connection = (self.client, self._epoch)
         version: int = message.current if isinstance(message, Ack) else message.version  # type: ignore[attr-defined]
@@ -476,19 +534,24 @@ class Conversation:
             into.versions[first:last] = part.version
         into.version = version
 
-    def _learn(self, rows: Any) -> None:
+    def _learn(self, told: Model | Welcome) -> None:
         """Learn the server's model; it may not change under a client's feet."""
+        rows = told.model
         try:
-            layout = Layout(row[:3] for row in rows)
+            layout = Layout((row[:3] for row in rows), empty=bool(told.tables))
+            tables = Tables.told(told.tables, layout.index)
         except UsageError as error:
             text = f"{self.server} has a model that this client cannot hold: {error}"
             raise RemoteProtocolError(text) from None
         if [tensor.offset for tensor in layout.tensors] != [row[3] for row in rows]:
             raise RemoteProtocolError(f"{self.server} describes a model in another order of bytes")
+        if [named.name for named in tables.each] != [row[0] for row in told.tables]:
+            raise RemoteProtocolError(f"{self.server} describes its tables in another order")
         if self.layout is None:
             self.layout = layout
+            self.rows.learn(tables)
             return
-        difference = layout.difference(self.layout)
+        difference = layout.difference(self.layout) or tables.difference(self.rows.tables)
         if difference is None and layout.rows != self.layout.rows:
             difference = "its tensors are in another order"
         if difference:

@@ -78,6 +78,11 @@ class Facade:
             )
 
     @property
+    def row_versions(self) -> Mapping[str, int]:
+        """By table: the newest version of which this client has fetched rows."""
+        return dict(self._talk.rows.versions)
+
+    @property
     def traffic(self) -> tuple[int, int]:
         """Bytes received and sent so far, over all connections."""
         return self._talk.traffic

@@ -20,6 +20,8 @@ def parts_of(
 
     Neighbours of equal version share a part: an ungated push of a whole model is one payload.
     """
+    if not layout.tensors:
+        raise UsageError("the push holds no tensor: this model has none, only tables")
     if isinstance(arrays, Params) and arrays.layout is layout:
         parts = layout.parts(versions)
         data = arrays.arena.data.data

@@ -25,6 +25,7 @@ from aiops.errors import (
     UsageError,
 )
 from aiops.layout import Array
+from aiops.tables import Table
 
 Gradients: TypeAlias = Mapping[str, Array]
 Compute: TypeAlias = Callable[[Params], Gradients]
@@ -66,6 +67,10 @@ class Worker:
         ``aiops://host:port``.
     params
         The initial parameters: float64, float32, float16 or bfloat16 arrays by name.
+    tables
+        The sparse parameters (`aiops.Table`) by name; ``params`` may then be empty. Their rows are
+        fetched and pushed by `fetch_rows`, `push_rows` and `exchange_rows`; `step` has no part in
+        them.
     token, name, timeout
         As `Client`'s.
 
@@ -94,6 +99,7 @@ class Worker:
         url: str,
         params: Mapping[str, Array],
         *,
+        tables: Mapping[str, Table] | None = None,
         token: str | None = None,
         name: str | None = None,
         timeout: float = 60.0,
@@ -102,15 +108,12 @@ class Worker:
             url, role="worker", token=token, name=name, timeout=timeout, pongs=True
         )
         try:
-            self.params = self._client.define(params)
-        except BaseException:
-            self._client.close()
-            raise
-        try:
+            self.params = self._client.define(params, tables)
             self._routine: Routine = routine_for(self._client.plan, self.params)
         except BaseException:
             self._client.close()
             raise
+        self._tables = tables  # to be offered again to a server that has lost its model
         self.last: Receipt | None = None
         self.steps = 0
         self.recomputed = 0
@@ -227,7 +230,7 @@ class Worker:
         """Go on with a server that was restarted.
 
         Steps that were only taken here stay on top of its parameters. If it has come back without
-        any, it is offered these: what is then lost is the optimiser's state.
+        any, it is offered these: what is then lost is the optimiser's state and the tables' rows.
         """
         _log.warning("%s was restarted: going on with its parameters", self.url)
         self._routine.restarted()
@@ -236,7 +239,7 @@ class Worker:
         except NotReady:
             _log.warning("%s has no model any more: it is offered this worker's", self.url)
             with self._lock:
-                taken = self._client.offer(self._routine.offer())
+                taken = self._client.offer(self._routine.offer(), self._tables)
             if taken:
                 self._routine.offered()
             self._carry(self._routine.refresh())
@@ -318,6 +321,30 @@ class Worker:
         self._settle(wait=True)
         self._carry(self._routine.refresh())
         return self.params.version
+
+    def fetch_rows(self, name: str, ids: Any, out: Array | None = None) -> Array:
+        """Return rows of a table. See `Client.fetch_rows`."""
+        with self._lock:
+            return self._client.fetch_rows(name, ids, out)
+
+    def push_rows(self, name: str, ids: Any, grads: Any, version: int | None = None) -> Receipt:
+        """Push gradients of rows of a table. See `Client.push_rows`."""
+        with self._lock:
+            return self._client.push_rows(name, ids, grads, version)
+
+    def exchange_rows(
+        self,
+        name: str,
+        ids: Any,
+        grads: Any,
+        next_ids: Any,
+        *,
+        out: Array | None = None,
+        version: int | None = None,
+    ) -> tuple[Receipt, Array]:
+        """Push and fetch rows of a table in one round trip. See `Client.exchange_rows`."""
+        with self._lock:
+            return self._client.exchange_rows(name, ids, grads, next_ids, out=out, version=version)
 
     def stats(self) -> dict[str, Any]:
         """Return the server's statistics."""

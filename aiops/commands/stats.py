@@ -79,7 +79,8 @@ def _line(report: Mapping[str, Any]) -> str:
 
 def tables(url: str, report: Mapping[str, Any]) -> RenderableType:
     """Lay a report out for people."""
-    return Group(_heading(url, report), "", _facts(report), *_staleness(report), "", _crew(report))
+    parts = (_facts(report), *_tables(report), *_staleness(report), "", _crew(report))
+    return Group(_heading(url, report), "", *parts)
 
 
 def _heading(url: str, report: Mapping[str, Any]) -> Text:
@@ -121,6 +122,28 @@ def _facts(report: Mapping[str, Any]) -> Table:
     for first in range(0, len(facts), 3):
         grid.add_row(*(cell for fact in facts[first : first + 3] for cell in fact))
     return grid
+
+
+def _tables(report: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Lay the sparse tables out, one to a line."""
+    if not report["tables"]:
+        return
+    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
+    table.add_column("table", overflow="fold")
+    for name in ("rows", "width", "stored", "memory", "version", "mean staleness"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for line in report["tables"][:_MOST]:
+        table.add_row(
+            line["name"],
+            f"{line['rows']:,}",
+            f"{line['width']:,} {line['dtype']}",
+            f"{line['made']:,}",
+            words.nbytes(line["bytes"]),
+            f"{line['version']:,}",
+            f"{line['mean_staleness']:.2f}",
+        )
+    yield ""
+    yield table
 
 
 def _staleness(report: Mapping[str, Any]) -> Iterator[RenderableType]:

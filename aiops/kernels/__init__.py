@@ -26,7 +26,7 @@ from aiops.kernels.half import MasterKernel
 from aiops.kernels.reader import read
 from aiops.kernels.reference import NumpyKernel
 from aiops.kernels.rule import FIRST, FOLD, Rule
-from aiops.kernels.scan import sum_squares, survey, surveyor
+from aiops.kernels.scan import bounded, sum_squares, survey, surveyor
 from aiops.kernels.spans import STATISTIC_CAP, STATISTIC_SCALE, Kernel, Spans
 
 __all__ = [
@@ -37,7 +37,9 @@ __all__ = [
     "Kernel",
     "Rule",
     "Spans",
+    "bounded",
     "build",
+    "resolve",
     "sum_squares",
     "survey",
     "surveyor",

@@ -15,7 +15,16 @@ from aiops.errors import UsageError
 from aiops.kernels.backend import resolve
 from aiops.kernels.vocabulary import Array
 
-__all__ = ["LANES", "SUM_BLOCK", "SURVEY_BLOCK", "Surveyor", "sum_squares", "survey", "surveyor"]
+__all__ = [
+    "LANES",
+    "SUM_BLOCK",
+    "SURVEY_BLOCK",
+    "Surveyor",
+    "bounded",
+    "sum_squares",
+    "survey",
+    "surveyor",
+]
 
 SURVEY_BLOCK = 16_384
 """Elements surveyed before looking whether one of them was bad."""
@@ -70,6 +79,12 @@ def surveyor(dtype: np.dtype[Any], backend: str = "auto") -> Surveyor:
     scan, unsigned = _scans(backend)[0], form.unsigned
     magnitude, limit = form.magnitude, form.limit
     return lambda flat: scan(flat.view(unsigned), magnitude, limit)
+
+
+def bounded(limit: int, backend: str = "auto") -> Surveyor:
+    """Return what finds the first element of a flat int64 array that is not in [0, limit)."""
+    scan = _scans(backend)[0]
+    return lambda flat: scan(flat.view(np.uint64), 2**64 - 1, limit)  # what is negative is large
 
 
 def sum_squares(array: Array, backend: str = "auto") -> float:

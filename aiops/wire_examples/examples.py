@@ -78,6 +78,8 @@ def one_of_each() -> list[Example]:
     """Return one small message of each kind."""
     m = messages
     rows, row = (("w", "float32", (3,)),), ("w", "float32", (3,), 0)
+    push = (*_rows_of(1, 8), *_rows_of(2, 8), *_rows_of(1, 4))
+    pushed = struct.pack("<q", 5), struct.pack("<2q", 0, 5), struct.pack("<f", 0.5)
     refused = "the push holds no tensor: push at least one"
     vbars = struct.pack("<f", 0.25)
     return [
@@ -87,6 +89,8 @@ def one_of_each() -> list[Example]:
         _said("client", m.Describe(2)),
         _said("client", m.Push(3, 1, True, 6, _floats(6)), struct.pack("<3f", 0.5, -1, 0)),
         _said("client", m.Fetch(4, -1)),
+        _said("client", m.FetchRows(8, 0, _rows_of(1, 8)), struct.pack("<q", 5)),
+        _said("client", m.PushRows(9, 2, 0, 6, push), *pushed),
         _said("client", m.Stats(5)),
         _said("client", m.Ping(6)),
         _said("client", m.Leave(7)),
@@ -99,6 +103,7 @@ def one_of_each() -> list[Example]:
             struct.pack("<3f", 3, 2, 1),
         ),
         _said("server", m.Params(4, 7)),
+        _said("server", m.TableRows(9, 7, 0, _rows_of(2, 4)), struct.pack("<2f", 1, 2)),
         _said("server", m.Report(5, {"version": 7, "workers": ()})),
         _said("server", m.Pong(6)),
         _said("server", m.Error(3, "bad-push", refused, {}, False, 7)),
@@ -112,6 +117,11 @@ def _said(sender: Side, message: Message, *payloads: bytes) -> Example:
 def _floats(version: int) -> messages.Parts:
     """Return the one part of a model of three float32."""
     return (Part(0, 12, "raw", 12, version),)
+
+
+def _rows_of(count: int, each: int) -> messages.Parts:
+    """Return the one part of a payload of so many rows, or ids, of so many bytes."""
+    return (Part(0, count, "raw", count * each, 0),)
 
 
 class Script:
@@ -187,6 +197,9 @@ class Script:
                 elif isinstance(effect, Reply):
                     lease = effect.lease
                     views = [] if lease is None else [b"".join(p) for p in lease.payloads()]
+                    if effect.rows is not None:
+                        views = [bytes(effect.rows.answer)]
+                        effect.rows.free()
                     if lease is not None:
                         lease.release()
                     self._carry("server", effect.message, views)
@@ -227,4 +240,20 @@ def conversations() -> list[Conversation]:
     bad = m.Push(1, 3, False, -1, (Part(0, 8, "raw", 8, 2),))
     refused.say(bad, struct.pack("<2f", 1, float("nan")))
     refused.say(m.Fetch(2, 2))
-    return [script.done() for script in (plain, token, wrong, train, back, refused)]
+    return [script.done() for script in (plain, token, wrong, train, back, refused, _tables())]
+
+
+def _tables() -> Script:
+    """Return a conversation about a table of three rows of two."""
+    m = messages
+    script = Script("A table: fetch rows, push, push and fetch, a row that is none")
+    script.greet(hello())
+    script.say(m.Define(1, (), (), (("t", 3, 2, "float32", "uniform", 0.5, 0),)))
+    script.say(m.FetchRows(2, 0, _rows_of(2, 8)), struct.pack("<2q", 2, 0))
+    twice, gradients = struct.pack("<2q", 2, 2), struct.pack("<4f", 1, 0, 1, 2)
+    script.say(m.PushRows(3, 1, 0, 0, (*_rows_of(2, 8), *_rows_of(2, 8))), twice, gradients)
+    parts = (*_rows_of(1, 8), *_rows_of(2, 8), *_rows_of(1, 8))
+    payloads = struct.pack("<q", 0), struct.pack("<2q", 2, 0), struct.pack("<2f", 1, 1)
+    script.say(m.PushRows(4, 2, 0, 1, parts), *payloads)
+    script.say(m.FetchRows(5, 0, _rows_of(1, 8)), struct.pack("<q", 3))
+    return script

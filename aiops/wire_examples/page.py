@@ -13,6 +13,7 @@ from aiops.config import Config
 from aiops.errors import Refused, UsageError
 from aiops.layout import MAX_PART, MAX_TENSORS
 from aiops.messages import Message
+from aiops.tables import MAX_IDS, MAX_ROWS, MAX_ROWS_BYTES, MAX_TABLES, MAX_WIDTH
 from aiops.wire import HANDSHAKE, Limits
 from aiops.wire_examples import vectors
 from aiops.wire_examples.examples import Example, conversations, one_of_each
@@ -26,6 +27,8 @@ ANSWERS = {
     "describe": "`model`",
     "push": "`ack`",
     "fetch": "`params`",
+    "fetch_rows": "`rows`",
+    "push_rows": "`rows`",
     "stats": "`report`",
     "ping": "`pong`",
     "leave": "closing the connection",
@@ -45,6 +48,9 @@ MEANINGS = {
     "agent": "The client's software, for people.",
     "proof": "See [The token](#the-token); in `welcome` empty when there is none.",
     "tensors": "The offered tensors, in any order.",
+    "tables": "The sparse tables; see [Tables](#tables). Offered in any order, announced in the"
+    " order of their numbers.",
+    "table": "The table's number: its place, from 0, in the `tables` of `welcome` or `model`.",
     "parts": "One row per payload that follows; see [Parts](#parts).",
     "seq": "The number of this push: at least 1, higher than that of every push before.",
     "fetch": "Whether the answer is to bring the parameters.",
@@ -59,13 +65,15 @@ MEANINGS = {
     " their gradients. `patience` (float): seconds that an answer to a push may take because others"
     " are waited for. `heartbeat` (float): seconds of silence after which a client that promised"
     " pongs is pinged; after three times as long it is dropped.",
-    "version": "The model's version: how many updates have been applied to it.",
+    "version": "The model's version: how many updates have been applied to it. In messages about"
+    " rows the table's: how many pushes have been applied to it.",
     "model": "The tensors in arena order; in `welcome` empty when nobody has defined them yet.",
     "last_seq": "The highest `seq` of this client that the server has taken, 0 for none.",
     "created": "Whether this offer defined the model.",
     "current": "The model's version now, which is that of the parameters in this answer.",
     "used": "Whether the gradient was (or will be) part of an update; false: it was ignored.",
-    "staleness": "Updates since the gradient's base version: the most over the pushed tensors.",
+    "staleness": "Updates since the gradient's base version: the most over the pushed tensors. In"
+    " `rows` pushes to the table since the version that was pushed, 0 without a push.",
     "mean_staleness": "The same as a mean, weighted by the tensors' bytes.",
     "vbar": "The mean of the algorithm's statistic (FASGD: v) over all parameters; nil without.",
     "vbars": "The same per tensor, float32, little endian, in arena order; empty without.",
@@ -166,6 +174,9 @@ def limits_table() -> str:
         f"parts of a message | {limits.parts:,}",
         f"payload | 2³²−1 bytes; this implementation sends at most {MAX_PART:,}",
         f"tensors of a model; axes of a tensor | {MAX_TENSORS:,}; {messages.MAX_AXES}",
+        f"tables of a model; rows of a table; its width | {MAX_TABLES:,}; {MAX_ROWS:,};"
+        f" {MAX_WIDTH:,}",
+        f"rows in one message; their bytes | {MAX_IDS:,}; {MAX_ROWS_BYTES:,}",
         f"bytes of a model | {settings.max_model:,} (`--max-model`)",
         f"connections | {settings.max_connections:,} (`--max-connections`)",
         f"time to get to `open` | {settings.hello_deadline:g} s (`--hello-deadline`)",

@@ -1,0 +1,272 @@
+"""The rows of tables as Numba loops; imported only where Numba is wanted."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from aiops.kernels.jit_cpu import array_of, compiled
+from aiops.kernels.rows import GOLDEN, KINDS, MIX, First, quantiles
+from aiops.kernels.vocabulary import Array
+
+__all__ = ["NumbaMover"]
+
+Ints = npt.NDArray[np.int64]
+Bits = npt.NDArray[np.uint8]
+
+_U = np.uint64
+_GOLDEN, _MIX_1, _MIX_2 = _U(GOLDEN), _U(MIX[0]), _U(MIX[1])
+_S11, _S27, _S30, _S31, _S52 = _U(11), _U(27), _U(30), _U(31), _U(52)
+_AHEAD = 24
+"""Rows asked for before they are needed: a row is a cache miss, and waits for many can overlap."""
+
+_ONE, _LOW_52 = _U(1), _U(2**52 - 1)
+_ZEROS, _UNIFORM = KINDS.index("zeros"), KINDS.index("uniform")
+
+
+class NumbaMover:
+    """Implements `aiops.kernels.rows.RowMover` for one table, on the calling thread."""
+
+    def __init__(
+        self, first: First, width: int, states: tuple[float, ...], dtype: np.dtype[Any]
+    ) -> None:
+        self._gather, self._collect, self._scatter = _loops(dtype.name)
+        self._first = (KINDS.index(first.kind), _U(first.start), float(first.scale), quantiles())
+        self._width = width
+        self._values = np.array([0.0, *states], dtype)
+        self._slots = np.zeros(0, np.int32)
+        self._bits = np.dtype(f"u{dtype.itemsize}")
+        self._ones = self._bits.type(2 ** (8 * dtype.itemsize) - 1)
+
+    def gather(self, store: Array, ids: Ints, out: Array) -> None:
+        """See `RowMover`."""
+        flat, to = store.reshape(-1), out.reshape(-1)
+        arrays = (flat, flat.view(self._bits), store.shape[1], ids, to, to.view(self._bits))
+        self._gather(*arrays, self._ones, self._width, *self._first)
+
+    def collect(
+        self,
+        store: Array,
+        ids: Ints,
+        grads: Array,
+        unique: Ints,
+        total: Array,
+        work: Array,
+    ) -> int:
+        """See `RowMover`."""
+        bits = max(4, (2 * len(ids) - 1).bit_length())  # at most half full
+        if 1 << bits > len(self._slots):
+            self._slots = np.zeros(1 << bits, np.int32)
+        flat = store.reshape(-1)
+        table = (flat, flat.view(self._bits), store.shape[1])
+        made_of = (ids, grads, unique, total, work, work[0].view(self._bits))
+        rest = (self._ones, self._values, self._slots, bits)
+        count: int = self._collect(*table, *made_of, *rest, *self._first)
+        return count
+
+    def scatter(self, store: Array, made: Bits, unique: Ints, work: Array) -> int:
+        """See `RowMover`."""
+        flat = store.reshape(-1)
+        table = (flat, flat.view(self._bits), store.shape[1], made)
+        from_ = (unique, work, work[0].view(self._bits))
+        fresh: int = self._scatter(*table, *from_, self._ones, self._width)
+        return fresh
+
+
+@functools.cache
+def _loops(real: str) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+    ints, flat = array_of("int64"), array_of(real, writable=True)
+    bits = array_of(real.replace("float", "uint"), writable=True)
+    matrix = types.Array(getattr(types, real), 2, "C")
+    grads = types.Array(getattr(types, real), 2, "C", readonly=True, aligned=False)
+    made, slots = types.Array(types.uint8, 1, "C"), types.Array(types.int32, 1, "C")
+    first = (types.int64, types.uint64, types.float64, array_of("float64"))
+    size, unique = types.int64, array_of("int64", writable=True)
+    ones = getattr(types, real.replace("float", "uint"))
+    gather = types.void(flat, bits, size, ints, flat, bits, ones, size, *first)
+    arrays = (flat, bits, size, ints, grads, unique, flat, matrix, bits)
+    collect = types.int64(*arrays, ones, array_of(real), slots, size, *first)
+    scatter = types.int64(flat, bits, size, made, ints, matrix, bits, ones, size)
+    return (
+        compiled(_gather, gather, cache=True),
+        compiled(_collect, collect, cache=True),
+        compiled(_scatter, scatter, cache=True),
+    )
+
+
+def _prefetched(typing_context: Any, array: Any, place: Any) -> Any:
+    """Ask for the cache line of an element of a flat array, and do not wait for it."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        flat = context.make_array(signature.args[0])(context, builder, arguments[0])
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch")
+        line = builder.bitcast(builder.gep(flat.data, [arguments[1]]), byte)
+        to_read, keep, data = (ir.Constant(word, value) for value in (0, 3, 1))
+        builder.call(prefetch, [line, to_read, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), generate
+
+
+_prefetch = intrinsic(_prefetched)
+
+
+@numba.njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _begin(
+    id: Any, width: Any, kind: Any, start: Any, scale: Any, table: Any, out: Any, at: Any
+) -> Any:
+    """Write what a row is before any update; `aiops.kernels.rows.first_rows` is the text of it."""
+    if kind == _ZEROS:
+        for c in range(width):
+            out[at + c] = 0.0
+        return
+    z = _U(id) + start + _GOLDEN
+    z = (z ^ (z >> _S30)) * _MIX_1
+    z = (z ^ (z >> _S27)) * _MIX_2
+    state = z ^ (z >> _S31)
+    for c in range(width):
+        state += _GOLDEN
+        z = state
+        z = (z ^ (z >> _S30)) * _MIX_1
+        z = (z ^ (z >> _S27)) * _MIX_2
+        z = z ^ (z >> _S31)
+        if kind == _UNIFORM:
+            unit = np.float64(z >> _S11) * 2.0**-52 - 1.0
+        else:
+            cell = np.int64(z >> _S52)
+            inside = np.float64(z & _LOW_52) * 2.0**-52
+            unit = table[cell] + inside * (table[cell + 1] - table[cell])
+        out[at + c] = unit * scale
+
+
+def _gather(
+    store: Any,
+    heads: Any,
+    stride: Any,
+    ids: Any,
+    out: Any,
+    out_heads: Any,
+    ones: Any,
+    width: Any,
+    kind: Any,
+    start: Any,
+    scale: Any,
+    table: Any,
+) -> Any:
+    line = 64 // store.itemsize
+    for i in range(min(_AHEAD, ids.size)):
+        for c in range(0, width, line):
+            _prefetch(store, ids[i] * stride + c)
+    for i in range(ids.size):
+        if i + _AHEAD < ids.size:
+            for c in range(0, width, line):
+                _prefetch(store, ids[i + _AHEAD] * stride + c)
+        id, at = ids[i], np.uintp(i * width)
+        here = np.uintp(id * stride)
+        head = heads[here]
+        if head:
+            for c in range(width):
+                out[at + np.uintp(c)] = store[here + np.uintp(c)]
+            out_heads[at] = head ^ ones
+        else:
+            _begin(id, width, kind, start, scale, table, out, at)
+
+
+def _collect(
+    store: Any,
+    heads: Any,
+    stride: Any,
+    ids: Any,
+    grads: Any,
+    unique: Any,
+    total: Any,
+    work: Any,
+    work_heads: Any,
+    ones: Any,
+    values: Any,
+    slots: Any,
+    bits: Any,
+    kind: Any,
+    start: Any,
+    scale: Any,
+    table: Any,
+) -> Any:
+    width, count = grads.shape[1], 0
+    room = 1 << bits
+    mask, shift = room - 1, _U(64 - bits)
+    slots[:room] = 0
+    for i in range(ids.size):  # an open hash table from ids to their number
+        id = ids[i]
+        slot = np.int64((_U(id) * _GOLDEN) >> shift)
+        while slots[slot] and unique[slots[slot] - 1] != id:
+            slot = (slot + 1) & mask
+        if slots[slot]:
+            at = np.int64(slots[slot] - 1) * width
+            for c in range(width):
+                total[at + c] += grads[i, c]
+        else:
+            at = count * width
+            unique[count] = id
+            count += 1
+            slots[slot] = count
+            for c in range(width):
+                total[at + c] = values[0] + grads[i, c]
+    line = 64 // store.itemsize
+    for i in range(min(_AHEAD, count)):
+        for c in range(0, stride, line):
+            _prefetch(store, unique[i] * stride + c)
+    for i in range(count):
+        if i + _AHEAD < count:
+            for c in range(0, stride, line):
+                _prefetch(store, unique[i + _AHEAD] * stride + c)
+        id, at = unique[i], i * width
+        here = np.uintp(id * stride)
+        head = heads[here]
+        if head:
+            for k in range(values.size):
+                for c in range(width):
+                    work[k, at + c] = store[here + np.uintp(k * width + c)]
+            work_heads[at] = head ^ ones
+        else:
+            _begin(id, width, kind, start, scale, table, work[0], at)
+            for k in range(1, values.size):
+                for c in range(width):
+                    work[k, at + c] = values[k]
+    return count
+
+
+def _scatter(
+    store: Any,
+    heads: Any,
+    stride: Any,
+    made: Any,
+    unique: Any,
+    work: Any,
+    work_heads: Any,
+    ones: Any,
+    width: Any,
+) -> Any:
+    fresh = 0
+    for i in range(unique.size):
+        id, at = unique[i], i * width
+        here = np.uintp(id * stride)
+        if not heads[here]:
+            made[id >> 3] |= np.uint8(1 << (id & 7))
+            fresh += 1
+        for k in range(work.shape[0]):
+            for c in range(width):
+                store[here + np.uintp(k * width + c)] = work[k, at + c]
+        head = _U(work_heads[at] ^ ones)
+        heads[here] = head if head else _ONE  # both unsigned, or Numba makes a float of them
+    return fresh

@@ -1,0 +1,197 @@
+"""What becomes of messages about rows: the engine's part for tables.
+
+Every push is applied at once, in the order of arrival, at a learning rate modulated with its
+staleness: how many pushes the table has had since the rows were fetched. Work on rows takes its
+turn among the updates of the dense parameters, so no row is read while it is being written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from aiops.algorithms.base import Algorithm
+from aiops.answers import Answers
+from aiops.crew import Member
+from aiops.errors import BadPush, Refused
+from aiops.events import Received, Reply
+from aiops.layout import Ints
+from aiops.messages import Error, FetchRows, PushRows, TableRows
+from aiops.rows import RowJob, TableStore
+from aiops.rowsintake import RowsIncoming
+from aiops.tables import rows_parts
+
+
+@dataclass(slots=True, eq=False)
+class RowsWork:
+    """A message about rows on its way through the engine."""
+
+    desk: RowsDesk
+    peer: int
+    message: FetchRows | PushRows
+    sink: RowsIncoming
+    member: Member | None  # None: it pushes nothing, or what it pushed was applied before
+    staleness: int = 0
+
+    def issue(self) -> RowJob:
+        """Fix what is to be done, now that its turn has come."""
+        return self.desk.issue(self)
+
+    def applied(self, sums: Ints) -> None:
+        """Answer: it is done."""
+        self.desk.applied(self, sums)
+
+
+class RowsDesk:
+    """One engine's tables.
+
+    Parameters
+    ----------
+    algorithm, workers
+        Whose learning rate and modulation are used; a table's updates are counted by its version.
+    stores
+        The tables, in the order of their numbers.
+    answers
+        Where refusals are counted; its list of effects is appended to.
+    queue
+        Has a piece of work take its turn.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        workers: int | None,
+        stores: Sequence[TableStore],
+        answers: Answers,
+        queue: Callable[[RowsWork], None],
+    ) -> None:
+        self._algorithm, self.stores = algorithm, stores
+        self._rate = algorithm.rates(workers)
+        self._answers, self._effects, self._queue = answers, answers.effects, queue
+        self._pending: dict[tuple[str, int], RowsWork] = {}  # by client and seq, unanswered
+
+    # ------------------------------------------------------------ requests
+
+    def fetch(self, event: Received) -> None:
+        """Send rows when their turn comes."""
+        message, sink = event.message, event.sink
+        assert isinstance(message, FetchRows)
+        if not isinstance(sink, RowsIncoming):
+            raise BadPush("the request names no row: ask for at least one")
+        if sink.fault is not None:
+            sink.free()
+            raise sink.fault
+        self._queue(RowsWork(self, event.peer, message, sink, None))
+
+    def push(self, event: Received, member: Member) -> None:
+        """Apply a push that is new and that every check lets pass, when its turn comes."""
+        message, sink = event.message, event.sink
+        assert isinstance(message, PushRows)
+        assert isinstance(sink, RowsIncoming)
+        work = RowsWork(self, event.peer, message, sink, member)
+        self._pending[member.client, message.seq] = work
+        self._queue(work)
+
+    def fault(self, sink: RowsIncoming, message: PushRows) -> Refused | None:
+        """Return why a push of rows cannot be applied, or None."""
+        store = self.stores[message.table]
+        if sink.fault is None and sink.version > store.version:
+            return BadPush(
+                f"these rows of table {store.named.name!r} were fetched at version {sink.version},"
+                f" but the server is at {store.version}: fetch them again (was it restarted?)",
+                table=store.named.name,
+            )
+        return sink.fault
+
+    def repeated(self, event: Received, member: Member) -> bool:
+        """Answer a push that came before, on a connection since lost, without applying it.
+
+        Returns whether it had come before; its sink is then taken care of.
+        """
+        message, sink = event.message, event.sink
+        assert isinstance(message, PushRows)
+        pending = self._pending.get((member.client, message.seq))
+        if pending is None and message.seq > member.last_seq:
+            return False
+        answer = member.answers.get(message.seq)
+        if pending is not None:
+            pending.peer, pending.message = event.peer, message
+        elif isinstance(answer, Error):
+            again = Error(message.id, answer.code, answer.text, answer.details, False)
+            self._effects.append(Reply(event.peer, again))
+        elif (
+            isinstance(answer, TableRows) and isinstance(sink, RowsIncoming) and sink.fault is None
+        ):
+            if len(sink.wanted):  # the rows it asks for, as they are now
+                work = RowsWork(self, event.peer, message, sink, None, answer.staleness)
+                self._queue(work)
+                return True
+            again_rows = TableRows(message.id, answer.version, answer.staleness)
+            self._effects.append(Reply(event.peer, again_rows))
+        else:
+            fault = BadPush(
+                f"push {message.seq} is older than what the server remembers of this client"
+                f" (its last was {member.last_seq}); it was not applied again"
+            )
+            error = Error(message.id, fault.code, str(fault), fault.details, False)
+            self._effects.append(Reply(event.peer, error))
+        if isinstance(sink, RowsIncoming):
+            sink.free()
+        return True
+
+    # ------------------------------------------------------------ when their turn comes
+
+    def issue(self, work: RowsWork) -> RowJob:
+        """Fix a push's staleness and learning rate."""
+        sink = work.sink
+        store = self.stores[work.message.table]
+        job = RowJob(store)
+        if work.member is not None:
+            work.staleness = store.version - sink.version
+            job.pushed, job.grads = sink.pushed, sink.grads
+            job.step = self._rate(store.version) * self._algorithm.modulation(work.staleness)
+        if len(sink.wanted):
+            job.wanted, job.out = sink.wanted, sink.out
+        return job
+
+    def applied(self, work: RowsWork, sums: Ints) -> None:
+        """Answer a piece of work, which is done."""
+        message, sink, member = work.message, work.sink, work.member
+        store = self.stores[message.table]
+        if member is not None:
+            assert isinstance(message, PushRows)
+            del self._pending[member.client, message.seq]
+            bad, _count, fresh = (int(n) for n in sums)
+            if bad >= 0:
+                self._refuse(work, message, member, store, bad)
+                return
+            store.version += 1
+            store.made += fresh
+            store.rows_pushed += len(sink.pushed)
+            store.total_staleness += work.staleness
+            member.pushes += 1
+            member.staleness, member.answered = work.staleness, self._answers.now
+            member.remember(message.seq, TableRows(message.id, store.version, work.staleness))
+        wanted = len(sink.wanted)
+        parts = rows_parts(store.table, wanted, store.version)
+        answer = TableRows(message.id, store.version, work.staleness, parts)
+        if not wanted:
+            sink.free()
+        self._effects.append(Reply(work.peer, answer, rows=sink if wanted else None))
+
+    def _refuse(
+        self, work: RowsWork, message: PushRows, member: Member, store: TableStore, place: int
+    ) -> None:
+        row = int(work.sink.pushed[place])
+        fault = BadPush(
+            f"table {store.named.name!r}: the gradients of row {row} (first at {place} of the push)"
+            " add up to 1e18 or more in magnitude; nothing of this push was applied",
+            table=store.named.name,
+        )
+        error = Error(message.id, fault.code, str(fault), fault.details, False)
+        member.refused += 1
+        member.answered = self._answers.now
+        self._answers.refused[fault.code] += 1
+        member.remember(message.seq, error)
+        work.sink.free()
+        self._effects.append(Reply(work.peer, error))

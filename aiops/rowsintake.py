@@ -1,0 +1,149 @@
+"""Receiving ids and gradients of rows: one buffer from the pool, which also holds the reply.
+
+The payloads lie in the buffer in the order of the wire (ids, ids to send back, gradients), and
+behind them is room for the rows of the answer. So whoever asks for rows has their room before the
+question is read, under the same bound as everything that is received.
+"""
+
+from __future__ import annotations
+
+import weakref
+from itertools import accumulate
+
+import numpy as np
+
+from aiops import kernels
+from aiops.errors import BadPush
+from aiops.intake import SURVEY, Bytes, Incoming, Pool, check_codecs
+from aiops.kernels.scan import Surveyor
+from aiops.layout import Array, Ints
+from aiops.messages import FetchRows, PushRows
+from aiops.tables import ID_BYTES, NamedTable, Tables, counts
+
+_LEAST = 4096  # bytes: sizes are rounded up to powers of two, so that buffers can be used again
+
+
+class RowsIncoming(Incoming):
+    """The sink of one message about rows."""
+
+    __slots__ = ("_named", "_whole", "grads", "out", "pushed", "version", "wanted")
+
+    def __init__(
+        self,
+        whole: Bytes,
+        named: NamedTable,
+        pushed: int,
+        wanted: int,
+        version: int,
+        pool: Pool,
+        check_ids: Surveyor,
+        survey: Surveyor,
+    ) -> None:
+        self._whole, self._named, self._pool, self.version = whole, named, pool, version
+        self.fault = None
+        table = named.table
+        lengths = [n for n in (pushed * ID_BYTES, wanted * ID_BYTES) if n]
+        ids, gradients = sum(lengths), pushed * table.row_bytes
+        received = ids + gradients
+        self.buffer = whole[:received]
+        self._offsets = list(accumulate([*lengths, gradients], initial=0))
+        typed = self.buffer[:ids].view(np.int64)
+        self.pushed: Ints = typed[:pushed]
+        self.wanted: Ints = typed[pushed:]
+        flat = self.buffer[ids:].view(table.dtype)
+        self.grads: Array = flat.reshape(pushed, table.width)
+        end = received + wanted * table.row_bytes
+        self.out: Array = whole[received:end].view(table.dtype).reshape(wanted, table.width)
+        self._runs = [(0, typed, check_ids)]
+        if pushed:
+            self._runs.append((ids, flat, survey))
+        self._done = 0
+
+    def filled(self, part: int, offset: int, nbytes: int) -> None:
+        """Look over what has come: at the end, unless there is much of it."""
+        size = len(self.buffer)
+        if size > SURVEY or self._offsets[part] + offset + nbytes == size:
+            super().filled(part, offset, nbytes)
+
+    @property
+    def answer(self) -> memoryview:
+        """The bytes of the rows to send, once they have been gathered."""
+        begin = len(self.buffer)
+        return self._whole[begin : begin + self.out.nbytes].data
+
+    def answer_later(self) -> memoryview:
+        """Return the same; the buffer goes back when they have been let go, and not before."""
+        pool, whole = self._pool, self._whole
+        assert pool is not None
+        self._pool = None
+        begin = len(self.buffer)
+        rows = whole[begin : begin + self.out.nbytes]
+        weakref.finalize(rows, pool.returned.append, whole).atexit = False
+        return rows.data
+
+    def free(self) -> None:
+        """Put the buffer back."""
+        if self._pool is not None:
+            pool, self._pool = self._pool, None
+            pool.give(self._whole)
+
+    def _bad_value(self, begin: int, typed: Array, index: int) -> BadPush:
+        named = self._named
+        if begin == 0:
+            count = len(self.pushed)
+            place = index if index < count else index - count
+            return BadPush(named.no_such_row(int(typed[index]), place), table=named.name)
+        row, column = divmod(index, named.table.width)
+        return BadPush(
+            f"table {named.name!r}: the gradient of row {int(self.pushed[row])} (number {row} of"
+            f" the push) holds {float(typed[index])} in column {column}: every value must be finite"
+            " and below 1e18 in magnitude; nothing of this push was applied",
+            table=named.name,
+        )
+
+
+class RowsIntake:
+    """Decides where the payloads of messages about rows belong.
+
+    Parameters
+    ----------
+    tables
+        The model's.
+    pool
+        Where buffers come from.
+    backend
+        Whose kernels survey what comes.
+    """
+
+    def __init__(self, tables: Tables, pool: Pool, backend: str = "auto") -> None:
+        self._tables, self._pool = tables.each, pool
+        self._surveys = [
+            (
+                kernels.bounded(named.table.rows, backend),
+                kernels.surveyor(np.dtype(named.table.dtype), backend),
+            )
+            for named in tables.each
+        ]
+
+    def place(self, message: FetchRows | PushRows) -> RowsIncoming | None:
+        """Return where a message's payloads go; None: no room now.
+
+        Raises
+        ------
+        BadPush
+            When the message does not fit the model's tables; nothing has been allocated then.
+        """
+        number = message.table
+        if number >= len(self._tables):
+            raise BadPush(f"the model has no table number {number}; it has {len(self._tables)}")
+        check_codecs(message.parts)
+        named = self._tables[number]
+        push = isinstance(message, PushRows)
+        pushed, wanted = counts(named, message.parts, push)
+        version = message.version if isinstance(message, PushRows) else 0
+        nbytes = (pushed + wanted) * (ID_BYTES + named.table.row_bytes)
+        whole = self._pool.take(max(_LEAST, 1 << (nbytes - 1).bit_length()))
+        if whole is None:
+            return None
+        surveys = self._surveys[number]
+        return RowsIncoming(whole, named, pushed, wanted, version, self._pool, *surveys)

@@ -1,0 +1,329 @@
+"""Sparse parameters: what a table is, and what a message about its rows may say.
+
+A table is a matrix of ``rows`` × ``width`` of which a worker ever sees the rows it asks for: the
+embeddings of a vocabulary, say. It lives on the server alone. A row that nobody has pushed to is
+not stored anywhere: its values follow from the table's initialiser, its seed and the row's number
+(`aiops.kernels.rows`), whoever asks first and in whatever order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from aiops.errors import BadPush, UsageError, nearest
+from aiops.layout import Array, Ints
+from aiops.messages import MAX_TEXT, Part, Parts
+
+INITIALISERS = ("zeros", "uniform", "normal")
+"""How the rows of a table may begin; see `Table`."""
+
+TABLE_DTYPES = ("float32", "float64")
+
+MAX_TABLES = 1024
+MAX_ROWS = 1 << 40
+MAX_WIDTH = 1 << 16
+
+MAX_IDS = 1 << 20
+"""Most rows that one message may name."""
+
+MAX_ROWS_BYTES = 1 << 26
+"""Most bytes of rows that one message may carry or ask for."""
+
+ID_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A sparse parameter: a matrix whose rows are fetched and pushed by number.
+
+    Parameters
+    ----------
+    rows
+        How many rows there are; ids go from 0 to ``rows - 1``. An untouched row costs no memory.
+    width
+        Elements per row.
+    dtype
+        ``"float32"`` or ``"float64"``.
+    init
+        How a row begins: ``"zeros"``; ``"uniform"`` in [-scale, scale]; ``"normal"``: mean 0,
+        standard deviation ``scale``, and nothing beyond two standard deviations (as Keras's
+        ``TruncatedNormal``: the deviation is that of the distribution before it is cut).
+    scale
+        See ``init``; the default, 0.05, is that of Keras's ``Embedding``.
+    seed
+        0 to 2**63 - 1. The first value of an element depends on (seed, row, column) and on nothing
+        else: not on who asked first, not on the order, not on the kind of processor.
+
+    Attributes
+    ----------
+    row_bytes
+        Bytes of one row as it travels.
+    most
+        How many rows one message, and so one call, may carry or ask for.
+
+    Raises
+    ------
+    UsageError
+        When a value cannot work.
+
+    Examples
+    --------
+    >>> Table(10_000_000, 16).nbytes
+    640000000
+    """
+
+    rows: int
+    width: int
+    dtype: str = "float32"
+    init: str = "uniform"
+    scale: float = 0.05
+    seed: int = 0
+    row_bytes: int = field(init=False, repr=False, compare=False)
+    most: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        for name, most in (("rows", MAX_ROWS), ("width", MAX_WIDTH)):
+            value = getattr(self, name)
+            if not isinstance(value, int | np.integer) or not 1 <= value <= most:
+                raise UsageError(f"a table's {name} must be 1 to {most:,}, not {value!r}")
+            object.__setattr__(self, name, int(value))
+        if self.dtype not in TABLE_DTYPES:
+            raise UsageError(
+                f"a table cannot be {self.dtype!r}; {nearest(str(self.dtype), TABLE_DTYPES)}"
+            )
+        if self.init not in INITIALISERS:
+            raise UsageError(
+                f"no initialiser is called {self.init!r}; {nearest(str(self.init), INITIALISERS)}"
+            )
+        object.__setattr__(self, "scale", float(self.scale))
+        if not (math.isfinite(self.scale) and 0 <= self.scale < 1e18):
+            raise UsageError(f"a table's scale must be 0 or more and finite, not {self.scale!r}")
+        if not isinstance(self.seed, int | np.integer) or not 0 <= self.seed < 1 << 63:
+            raise UsageError(f"a table's seed must be 0 to 2**63 - 1, not {self.seed!r}")
+        object.__setattr__(self, "seed", int(self.seed))
+        row_bytes = self.width * np.dtype(self.dtype).itemsize
+        object.__setattr__(self, "row_bytes", row_bytes)
+        object.__setattr__(self, "most", min(MAX_IDS, MAX_ROWS_BYTES // row_bytes))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that all its rows have, stored or not."""
+        return self.rows * self.row_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTable:
+    """A table of a model: its name, and its number on the wire."""
+
+    name: str
+    index: int
+    table: Table
+
+    def check_ids(self, ids: Any) -> Ints:
+        """Return ids as the wire carries them.
+
+        Raises
+        ------
+        UsageError
+            When they are no flat list of whole numbers, too many for one message, or one of them
+            is no row of the table.
+        """
+        array = np.asarray(ids)
+        if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+            raise UsageError(
+                f"table {self.name!r}: ids must be a flat array of integers, not"
+                f" {array.dtype.name} of shape {array.shape}"
+            )
+        if len(array) > self.table.most:
+            raise UsageError(
+                f"table {self.name!r}: {len(array):,} rows in one call; at most"
+                f" {self.table.most:,} of this width travel at once, so call it in pieces"
+            )
+        if array.dtype == np.uint64 and array.size and array.max() >= 1 << 63:
+            array = array.astype(object)  # the error below must show the number that was meant
+        else:
+            array = np.ascontiguousarray(array, np.dtype("<i8"))
+        bad = outside(array, self.table.rows)
+        if bad >= 0:
+            raise UsageError(self.no_such_row(int(array[bad]), bad))
+        return array
+
+    def check_gradients(self, grads: Any, count: int) -> Array:
+        """Return gradients as the wire carries them, one row per id.
+
+        Raises
+        ------
+        UsageError
+            When shape or dtype are not those of ``count`` rows.
+        """
+        array, dtype = np.asarray(grads), np.dtype(self.table.dtype)
+        if array.shape != (count, self.table.width):
+            raise UsageError(
+                f"table {self.name!r}: the gradients have shape {array.shape}, but {count} ids need"
+                f" {(count, self.table.width)}"
+            )
+        if array.dtype != dtype:  # also of the other byte order
+            raise UsageError(
+                f"table {self.name!r}: the gradients are {array.dtype}, the table is"
+                f" {dtype.name}: convert them with .astype({dtype.name!r})"
+            )
+        return np.ascontiguousarray(array)
+
+    def no_such_row(self, id: int, place: int) -> str:
+        """Return the sentence about an id out of range."""
+        return (
+            f"table {self.name!r} has no row {id} (it is number {place} of the ids): rows are"
+            f" 0 to {self.table.rows - 1}"
+        )
+
+
+def outside(ids: Array, rows: int) -> int:
+    """Return the place of the first id that is not in [0, rows), or -1."""
+    if not ids.size:
+        return -1
+    if ids.dtype == object:
+        return next((i for i, id in enumerate(ids) if not 0 <= id < rows), -1)
+    unsigned = ids.view(np.uint64)  # what is negative is large
+    return -1 if int(unsigned.max()) < rows else int(np.argmax(unsigned >= rows))
+
+
+class Tables(Mapping[str, NamedTable]):
+    """The tables of a model, by name; on the wire they go by their number.
+
+    Raises
+    ------
+    UsageError
+        When the tables cannot stand together, or beside these tensors.
+    """
+
+    def __init__(self, tables: Mapping[str, Table], tensors: Iterable[str] = ()) -> None:
+        if len(tables) > MAX_TABLES:
+            raise UsageError(f"a model has at most {MAX_TABLES:,} tables, not {len(tables):,}")
+        both = set(tables) & set(tensors)
+        if both:
+            raise UsageError(f"{min(both)!r} is the name of a table and of a tensor; use two names")
+        for name, table in tables.items():
+            if not isinstance(name, str) or not 0 < len(name) <= MAX_TEXT:
+                raise UsageError(f"a table's name must be a string that can be sent, not {name!r}")
+            if not isinstance(table, Table):
+                raise UsageError(f"table {name!r} must be an aiops.Table, not {table!r}")
+        self.each = tuple(
+            NamedTable(name, index, tables[name]) for index, name in enumerate(sorted(tables))
+        )
+        self._by_name = {named.name: named for named in self.each}
+
+    @classmethod
+    def told(
+        cls,
+        rows: Iterable[tuple[str, int, int, str, str, float, int]],
+        tensors: Iterable[str] = (),
+    ) -> Tables:
+        """Return the tables that the wire describes."""
+        described = [(row[0], Table(*row[1:])) for row in rows]
+        tables = dict(described)
+        if len(tables) < len(described):
+            raise UsageError("two tables have the same name; names must differ")
+        return cls(tables, tensors)
+
+    @property
+    def described(self) -> tuple[tuple[str, int, int, str, str, float, int], ...]:
+        """The tables as they are announced, in the order of their numbers."""
+        return tuple(
+            (n.name, t.rows, t.width, t.dtype, t.init, t.scale, t.seed)
+            for n in self.each
+            for t in (n.table,)
+        )
+
+    def named(self, name: str) -> NamedTable:
+        """Return a table, or raise `UsageError` with the nearest name."""
+        found = self._by_name.get(name)
+        if found is None:
+            known = nearest(name, self._by_name) if self._by_name else "it has no tables at all"
+            raise UsageError(f"the model has no table {name!r}; {known}")
+        return found
+
+    def difference(self, other: Tables) -> str | None:
+        """Say in half a sentence how other tables differ from these, or return None."""
+        for name, theirs in other.items():
+            mine = self._by_name.get(name)
+            if mine is None:
+                return f"it has no table {name!r}"
+            for trait in ("rows", "width", "dtype", "init", "scale", "seed"):
+                here, there = getattr(mine.table, trait), getattr(theirs.table, trait)
+                if here != there:
+                    return f"the {trait} of its table {name!r} is {here!r}, not {there!r}"
+        missing = [name for name in self if name not in other]
+        return f"its table {missing[0]!r} is missing here" if missing else None
+
+    def __getitem__(self, name: str) -> NamedTable:
+        return self._by_name[name]
+
+    def __iter__(self) -> Any:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self.each)
+
+
+# ---------------------------------------------------------------- parts
+
+
+def fetch_parts(table: Table, wanted: int) -> Parts:
+    """Return the parts of a request for so many rows: their ids."""
+    return (_part(wanted, ID_BYTES),)
+
+
+def push_parts(table: Table, pushed: int, wanted: int) -> Parts:
+    """Return the parts of a push: its ids, the ids of the rows to be sent back, its gradients."""
+    asked = (_part(wanted, ID_BYTES),) if wanted else ()
+    return (_part(pushed, ID_BYTES), *asked, _part(pushed, table.row_bytes))
+
+
+def rows_parts(table: Table, count: int, version: int) -> Parts:
+    """Return the parts of an answer that brings so many rows."""
+    return (Part(0, count, "raw", count * table.row_bytes, version),) if count else ()
+
+
+def counts(named: NamedTable, parts: Parts, push: bool) -> tuple[int, int]:
+    """Return how many rows a message's parts push and ask for; nothing has been received yet.
+
+    Raises
+    ------
+    BadPush
+        When the parts are not what `fetch_parts` or `push_parts` would be.
+    """
+    table, number = named.table, len(parts)
+    if not (2 <= number <= 3 if push else number == 1):
+        raise BadPush(
+            f"table {named.name!r}: {len(parts)} payloads came, but a push of rows has 2 or 3 (ids,"
+            " ids to send back if any, gradients) and a fetch has 1 (ids)"
+        )
+    pushed = parts[0].stop if push else 0
+    wanted = parts[number == 3].stop if number != 2 else 0
+    if max(pushed, wanted) > table.most:
+        raise BadPush(
+            f"table {named.name!r}: {max(pushed, wanted):,} rows in one message; at most"
+            f" {table.most:,} of this width are allowed"
+        )
+    meant = [(0, pushed, "raw", pushed * table.row_bytes)] if push else []
+    if wanted:
+        meant.insert(0, (0, wanted, "raw", wanted * ID_BYTES))
+    if push:
+        meant.insert(0, (0, pushed, "raw", pushed * ID_BYTES))
+    for part, right in zip(parts, meant, strict=True):
+        if part[:4] != right:
+            raise BadPush(
+                f"table {named.name!r}: a payload is announced as {list(part[:4])}, which should be"
+                f" {list(right)} (first row, rows, codec, bytes)"
+            )
+    return pushed, wanted
+
+
+def _part(count: int, each: int) -> Part:
+    return Part(0, count, "raw", count * each, 0)

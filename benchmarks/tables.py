@@ -1,0 +1,288 @@
+"""The tables benchmark: rows of an embedding fetched and pushed over loopback TCP.
+
+    python -m benchmarks.tables [--rows 10000000] [--width 16] [--batch 512] [--workers 4]
+                                [--policy asgd] [--ways exchange,separate] [--rounds 5]
+                                [--seconds 2] [--json out.json]
+
+One server process, so many worker processes. A cycle fetches a batch of rows with uniformly random
+ids and pushes a gradient for each: as two round trips (``separate``), or as one in which the push
+brings the rows of the next batch (``exchange``). Ids are drawn before the clock starts, over the
+whole table, so nearly every row is a place in memory that is in no cache. Every row pushed is
+counted, and the server's own count must agree. In the first seconds most rows are pushed for the
+first time and their pages come from the system; ``--fill`` (the default) has a worker push to all
+rows first, so that what is measured is the steady state. On a machine that others use too,
+processor time per cycle says more than the rate: the server is one thread, so that a second has
+room for as many cycles as that time goes into it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import aiops
+from aiops.errors import UsageError
+from benchmarks import report
+
+NAME = "embedding"
+WAYS = ("exchange", "separate")
+_DRAWN = 1024  # batches of ids that a worker goes through again and again
+_GOAL = 2_000_000
+_FIGURES = (
+    *("rows_per_second", "cycles_per_second", "p50_us", "p99_us"),
+    *("server_cpu_us", "worker_cpu_us"),
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure."""
+
+    rows: int = 10_000_000
+    width: int = 16
+    batch: int = 512
+    workers: int = 4
+    policy: str = "asgd"
+    ways: tuple[str, ...] = WAYS
+    rounds: int = 5
+    seconds: float = 2.0
+    fill: bool = True
+
+
+def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+    """Measure, and return the report: per way the rounds' rows per second, each way.
+
+    Raises
+    ------
+    UsageError
+        When an option makes no sense.
+    RuntimeError
+        When the server has applied another number of rows than the workers have pushed.
+    """
+    unknown = set(options.ways) - set(WAYS)
+    if unknown or not options.ways or min(options.batch, options.workers, options.rounds) < 1:
+        raise UsageError(f"the ways to measure are {', '.join(WAYS)}, and numbers are positive")
+    about = report.machine()
+    with _server(options.policy) as (url, server), _workers(url, options) as pipes:
+        if options.fill:
+            say("pushing to every row once")
+            _fill(url, options)
+        ways: dict[str, Any] = {}
+        for way in options.ways:
+            rounds = []
+            for number in range(options.rounds):
+                rounds.append(_round(pipes, server, way, options.seconds, options.batch))
+                say(f"{way} {number + 1}: {rounds[-1]['rows_per_second']:,.0f} rows/s each way")
+            ways[way] = {
+                "rounds": rounds,
+                **{key: report.spread([round_[key] for round_ in rounds]) for key in _FIGURES},
+            }
+        line = _check(url, pipes, options)
+    return {
+        "benchmark": "tables",
+        "machine": about,
+        "options": asdict(options),
+        "ways": ways,
+        "table": line,
+    }
+
+
+def _table(options: Options) -> aiops.Table:
+    return aiops.Table(options.rows, options.width)
+
+
+def _fill(url: str, options: Options) -> None:
+    """Push a zero gradient to every row, so that all of them are stored."""
+    with aiops.Worker(url, {}, tables={NAME: _table(options)}, name="filler") as worker:
+        step = 1 << 16
+        zeros = np.zeros((step, options.width), np.float32)
+        for start in range(0, options.rows, step):
+            ids = np.arange(start, min(start + step, options.rows))
+            worker.push_rows(NAME, ids, zeros[: len(ids)])
+
+
+def _round(
+    pipes: Sequence[Connection], server: int, way: str, seconds: float, batch: int
+) -> dict[str, float]:
+    """Let all workers go at once for so long; return what they did together."""
+    spent = _cpu_seconds(server)
+    for pipe in pipes:
+        pipe.send((way, seconds))
+    answers = [pipe.recv() for pipe in pipes]
+    spent = _cpu_seconds(server) - spent
+    elapsed = max(answer[2] for answer in answers) - min(answer[1] for answer in answers)
+    cycles = sum(count for count, *_rest in answers)
+    times = np.concatenate([np.asarray(answer[3]) for answer in answers]) * 1e6
+    return {
+        "cycles_per_second": cycles / elapsed,
+        "rows_per_second": cycles * batch / elapsed,
+        "p50_us": float(np.percentile(times, 50)),
+        "p99_us": float(np.percentile(times, 99)),
+        "server_cpu_us": spent / cycles * 1e6,
+        "worker_cpu_us": sum(answer[4] for answer in answers) / cycles * 1e6,
+    }
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Return the processor time that a process has used, NaN where that is not told."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return float("nan")
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _check(url: str, pipes: Sequence[Connection], options: Options) -> dict[str, Any]:
+    """Compare what the workers have pushed with what the server has applied."""
+    for pipe in pipes:
+        pipe.send(None)
+    pushed = sum(pipe.recv() for pipe in pipes) * options.batch
+    with aiops.Client(url) as client:
+        [line] = client.stats()["tables"]
+    applied = line["rows_pushed"] - (options.rows if options.fill else 0)
+    if applied != pushed:
+        raise RuntimeError(f"the workers pushed {pushed} rows, the server applied {applied}")
+    return dict(line)
+
+
+def _work(url: str, options: Options, number: int, pipe: Connection) -> None:
+    """One worker's process: do rounds until told to end, then say how many cycles that were."""
+    rng = np.random.default_rng(number)
+    ids = rng.integers(0, options.rows, (_DRAWN, options.batch))
+    grads = rng.standard_normal((options.batch, options.width)).astype(np.float32)
+    rows = np.empty_like(grads)
+    total, turn = 0, 0
+    with aiops.Worker(url, {}, tables={NAME: _table(options)}, name=f"worker-{number}") as worker:
+        pipe.send("ready")
+        worker.fetch_rows(NAME, ids[0], rows)
+        while (job := pipe.recv()) is not None:
+            way, seconds = job
+            times: list[float] = []
+            spent = time.process_time()
+            begin = now = time.monotonic()
+            while now - begin < seconds:
+                this, turn = ids[turn % _DRAWN], turn + 1
+                if way == "exchange":
+                    following = ids[turn % _DRAWN]
+                    worker.exchange_rows(NAME, this, grads, following, out=rows)
+                else:
+                    worker.fetch_rows(NAME, this, rows)
+                    worker.push_rows(NAME, this, grads)
+                before, now = now, time.monotonic()
+                times.append(now - before)
+            total += len(times)
+            pipe.send((len(times), begin, now, times, time.process_time() - spent))
+        pipe.send(total)
+
+
+@contextmanager
+def _workers(url: str, options: Options) -> Iterator[list[Connection]]:
+    context = multiprocessing.get_context("spawn")
+    children, pipes = [], []
+    try:
+        for number in range(options.workers):
+            mine, theirs = context.Pipe()
+            child = context.Process(target=_work, args=(url, options, number, theirs), daemon=True)
+            child.start()
+            theirs.close()
+            children.append(child)
+            pipes.append(mine)
+        for pipe in pipes:
+            assert pipe.recv() == "ready"
+        yield pipes
+    finally:
+        for pipe in pipes:
+            pipe.close()
+        for child in children:
+            child.join(5)
+            child.kill()
+
+
+@contextmanager
+def _server(policy: str) -> Iterator[tuple[str, int]]:
+    command = [sys.executable, "-m", "aiops.server", "--port", "0", "--policy", policy]
+    command += ["--log-level", "warning"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip(), process.pid
+        finally:
+            process.terminate()
+
+
+def table(result: Mapping[str, Any]) -> Any:
+    """Make the table of a report."""
+    options, rows = result["options"], []
+    for way, figures in result["ways"].items():
+        rate = figures["rows_per_second"]
+        rows.append(
+            [
+                way,
+                f"{rate['median']:,.0f}",
+                f"{rate['min']:,.0f}-{rate['max']:,.0f}",
+                f"{figures['cycles_per_second']['median']:,.0f}",
+                f"{figures['p50_us']['median']:,.0f}",
+                f"{figures['p99_us']['median']:,.0f}",
+                f"{figures['server_cpu_us']['median']:,.0f}",
+                f"{figures['worker_cpu_us']['median']:,.0f}",
+                f"{rate['median'] / _GOAL:.2f}",
+            ]
+        )
+    title = (
+        f"{options['workers']} workers, {options['rows']:,} x {options['width']} float32,"
+        f" batches of {options['batch']} random rows, {options['policy']}; medians over"
+        f" {options['rounds']} rounds"
+    )
+    columns = (
+        *("way", "rows/s each way", "min-max", "cycles/s", "p50 µs", "p99 µs"),
+        *("server's CPU µs", "worker's", "x 2 million"),
+    )
+    return report.table(title, columns, rows)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("benchmarks.tables", description=__doc__.partition("\n")[0])
+    standard = Options()
+    for name in ("rows", "width", "batch", "workers", "rounds"):
+        parser.add_argument(f"--{name}", type=int, default=getattr(standard, name))
+    parser.add_argument("--seconds", type=float, default=standard.seconds, help="per round")
+    parser.add_argument("--policy", default=standard.policy)
+    parser.add_argument("--ways", default=",".join(WAYS), help="comma-separated")
+    parser.add_argument("--fill", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to FILE")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run from the command line; exits with 2 when an option is wrong."""
+    parser = _parser()
+    arguments = vars(parser.parse_args(argv))
+    path = arguments.pop("json")
+    arguments["ways"] = tuple(arguments["ways"].split(","))
+    try:
+        options = replace(Options(), **arguments)
+        result = run(options, lambda line: print(line, file=sys.stderr, flush=True))
+    except UsageError as error:
+        parser.error(str(error))
+    except KeyboardInterrupt:
+        print("interrupted; all processes are ended", file=sys.stderr)
+        raise SystemExit(130) from None
+    if path:
+        report.write_json(path, result)
+    report.show(table(result), result["machine"])
+
+
+if __name__ == "__main__":
+    main()

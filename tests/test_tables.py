@@ -1,0 +1,173 @@
+"""What a table may be, and what a message about its rows may say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiops
+from aiops.errors import BadPush, UsageError
+from aiops.messages import Part
+from aiops.tables import MAX_IDS, NamedTable, Table, Tables, counts, fetch_parts, push_parts
+
+TABLE = Table(100, 4)
+NAMED = NamedTable("t", 0, TABLE)
+
+
+class TestTable:
+    def test_its_name_is_public(self) -> None:
+        assert aiops.Table is Table
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({"rows": 0}, "rows must be 1 to"),
+            ({"rows": 2**41}, "rows must be 1 to"),
+            ({"rows": 3.0}, "rows must be 1 to"),
+            ({"width": 0}, "width must be 1 to"),
+            ({"width": "4"}, "width must be 1 to"),
+            ({"dtype": "float16"}, "cannot be 'float16'"),
+            ({"init": "unifrom"}, "did you mean 'uniform'"),
+            ({"scale": float("nan")}, "scale must be"),
+            ({"scale": -1}, "scale must be"),
+            ({"seed": -1}, "seed must be"),
+            ({"seed": 2**63}, "seed must be"),
+        ],
+    )
+    def test_what_cannot_work_is_refused(self, change: dict[str, Any], said: str) -> None:
+        settings = {"rows": 100, "width": 4, **change}
+        with pytest.raises(UsageError, match=said):
+            Table(**settings)
+
+    def test_numbers_of_numpy_will_do(self) -> None:
+        assert Table(np.int64(5), np.int32(2), scale=1) == Table(5, 2, scale=1.0)  # type: ignore[arg-type]
+
+    def test_how_many_rows_a_message_may_carry(self) -> None:
+        assert Table(10, 1).most == MAX_IDS
+        assert Table(10, 1 << 16).most == 256
+        assert Table(10, 16).row_bytes == 64
+
+
+class TestTables:
+    def test_they_are_numbered_by_name_whatever_the_order(self) -> None:
+        tables = Tables({"b": TABLE, "a": Table(3, 2)})
+        assert [(n.index, n.name) for n in tables.values()] == [(0, "a"), (1, "b")]
+        assert Tables.told(reversed(tables.described)).described == tables.described
+
+    @pytest.mark.parametrize(
+        ("tables", "said"),
+        [
+            ({"w": TABLE}, "'w' is the name of a table and of a tensor"),
+            ({"": TABLE}, "name"),
+            ({"t": (100, 4)}, "must be an aiops.Table"),
+            ({f"t{i}": TABLE for i in range(1025)}, "at most 1,024 tables"),
+        ],
+    )
+    def test_what_cannot_stand_together_is_refused(self, tables: Any, said: str) -> None:
+        with pytest.raises(UsageError, match=said):
+            Tables(tables, ["w"])
+
+    def test_the_same_name_twice_is_refused(self) -> None:
+        row = ("t", 3, 2, "float32", "zeros", 0.0, 0)
+        with pytest.raises(UsageError, match="same name"):
+            Tables.told([row, row])
+
+    @pytest.mark.parametrize(
+        ("other", "said"),
+        [
+            ({"t": TABLE}, None),
+            ({"t": Table(101, 4)}, "the rows of its table 't' is 100, not 101"),
+            ({"t": Table(100, 4, init="zeros")}, "'uniform', not 'zeros'"),
+            ({"t": Table(100, 4, seed=1)}, "the seed of its table 't' is 0, not 1"),
+            ({"t": TABLE, "u": TABLE}, "no table 'u'"),
+            ({}, "'t' is missing here"),
+        ],
+    )
+    def test_the_first_difference_is_named(self, other: Any, said: str | None) -> None:
+        difference = Tables({"t": TABLE}).difference(Tables(other))
+        assert difference is None if said is None else said in (difference or "")
+
+    def test_an_unknown_name(self) -> None:
+        with pytest.raises(UsageError, match="did you mean 'embedding'"):
+            Tables({"embedding": TABLE}).named("embeding")
+        with pytest.raises(UsageError, match="no tables at all"):
+            Tables({}).named("t")
+
+
+class TestIds:
+    @pytest.mark.parametrize(
+        ("ids", "said"),
+        [
+            ([-1], "no row -1 .it is number 0"),
+            ([0, 100], "no row 100 .it is number 1"),
+            (np.array([2**63 + 5], np.uint64), "no row 9223372036854775813"),
+            ([0.5], "flat array of integers, not float64"),
+            ([[1]], "flat array of integers"),
+            ([True], "flat array of integers, not bool"),
+            (np.zeros(MAX_IDS + 1, np.int64), "at most 1,048,576 of this width"),
+        ],
+    )
+    def test_what_is_no_id_is_refused_by_its_number(self, ids: Any, said: str) -> None:
+        with pytest.raises(UsageError, match=said):
+            NAMED.check_ids(ids)
+
+    @pytest.mark.parametrize("dtype", ["int8", "uint64", ">i8", "uint32"])
+    def test_any_integers_will_do(self, dtype: str) -> None:
+        got = NAMED.check_ids(np.arange(0, 100, 7, dtype=dtype)[::2])
+        assert got.dtype == np.int64
+        assert got.flags.c_contiguous
+        assert got.tolist() == list(range(0, 100, 14))
+
+    def test_none_at_all(self) -> None:
+        assert NAMED.check_ids([]).dtype == np.int64
+
+    @pytest.mark.parametrize(
+        ("grads", "said"),
+        [
+            (np.zeros((2, 4), np.float64), "float64, the table is float32"),
+            (np.zeros((2, 4), ">f4"), "convert them"),
+            (np.zeros((1, 4), np.float32), r"2 ids need \(2, 4\)"),
+            (np.zeros(8, np.float32), "shape"),
+        ],
+    )
+    def test_gradients_that_do_not_fit_are_refused(self, grads: Any, said: str) -> None:
+        with pytest.raises(UsageError, match=said):
+            NAMED.check_gradients(grads, 2)
+
+
+class TestParts:
+    def test_what_is_sent_is_what_is_taken(self) -> None:
+        assert counts(NAMED, fetch_parts(TABLE, 7), push=False) == (0, 7)
+        assert counts(NAMED, push_parts(TABLE, 7, 0), push=True) == (7, 0)
+        assert counts(NAMED, push_parts(TABLE, 7, 9), push=True) == (7, 9)
+
+    @pytest.mark.parametrize(
+        ("parts", "push"),
+        [
+            ((), False),
+            ((), True),
+            (fetch_parts(TABLE, 3), True),
+            (push_parts(TABLE, 3, 2), False),
+            ((*push_parts(TABLE, 3, 2), Part(0, 3, "raw", 24, 0)), True),
+        ],
+    )
+    def test_another_number_of_payloads_is_refused(self, parts: Any, push: bool) -> None:
+        with pytest.raises(BadPush, match=f"{len(parts)} payloads came"):
+            counts(NAMED, parts, push)
+
+    @pytest.mark.parametrize("place", [0, 1, 2])
+    @pytest.mark.parametrize(
+        "change", [{"start": 1}, {"stop": 5}, {"codec": "int8"}, {"nbytes": 23}, {"nbytes": 2**31}]
+    )
+    def test_a_lying_part_is_refused(self, place: int, change: dict[str, Any]) -> None:
+        parts = list(push_parts(TABLE, 3, 2))
+        parts[place] = parts[place]._replace(**change)
+        with pytest.raises(BadPush, match="announced as"):
+            counts(NAMED, tuple(parts), push=True)
+
+    @pytest.mark.parametrize("count", [MAX_IDS + 1, 2**62])
+    def test_too_many_rows_are_refused_before_anything_else(self, count: int) -> None:
+        with pytest.raises(BadPush, match="at most 1,048,576"):
+            counts(NAMED, (Part(0, count, "raw", 8, 0),), push=False)
