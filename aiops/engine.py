@@ -41,11 +41,13 @@ from aiops.events import (
 )
 from aiops.intake import Incoming, Intake, Offer
 from aiops.layout import Arena, Layout
+from aiops.meeting import Meeting
 from aiops.messages import (
     Define,
     Describe,
     Fetch,
     Leave,
+    Meet,
     Message,
     Ping,
     Pong,
@@ -88,6 +90,7 @@ class Engine:
         self.intake = Intake(self.options.max_model, self.options.backend)
         self.answers = Answers(self._effects)
         self.updates = Updates(algorithm, workers, self.crew, self.answers, self._effects)
+        self.meeting = Meeting(self.plan.get("average"), self._effects)
         self.now = self.started = 0.0
         self._seconds: deque[tuple[float, int]] = deque(maxlen=12)  # (time, version then)
 
@@ -133,16 +136,19 @@ class Engine:
         self.updates.crew_changed()
 
     def _on_left(self, event: Left) -> None:
+        self.meeting.left(event.peer, self.now)
         if self.crew.leave(event.peer) is not None:
             self.answers.left(event.peer)
             self.updates.crew_changed()
 
     def _on_tick(self, event: Tick) -> None:
         self.updates.tick()
+        self.meeting.tick(self.now)
 
     def _on_stopping(self, event: Stopping) -> None:
         self.stopping = True
         self.updates.stop()
+        self.meeting.stop()
 
     def _on_applied(self, event: Applied) -> None:
         if not self._seconds or self.now - self._seconds[-1][0] >= 1:
@@ -180,6 +186,15 @@ class Engine:
 
     def _on_describe(self, event: Received) -> None:
         self.answers.describe(event.peer, event.message.id)
+
+    def _on_meet(self, event: Received) -> None:
+        assert isinstance(event.message, Meet)
+        member = self.crew.at(event.peer)
+        if member is None or not member.worker:
+            raise Refused("an observer may not average; connect with role='worker'")
+        if self.store is None:
+            raise NotReady("nobody has defined the model yet: define it before the first average")
+        self.meeting.meet(event.peer, event.message, self.store.layout, self.now)
 
     # ------------------------------------------------------------ the model
 
@@ -282,6 +297,7 @@ class Engine:
             "receive_bytes_peak": pool.peak,
             "waiting": len(self.updates.held),
             "waited_for": sorted(self.updates.waited_for),
+            "averages": self.meeting.report(),
             "workers": [member.report(self.now) for member in self.crew],
         }
 
@@ -340,4 +356,5 @@ _MESSAGES: dict[type[Message], Callable[[Engine, Received], None]] = {
     Ping: Engine._on_ping,
     Pong: Engine._on_pong,
     Leave: Engine._on_leave,
+    Meet: Engine._on_meet,
 }

@@ -74,6 +74,9 @@ FIELDS: Mapping[str, st.SearchStrategy[Any]] = {
     "Plain": st.dictionaries(text, plain_value, max_size=3).filter(plain_map),
     "Offered": st.lists(st.tuples(text, dtype, shape), max_size=3).map(tuple),
     "Rows": st.lists(st.tuples(text, dtype, shape, uint), max_size=3).map(tuple),
+    "Members": st.lists(st.tuples(text, st.integers(1, 65535), st.booleans()), max_size=3).map(
+        tuple
+    ),
     "Parts": parts(),
 }
 """By the names that the fields of `aiops.messages` are annotated with."""

@@ -33,7 +33,7 @@ ROOMS: Mapping[str, str] = {
     "kernels":      "kernels",
     "store":        "gradients versions store",
     "algorithms":   "algorithms",
-    "engine":       "crew events intake answers updates engine journal",
+    "engine":       "crew events intake answers updates meeting engine journal",
     "conversation": "client.params client.outgoing client.conversation",
     "collective":   "collective",
     "workloads":    "workloads",
@@ -75,7 +75,7 @@ IMPURE = {
 
 EXTRAS: Mapping[str, str] = {
     "numba": "kernels.jit_cpu kernels.scan_cpu",
-    "torch": "client.torch client.torch_params",
+    "torch": "client.torch client.torch_params client.torch_replica",
     "jax": "client.jax",
     "cupy": "",
     "grpc": "",

@@ -29,6 +29,7 @@ GOOD: dict[str, Any] = {
     "Plain": {"a": 1},
     "Offered": (("w", "float32", (2,)),),
     "Rows": (("w", "float32", (2,), 0),),
+    "Members": (("10.0.0.1", 7171, True),),
     "Parts": (Part(0, 8, "raw", 8, 1),),
 }
 """A value of each type."""
@@ -69,6 +70,17 @@ BAD: dict[str, list[Any]] = {
         (("w", "float32", (1,), -1),),
         (("w", "float32", (1,), 0, 0),),
         (("w", "float32", (1,), None),),
+    ],
+    "Members": [
+        None,
+        (("h", 1),),
+        (("h", 1, True, 1),),
+        ((b"h", 1, True),),
+        (("h", 0, True),),
+        (("h", 65536, True),),
+        (("h", True, True),),
+        (("h", 1, 1),),
+        (["h", 1, True, {}],),
     ],
 }
 """Values that each type must not take."""

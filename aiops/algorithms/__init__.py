@@ -11,6 +11,7 @@ from aiops.errors import UsageError, nearest
 
 BUILT_IN: Mapping[str, str] = {
     "asgd": "aiops.algorithms.asgd:ASGD",
+    "average": "aiops.algorithms.average:Average",
     "fasgd": "aiops.algorithms.fasgd:FASGD",
     "hardsync": "aiops.algorithms.hardsync:Hardsync",
     "sasgd": "aiops.algorithms.sasgd:SASGD",

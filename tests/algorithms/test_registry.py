@@ -87,6 +87,7 @@ def test_settings_are_read_by_the_type_of_their_default() -> None:
 def test_plain_sgd_is_announced_as_linear() -> None:
     assert {name: find(name)().plan()["linear"] for name in BUILT_IN} == {
         "asgd": True,
+        "average": False,
         "fasgd": False,
         "hardsync": True,
         "sasgd": True,
