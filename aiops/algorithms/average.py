@@ -46,6 +46,8 @@ class Average(Algorithm):
     grace : float, default 1.0
         Seconds that workers who are ready (two at least) wait for the others; who is not ready
         then misses the round. A worker that is ready alone waits ``interval`` + ``grace``.
+    stall : float, default 5.0
+        Seconds without a byte from another worker after which a round is given up.
 
     Source
     ------
@@ -72,6 +74,7 @@ class Average(Algorithm):
     interval: float = 0.5
     warmup: int = 0
     grace: float = 1.0
+    stall: float = 5.0
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -79,6 +82,7 @@ class Average(Algorithm):
         self.require("interval", self.interval >= 0, "0 seconds or more")
         self.require("warmup", self.warmup >= 0, "0 steps or more")
         self.require("grace", self.grace > 0, "more than 0 seconds")
+        self.require("stall", self.stall > 0, "more than 0 seconds")
 
     def policy(self, workers: int | None) -> Policy:
         """Refuse gradients."""
@@ -91,5 +95,6 @@ class Average(Algorithm):
             "interval": float(self.interval),
             "warmup": self.warmup,
             "grace": float(self.grace),
+            "stall": float(self.stall),
         }
         return {"recompute": False, "linear": False, "average": average}
