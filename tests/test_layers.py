@@ -60,7 +60,7 @@ ARROWS: Mapping[str, str] = {
     "client":       "errors messages layout wire conversation collective sockets",
     "server":       "errors messages layout wire store algorithms engine sockets",
     "tools":        "errors messages layout wire kernels store algorithms engine conversation"
-                    " workloads client server",
+                    " collective workloads client server",
 }  # fmt: skip
 
 SHELLS = {"sockets", "client", "server", "tools"}

@@ -40,6 +40,7 @@ _PASSING = (ConnectionLost, RemoteProtocolError, Unavailable, NotReady)
 _SLOWEST = 64 * 1024
 """Bytes per second that a round must manage in all, beyond the time-out."""
 
+_WITHDRAWAL = 2.0  # seconds that the server has to hear that this worker averages no more
 _AGAIN = 0.05  # seconds before a first average is tried again
 
 
@@ -142,7 +143,7 @@ class Averaging:
         self.loop: asyncio.AbstractEventLoop | None = None
         self.steps = 0  # taken so far; written by the training thread
         self._taken = 0  # averages taken over, alone ones included: 0 is new
-        self._paused = self._meeting = False
+        self._paused = False
 
     async def main(self) -> None:
         """Connect, take the first average, and go on until cancelled."""
@@ -179,8 +180,10 @@ class Averaging:
     async def abort(self) -> None:
         """Average no more; return when nothing is under way."""
         self._paused = True
-        if self._meeting:  # the server answers that request too, with nobody or with a last round
-            with contextlib.suppress(AiopsError):
+        # A request to meet that is under way is answered too, with nobody or with a last round. If
+        # the server does not answer, there is nobody to withdraw from.
+        with contextlib.suppress(AiopsError, TimeoutError):
+            async with asyncio.timeout(_WITHDRAWAL):
                 await self._client.meet("", 0, self._taken)
         await self._idle.wait()
 
@@ -249,7 +252,7 @@ class Averaging:
             asked = len(self._asked)  # they stay there until answered, should this be the end
             count = 0
             if asked or not self._paused:
-                count = await self._average()
+                count = await self._average(bool(asked))
             for answer in self._asked[:asked]:
                 if not answer.done():
                     answer.set_result(count)
@@ -266,10 +269,13 @@ class Averaging:
             except TimeoutError:
                 return
 
-    async def _average(self) -> int:
+    async def _average(self, asked: bool = False) -> int:
         """Take part in one round; return how many were in it, 0 when it came to nothing."""
         self._idle.clear()
         try:
+            await self._copy_out()
+            if self._paused and not asked:  # meanwhile
+                return 0
             told = await self._meet()
             if not told.members:
                 return 0
@@ -290,11 +296,10 @@ class Averaging:
             self._failed(error)
             return 0
         finally:
-            self._meeting = False
             self._idle.set()
 
-    async def _meet(self) -> messages.Round:
-        """Copy the model, and wait for others."""
+    async def _copy_out(self) -> None:
+        """Copy the model, and see that it may be shared."""
         await self._locked(lambda: self._replica.copy_out(self._copy))
         self._flat.load(self._copy)
         for name, values in self._flat.views:
@@ -304,15 +309,15 @@ class Averaging:
                     " averaged: training has diverged; lower the learning rate",
                     tensor=name,
                 )
+
+    async def _meet(self) -> messages.Round:
+        """Wait for others."""
         assert self._host is not None
-        self._meeting = True
         try:
             return await self._client.meet(self._host, self._listener.port, self._taken)
         except NotReady:  # the server was started anew
             await self._client.define_again(self._copy.views)
             raise
-        finally:
-            self._meeting = False
 
     async def _round(self, told: messages.Round) -> None:
         """Average with the others, and take the mean over."""

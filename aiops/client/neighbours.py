@@ -320,7 +320,9 @@ async def _pass_on(ring: Ring, before: Link, after: Link, number: int) -> None:
     async def receive() -> None:
         before.wire.place = place
         while not ring.done:
-            await before.receive()
+            for _message, sink in await before.receive():
+                if sink is None:
+                    raise RemoteProtocolError(f"worker {before.name} sent a chunk of nothing")
 
     async def send() -> None:
         for _ in range(ring.to_send):
