@@ -58,7 +58,7 @@ MEANINGS = {
     " ready to compute a refused gradient again. `linear` (boolean): steps are proportional to"
     " their gradients. `patience` (float): seconds that an answer to a push may take because others"
     " are waited for. `heartbeat` (float): seconds of silence after which a client that promised"
-    " pongs is pinged; after three times as long it is dropped. `average` (map, only under the policy"
+    " pongs is pinged; after three times as long it is dropped. `average` (map, under the policy"
     " of that name): `interval`, `grace`, `stall` (floats, seconds), `warmup` (integer, steps)"
     " and `lr` (float); see [Averaging](#averaging-models).",
     "version": "The model's version: how many updates have been applied to it.",
