@@ -118,6 +118,7 @@ class Engine:
         )
         if replaced is not None:
             self._effects.append(Drop(replaced, f"{hello.name!r} has a newer connection"))
+            self.meeting.left(replaced, self.now)
         if replaced == event.peer:
             return
         member.answered = self.now

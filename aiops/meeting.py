@@ -79,8 +79,8 @@ class Meeting:
                 "this worker's model is not the one that the others average: give all workers"
                 " tensors of the same names, shapes and dtypes"
             )
-        if seat is not None and seat.request is not None:
-            raise Refused("this worker is ready already: wait for the answer to that")
+        if seat is not None and seat.request is not None:  # it has given up waiting for that
+            self._dismiss(peer, seat.request)
         self._seats[peer] = _Seat(message, now, message.rounds == 0)
         self._form(now)
 

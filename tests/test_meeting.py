@@ -159,7 +159,6 @@ class TestWhoIsIn:
         inline = settled(1, 2)
         meet(inline, 1)
         inline.join(11, client="client-1", epoch=2)
-        inline.leave(1)
         meet(inline, 11)
         meet(inline, 2)
         assert ports(last(inline, 2)) == [1002, 1011]
@@ -268,14 +267,15 @@ class TestRefusals:
         assert words in answer.text
         assert inline.engine.meeting.report()["averaging"] == 0
 
-    def test_a_second_request_is_refused_and_the_first_stays(self) -> None:
+    def test_a_second_request_takes_the_place_of_the_first(self) -> None:
         inline = settled(1, 2)
         meet(inline, 1)
-        answer = meet(inline, 1)
-        assert isinstance(answer, Error)
-        assert "ready already" in answer.text
+        answer = meet(inline, 1, port=1111)
+        assert isinstance(answer, Round)
+        assert (answer.number, answer.members) == (0, ())
         meet(inline, 2)
-        assert ports(last(inline, 1)) == [1001, 1002]
+        assert ports(last(inline, 1)) == [1111, 1002]
+        assert last(inline, 1).id > answer.id
 
     def test_observers_other_policies_and_models_that_are_not_there(self) -> None:
         inline = gathered()

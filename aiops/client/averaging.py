@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from aiops import messages
-from aiops.client.aio import AsyncClient
+from aiops.client.meeting import MeetingClient
 from aiops.client.neighbours import Listener, take_part
 from aiops.client.replica import Replica
 from aiops.client.turns import TurnLock
@@ -27,7 +27,7 @@ from aiops.errors import (
     Unavailable,
     UsageError,
 )
-from aiops.layout import Arena, Array, Layout
+from aiops.layout import Arena
 from aiops.wire import Traffic
 
 T = TypeVar("T")
@@ -75,43 +75,6 @@ class Averages:
     last_error: AiopsError | None = None
 
 
-class _Client(AsyncClient):
-    """A client that also meets."""
-
-    async def meet(self, host: str, port: int, rounds: int) -> messages.Round:
-        """Wait for a round; with port 0, withdraw."""
-        told: messages.Round = await self._run(lambda: self._talk.meet(host, port, rounds))
-        return told
-
-    async def agree(self, arrays: Mapping[str, Array]) -> Layout:
-        """See that this model is the server's, or define it; return its layout.
-
-        Raises
-        ------
-        BadPush
-            When the server's has other tensors; the text names the first difference.
-        """
-        if self._talk.layout is not None:
-            difference = self._talk.layout.difference(Layout.of(arrays))
-            if difference:
-                raise BadPush(f"{self.url}: the server's model is another one: {difference}")
-        else:
-            await self.define_again(arrays)
-        assert self._talk.layout is not None
-        return self._talk.layout
-
-    async def define_again(self, arrays: Mapping[str, Array]) -> None:
-        """Offer the model, without fetching any."""
-        await self._run(lambda: self._talk.define(arrays))
-
-    @property
-    def local_host(self) -> str:
-        """This side's address of the connection to the server."""
-        assert self._driver is not None
-        assert self._driver.transport is not None
-        return str(self._driver.transport.get_extra_info("sockname")[0])
-
-
 class Averaging:
     """Everything that happens on the averaging thread's event loop.
 
@@ -153,7 +116,7 @@ class Averaging:
         self._idle.set()
         self._asked: list[concurrent.futures.Future[int]] = []
         try:
-            async with _Client(role="worker", **self._who) as self._client:
+            async with MeetingClient(role="worker", **self._who) as self._client:
                 await self._begin()
                 try:
                     await self._first()
@@ -219,8 +182,6 @@ class Averaging:
         self.plan = plan
         layout = await client.agree(replica.arrays())
         self._copy, self._flat = Arena(layout), Flat(layout)
-        self._start: Arena | None = Arena(layout)
-        await self._locked(lambda: replica.copy_out(self._start))  # type: ignore[arg-type]
         self._host = self._host or client.local_host
         try:
             self._listener = Listener(self._host, plan["stall"])
@@ -284,7 +245,6 @@ class Averaging:
                 self._taken += 1
             else:
                 await self._round(told)
-            self._start = None
             self.stats.workers = len(told.members)
             return len(told.members)
         except _PASSING as error:
@@ -340,9 +300,7 @@ class Averaging:
             ) from None
         finally:
             self.stats.seconds += loop.time() - began
-        # What a newcomer has learnt by itself since it began stays on top of the others' mean.
-        base = self._copy if counts[told.rank] or self._start is None else self._start
-        prepared = self._replica.prepare(self._flat, base)
+        prepared = self._replica.prepare(self._flat, self._copy)
         await self._locked(lambda: self._replica.add(prepared))
         self._taken += 1
         self.stats.rounds += 1
