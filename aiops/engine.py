@@ -51,12 +51,14 @@ from aiops.events import (
 from aiops.intake import Incoming, Intake, Offer
 from aiops.kernels.rule import Rule
 from aiops.layout import Arena, Array, Ints, Layout, aligned
+from aiops.meeting import Meeting
 from aiops.messages import (
     Define,
     Describe,
     Fetch,
     FetchRows,
     Leave,
+    Meet,
     Message,
     Ping,
     Pong,
@@ -105,6 +107,7 @@ class Engine:
         self.intake = Intake(self.options.max_model, self.options.backend)
         self.answers = Answers(self._effects)
         self.updates = Updates(algorithm, workers, self.crew, self.answers, self._effects)
+        self.meeting = Meeting(self.plan.get("average"), self._effects)
         self.now = self.started = 0.0
         self._tables = Tables({})
         self._seconds: deque[tuple[float, int]] = deque(maxlen=12)  # (time, version then)
@@ -138,6 +141,7 @@ class Engine:
         )
         if replaced is not None:
             self._effects.append(Drop(replaced, f"{hello.name!r} has a newer connection"))
+            self.meeting.left(replaced, self.now)
         if replaced == event.peer:
             return
         member.answered = self.now
@@ -158,6 +162,7 @@ class Engine:
         self.updates.crew_changed()
 
     def _on_left(self, event: Left) -> None:
+        self.meeting.left(event.peer, self.now)
         member = self.crew.leave(event.peer)
         if member is not None:
             member.forget_sent()
@@ -166,10 +171,12 @@ class Engine:
 
     def _on_tick(self, event: Tick) -> None:
         self.updates.tick()
+        self.meeting.tick(self.now)
 
     def _on_stopping(self, event: Stopping) -> None:
         self.stopping = True
         self.updates.stop()
+        self.meeting.stop()
 
     def _on_applied(self, event: Applied) -> None:
         if not self._seconds or self.now - self._seconds[-1][0] >= 1:
@@ -211,6 +218,15 @@ class Engine:
     def saved_tables(self) -> list[tuple[NamedTable, Ints, Array]]:
         """Return each table with the ids of its stored rows and a copy of their parameters."""
         return [(store.named, *store.stored()) for store in self.tables]
+
+    def _on_meet(self, event: Received) -> None:
+        assert isinstance(event.message, Meet)
+        member = self.crew.at(event.peer)
+        if member is None or not member.worker:
+            raise Refused("an observer may not average; connect with role='worker'")
+        if self.store is None:
+            raise NotReady("nobody has defined the model yet: define it before the first average")
+        self.meeting.meet(event.peer, event.message, self.store.layout, self.now)
 
     # ------------------------------------------------------------ the model
 
@@ -383,6 +399,7 @@ class Engine:
             "receive_bytes_peak": pool.peak,
             "waiting": len(self.updates.held),
             "waited_for": sorted(self.updates.waited_for),
+            "averages": self.meeting.report(),
             "workers": [member.report(self.now) for member in self.crew],
         }
 
@@ -470,4 +487,5 @@ _MESSAGES: dict[type[Message], Callable[[Engine, Received], None]] = {
     Ping: Engine._on_ping,
     Pong: Engine._on_pong,
     Leave: Engine._on_leave,
+    Meet: Engine._on_meet,
 }

@@ -8,7 +8,7 @@ gradients to somebody who merely listens on the right port.
 from __future__ import annotations
 
 from aiops.errors import RemoteProtocolError, Unauthorised
-from aiops.messages import PROTOCOL, Challenge, Error, Hello, Message, Prove, Welcome
+from aiops.messages import PROTOCOL, Challenge, Error, Greet, Hello, Message, Prove, Welcome
 from aiops.wire import proof, proves
 
 ROLES = ("worker", "observer")
@@ -35,6 +35,9 @@ class Greeter:
         """Return what to answer; None once `admitted`, when the engine says welcome."""
         if isinstance(message, Hello):
             return self._greet_hello(message)
+        if isinstance(message, Greet):
+            text = "this is the server: a round's workers listen at other addresses"
+            return _fatal(message.id, "protocol", text)
         assert isinstance(message, Prove), "the wire's table lets nothing else through"
         assert self.hello is not None
         assert self.token is not None

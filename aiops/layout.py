@@ -7,6 +7,7 @@ model is one range of bytes whatever its dtypes.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
+import msgpack
 import numpy as np
 import numpy.typing as npt
 
@@ -172,6 +174,11 @@ class Layout:
     def rows(self) -> tuple[tuple[str, str, tuple[int, ...], int], ...]:
         """The model as it is announced: (name, dtype, shape, offset) per tensor."""
         return tuple((t.name, t.dtype.name, t.shape, t.offset) for t in self.tensors)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of the MessagePack of `rows`: equal models have equal ones."""
+        return hashlib.sha256(msgpack.packb(self.rows)).digest()
 
     @cached_property
     def whole(self) -> tuple[tuple[Ints, Ints], ...]:

@@ -41,6 +41,7 @@ Offered: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]  # name, dtype
 Rows: TypeAlias = tuple[tuple[str, str, tuple[int, ...], int], ...]  # ... and offset in the arena
 Sparse: TypeAlias = tuple[tuple[str, int, int, str, str, float, int], ...]
 # name, rows, width, dtype, initialiser, scale, seed
+Members: TypeAlias = tuple[tuple[str, int, bool], ...]  # host, port, whether its model counts
 
 MAX_TEXT = 4096
 """Longest string, in characters, except inside a map of plain values."""
@@ -190,6 +191,22 @@ class Leave(Message):
     kind = "leave"
 
 
+@value
+class Meet(Message):
+    """Be ready to average models with other workers, who reach this one at ``host`` and ``port``.
+
+    With ``port`` 0: be ready no longer, and be waited for by nobody until the next `meet`; one
+    that is unanswered is then answered with a round of nobody.
+    """
+
+    kind = "meet"
+    host: Text
+    port: UInt
+    rounds: UInt
+    digest: Blob
+    nonce: Nonce
+
+
 # ---------------------------------------------------------------- from server to client
 
 
@@ -288,6 +305,20 @@ class Report(Message):
 
 
 @value
+class Round(Message):
+    """The workers who average their models now; they go on among themselves.
+
+    A round of one says that nobody else is ready; a round of none, that nothing is waited for.
+    """
+
+    kind = "round"
+    number: UInt
+    rank: UInt
+    members: Members
+    secret: Blob
+
+
+@value
 class Pong(Message):
     """The answer to a ping (either side)."""
 
@@ -312,11 +343,34 @@ class Error(Message):
             object.__setattr__(self, "text", self.text[: MAX_TEXT - 1] + "…")
 
 
+# ---------------------------------------------------------------- between the workers of a round
+
+
+@value
+class Greet(Message):
+    """The first message between two neighbours of a round, each way: proof of the secret."""
+
+    kind = "greet"
+    number: UInt
+    rank: UInt
+    proof: Blob
+
+
+@value
+class Chunk(Message):
+    """A chunk of the mean on its way round the ring, after so many hops."""
+
+    kind = "chunk"
+    hop: UInt
+    parts: Parts = ()
+
+
 KINDS: Mapping[str, type[Message]] = {
     cls.kind: cls
     for cls in (
         *(Hello, Prove, Define, Describe, Push, Fetch, FetchRows, PushRows, Stats, Ping, Leave),
-        *(Challenge, Welcome, Model, Ack, Params, TableRows, Report, Pong, Error),
+        *(Meet, Challenge, Welcome, Model, Ack, Params, TableRows, Report, Round, Pong, Error),
+        *(Greet, Chunk),
     )
 }
 
@@ -525,6 +579,19 @@ def _described(row: tuple[Any, ...]) -> bool:
     return all(_uint(size) for size in shape)
 
 
+def _members(value: object) -> bool:
+    """Check rows of (host, port, whether its model counts)."""
+    return type(value) is tuple and all(
+        type(row) is tuple
+        and len(row) == 3
+        and _text(row[0])
+        and _uint(row[1])
+        and 0 < row[1] < 1 << 16
+        and _bool(row[2])
+        for row in value
+    )
+
+
 def _parts(value: object) -> bool:  # a marker: parts are read by _read_parts
     return False  # pragma: no cover
 
@@ -542,6 +609,7 @@ _CHECKS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
     "Offered": ("a list of [name, dtype, shape]", _offered),
     "Rows": ("a list of [name, dtype, shape, offset]", _rows),
     "Sparse": ("a list of [name, rows, width, dtype, initialiser, scale, seed]", _sparse),
+    "Members": ("a list of [host, port, boolean]", _members),
     "Parts": ("a list of parts", _parts),
 }
 

@@ -30,12 +30,18 @@ from aiops.messages import Message, Parts
 Side: TypeAlias = Literal["client", "server"]
 Buffer: TypeAlias = bytes | memoryview
 
-_ASK = {"define", "describe", "push", "fetch", "fetch_rows", "push_rows", "stats", "ping", "pong"}
-_TELL = {"model", "ack", "params", "rows", "report", "pong", "ping"}
+_ASK = {
+    *("define", "describe", "push", "fetch", "fetch_rows", "push_rows", "stats", "ping", "pong"),
+    "meet",
+}
+_TELL = {"model", "ack", "params", "rows", "report", "pong", "ping", "round"}
 
 HANDSHAKE: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     # state         who speaks    what it may say      and the state that follows
-    "start": {"client": {"hello": "greeted"}, "server": {"error": "closed"}},
+    "start": {
+        "client": {"hello": "greeted", "greet": "met"},
+        "server": {"error": "closed"},
+    },
     "greeted": {
         "client": {},
         "server": {"challenge": "challenged", "welcome": "open", "error": "closed"},
@@ -50,6 +56,9 @@ HANDSHAKE: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         "client": {"pong": "left"},
         "server": {**dict.fromkeys(_TELL, "left"), "error": "left"},
     },
+    # between the workers of a round: the client is the one that connects, the server the next
+    "met": {"client": {}, "server": {"greet": "paired", "error": "closed"}},
+    "paired": {"client": {"chunk": "paired"}, "server": {}},
     "closed": {"client": {}, "server": {}},
 }
 

@@ -75,6 +75,9 @@ FIELDS: Mapping[str, st.SearchStrategy[Any]] = {
     "Offered": st.lists(st.tuples(text, dtype, shape), max_size=3).map(tuple),
     "Rows": st.lists(st.tuples(text, dtype, shape, uint), max_size=3).map(tuple),
     "Sparse": st.lists(st.tuples(text, uint, uint, dtype, text, real, uint), max_size=3).map(tuple),
+    "Members": st.lists(st.tuples(text, st.integers(1, 65535), st.booleans()), max_size=3).map(
+        tuple
+    ),
     "Parts": parts(),
 }
 """By the names that the fields of `aiops.messages` are annotated with."""

@@ -17,7 +17,10 @@ EXAMPLES = sorted(path.name for path in FOLDER.glob("*.py") if not path.name.sta
 NEEDS = {"pytorch_loop.py": "torch", "jax_loop.py": "jax"}
 
 # What a server must be, for an example that is not content with any.
-POLICY = {"custom_algorithm.py": "examples.custom_algorithm:Signum"}
+POLICY = {
+    "average_numpy.py": "average",
+    "custom_algorithm.py": "examples.custom_algorithm:Signum",
+}
 
 
 def need(example: str) -> None:

@@ -33,7 +33,7 @@ ROOMS: Mapping[str, str] = {
     "kernels":      "kernels",
     "store":        "gradients versions store rows",
     "algorithms":   "algorithms",
-    "engine":       "crew events intake answers updates rowsintake rowsdesk engine journal",
+    "engine":       "crew events intake answers updates meeting rowsintake rowsdesk engine journal",
     "conversation": "client.params client.outgoing client.rows client.conversation"
                     " client.transfer",
     "routines":     "client.routines",
@@ -63,7 +63,7 @@ ARROWS: Mapping[str, str] = {
     "client":       "errors messages layout wire conversation routines collective sockets",
     "server":       "errors messages layout wire store algorithms engine sockets",
     "tools":        "errors messages layout wire kernels store algorithms engine conversation"
-                    " routines workloads client server",
+                    " routines collective workloads client server",
 }  # fmt: skip
 
 SHELLS = {"sockets", "client", "server", "tools"}
@@ -78,7 +78,7 @@ IMPURE = {
 
 EXTRAS: Mapping[str, str] = {
     "numba": "kernels.jit_cpu kernels.scan_cpu kernels.rows_cpu",
-    "torch": "client.torch client.torch_params",
+    "torch": "client.torch client.torch_params client.torch_replica",
     "jax": "client.jax",
     "cupy": "",
     "grpc": "",

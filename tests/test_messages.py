@@ -30,6 +30,7 @@ GOOD: dict[str, Any] = {
     "Offered": (("w", "float32", (2,)),),
     "Rows": (("w", "float32", (2,), 0),),
     "Sparse": (("t", 3, 2, "float32", "uniform", 0.5, 0),),
+    "Members": (("10.0.0.1", 7171, True),),
     "Parts": (Part(0, 8, "raw", 8, 1),),
 }
 """A value of each type."""
@@ -85,6 +86,17 @@ BAD: dict[str, list[Any]] = {
         (("t", 3, 2, "float32", "uniform", 1, 0),),
         (("t", 3, 2, "float32", "uniform", float("inf"), 0),),
         (("t", 3, 2, "float32", "uniform", 0.5, True),),
+    ],
+    "Members": [
+        None,
+        (("h", 1),),
+        (("h", 1, True, 1),),
+        ((b"h", 1, True),),
+        (("h", 0, True),),
+        (("h", 65536, True),),
+        (("h", True, True),),
+        (("h", 1, 1),),
+        (["h", 1, True, {}],),
     ],
 }
 """Values that each type must not take."""

@@ -12,6 +12,7 @@ from aiops.errors import UsageError, nearest
 
 BUILT_IN: Mapping[str, str] = {
     "asgd": "aiops.algorithms.asgd:ASGD",
+    "average": "aiops.algorithms.average:Average",
     "dcasgd": "aiops.algorithms.dcasgd:DCASGD",
     "diloco": "aiops.algorithms.diloco:DiLoCo",
     "downpour": "aiops.algorithms.downpour:Downpour",

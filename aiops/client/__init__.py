@@ -1,9 +1,11 @@
-"""Clients: blocking, async, and the training loop's friend.
+"""Clients: blocking, async, the training loop's friend, and the model averager.
 
 ``aiops.client.torch`` and ``aiops.client.jax`` are imported by those who use them.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from aiops.client.aio import AsyncClient
 from aiops.client.blocking import Client
@@ -11,4 +13,19 @@ from aiops.client.conversation import Receipt
 from aiops.client.params import Params
 from aiops.client.worker import Worker
 
-__all__ = ["AsyncClient", "Client", "Params", "Receipt", "Worker"]
+if TYPE_CHECKING:
+    from aiops.client.averager import ModelAverager
+
+__all__ = ["AsyncClient", "Client", "ModelAverager", "Params", "Receipt", "Worker"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "ModelAverager":
+        raise AttributeError(f"module 'aiops.client' has no attribute {name!r}")
+    from aiops.client.averager import ModelAverager
+
+    return ModelAverager
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -95,9 +95,7 @@ class Client(Facade):
 
     # ------------------------------------------------------------ what it can do
 
-    def offer(
-        self, arrays: Mapping[str, Array], tables: Mapping[str, Table] | None = None
-    ) -> bool:
+    def offer(self, arrays: Mapping[str, Array], tables: Mapping[str, Table] | None = None) -> bool:
         """Offer a model; return whether it was taken (False: the server has one, of this form)."""
         created, _version = self._run(self._talk.define(arrays, tables))
         return bool(created)

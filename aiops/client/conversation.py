@@ -390,6 +390,23 @@ class Conversation:
         self._seq += 1
         return self._ask_rows(asked, self.rows.came_by.get(name, ("", 0)))
 
+    def meet(self, host: str, port: int, rounds: int) -> Request:
+        """Be ready to average (or, with port 0, no longer); the result is a `messages.Round`."""
+        assert self.layout is not None
+        digest, nonce = self.layout.digest, self._nonce()
+
+        def finish(message: Message) -> messages.Round:
+            assert isinstance(message, messages.Round)
+            return message
+
+        return self._ask(
+            Request(
+                "the others of a round",
+                lambda id: messages.Meet(id, host, port, rounds, digest, nonce),
+                finish,
+            )
+        )
+
     def stats(self) -> Request:
         """Ask for the server's statistics; the result is a dict."""
 

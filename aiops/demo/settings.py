@@ -106,6 +106,11 @@ class Settings:
         )
         algorithm = find(policy).make({**given, **({} if lr is None else {"lr": lr})})
         algorithm.check(workers)
+        if "average" in algorithm.plan(workers):
+            raise UsageError(
+                f"{policy}: the demo's workers push gradients, which this policy does not take;"
+                " examples/average_numpy.py trains with it"
+            )
         return chosen
 
     def share(self, index: int) -> int:

@@ -6,11 +6,26 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from aiops import messages
 from aiops.algorithms.asgd import ASGD
+from aiops.algorithms.average import Average
+from aiops.collective import Flat, Ring
+from aiops.collective import proof as ring_proof
 from aiops.engine import Engine
-from aiops.events import Applied, Apply, Event, Joined, Options, Received, Reply
+from aiops.events import (
+    Applied,
+    Apply,
+    Event,
+    Initialised,
+    Joined,
+    Options,
+    Received,
+    Reply,
+)
 from aiops.handshake import Greeter, answer, check_welcome
+from aiops.layout import Arena, Layout
 from aiops.messages import Message, Part
 from aiops.wire import HANDSHAKE, Side, Sink, Wire, proof
 
@@ -82,6 +97,8 @@ def one_of_each() -> list[Example]:
     pushed = struct.pack("<q", 5), struct.pack("<2q", 0, 5), struct.pack("<f", 0.5)
     refused = "the push holds no tensor: push at least one"
     vbars = struct.pack("<f", 0.25)
+    ring = (("10.0.0.5", 40001, True), ("10.0.0.6", 40001, True))
+    digest = Layout(rows).digest
     return [
         _said("client", hello()),
         _said("client", m.Prove(0, proof(TOKEN, "client", *NONCES, hello().client))),
@@ -94,6 +111,7 @@ def one_of_each() -> list[Example]:
         _said("client", m.Stats(5)),
         _said("client", m.Ping(6)),
         _said("client", m.Leave(7)),
+        _said("client", m.Meet(8, "10.0.0.5", 40001, 2, digest, NONCES[0])),
         _said("server", m.Challenge(0, NONCES[1])),
         _said("server", m.Welcome(0, 1, "8c2f", b"", "fasgd", {"lr": 0.5}, {}, 7, (row,), 3)),
         _said("server", m.Model(1, True, 0, (row,))),
@@ -105,8 +123,11 @@ def one_of_each() -> list[Example]:
         _said("server", m.Params(4, 7)),
         _said("server", m.TableRows(9, 7, 0, _rows_of(2, 4)), struct.pack("<2f", 1, 2)),
         _said("server", m.Report(5, {"version": 7, "workers": ()})),
+        _said("server", m.Round(8, 3, 0, ring, bytes(range(32)))),
         _said("server", m.Pong(6)),
         _said("server", m.Error(3, "bad-push", refused, {}, False, 7)),
+        _said("client", m.Greet(0, 3, 0, ring_proof(bytes(range(32)), "client", 3, 0))),
+        _said("client", m.Chunk(0, 1, (Part(0, 4, "raw", 4, 3),)), struct.pack("<f", 1)),
     ]
 
 
@@ -205,6 +226,39 @@ class Script:
                     self._carry("server", effect.message, views)
 
 
+def two_workers_average() -> Conversation:
+    """Return what the first of two workers, at [1, 2, 3], says to the second, at [3, 6, 9].
+
+    The second has a connection of its own to the first, on which it says as much.
+    """
+    title, secret, number = "Two workers of a round", bytes(range(32)), 3
+    layout = Layout((("w", "float32", (3,)),))
+    rings = []
+    for rank, values in enumerate(((1, 2, 3), (3, 6, 9))):
+        flat, arena = Flat(layout), Arena(layout)
+        arena.views["w"][:] = values
+        flat.load(arena)
+        rings.append(Ring(rank, [True, True], flat))
+    said: list[tuple[Side, Message, bytes]] = [
+        ("client", messages.Greet(0, number, 0, ring_proof(secret, "client", number, 0)), b""),
+        ("server", messages.Greet(0, number, 1, ring_proof(secret, "server", number, 1)), b""),
+    ]
+    (first,), (other,) = (ring.begin() for ring in rings)
+    rings[0].room(*other[:3])[:] = other.view  # on the other connection, from the second worker
+    second = rings[0].received(other.start, other.hop)
+    assert second is not None
+    for piece in (first, second):
+        part = Part(piece.start, piece.stop, "raw", piece.stop - piece.start, number)
+        said.append(("client", messages.Chunk(0, piece.hop, (part,)), bytes(piece.view)))
+    return Conversation(
+        title,
+        tuple(
+            Example(f"{title} / {n} {m.kind}", side, m, (data,) if data else ())
+            for n, (side, m, data) in enumerate(said, 1)
+        ),
+    )
+
+
 def conversations() -> list[Conversation]:
     """Return the conversations of the page, as a real engine has them."""
     m = messages
@@ -240,7 +294,21 @@ def conversations() -> list[Conversation]:
     bad = m.Push(1, 3, False, -1, (Part(0, 8, "raw", 8, 2),))
     refused.say(bad, struct.pack("<2f", 1, float("nan")))
     refused.say(m.Fetch(2, 2))
-    return [script.done() for script in (plain, token, wrong, train, back, refused, _tables())]
+
+    layout = Layout(rows)
+    alone = Script("Ready to average, and nobody else is there", engine=_averaging(layout))
+    alone.greet(hello())
+    alone.say(m.Meet(1, "10.0.0.5", 40001, 0, layout.digest, NONCES[0]))
+    scripts = (plain, token, wrong, train, back, refused, _tables(), alone)
+    return [*(script.done() for script in scripts), two_workers_average()]
+
+
+def _averaging(layout: Layout) -> Engine:
+    """Return an engine whose workers average a model of that layout."""
+    engine = Engine(Average(), Options(backend="numpy"))
+    rows = tuple((name, dtype, shape) for name, dtype, shape, _offset in layout.rows)
+    engine.handle(Initialised(0.0, rows, np.zeros(layout.nbytes, np.uint8)))
+    return engine
 
 
 def _tables() -> Script:

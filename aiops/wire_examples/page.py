@@ -32,6 +32,7 @@ ANSWERS = {
     "stats": "`report`",
     "ping": "`pong`",
     "leave": "closing the connection",
+    "meet": "`round`",
 }
 """What answers each request (or else an ``error``)."""
 
@@ -46,7 +47,8 @@ MEANINGS = {
     "pongs": "Whether the client promises to answer a `ping` even when it has asked for nothing.",
     "nonce": "Fresh random bytes.",
     "agent": "The client's software, for people.",
-    "proof": "See [The token](#the-token); in `welcome` empty when there is none.",
+    "proof": "See [The token](#the-token), for `greet` [Averaging](#averaging-models); in `welcome`"
+    " empty when there is none.",
     "tensors": "The offered tensors, in any order.",
     "tables": "The sparse tables; see [Tables](#tables). Offered in any order, announced in the"
     " order of their numbers.",
@@ -60,11 +62,15 @@ MEANINGS = {
     " versions mean nothing any more: do not push what was computed at them, and fetch anew.",
     "policy": "The server's algorithm.",
     "settings": "Its settings, for people.",
-    "plan": "What a worker has to do; ignore keys that you do not know. `recompute` (boolean): be"
-    " ready to compute a refused gradient again. `linear` (boolean): steps are proportional to"
-    " their gradients. `patience` (float): seconds that an answer to a push may take because others"
-    " are waited for. `heartbeat` (float): seconds of silence after which a client that promised"
-    " pongs is pinged; after three times as long it is dropped.",
+    "plan": "What a worker has to do. `routine` (string): what it pushes. Under `direct` its"
+    " gradients; under any other (of `aiops.client.routines`) workers train by themselves and push"
+    " something else, so a client that does not know it may fetch, but not push. Ignore other keys"
+    " that you do not know. `recompute` (boolean): be ready to compute a refused gradient again."
+    " `linear` (boolean): steps are proportional to their gradients. `patience` (float): seconds"
+    " that an answer to a push may take because others are waited for. `heartbeat` (float): seconds of silence after which a client that promised"
+    " pongs is pinged; after three times as long it is dropped. `average` (map, under the policy"
+    " of that name): `interval`, `grace`, `stall` (floats, seconds), `warmup` (integer, steps)"
+    " and `lr` (float); see [Averaging](#averaging-models).",
     "version": "The model's version: how many updates have been applied to it. In messages about"
     " rows the table's: how many pushes have been applied to it.",
     "model": "The tensors in arena order; in `welcome` empty when nobody has defined them yet.",
@@ -82,6 +88,15 @@ MEANINGS = {
     "text": "A sentence for people.",
     "details": "Its facts.",
     "fatal": "Whether the server closes the connection after this.",
+    "host": "An address at which the other workers reach this one.",
+    "port": "The port there; 0 to withdraw.",
+    "rounds": "How many averages this worker has taken over so far; 0 says that it is new.",
+    "digest": "SHA-256 of the MessagePack of the model's tensors as `model` announces them.",
+    "number": "The round's number, rising from 1; 0 when there is none.",
+    "rank": "The place in `members`, from 0: in `round` the receiver's, in `greet` the sender's.",
+    "members": "The workers of the round in the order of the ring, and whether their models count.",
+    "secret": "Known to the members of the round, and to nobody else.",
+    "hop": "How many workers the chunk will have reached with this one, from 1.",
 }
 """What each field means, whichever message it is in."""
 

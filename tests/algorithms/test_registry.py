@@ -132,7 +132,7 @@ def test_settings_are_read_by_the_type_of_their_default() -> None:
 def test_plain_sgd_is_announced_as_linear() -> None:
     linear = {name for name in BUILT_IN if find(name)().plan(4)["linear"]}
     assert {"asgd", "hardsync", "sasgd", "softsync", "no-delay", "easgd"} <= linear
-    assert not {"fasgd", "dcasgd", "gap-aware", "eamsgd", "diloco"} & linear
+    assert not {"fasgd", "dcasgd", "gap-aware", "eamsgd", "diloco", "average"} & linear
     assert not ASGD(optimizer="adam").plan(None)["linear"]
     assert not ASGD(clip=1.0).plan(None)["linear"]
     assert Algorithm.plan(ASGD(), None)["recompute"] is False

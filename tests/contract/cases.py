@@ -7,6 +7,9 @@ from typing import Any
 
 from aiops.algorithms import BUILT_IN
 
+WITHOUT_GRADIENTS = {"average"}
+"""The algorithms whose workers keep their gradients: their server has no updates to make."""
+
 
 def others(text: str) -> dict[str, tuple[str, dict[str, Any]]]:
     """The cases of $AIOPS_CONTRACT: ``package.module:Name key=value ...``, more after a ``;``."""
@@ -19,7 +22,11 @@ def others(text: str) -> dict[str, tuple[str, dict[str, Any]]]:
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     # Local training in short cycles: the suites take only some dozens of steps per worker.
-    **{name: (name, {}) for name in BUILT_IN if name not in ("diloco", "fedbuff", "average")},
+    **{
+        name: (name, {})
+        for name in BUILT_IN
+        if name not in {"diloco", "fedbuff", *WITHOUT_GRADIENTS}
+    },
     "asgd-adagrad": ("asgd", {"optimizer": "adagrad", "lr": 0.3}),
     "asgd-rmsprop": ("asgd", {"optimizer": "rmsprop", "lr": 0.02}),
     **{

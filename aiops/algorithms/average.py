@@ -1,0 +1,110 @@
+"""Asynchronous model average."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from aiops.algorithms.base import Algorithm, Policy, Verdict
+from aiops.errors import ConflictError
+
+
+class NoGradients(Policy):
+    """Take no gradients at all: the workers keep theirs."""
+
+    def push(self, worker: int, staleness: int) -> Verdict:
+        """Refuse it."""
+        return Verdict(
+            False,
+            why="this server takes no gradients: its workers train models of their own and average"
+            " them; use aiops.client.ModelAverager, or start the server with another --policy",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Average(Algorithm):
+    """Asynchronous model average: every worker trains its own model, and they are averaged.
+
+    .. math::
+
+        θ_i ← θ_i − α · g_i                  each worker, at its own pace
+        θ_i ← θ_i + (mean_j θ_j' − θ_i')     now and then; θ' are copies made a moment before
+
+    The average travels from worker to worker (`aiops.collective`) while all of them go on training;
+    the server is only where they meet. What a worker learns between the copy and the average stays
+    on top of it, so no progress is lost, and the mean of the models is not changed by averaging.
+
+    Workers use `aiops.client.ModelAverager`.
+
+    Settings
+    --------
+    lr : float, default 0.1
+        Learning rate α. The server does not use it; workers find it as ``ModelAverager.lr``.
+    interval : float, default 0.5
+        Seconds of training between two averages.
+    warmup : int, default 0
+        A worker's first steps, after each of which it waits for an average.
+    grace : float, default 1.0
+        Seconds that workers who are ready (two at least) wait for the others; who is not ready
+        then misses the round. A worker that is ready alone waits ``interval`` + ``grace``.
+    stall : float, default 5.0
+        Seconds without a byte from another worker after which a round is given up.
+
+    Source
+    ------
+    Bagua, *Asynchronous Model Average* (algorithm, interval and warm-up); Lian et al. 2018,
+    *Asynchronous decentralized parallel stochastic gradient descent*; Patarasuk & Yuan 2009 (ring).
+
+    Note
+    ----
+    Bagua holds the lock of a model while it averages. Here it is held to copy the model out and to
+    add the difference, so that a slow or dead worker never stops another's training. Bagua's
+    warm-up averages gradients; here it averages models after each step, which for plain SGD from
+    equal models is the same.
+
+    Example
+    -------
+    >>> Average(interval=2).plan(None)["average"]["interval"]
+    2.0
+    >>> Average().policy(None).push(worker=1, staleness=0).use
+    False
+    """
+
+    family = "local training"
+    neighbours = "easgd diloco no-delay"
+
+    name = "average"
+    lr: float = 0.1
+    interval: float = 0.5
+    warmup: int = 0
+    grace: float = 1.0
+    stall: float = 5.0
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        self.require("interval", self.interval >= 0, "0 seconds or more")
+        self.require("warmup", self.warmup >= 0, "0 steps or more")
+        self.require("grace", self.grace > 0, "more than 0 seconds")
+        self.require("stall", self.stall > 0, "more than 0 seconds")
+        for name, unused in (("clip", 0.0), ("schedule", "constant"), ("scale_lr", False)):
+            if getattr(self, name) != unused:
+                raise ConflictError(
+                    f"average: workers take all steps by themselves, so the server has no use for"
+                    f" {name}: see to it in the training loop"
+                )
+
+    def policy(self, workers: int | None) -> Policy:
+        """Refuse gradients."""
+        return NoGradients()
+
+    def plan(self, workers: int | None) -> dict[str, Any]:
+        """Tell workers how to average."""
+        average = {
+            "lr": float(self.lr),
+            "interval": float(self.interval),
+            "warmup": self.warmup,
+            "grace": float(self.grace),
+            "stall": float(self.stall),
+        }
+        return {**super().plan(workers), "linear": False, "average": average}

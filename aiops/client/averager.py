@@ -1,0 +1,297 @@
+"""Asynchronous model average: train a model of one's own, and average it with the others'."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+from collections.abc import Coroutine, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from aiops import address
+from aiops.client.averaging import Averages, Averaging
+from aiops.client.backoff import check_timeout
+from aiops.client.replica import Arrays, Replica
+from aiops.client.turns import TurnLock
+from aiops.errors import DeadlineExceeded, UsageError
+from aiops.layout import Array
+
+__all__ = ["Averages", "ModelAverager"]
+
+_FAREWELL = 1.0
+"""Seconds that a round under way gets at the end: Ctrl-C is to work within two."""
+
+
+class ModelAverager:
+    """One worker of an asynchronous model average.
+
+    ::
+
+        with aiops.client.ModelAverager("aiops://host:7171", params) as averager:
+            for batch in data:
+                with averager.step():
+                    for name, gradient in gradients(params, batch).items():
+                        params[name] -= averager.lr * gradient
+            averager.average()                     # a last one, with whoever is still there
+
+    Training goes on at its own pace. Beside it, in a thread of its own, every ``interval`` seconds:
+    the model is copied; the workers that are ready meet at the server (``--policy average``) and
+    average their copies among themselves, each sending about twice the model's size; and the
+    difference *mean − copy* is added to the model, which keeps what was learnt meanwhile. The lock
+    that `step` holds is taken only to copy and to add, never while anything is waited for.
+
+    * **Who comes first** founds the run: its model is the one to begin with. Everybody who comes
+      later, at the start or in the midst of the run, begins with the current average: ``params``
+      are overwritten with it before the constructor returns.
+    * **Who dies or hangs** in the midst of a round costs that round: the others give it up after
+      ``stall`` seconds and meet again. (A worker that had the whole mean by then has taken it over;
+      the others have not.) A straggler misses rounds, and nobody's training waits for it.
+    * **What is averaged** is the parameters. The state of an optimizer (momentum) and a module's
+      buffers (BatchNorm's statistics) stay each worker's own. float16 and bfloat16 are averaged,
+      and travel, as float32.
+
+    The interval and all else come from the server's policy: see ``aiops policies average``.
+
+    Parameters
+    ----------
+    url
+        ``aiops://host:port`` of a server with ``--policy average``.
+    params
+        A mapping of writeable float64, float32, float16 or bfloat16 arrays by name, which are
+        changed in place; or a ``torch.nn.Module``, on any device. All workers' must have the same
+        names, shapes and dtypes.
+    token, name, timeout
+        As `Client`'s. ``timeout`` is also how long the constructor waits for the others' model.
+    host
+        The address of this machine at which the other workers reach it; default: that of its
+        connection to the server. A free port is taken.
+
+    Attributes
+    ----------
+    lock
+        What `step` holds; use it to read a model that no average changes meanwhile.
+    stats
+        What became of the averages so far: see `Averages`.
+
+    Raises
+    ------
+    UsageError
+        When a tensor cannot be averaged, or the server's policy averages nothing.
+    BadPush
+        When the others' model has other tensors; the text names the first difference.
+    ConnectionLost, DeadlineExceeded, Unauthorised
+        As `Client`; DeadlineExceeded also when the others do not share their model in time.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        params: Mapping[str, Array] | Any,
+        *,
+        token: str | None = None,
+        name: str | None = None,
+        timeout: float = 60.0,
+        host: str | None = None,
+    ) -> None:
+        self.url = address.write(*address.parse(url))
+        check_timeout(timeout)
+        self.timeout = timeout
+        self.lock = TurnLock()
+        self._core = Averaging(
+            _replica_of(params),
+            self.lock,
+            url=url,
+            token=token,
+            name=name,
+            timeout=timeout,
+            host=host,
+        )
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="aiops-averager", daemon=True)
+        self._thread.start()
+        try:
+            self._core.started.result()  # each wait before it has a deadline of its own
+        except BaseException:
+            self.close()
+            raise
+
+    # ------------------------------------------------------------ training
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Hold the lock for one step of training: the gradient and the update, or the update alone.
+
+        If the update only is under it, an average may come between a gradient's parameters and its
+        update. That loses nothing; but PyTorch refuses a backward pass whose parameters changed
+        since the forward pass, so with a module have both under it.
+
+        The first ``warmup`` steps end with an average that is waited for.
+
+        Raises
+        ------
+        BadPush
+            When the model holds a value that is not finite: training has diverged.
+        UsageError
+            When this averager is closed, or the step is within another.
+        """
+        self._check()
+        if self.lock.mine:
+            raise UsageError("a step cannot begin within another step")
+        with self.lock:
+            yield
+        self._core.steps += 1
+        if self._core.steps <= self._core.plan["warmup"]:
+            self.average()
+
+    @property
+    def steps(self) -> int:
+        """How many steps have been taken."""
+        return self._core.steps
+
+    @property
+    def lr(self) -> float:
+        """The learning rate that the server was started with (``--lr``), for your own updates."""
+        return float(self._core.plan["lr"])
+
+    @property
+    def plan(self) -> Mapping[str, Any]:
+        """The policy's settings, as the server announced them."""
+        return self._core.plan
+
+    @property
+    def stats(self) -> Averages:
+        """What became of the averages so far."""
+        return self._core.stats
+
+    # ------------------------------------------------------------ averaging
+
+    def average(self) -> int:
+        """Average now, also after `abort`, and wait for it.
+
+        Returns
+        -------
+        How many workers were in it: 1 when nobody else was ready, 0 when it failed
+        (``stats.last_error`` says why; the model is as before).
+
+        Raises
+        ------
+        DeadlineExceeded
+            When it is not over in ``timeout`` seconds.
+        """
+        loop = self._outside("average")
+        answer: concurrent.futures.Future[int] = concurrent.futures.Future()
+        try:
+            loop.call_soon_threadsafe(self._core.ask, answer)
+        except RuntimeError:  # its loop ended just now
+            self._check()
+            raise
+        count: int = self._wait(answer, "the average")
+        return count
+
+    def abort(self) -> None:
+        """Stop averaging, before an evaluation, say; return when no average is under way.
+
+        From here on nothing but you changes the model, and nobody waits for this worker.
+
+        Raises
+        ------
+        DeadlineExceeded
+            When an average under way does not end in ``timeout`` seconds.
+        """
+        self._ask("abort", self._core.abort())
+
+    def resume(self) -> None:
+        """Average again after `abort`."""
+        self._ask("resume", self._core.resume())
+
+    def close(self) -> None:
+        """Say goodbye, so that nobody waits for this worker; may be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        core = self._core
+        while self._thread.is_alive() and core.loop is None:
+            self._thread.join(0.01)
+        if self._thread.is_alive() and core.loop is not None:
+            ending = core.end(_FAREWELL if core.started.done() else 0.0)
+            try:
+                asyncio.run_coroutine_threadsafe(ending, core.loop)
+            except RuntimeError:  # its loop ended just now
+                ending.close()
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        stats = self.stats
+        return (
+            f"<ModelAverager at {self.url}: {self.steps} steps, {stats.rounds} averages,"
+            f" {stats.workers} workers in the last>"
+        )
+
+    # ------------------------------------------------------------ inside
+
+    def _run(self) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            asyncio.run(self._core.main())
+
+    def _check(self) -> None:
+        if self._closed:
+            raise UsageError("this averager is closed")
+        if self._core.error is not None:
+            raise self._core.error
+
+    def _outside(self, what: str) -> asyncio.AbstractEventLoop:
+        """Refuse a wait for an average by whoever holds the lock that it needs."""
+        self._check()
+        if self.lock.mine:
+            raise UsageError(f"{what}() waits for an average, which needs the lock: leave it first")
+        assert self._core.loop is not None
+        return self._core.loop
+
+    def _ask(self, what: str, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            loop = self._outside(what)
+            answer = asyncio.run_coroutine_threadsafe(work, loop)
+        except BaseException:
+            work.close()
+            raise
+        self._wait(answer, "an average under way")
+
+    def _wait(self, answer: concurrent.futures.Future[Any], what: str) -> Any:
+        try:
+            return answer.result(self.timeout)
+        except concurrent.futures.CancelledError:
+            self._check()
+            raise
+        except TimeoutError as error:
+            if isinstance(error, DeadlineExceeded):
+                raise
+            raise DeadlineExceeded(
+                f"{what} was not over in {self.timeout:g} s: {self.url} or another worker does not"
+                " answer; timeout=... allows more"
+            ) from None
+
+
+def _replica_of(params: Any) -> Replica:
+    if isinstance(params, Mapping):
+        return Arrays(params)
+    if hasattr(params, "named_parameters"):
+        from aiops.client.torch_replica import Module
+
+        return Module(params)
+    raise UsageError(
+        f"params must be a mapping of NumPy arrays or a torch.nn.Module, not"
+        f" {type(params).__name__}"
+    )

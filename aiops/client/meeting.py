@@ -1,0 +1,47 @@
+"""The async client of a worker that averages: it also meets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aiops import messages
+from aiops.client.aio import AsyncClient
+from aiops.errors import BadPush
+from aiops.layout import Array, Layout
+
+
+class MeetingClient(AsyncClient):
+    """A client that also meets."""
+
+    async def meet(self, host: str, port: int, rounds: int) -> messages.Round:
+        """Wait for a round; with port 0, withdraw."""
+        told: messages.Round = await self._run(lambda: self._talk.meet(host, port, rounds))
+        return told
+
+    async def agree(self, arrays: Mapping[str, Array]) -> Layout:
+        """See that this model is the server's, or define it; return its layout.
+
+        Raises
+        ------
+        BadPush
+            When the server's has other tensors; the text names the first difference.
+        """
+        if self._talk.layout is not None:
+            difference = self._talk.layout.difference(Layout.of(arrays))
+            if difference:
+                raise BadPush(f"{self.url}: the server's model is another one: {difference}")
+        else:
+            await self.define_again(arrays)
+        assert self._talk.layout is not None
+        return self._talk.layout
+
+    async def define_again(self, arrays: Mapping[str, Array]) -> None:
+        """Offer the model, without fetching any."""
+        await self._run(lambda: self._talk.define(arrays))
+
+    @property
+    def local_host(self) -> str:
+        """This side's address of the connection to the server."""
+        assert self._driver is not None
+        assert self._driver.transport is not None
+        return str(self._driver.transport.get_extra_info("sockname")[0])

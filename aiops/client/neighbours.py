@@ -1,0 +1,347 @@
+"""The sockets of a round: to the next worker of the ring, and from the one before."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aiops import address
+from aiops.collective import Piece, Ring, proof, proves
+from aiops.errors import ConnectionLost, DeadlineExceeded, RemoteProtocolError, Unauthorised
+from aiops.messages import Chunk, Error, Greet, Message, Part, Round
+from aiops.sockets import tune
+from aiops.wire import Limits, Side, Sink, Traffic, Wire
+
+_LIMITS = Limits(header=4 << 10, parts=1)
+_PARKED = 64
+"""Connections that may wait at once for this worker to hear of their round."""
+
+
+class _Landing:
+    """The sink of one chunk: straight into its place, and into the mean when it is whole."""
+
+    def __init__(self, ring: Ring, message: Chunk, out: asyncio.Queue[Piece]) -> None:
+        [self._part], self._hop = message.parts, message.hop
+        self._ring, self._out = ring, out
+        if self._part.codec != "raw" or self._part.nbytes != self._part.stop - self._part.start:
+            raise RemoteProtocolError("a chunk's payload must be its bytes as they are")
+        self._view = ring.room(self._part.start, self._part.stop, self._hop)
+
+    def view(self, part: int, offset: int) -> memoryview:
+        return self._view[offset:]
+
+    def filled(self, part: int, offset: int, nbytes: int) -> None:
+        if offset + nbytes == len(self._view):
+            onward = self._ring.received(self._part.start, self._hop)
+            if onward is not None:
+                self._out.put_nowait(onward)
+
+    def abandoned(self) -> None:
+        pass
+
+
+def _no_place(message: Message) -> Sink | None:
+    raise RemoteProtocolError("a chunk came before its round began")
+
+
+class Link:
+    """One connection between two workers; every wait has a deadline and names the other."""
+
+    def __init__(self, sock: socket.socket, side: Side, name: str, patience: float) -> None:
+        sock.setblocking(False)
+        tune(sock)
+        self.sock, self.name, self.patience = sock, name, patience
+        self.wire = Wire(side, _no_place, _LIMITS)
+
+    async def receive(self) -> list[tuple[Message, Sink | None]]:
+        """Receive what there is, or wait for something; return the messages now whole."""
+        loop = asyncio.get_running_loop()
+        receiving = loop.sock_recv_into(self.sock, self.wire.next_buffer())
+        count = await self._bounded(receiving, "sent nothing")
+        if not count:
+            raise ConnectionLost(f"worker {self.name} went away in the midst of an average")
+        try:
+            return self.wire.received(count)
+        except RemoteProtocolError as error:
+            raise RemoteProtocolError(f"worker {self.name}: {error}") from None
+
+    async def send(self, message: Message, payloads: Sequence[Sequence[memoryview]] = ()) -> None:
+        """Send a message."""
+        loop = asyncio.get_running_loop()
+        for buffer in self.wire.send(message, payloads):
+            await self._bounded(loop.sock_sendall(self.sock, buffer), "took nothing")
+
+    async def hear_greeting(self) -> Greet:
+        """Wait for the first message of the other side."""
+        while True:
+            for message, _sink in await self.receive():
+                if isinstance(message, Greet):
+                    return message
+                text = message.text if isinstance(message, Error) else f"said {message.kind!r}"
+                raise RemoteProtocolError(f"worker {self.name} did not greet, but {text}")
+
+    async def _bounded(self, waiting: Awaitable[Any], what: str) -> Any:
+        try:
+            async with asyncio.timeout(self.patience):
+                return await waiting
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"worker {self.name} {what} for {self.patience:g} s in the midst of an average:"
+                " is it stopped, or behind a firewall?"
+            ) from None
+        except OSError as error:
+            raise ConnectionLost(f"worker {self.name}: {error.strerror or error}") from None
+
+    def close(self) -> None:
+        """End the connection; what was sent still arrives."""
+        self.wire.lost()
+        self.sock.close()
+
+
+@dataclass(slots=True, eq=False)
+class _Parked:
+    """A stranger that has greeted, until it is known whether it belongs to a round."""
+
+    link: Link
+    greet: Greet
+
+
+class Listener:
+    """Where the other workers of a round reach this one.
+
+    Parameters
+    ----------
+    host
+        The address to listen at; a free port is taken.
+    patience
+        Seconds that a stranger has to greet, and then to be called for.
+    """
+
+    def __init__(self, host: str, patience: float) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, 0), family=family, backlog=_PARKED)
+        self._socket.setblocking(False)
+        self.port: int = self._socket.getsockname()[1]
+        self._patience = patience
+        self._parked: list[_Parked] = []
+        self._arrived = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._start(self._accept())
+
+    async def expect(self, told: Round, left: int, name: str) -> Link:
+        """Wait for the worker before this one in the ring, and greet it.
+
+        Raises
+        ------
+        DeadlineExceeded
+            When it does not come in time.
+        """
+        try:
+            async with asyncio.timeout(self._patience):
+                while (found := self._called(told, left)) is None:
+                    self._arrived.clear()
+                    await self._arrived.wait()
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"worker {name} of round {told.number} did not come in {self._patience:g} s: can it"
+                " reach this worker's address?"
+            ) from None
+        found.name = name
+        reply = proof(told.secret, "server", told.number, told.rank)
+        try:
+            await found.send(Greet(0, told.number, told.rank, reply))
+        except BaseException:
+            found.close()
+            raise
+        return found
+
+    async def close(self) -> None:
+        """Stop listening, and let go of whoever waits."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for parked in self._parked:
+            parked.link.close()
+        self._parked.clear()
+        self._socket.close()
+
+    def _called(self, told: Round, left: int) -> Link | None:
+        for parked in self._parked:
+            greet = parked.greet
+            if (greet.number, greet.rank) == (told.number, left) and proves(
+                greet.proof, told.secret, "client", told.number, left
+            ):
+                self._parked.remove(parked)
+                return parked.link
+        return None
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, peer = await loop.sock_accept(self._socket)
+            except OSError:  # out of open files, say: there will be some again
+                await asyncio.sleep(0.1)
+                continue
+            if len(self._tasks) > _PARKED:
+                sock.close()
+                continue
+            self._start(self._park(Link(sock, "server", f"{peer[0]}:{peer[1]}", self._patience)))
+
+    async def _park(self, link: Link) -> None:
+        """Hear a stranger's greeting, and keep it until its round is known here too."""
+        parked = None
+        try:
+            async with asyncio.timeout(self._patience):
+                parked = _Parked(link, await link.hear_greeting())
+            self._parked.append(parked)
+            self._arrived.set()
+            await asyncio.sleep(self._patience)
+        except (ConnectionLost, RemoteProtocolError, TimeoutError):
+            pass  # whoever it was has nothing to do with a round
+        finally:
+            if parked is None:
+                link.close()
+            elif parked in self._parked:
+                self._parked.remove(parked)
+                link.close()
+
+
+async def _call(told: Round, right: int, host: str, port: int, patience: float) -> Link:
+    """Connect to the next worker of the ring, and greet it.
+
+    Raises
+    ------
+    ConnectionLost, DeadlineExceeded
+        When it cannot be reached.
+    Unauthorised
+        When whoever is there does not know the round's secret: it is told nothing.
+    """
+    loop = asyncio.get_running_loop()
+    name = address.write(host, port).removeprefix("aiops://")
+    sock = None
+    try:
+        async with asyncio.timeout(patience):
+            [found, *_others] = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            sock = socket.socket(found[0], socket.SOCK_STREAM)
+            sock.setblocking(False)
+            await loop.sock_connect(sock, found[4])
+    except OSError as error:  # a TimeoutError is one
+        if sock is not None:
+            sock.close()
+        why = error.strerror or str(error) or f"no answer in {patience:g} s"
+        raise ConnectionLost(f"worker {name} cannot be reached from here: {why}") from None
+    except BaseException:
+        if sock is not None:
+            sock.close()
+        raise
+    link = Link(sock, "client", name, patience)
+    try:
+        mine = proof(told.secret, "client", told.number, told.rank)
+        await link.send(Greet(0, told.number, told.rank, mine))
+        reply = await link.hear_greeting()
+        if (reply.number, reply.rank) != (told.number, right) or not proves(
+            reply.proof, told.secret, "server", told.number, right
+        ):
+            raise Unauthorised(
+                f"worker {name} does not know the secret of round {told.number}", worker=name
+            )
+    except BaseException:
+        link.close()
+        raise
+    return link
+
+
+async def take_part(
+    told: Round, ring: Ring, listener: Listener, patience: float, traffic: Traffic
+) -> None:
+    """Carry out one round with the workers that the server told of.
+
+    Parameters
+    ----------
+    told, ring
+        Who they are, and this worker's part.
+    listener
+        Where this worker is reached.
+    patience
+        Seconds that a wait for another worker may last.
+    traffic
+        What was sent and received is added to it.
+
+    Raises
+    ------
+    ConnectionLost, DeadlineExceeded, RemoteProtocolError, Unauthorised
+        Naming the worker that this round failed at.
+    """
+    size = len(told.members)
+    left, right = (told.rank - 1) % size, (told.rank + 1) % size
+    names = [address.write(host, port).removeprefix("aiops://") for host, port, _ in told.members]
+    host, port, _counts = told.members[right]
+    links: list[Link] = []
+
+    async def expect() -> Link:
+        links.append(link := await listener.expect(told, left, names[left]))
+        return link
+
+    async def call() -> Link:
+        links.append(link := await _call(told, right, host, port, patience))
+        return link
+
+    try:
+        before, after = await _both(expect(), call())
+        await _pass_on(ring, before, after, told.number)
+    finally:
+        for link in links:
+            counted = link.wire.traffic
+            traffic.bytes_in += counted.bytes_in
+            traffic.bytes_out += counted.bytes_out
+            link.close()
+
+
+async def _pass_on(ring: Ring, before: Link, after: Link, number: int) -> None:
+    """Receive, add and send on until all of the mean is there, and all of it is sent."""
+    out: asyncio.Queue[Piece] = asyncio.Queue()  # of views: what waits here costs no memory
+    for piece in ring.begin():
+        out.put_nowait(piece)
+
+    def place(message: Message) -> Sink:
+        assert isinstance(message, Chunk), "the wire's table lets nothing else through"
+        return _Landing(ring, message, out)
+
+    async def receive() -> None:
+        before.wire.place = place
+        while not ring.done:
+            for _message, sink in await before.receive():
+                if sink is None:
+                    raise RemoteProtocolError(f"worker {before.name} sent a chunk of nothing")
+
+    async def send() -> None:
+        for _ in range(ring.to_send):
+            piece = await out.get()
+            nbytes = piece.stop - piece.start
+            part = Part(piece.start, piece.stop, "raw", nbytes, number)
+            await after.send(Chunk(0, piece.hop, (part,)), [[piece.view]])
+
+    await _both(receive(), send())
+
+
+async def _both(first: Any, second: Any) -> Any:
+    """Wait for both; when one fails, end the other, and raise what it failed with."""
+    tasks = [asyncio.ensure_future(first), asyncio.ensure_future(second)]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait(tasks)
+        raise

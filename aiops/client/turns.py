@@ -1,0 +1,103 @@
+"""A lock that is had in the order in which it was asked for.
+
+A training loop lets go of its lock only to take it again at once, and a `threading.Lock` lets it:
+who else waits for it would wait for ever. This one is handed over to who has waited longest.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+
+
+class TurnLock:
+    """A fair lock: a context manager for threads, a callback for who must not block."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._held = False
+        self._owner: int | None = None
+
+    @property
+    def held(self) -> bool:
+        """Whether somebody has it."""
+        return self._held
+
+    @property
+    def mine(self) -> bool:
+        """Whether this thread has it."""
+        return self._owner == threading.get_ident()
+
+    def acquire(self, timeout: float = -1) -> bool:
+        """Wait for it, at most that many seconds (-1: as long as it takes); say whether one has it.
+
+        Raises
+        ------
+        RuntimeError
+            When this thread has it already, and would wait for itself.
+        """
+        if self.mine:
+            raise RuntimeError("this thread has the lock already")
+        gate = threading.Lock()
+        gate.acquire()
+        self.request(gate.release)
+        try:
+            had = gate.acquire(timeout=timeout)
+        except BaseException:  # Ctrl-C: what was asked for must not be handed to nobody
+            self.cancel(gate.release)
+            raise
+        if not had and not self._forget(gate.release):
+            had = True  # it came in the last moment
+        if had:
+            self._owner = threading.get_ident()
+        return had
+
+    def release(self) -> None:
+        """Let go of it, or hand it on."""
+        self._owner = None
+        with self._guard:
+            assert self._held, "release() without acquire()"
+            following = self._waiting.popleft() if self._waiting else None
+            self._held = following is not None
+        if following is not None:
+            following()
+
+    def request(self, granted: Callable[[], None]) -> None:
+        """Ask for it without waiting: ``granted`` is called when one has it, by whichever thread.
+
+        `release` it then, or `cancel` before.
+        """
+        with self._guard:
+            if self._held:
+                self._waiting.append(granted)
+                return
+            self._held = True
+        granted()
+
+    def cancel(self, granted: Callable[[], None]) -> None:
+        """Take a request back; if it was granted already, let go."""
+        if not self._forget(granted):
+            self.release()
+
+    def _forget(self, granted: Callable[[], None]) -> bool:
+        """Take a request back; return whether it was still waiting."""
+        with self._guard:
+            try:
+                self._waiting.remove(granted)
+            except ValueError:
+                return False
+            return True
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()

@@ -1,0 +1,266 @@
+"""One worker's part in averaging a model with others, sans-I/O: a ring, no server in the middle.
+
+The k workers of a round stand in a ring, by rank, and each sends only to the next. The model is cut
+into k segments. Segment s sets out from worker s; every worker that it reaches takes its own values
+into the mean, and after k − 1 hops the last one has the mean of all. That mean goes round another
+k − 1 hops. So each worker sends 2(k − 1)/k times the model, whatever k is (reduce-scatter and
+all-gather; Patarasuk & Yuan 2009, *Bandwidth optimal all-reduce algorithms*). A segment travels in
+chunks, so that sending, receiving and adding overlap.
+
+A driver does only this::
+
+    ring = Ring(rank, counts, flat)
+    for piece in ring.begin(): send(piece)             # to the next worker
+    view = ring.room(start, stop, hop)                 # a chunk comes from the one before: fill it
+    piece = ring.received(start, hop)                  # ... and send on what comes of it, if any
+    ... until ring.done; then flat holds the mean
+
+The mean is a running one, m ← m + (x − m)/n, as each worker's x joins n − 1 others:
+
+* equal models give exactly that model back (x − m is 0; a sum divided by n is not always x);
+* a sum cannot overflow;
+* each segment's mean is computed in one order, once, so all workers end with the same bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from aiops.errors import RemoteProtocolError
+from aiops.layout import Arena, Array, Layout, aligned, compute_dtype
+from aiops.wire import Side
+
+CHUNK = 256 * 1024
+"""Most bytes of a chunk: it is still in the cache when it is added and sent on."""
+
+LIMIT = 1e18
+"""What a value's magnitude must stay below, as in a push."""
+
+
+class Piece(NamedTuple):
+    """A chunk to send: the bytes [start, stop) of a `Flat`, and how many hops it will have made."""
+
+    start: int
+    stop: int
+    hop: int
+    view: memoryview
+
+
+class Flat:
+    """A model's values in the dtypes that means are taken in: float32 for the 16-bit ones.
+
+    Attributes
+    ----------
+    data
+        All of it as bytes: first what is float64, then what is float32.
+    sections
+        One flat array per section of the layout, in the layout's order.
+    runs
+        The same bytes as one flat array per dtype.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        dtypes = [compute_dtype(section.dtype) for section in layout.sections]
+        sizes = [(s.stop - s.start) // s.dtype.itemsize for s in layout.sections]
+        lengths = (size * t.itemsize for size, t in zip(sizes, dtypes, strict=True))
+        edges = list(accumulate(lengths, initial=0))
+        self.layout, self.data = layout, aligned(edges[-1])
+        self.sections: tuple[Array, ...] = tuple(
+            self.data[start:stop].view(dtype)
+            for (start, stop), dtype in zip(pairwise(edges), dtypes, strict=True)
+        )
+        wide = sum(a.nbytes for a in self.sections if a.itemsize == 8)
+        halves = (self.data[:wide].view(np.float64), self.data[wide:].view(np.float32))
+        self.runs: tuple[Array, ...] = tuple(run for run in halves if run.size)
+
+    def load(self, arena: Arena) -> None:
+        """Take over the values of a model."""
+        for mine, given in zip(self.sections, arena.sections, strict=True):
+            np.copyto(mine, given, casting="unsafe")  # from narrower to wider: nothing is lost
+
+    @property
+    def views(self) -> Iterator[tuple[str, Array]]:
+        """Each tensor's name and its values, flat."""
+        for section, values in zip(self.layout.sections, self.sections, strict=True):
+            at = 0
+            for tensor in self.layout.tensors[section.first : section.last]:
+                yield tensor.name, values[at : at + tensor.size]
+                at += tensor.size
+
+
+def fit(values: Array) -> bool:
+    """Return whether all values are finite and below `LIMIT` in magnitude."""
+    if not values.size:
+        return True
+    low, high = values.min(), values.max()  # not a number comes through both
+    return bool(low > -LIMIT and high < LIMIT)
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """The bytes [start, stop): whose segment they are of, and how far they are."""
+
+    start: int
+    stop: int
+    segment: int
+    values: Array
+    expects: int  # the hops that it will have made when it comes next; 0: it does not come again
+
+
+class Ring:
+    """One worker's part in one round.
+
+    Parameters
+    ----------
+    rank
+        This worker's place in the ring, from 0.
+    counts
+        Per worker, in ring order, whether its model counts. One that does not (a newcomer's)
+        receives the mean of the others.
+    flat
+        This worker's values; afterwards the mean. Leave them alone meanwhile.
+    chunk
+        Most bytes of a chunk; the same on all workers.
+
+    Attributes
+    ----------
+    done
+        Whether all of the mean has come.
+    to_send
+        How many chunks this worker sends in all.
+    """
+
+    def __init__(self, rank: int, counts: Sequence[bool], flat: Flat, chunk: int = CHUNK) -> None:
+        assert 0 <= rank < len(counts), "a worker of the ring"
+        assert any(counts), "somebody's model must count"
+        self.rank, self._counts, self._data = rank, tuple(counts), flat.data.data
+        size = len(counts)
+        self._last = 2 * (size - 1)  # the hops after which a chunk stays where it is
+        self._chunks: dict[int, _Chunk] = {}
+        at = 0
+        for run in flat.runs:
+            for segment in range(size):
+                begin, end = (run.size * n // size for n in (segment, segment + 1))
+                step = max(1, chunk // run.itemsize)
+                for low in range(begin, end, step):
+                    values = run[low : min(low + step, end)]
+                    start = at + low * run.itemsize
+                    self._chunks[start] = _Chunk(
+                        start, start + values.nbytes, segment, values, self._first_hop(segment)
+                    )
+            at += run.nbytes
+        longest = max((c.stop - c.start for c in self._chunks.values()), default=0)
+        self._scratch: npt.NDArray[np.uint8] = aligned(longest)
+        self._missing = sum(c.expects > 0 for c in self._chunks.values())
+        self.to_send = sum(self._sends(c.segment) for c in self._chunks.values())
+
+    @property
+    def done(self) -> bool:
+        """Whether all of the mean has come."""
+        return not self._missing
+
+    def begin(self) -> list[Piece]:
+        """Return what this worker sends first: its own segment."""
+        if self._last == 0:
+            return []
+        return [
+            self._piece(chunk, 1) for chunk in self._chunks.values() if chunk.segment == self.rank
+        ]
+
+    def room(self, start: int, stop: int, hop: int) -> memoryview:
+        """Return where a chunk that is coming belongs.
+
+        Raises
+        ------
+        RemoteProtocolError
+            When no such chunk is expected now; the round cannot go on.
+        """
+        chunk = self._chunks.get(start)
+        if chunk is None or chunk.stop != stop or chunk.expects != hop:
+            raise RemoteProtocolError(
+                f"the bytes {start} to {stop} after {hop} hops are not what is expected next:"
+                " the workers of a round must have the same model and version of aiops"
+            )
+        if hop < len(self._counts):
+            return self._scratch.data[: stop - start]
+        return self._data[start:stop]
+
+    def received(self, start: int, hop: int) -> Piece | None:
+        """Take in the chunk that has filled its `room`; return what is to be sent on, if anything.
+
+        Raises
+        ------
+        RemoteProtocolError
+            When it holds a value that no model survives; the round cannot go on.
+        """
+        chunk, size = self._chunks[start], len(self._counts)
+        assert chunk.expects == hop, "room() was asked first"
+        came = chunk.values
+        if hop < size:
+            came = self._scratch[: chunk.stop - start].view(chunk.values.dtype)
+        if not fit(came):
+            raise RemoteProtocolError(
+                f"the bytes {start} to {chunk.stop} hold a value that is not finite or not below"
+                f" {LIMIT:g}: this round is void"
+            )
+        if hop < size:
+            self._join(chunk, came, hop)
+        chunk.expects = hop + size if hop < size - 1 else 0
+        self._missing -= not chunk.expects
+        return self._piece(chunk, hop + 1) if hop < self._last else None
+
+    # ------------------------------------------------------------ inside
+
+    def _join(self, chunk: _Chunk, mean: Array, hop: int) -> None:
+        """Take this worker's values into the mean of the ``hop`` workers before it."""
+        own, size = chunk.values, len(self._counts)
+        before = sum(self._counts[(chunk.segment + n) % size] for n in range(hop))
+        if not self._counts[self.rank]:
+            own[:] = mean
+        elif before:
+            own -= mean
+            own *= own.dtype.type(1 / (before + 1))
+            own += mean
+
+    def _first_hop(self, segment: int) -> int:
+        """Return after how many hops a segment's chunks come here first."""
+        size = len(self._counts)
+        if size == 1:
+            return 0
+        return (self.rank - segment) % size or size
+
+    def _sends(self, segment: int) -> int:
+        """Return how often this worker sends a chunk of a segment."""
+        size = len(self._counts)
+        place = (self.rank - segment) % size
+        return (size > 1) + (place + size < self._last)
+
+    def _piece(self, chunk: _Chunk, hop: int) -> Piece:
+        return Piece(chunk.start, chunk.stop, hop, self._data[chunk.start : chunk.stop])
+
+
+# ---------------------------------------------------------------- who is who in a round
+
+
+def proof(secret: bytes, side: Side, number: int, rank: int) -> bytes:
+    """Return the HMAC-SHA256 by which a worker shows that it was told a round's secret.
+
+    The worker that connects is the ``"client"``. Secret and number are new in every round.
+    """
+    said: list[Any] = [b"aiops/1", b"round", side.encode(), number, rank]
+    items = (item if isinstance(item, bytes) else item.to_bytes(8, "big") for item in said)
+    framed = b"".join(len(item).to_bytes(4, "big") + item for item in items)
+    return hmac.new(secret, framed, hashlib.sha256).digest()
+
+
+def proves(given: bytes, secret: bytes, side: Side, number: int, rank: int) -> bool:
+    """Compare a given proof with the right one, in constant time."""
+    return hmac.compare_digest(given, proof(secret, side, number, rank))

@@ -1,0 +1,335 @@
+"""The meeting point: who is told of whom, when; the server's clock is the test's."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiops.algorithms.average import Average
+from aiops.errors import UsageError
+from aiops.events import Stopping
+from aiops.messages import Error, Fetch, Leave, Meet, Message, Round
+from tests.inline import Inline
+
+W = {"w": np.zeros(3, np.float32)}
+INTERVAL, GRACE = 0.5, 1.0
+
+_ids = itertools.count(1)
+
+
+def gathered(*peers: int, **settings: Any) -> Inline:
+    inline = Inline("average", {"interval": INTERVAL, "grace": GRACE, **settings})
+    inline.define(W)
+    for peer in peers:
+        inline.join(peer)
+    return inline
+
+
+def meet(inline: Inline, peer: int, rounds: int = 1, **changes: Any) -> Message | None:
+    assert inline.engine.store is not None
+    fields: dict[str, Any] = {
+        "host": "10.0.0.1",
+        "port": 1000 + peer,
+        "rounds": rounds,
+        "digest": inline.engine.store.layout.digest,
+        "nonce": bytes([peer]) * 16,
+        **changes,
+    }
+    return inline.receive(peer, Meet(next(_ids), **fields))
+
+
+def last(inline: Inline, peer: int) -> Round:
+    found = inline.said[peer][-1]
+    assert isinstance(found, Round)
+    return found
+
+
+def rounds(inline: Inline, peer: int) -> list[Round]:
+    return [said for said in inline.said[peer] if isinstance(said, Round)]
+
+
+def ports(told: Round) -> list[int]:
+    return [port for _host, port, _counts in told.members]
+
+
+def settled(*peers: int) -> Inline:
+    """Workers that have all been in a round."""
+    inline = gathered(*peers)
+    for peer in peers:
+        meet(inline, peer)
+    inline.wait(GRACE + INTERVAL)
+    for peer in peers:
+        meet(inline, peer)
+    assert ports(last(inline, peers[0])) == [1000 + peer for peer in peers]
+    return inline
+
+
+class TestWhoIsIn:
+    def test_all_who_are_ready_are_told_at_once_and_the_same(self) -> None:
+        inline = settled(1, 2, 3)
+        assert meet(inline, 2) is None
+        assert meet(inline, 3) is None
+        meet(inline, 1)
+        told = [last(inline, peer) for peer in (1, 2, 3)]
+        assert [one.rank for one in told] == [0, 1, 2]
+        assert len({(one.number, one.members, one.secret) for one in told}) == 1
+        assert ports(told[0]) == [1001, 1002, 1003]
+        assert all(counts for _host, _port, counts in told[0].members)
+
+    def test_every_round_has_a_number_and_a_secret_of_its_own(self) -> None:
+        inline = settled(1, 2)
+        for _ in range(5):
+            meet(inline, 1)
+            meet(inline, 2)
+        told = rounds(inline, 1)
+        assert len({one.number for one in told}) == len({one.secret for one in told}) == len(told)
+        assert all(len(one.secret) == 32 for one in told)
+
+    def test_who_is_alone_is_told_at_once(self) -> None:
+        inline = gathered(1)
+        told = meet(inline, 1, rounds=0)
+        assert isinstance(told, Round)
+        assert told.members == (("10.0.0.1", 1001, True),)
+
+    def test_who_never_averaged_is_not_waited_for(self) -> None:
+        inline = gathered(1, 2, 3)
+        inline.join(9, role="observer")
+        assert isinstance(meet(inline, 1), Round)
+
+    def test_a_straggler_is_waited_for_once(self) -> None:
+        inline = settled(1, 2, 3)
+        meet(inline, 1)
+        inline.wait(0.4)
+        meet(inline, 2)
+        inline.wait(GRACE - 0.1)
+        assert len(rounds(inline, 1)) == 2
+        inline.wait(0.2)
+        assert ports(last(inline, 1)) == ports(last(inline, 2)) == [1001, 1002]
+        meet(inline, 2)
+        meet(inline, 1)
+        assert len(rounds(inline, 1)) == 4, "the straggler is not waited for again"
+
+    def test_a_straggler_that_is_back_is_in_the_next_round_and_waited_for_again(self) -> None:
+        inline = settled(1, 2, 3)
+        meet(inline, 1)
+        meet(inline, 2)
+        inline.wait(GRACE + 0.1)
+        meet(inline, 3)
+        meet(inline, 1)
+        meet(inline, 2)
+        assert ports(last(inline, 3)) == [1001, 1002, 1003]
+        meet(inline, 1)
+        meet(inline, 2)
+        assert len(rounds(inline, 1)) == 4
+        meet(inline, 3)
+        assert len(rounds(inline, 1)) == 5
+
+    def test_nobody_waits_for_ever(self) -> None:
+        inline = settled(1, 2)
+        meet(inline, 1)
+        inline.wait(INTERVAL + GRACE - 0.1)
+        assert len(rounds(inline, 1)) == 2
+        inline.wait(0.2)
+        assert ports(last(inline, 1)) == [1001]
+        assert ports(meet(inline, 1)) == [1001]  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("way", ["cut", "goodbye"])
+    def test_who_leaves_is_not_waited_for(self, way: str) -> None:
+        inline = settled(1, 2, 3)
+        meet(inline, 1)
+        meet(inline, 2)
+        if way == "cut":
+            inline.leave(3)
+        else:
+            inline.receive(3, Leave(1))
+        assert ports(last(inline, 1)) == [1001, 1002]
+
+    def test_who_leaves_while_ready_is_in_no_round(self) -> None:
+        inline = settled(1, 2, 3)
+        meet(inline, 3)
+        meet(inline, 1)
+        inline.leave(3)
+        meet(inline, 2)
+        assert ports(last(inline, 1)) == [1001, 1002]
+
+    def test_a_client_that_came_back_is_there_once(self) -> None:
+        inline = settled(1, 2)
+        meet(inline, 1)
+        inline.join(11, client="client-1", epoch=2)
+        meet(inline, 11)
+        meet(inline, 2)
+        assert ports(last(inline, 2)) == [1002, 1011]
+
+
+class TestWithdrawing:
+    def test_who_withdraws_is_answered_and_not_waited_for(self) -> None:
+        inline = settled(1, 2, 3)
+        meet(inline, 1)
+        before = len(inline.said[1])
+        inline.receive(1, Meet(77, "", 0, 2, b"", b"n" * 16))
+        assert [one.members for one in rounds(inline, 1)[before - 1 :]] == [(), ()]
+        assert inline.said[1][-1].id == 77
+        meet(inline, 2)
+        meet(inline, 3)
+        assert ports(last(inline, 2)) == [1002, 1003]
+
+    def test_who_comes_back_is_waited_for(self) -> None:
+        inline = settled(1, 2)
+        inline.receive(1, Meet(77, "", 0, 2, b"", b"n" * 16))
+        assert ports(meet(inline, 2)) == [1002]  # type: ignore[arg-type]
+        meet(inline, 1)
+        meet(inline, 2)
+        assert ports(last(inline, 1)) == [1001, 1002]
+
+    def test_withdrawing_completes_a_round_of_the_others(self) -> None:
+        inline = settled(1, 2, 3)
+        meet(inline, 2)
+        meet(inline, 3)
+        inline.receive(1, Meet(77, "", 0, 2, b"", b"n" * 16))
+        assert ports(last(inline, 2)) == [1002, 1003]
+
+
+class TestNewcomers:
+    def test_a_newcomer_does_not_count_beside_those_who_have_averaged(self) -> None:
+        inline = settled(1, 2)
+        inline.join(3)
+        meet(inline, 3, rounds=0)
+        meet(inline, 1)
+        meet(inline, 2)
+        assert [counts for *_, counts in last(inline, 3).members] == [True, True, False]
+
+    def test_it_counts_from_its_second_round_on(self) -> None:
+        inline = settled(1)
+        inline.join(2)
+        meet(inline, 2, rounds=0)
+        meet(inline, 1)
+        meet(inline, 2, rounds=1)
+        meet(inline, 1)
+        assert [counts for *_, counts in last(inline, 2).members] == [True, True]
+
+    def test_one_whose_first_round_failed_is_still_new(self) -> None:
+        inline = settled(1)
+        inline.join(2)
+        for _ in range(2):
+            meet(inline, 2, rounds=0)
+            meet(inline, 1)
+            assert [counts for *_, counts in last(inline, 2).members] == [True, False]
+
+    def test_the_first_is_the_founder(self) -> None:
+        """However close they come: the one whose request is first begins, the others follow it."""
+        inline = gathered(1, 2, 3)
+        for peer in (2, 1, 3):
+            meet(inline, peer, rounds=0)
+        assert last(inline, 2).members == (("10.0.0.1", 1002, True),)
+        assert len(rounds(inline, 1)) == 0
+        meet(inline, 2, rounds=1)
+        assert [counts for *_, counts in last(inline, 1).members] == [False, True, False]
+
+    def test_all_count_when_all_are_new(self) -> None:
+        inline = gathered(1, 2, 3)
+        for peer in (1, 2, 3):
+            meet(inline, peer, rounds=0)
+        inline.leave(1)  # the founder
+        assert [counts for *_, counts in last(inline, 2).members] == [True, True]
+
+    def test_newcomers_have_nothing_to_begin_with_while_the_others_are_away(self) -> None:
+        inline = settled(1)
+        inline.receive(1, Meet(77, "", 0, 2, b"", b"n" * 16))  # evaluating, say
+        inline.join(2)
+        inline.join(3)
+        meet(inline, 2, rounds=0)
+        meet(inline, 3, rounds=0)
+        assert rounds(inline, 2) == rounds(inline, 3) == []
+        inline.wait(INTERVAL + GRACE + 0.1)
+        assert last(inline, 2).members == last(inline, 3).members == ()
+        meet(inline, 2, rounds=0)
+        meet(inline, 3, rounds=0)
+        meet(inline, 1)
+        assert [counts for *_, counts in last(inline, 2).members] == [True, False, False]
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"digest": b"other"}, "is not the one that the others average"),
+            ({"host": ""}, "no address to be reached at"),
+            ({"port": 65536}, "no address to be reached at"),
+        ],
+    )
+    def test_who_cannot_take_part_is_told_why(self, changes: dict[str, Any], words: str) -> None:
+        inline = gathered(1)
+        answer = meet(inline, 1, **changes)
+        assert isinstance(answer, Error)
+        assert words in answer.text
+        assert inline.engine.meeting.report()["averaging"] == 0
+
+    def test_a_second_request_takes_the_place_of_the_first(self) -> None:
+        inline = settled(1, 2)
+        meet(inline, 1)
+        answer = meet(inline, 1, port=1111)
+        assert isinstance(answer, Round)
+        assert (answer.number, answer.members) == (0, ())
+        meet(inline, 2)
+        assert ports(last(inline, 1)) == [1111, 1002]
+        assert last(inline, 1).id > answer.id
+
+    def test_observers_other_policies_and_models_that_are_not_there(self) -> None:
+        inline = gathered()
+        inline.join(9, role="observer")
+        assert "observer" in meet(inline, 9).text  # type: ignore[union-attr]
+        other = Inline("asgd")
+        other.define(W)
+        other.join(1)
+        assert "--policy average" in meet(other, 1).text  # type: ignore[union-attr]
+        empty = Inline("average")
+        empty.join(1)
+        answer = empty.receive(1, Meet(1, "h", 1, 0, b"", b"n" * 16))
+        assert isinstance(answer, Error)
+        assert answer.code == "not-ready"
+
+    def test_a_gradient_is_refused_with_what_to_do(self) -> None:
+        inline = gathered(1)
+        answer = inline.push(1, {"w": np.ones(3, np.float32)})
+        assert isinstance(answer, Error)
+        assert "aiops.client.ModelAverager" in answer.text
+        assert isinstance(inline.receive(1, Fetch(9, -1)), Message)
+        assert inline.version == 0
+
+    def test_stopping_answers_those_who_wait(self) -> None:
+        inline = settled(1, 2)
+        meet(inline, 1)
+        inline.post(Stopping(inline.now))
+        assert inline.errors(1)[-1].code == "unavailable"
+        answer = meet(inline, 2)
+        assert isinstance(answer, Error)
+        assert answer.code == "unavailable"
+
+
+def test_statistics() -> None:
+    inline = settled(1, 2)
+    meet(inline, 1)
+    before = inline.engine.report()["averages"]
+    assert (before["averaging"], before["ready"]) == (2, 1)
+    meet(inline, 2)
+    assert inline.engine.report()["averages"]["rounds"] == before["rounds"] + 1
+
+
+def test_same_events_same_answers() -> None:
+    said = []
+    for _ in range(2):
+        inline = settled(1, 2, 3)
+        for peer in (3, 1):
+            meet(inline, peer)
+        inline.wait(GRACE + 0.1)
+        said.append([(one.members, one.secret) for one in rounds(inline, 1)])
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("setting", [{"interval": -1}, {"grace": 0}, {"warmup": -1}, {"lr": 0}])
+def test_bad_settings_are_refused(setting: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        Average.make(setting)
