@@ -109,6 +109,7 @@ class ModelAverager:
             host=host,
         )
         self._closed = False
+        self._ending: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._run, name="aiops-averager", daemon=True)
         self._thread.start()
         try:
@@ -215,11 +216,13 @@ class ModelAverager:
         while self._thread.is_alive() and core.loop is None:
             self._thread.join(0.01)
         if self._thread.is_alive() and core.loop is not None:
-            ending = core.end(_FAREWELL if core.started.done() else 0.0)
-            try:
-                asyncio.run_coroutine_threadsafe(ending, core.loop)
-            except RuntimeError:  # its loop ended just now
-                ending.close()
+            patience, loop = _FAREWELL if core.started.done() else 0.0, core.loop
+
+            def end() -> None:  # a coroutine made here could be left over: the loop may end first
+                self._ending = loop.create_task(core.end(patience))
+
+            with contextlib.suppress(RuntimeError):  # its loop ended just now
+                loop.call_soon_threadsafe(end)
             self._thread.join()
 
     def __enter__(self) -> Self:

@@ -67,10 +67,11 @@ MEANINGS = {
     " something else, so a client that does not know it may fetch, but not push. Ignore other keys"
     " that you do not know. `recompute` (boolean): be ready to compute a refused gradient again."
     " `linear` (boolean): steps are proportional to their gradients. `patience` (float): seconds"
-    " that an answer to a push may take because others are waited for. `heartbeat` (float): seconds of silence after which a client that promised"
-    " pongs is pinged; after three times as long it is dropped. `average` (map, under the policy"
-    " of that name): `interval`, `grace`, `stall` (floats, seconds), `warmup` (integer, steps)"
-    " and `lr` (float); see [Averaging](#averaging-models).",
+    " that an answer to a push may take because others are waited for. `heartbeat` (float): seconds"
+    " of silence after which a client that promised pongs is pinged; after three times as long it"
+    " is dropped. `average` (map, under the policy of that name): `interval`, `grace`, `stall`"
+    " (floats, seconds), `warmup` (integer, steps) and `lr` (float); see"
+    " [Averaging](#averaging-models).",
     "version": "The model's version: how many updates have been applied to it. In messages about"
     " rows the table's: how many pushes have been applied to it.",
     "model": "The tensors in arena order; in `welcome` empty when nobody has defined them yet.",

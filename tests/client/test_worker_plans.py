@@ -209,9 +209,12 @@ class TestOverlap:
             worker, other = Worker(server.url, START, timeout=1), Worker(server.url, START)
             worker.step(ones(worker.params))
             eventually(lambda: waiting_at(server) == 1, "the first push")
+            errand = worker._errand
+        assert errand is not None
+        assert errand.done.wait(PATIENCE)
         with pytest.raises(Unavailable, match="shutting down"):
             worker.step(ones(worker.params))
-        np.testing.assert_array_equal(worker.params["w"], -2)  # and its steps are its own still
+        np.testing.assert_array_equal(worker.params["w"], -1)  # nothing of this step was done
         for each in (worker, other):
             each.close(flush=False)
 
