@@ -231,7 +231,71 @@ class TestOverlap:
             client.close()
 
 
+class TestNobodyKnows:
+    """A wait that is broken off tells nothing of the push: it is asked again, not pushed again."""
+
+    def test_a_broken_wait_does_not_double_the_push(self) -> None:
+        settings = {"local_steps": 1, "inner": "sgd", "inner_lr": 1, "optimizer": "sgd", "lr": 1}
+        with serve("diloco", workers=2, **settings) as server:
+            worker, other = Worker(server.url, START, timeout=1), Worker(server.url, START)
+            with ThreadPoolExecutor() as pool:
+                waiting = pool.submit(lambda: worker.step(ones(worker.params)))
+                eventually(lambda: waiting_at(server) == 1, "the first push")
+                sock = worker._client._socket
+                assert sock is not None
+                worker._client._talk.welcome.plan["patience"] = 0.0  # type: ignore[index, union-attr]
+                worker._client.interrupt()
+                with pytest.raises(ConnectionLost):
+                    waiting.result(PATIENCE)
+                worker._client._interrupted.clear()
+                other.step(ones(other.params))
+            assert value_of(server) == -1
+            with ThreadPoolExecutor() as pool:
+                again = pool.submit(lambda: worker.step(ones(worker.params)))
+                eventually(lambda: waiting_at(server) == 1, "the second push")
+                other.step(ones(other.params))
+                again.result(PATIENCE)
+            assert value_of(server) == -2
+            np.testing.assert_array_equal(worker.params["w"], -2)
+            for each in (worker, other):
+                each.close()
+
+    @pytest.mark.parametrize(
+        ("policy", "settings"),
+        [
+            ("downpour", {"lr": 1, "n_push": 2, "n_fetch": 4}),
+            ("fedbuff", {"local_steps": 4, "inner_lr": 1, "k": 1}),
+            ("no-delay", {"lr": 1, "tau_max": 3}),
+        ],
+    )
+    def test_a_server_that_lost_its_model_gets_every_step_once(
+        self, policy: str, settings: dict[str, Any]
+    ) -> None:
+        with serve(policy, **settings) as server:
+            worker = Worker(server.url, START)
+            for _ in range(5):
+                worker.step(ones(worker.params))
+            port = int(server.url.rpartition(":")[2])
+        again = ServerThread(policy=policy, set=settings, workers=1, kernels="numpy", port=port)
+        with again as server:
+            with worker:
+                for _ in range(6):
+                    worker.step(ones(worker.params))
+                np.testing.assert_array_equal(worker.params["w"], -11)
+            assert value_of(server) == -11
+
+
 class TestPlans:
+    @pytest.mark.parametrize("policy", ["easgd", "no-delay", "downpour", "diloco"])
+    def test_a_bare_gradient_is_not_pushed(self, policy: str) -> None:
+        with serve(policy) as server, Client(server.url, role="worker") as client:
+            params = client.define(START)
+            with pytest.raises(UsageError, match=r"use aiops\.Worker"):
+                client.push(params, ones(params))
+            with pytest.raises(UsageError, match=r"use aiops\.Worker"):
+                client.exchange(params, ones(params))
+            assert version_of(server) == 0
+
     def test_a_plan_that_is_not_known(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from aiops.algorithms.asgd import ASGD
 

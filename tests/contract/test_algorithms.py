@@ -13,7 +13,11 @@ import pytest
 
 from aiops import messages
 from aiops.algorithms import BUILT_IN, find
-from aiops.errors import UsageError
+from aiops.algorithms.base import Policy
+from aiops.algorithms.dcasgd import DCASGD
+from aiops.algorithms.softsync import Counting
+from aiops.errors import ConflictError, UsageError
+from aiops.events import Stopping
 from aiops.journal import Journal, digest, replay
 from aiops.layout import Array, dtype_named
 from tests.contract.cases import BACKENDS, CASES, WORKERS
@@ -447,3 +451,149 @@ class TestBounds:
             while not hand.waits:
                 hand.step(quadratic, rng)
             assert hand.steps == tau_max
+
+    def test_ssp_does_not_punish_who_comes_back(self) -> None:
+        """The clocks of an empty crew are not 0, and an old clock is not kept."""
+        inline = started(("ssp", {"s": 1}), {"w": np.zeros(3)})
+        inline.engine.crew.expected = None
+        first = Hand(inline, 1)
+        train([first], 50, quadratic)
+        inline.leave(1)
+        second = Hand(inline, 2)
+        train([second], 3, quadratic)
+        inline.join(1, client="client-1", epoch=2)
+        hands = [first, second]
+        train(hands, 20, quadratic)
+        assert first.steps > 50 + 5
+
+
+class TestEnds:
+    """What becomes of those who wait, or come late."""
+
+    def test_hardsync_ignores_who_comes_after_the_step(self) -> None:
+        inline = joined(started(("hardsync", {"lr": 1.0}), {"w": np.zeros(3)}))
+        for peer in (1, 2, 3):
+            inline.push(peer, {"w": np.ones(3)}, 0)
+        inline.wait(1000.0)  # the fourth is given up
+        np.testing.assert_array_equal(inline.params()["w"], -1)
+        late = inline.push(4, {"w": np.full(3, 100.0)}, 0)
+        assert isinstance(late, messages.Ack)
+        assert not late.used
+        np.testing.assert_array_equal(inline.params()["w"], -1)
+        assert inline.engine.report()["wasted"] == 1
+        for peer in (1, 2, 3, 4):  # it is back
+            inline.push(peer, {"w": np.ones(3)}, 1)
+        assert inline.version == 2
+
+    def test_ssp_tells_the_held_at_the_end_that_their_steps_were_made(self) -> None:
+        inline = joined(started(("ssp", {"s": 0, "lr": 1.0}), {"w": np.zeros(3)}))
+        assert inline.push(1, {"w": np.ones(3)}) is None  # held: it is ahead
+        inline.post(Stopping(inline.now))
+        assert [ack.used for ack in inline.acks(1)] == [True]
+        assert not inline.errors(1)
+
+    def test_hardsync_tells_the_held_at_the_end_that_the_step_was_not_made(self) -> None:
+        inline = joined(started(("hardsync", {}), {"w": np.zeros(3)}))
+        assert inline.push(1, {"w": np.ones(3)}) is None
+        inline.post(Stopping(inline.now))
+        assert [error.code for error in inline.errors(1)] == ["unavailable"]
+
+    def test_a_rule_that_reads_cannot_collect(self) -> None:
+        class Collecting(DCASGD):
+            name = "collecting"
+
+            def policy(self, workers: int | None) -> Policy:
+                return Counting(2)
+
+        inline = Inline(Collecting())
+        inline.define({"w": np.zeros(3)})
+        inline.join(1)
+        answer = inline.push(1, {"w": np.ones(3)})
+        assert isinstance(answer, messages.Error)
+        assert "must take a step with each gradient alone" in answer.text
+
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+    def test_gaps_are_not_made_of_rounding(self, dtype: str) -> None:
+        """A fresh gradient moves a 16-bit model as far as one of 32 bits."""
+        rng = np.random.default_rng(0)
+        start = rng.normal(size=200)
+        moved = []
+        for name in ("float32", dtype):
+            arrays = {"w": start.astype(dtype_named(name))}
+            inline = started(("gap-aware", {"lr": 0.001}), arrays)
+            hand = Hand(inline, 1)
+            before = inline.engine.store
+            assert before is not None
+            for _ in range(100):
+                gradient = {"w": np.full(200, 0.1, dtype_named(name))}
+                hand.step(lambda params, rng, g=gradient: g, rng)  # type: ignore[misc]
+            master = before.masters[0]
+            now = before.current.arena.sections[0] if master is None else master
+            moved.append(float(np.abs(now - arrays["w"].astype(np.float32)).mean()))
+        assert moved[1] == pytest.approx(moved[0], rel=0.02)
+
+    def test_eamsgd_follows_its_equations(self) -> None:
+        """The spring is tied to x, and gradients are taken ahead of it."""
+        rng = np.random.default_rng(0)
+        settings = {"p": 2, "kappa": 0.3, "delta": 0.9, "lr": 0.1}
+        inline = started(("eamsgd", settings), {"w": np.full(3, 2.0)})
+        hand = Hand(inline, 1)
+        x, v, centre = np.full(3, 2.0), np.zeros(3), np.full(3, 2.0)
+        for step in range(1, 13):
+            np.testing.assert_allclose(hand.params["w"], x + 0.9 * v, rtol=1e-10)
+            g = rng.normal(size=3)
+            hand.step(lambda params, rng, g=g: {"w": g}, rng)  # type: ignore[misc]
+            v = 0.9 * v - 0.1 * g
+            x = x + v
+            if step % 2 == 0:
+                d = 0.3 * (x - centre)
+                x, centre = x - d, centre + d
+                np.testing.assert_allclose(inline.params()["w"], centre, rtol=1e-10)
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("name", "settings", "words"),
+        [
+            ("gap-aware", {"scale_lr": True}, "cannot be scaled"),
+            ("asgd", {"scale_lr": True}, "say how many with --workers"),
+            ("easgd", {}, "the moving rate is 0.9 divided by"),
+            ("diloco", {}, "waits for a known number of workers"),
+            ("softsync", {}, "waits for a known number of workers"),
+        ],
+    )
+    def test_conflicts_with_the_servers(
+        self, name: str, settings: dict[str, Any], words: str
+    ) -> None:
+        algorithm = find(name).make(settings)
+        with pytest.raises(ConflictError, match=words):
+            algorithm.check(WORKERS if name == "gap-aware" else None)
+
+    def test_relaxed_reads_have_no_whole_versions(self) -> None:
+        with pytest.raises(ConflictError, match="no whole versions"):
+            find("dcasgd").make({}).check(None, relaxed=True)
+
+    @pytest.mark.parametrize(
+        ("name", "settings", "words"),
+        [
+            ("no-delay", {"clip": 1}, "workers take the steps"),
+            ("easgd", {"clip": 1}, "workers take the steps"),
+            ("no-delay", {"variant": 2, "tau_max": 5}, "must be even"),
+            ("diloco", {"local_steps": 10, "fragments": 4}, "make local_steps a multiple"),
+            ("diloco", {"mode": "async", "weight_decay": 0.1}, "has no weight_decay"),
+            ("diloco", {"mode": "async", "optimizer": "adam"}, "has no optimizer"),
+            ("ssp", {"s": 0, "get_model_frequency": 2}, "1 or more"),
+            ("asgd", {"optimizer": "adma"}, "did you mean 'adam'"),
+            ("asgd", {"schedule": "cosin:5"}, "did you mean 'cosine'"),
+            ("asgd", {"schedule": "cosine"}, "must have the form cosine:N"),
+            ("diloco", {"local_steps": 10**20}, "must be a int"),
+            ("asgd", {"lr": 1e39}, "out of what float32"),
+            ("dcasgd", {"eps": 1e-50}, "out of what float32"),
+            ("fasgd", {"optimizer": "adam"}, "has no setting 'optimizer'"),
+        ],
+    )
+    def test_what_cannot_work_is_refused(
+        self, name: str, settings: dict[str, Any], words: str
+    ) -> None:
+        with pytest.raises(UsageError, match=words):
+            find(name).make(settings)

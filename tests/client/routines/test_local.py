@@ -177,3 +177,80 @@ def test_nothing_is_lost_or_counted_twice(dtype: str, moves: list[tuple[str, int
         news = float(model.x[0][0]) - float(anchor[0][0])
         tolerance = 1e-9 if dtype == "float64" else 1e-3
         assert taken + on_its_way + news == pytest.approx(total, abs=tolerance)
+
+
+def test_a_refresh_does_not_touch_what_waits_for_the_cycles_end() -> None:
+    routine = routine_of(push_every=2, overlap="cycle", limit=4)
+    for _ in range(2):
+        step(routine)
+    routine.transfer()
+    step(routine)
+    answer(routine, 100.0)
+    routine.refresh()
+    np.testing.assert_array_equal(routine.params["w"], 101)  # merged first
+    assert routine.under_way is not None
+    assert routine.under_way.into is not None
+    routine.under_way.into["w"][:2] = 7  # ... and the fetch is lost midway
+    routine.failed()
+    step(routine)
+    routine.transfer()
+    np.testing.assert_array_equal(routine.params["w"], 102)
+
+
+def test_at_the_end_all_fragments_are_told() -> None:
+    routine = routine_of(params_of(a=2, b=2, c=2), fragments=2)
+    step(routine)
+    routine.transfer()
+    answer(routine, 0.0)
+    rest = routine.rest()
+    assert rest is not None
+    assert rest.arrays is not None
+    assert {name: float(array[0]) for name, array in rest.arrays.items()} == {"b": -1}
+
+
+def test_a_fragments_stamp_is_that_of_its_own_values() -> None:
+    """Other fragments' values stay what they were, however new the model that came with them."""
+    routine = routine_of(params_of(a=2, b=2), fragments=2)
+    step(routine)
+    routine.transfer()
+    answer(routine, 0.0, version=5)
+    step(routine)
+    transfer = routine.transfer()
+    assert transfer is not None
+    assert transfer.arrays is not None
+    assert list(transfer.arrays) == ["b"]
+    assert transfer.at.versions.tolist() == [5, 0]
+
+
+def test_workers_in_step_come_back_into_step() -> None:
+    routine = routine_of(params_of(a=2, b=2, c=2), fragments=3, in_step=True)
+    step(routine)
+    routine.transfer()
+    answer(routine, 0.0, version=5)  # it missed some rounds
+    step(routine)
+    transfer = routine.transfer()
+    assert transfer is not None
+    assert transfer.arrays is not None
+    assert list(transfer.arrays) == ["c"]
+
+
+def test_an_offered_model_has_the_local_steps_already() -> None:
+    routine = routine_of(push_every=5)
+    step(routine)
+    routine.offered()
+    assert routine.rest() is None
+    routine.refresh()
+    answer(routine, 1.0)
+    np.testing.assert_array_equal(routine.params["w"], 1)
+
+
+def test_a_way_beyond_16_bits_is_cut_and_the_rest_travels_later() -> None:
+    routine = routine_of(params_of("float16"), push_every=2)
+    for value in (-40_000, -40_000):
+        step(routine, value)
+    transfer = routine.transfer()
+    assert transfer is not None
+    assert transfer.arrays is not None
+    assert float(transfer.arrays["w"][0]) == -65_504
+    answer(routine, 0.0)
+    assert np.isfinite(routine.params["w"]).all()
