@@ -127,7 +127,8 @@ def write_text(path: Path, content: Mapping[str, Any]) -> None:
     """Write the tables as text."""
     with path.open("w", encoding="utf-8") as file:
         console = Console(file=file, width=200)
-        for made in tables.all_of(content):
+        for heading, made in tables.all_of(content):
+            console.print(heading, highlight=False, markup=False, soft_wrap=True)
             console.print(made)
         console.print(tables.MEANINGS, highlight=False, markup=False)
         console.print()
@@ -191,7 +192,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit(130) from None
     except AiopsError as error:
         parser.error(str(error))
-    for made in tables.all_of(content):
+    for heading, made in tables.all_of(content):
+        print(heading)
         report.show(made, content["machine"])
     if options.text:
         write_text(options.text, content)

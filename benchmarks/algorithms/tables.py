@@ -40,35 +40,43 @@ def mean(rows: Sequence[Row], name: str) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-def all_of(content: Mapping[str, Any]) -> Iterator[Table]:
-    """Yield a table per part that there are results of."""
+def all_of(content: Mapping[str, Any]) -> Iterator[tuple[str, Table]]:
+    """Yield a heading and a table per part that there are results of."""
+    task = content["task"]
     if content["runs"]:
-        yield of_accuracy(content)
+        yield (
+            f"Accuracy: {task['dataset']}, perceptron with {task['hidden']} hidden units,"
+            f" {task['workers']} workers, mini-batches of {task['batch_size']},"
+            f" {task['epochs']:g} epochs of samples in all; goal {accuracy.GOAL:.0%}",
+            of_accuracy(content["runs"]),
+        )
     if content["idle"]:
-        yield of_idle(content["idle"])
+        yield (
+            f"Idle: a gradient takes {1000 * idle.PACE:g} ms, a merge about {idle.MERGE} gradients;"
+            f" goal for no-delay with τ_max 8: under {idle.GOAL:.0%}",
+            of_idle(content["idle"]),
+        )
     if content["straggler"]:
-        yield of_straggler(content["straggler"])
+        yield (
+            f"Straggler: a gradient takes {1000 * straggler.PACE:g} ms, then one worker's takes"
+            f" {straggler.SLOWER} times as long: steps per second of the others;"
+            f" goal for {', '.join(straggler.GOAL_FOR)}: {straggler.GOAL:.0%} kept",
+            of_straggler(content["straggler"]),
+        )
 
 
-def of_accuracy(content: Mapping[str, Any]) -> Table:
+def of_accuracy(runs: Sequence[Row]) -> Table:
     """Make the table of the first part."""
     columns = (
         *("policy", "settings", "seeds", "accuracy", "spread", "goal", "seconds", "updates"),
         *("staleness", "idle", "wasted", "bytes"),
     )
-    task, variants = content["task"], False
-    rows: list[list[str]] = []
-    for name, runs in grouped(content["runs"]).items():
-        if runs[0]["variant"] and not variants:
-            rows.append([])
-            variants = True
-        rows.append([name, *_accuracy_row(runs)])
-    title = (
-        f"{task['dataset']}, perceptron with {task['hidden']} hidden units, {task['workers']}"
-        f" workers, mini-batches of {task['batch_size']}, {task['epochs']:g} epochs of samples in"
-        f" all; goal {accuracy.GOAL:.0%}"
-    )
-    return report.table(title, columns, rows, text_columns=2)
+    plain: list[list[str]] = []
+    variants: list[list[str]] = []
+    for name, group in grouped(runs).items():
+        (variants if group[0]["variant"] else plain).append([name, *_accuracy_row(group)])
+    between: list[list[str]] = [[]] if plain and variants else []
+    return report.table("", columns, [*plain, *between, *variants], text_columns=2)
 
 
 def _accuracy_row(runs: Sequence[Row]) -> list[str]:
@@ -92,13 +100,9 @@ def _accuracy_row(runs: Sequence[Row]) -> list[str]:
 
 def of_idle(rows: Sequence[Row]) -> Table:
     """Make the table of the second part."""
-    title = (
-        f"4 workers, a gradient takes {1000 * idle.PACE:g} ms, a merge about {idle.MERGE}"
-        f" gradients; goal for no-delay with τ_max 8: under {idle.GOAL:.0%} idle"
-    )
     columns = ("policy", "", "merge (gradients)", "idle", "speed (1: nobody ever waits)")
     return report.table(
-        title,
+        "",
         columns,
         [
             [
@@ -113,14 +117,9 @@ def of_idle(rows: Sequence[Row]) -> Table:
 
 def of_straggler(rows: Sequence[Row]) -> Table:
     """Make the table of the third part."""
-    title = (
-        f"4 workers, a gradient takes {1000 * straggler.PACE:g} ms; then one of them takes"
-        f" {straggler.SLOWER} times as long: steps per second of the other three;"
-        f" goal for {', '.join(straggler.GOAL_FOR)}: {straggler.GOAL:.0%} kept"
-    )
     columns = ("policy", "all healthy", "beside the straggler", "kept")
     return report.table(
-        title,
+        "",
         columns,
         [
             [row["policy"], f"{row['healthy']:.1f}", f"{row['beside']:.1f}", f"{row['kept']:.1%}"]

@@ -110,7 +110,7 @@ class _Team:
         self._ready = [False] * count
         self._steps = [0] * count
         self._reports: list[Report | None] = [None] * count
-        self._snapshots: list[str] = []  # not yet looked at
+        self._snapshots: list[tuple[int, Path]] = []  # not yet looked at, after how many steps
         self._params: Any = None
         self._heard = asyncio.Event()
         self._environment = {
@@ -187,7 +187,7 @@ class _Team:
             else:
                 self._steps[index] = said["steps"]
             if "snapshot" in said:
-                self._snapshots.append(said["snapshot"])
+                self._snapshots.append((sum(self._steps), Path(said["snapshot"])))
             self._heard.set()
 
         command = ("benchmarks.algorithms.worker", json.dumps(asdict(task)))
@@ -223,8 +223,7 @@ class _Team:
 
     async def _look_at_snapshots(self) -> None:
         while self._snapshots:
-            steps = self._run.steps if None not in self._reports else sum(self._steps)
-            path = Path(self._snapshots.pop(0))
+            steps, path = self._snapshots.pop(0)
             await self._look(steps, await asyncio.to_thread(_taken, path))
 
 

@@ -213,9 +213,13 @@ class _Loop:
     def _tell(self) -> None:
         """Say how far it is, a hundred times in all; leave a snapshot where one is due."""
         task = self._task
-        if not task.steps or self._steps == task.steps:
+        if not task.steps:
             return
-        if task.snapshots and self._steps % max(task.steps // task.looks, 1) == 0:
+        if (
+            task.snapshots
+            and self._steps < task.steps
+            and self._steps % max(task.steps // task.looks, 1) == 0
+        ):
             self._snapshot()
         elif self._steps % max(task.steps // 100, 1) == 0:
             say({"steps": self._steps})

@@ -207,7 +207,7 @@ def cells(table):
 
 
 def test_a_policys_seeds_are_one_row_and_variants_come_last():
-    columns = cells(tables.of_accuracy(CONTENT))
+    columns = cells(tables.of_accuracy(CONTENT["runs"]))
     assert columns[0] == ["asgd", "average", "sasgd", "asgd adam"]
     assert columns[2] == ["2", "1", "1", "1"]
     assert columns[3] == ["97.00%", "97.00%", "95.00%", "97.00%"]
