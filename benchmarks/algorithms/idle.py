@@ -10,13 +10,13 @@ from benchmarks.algorithms.link import Line
 from benchmarks.algorithms.problem import Bench
 from benchmarks.algorithms.team import Run, carry_out
 
-PACE = 0.030
+PACE = 0.060
 """Seconds that a gradient takes."""
 
 MERGE = 3
 """Gradients that a push and its answer take on the line."""
 
-SECONDS, WARMUP = 9.0, 2.0
+SECONDS, WARMUP = 14.0, 3.0
 """How long a run takes, and how much of its beginning does not count."""
 
 GOAL = 0.02

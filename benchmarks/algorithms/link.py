@@ -11,6 +11,7 @@ from typing import Any
 from aiops import address
 
 _CHUNK = 32 * 1024
+_AT_ONCE = 0.0003  # seconds within which bytes are read that are there already
 _LAST = 1.0  # seconds that a connection has to end
 _WHOLE = 0.5  # of the model's bytes: what goes up in smaller portions is no push
 
@@ -85,13 +86,17 @@ class Proxy:
         """Pass bytes on: each keeps the line busy for 1/rate, and arrives a delay later."""
         travelling: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         delivery = asyncio.create_task(self._deliver(travelling, writer, note))
-        free = 0.0
+        clock = asyncio.get_running_loop().time
+        free = asked = clock()
         try:
             while data := await reader.read(_CHUNK):
-                now = asyncio.get_running_loop().time()
-                free = max(free, now) + len(data) / self._line.rate
+                now = clock()
+                # A portion that lay ready goes out when the line is free, though we woke up later.
+                start = free if now - asked < _AT_ONCE else max(free, now)
+                free = start + len(data) / self._line.rate
                 travelling.put_nowait((free + self._line.delay, data))
                 await asyncio.sleep(free - now)
+                asked = clock()
             travelling.put_nowait((0.0, b""))
             await delivery
         finally:
