@@ -67,7 +67,21 @@ class Results:
             rows.append(fresh)
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            report.write_json(self.path, self._content)
+            fresh = self.path.with_name(self.path.name + ".new")
+            fresh.write_text(_written(self._content), encoding="utf-8")
+            fresh.replace(self.path)
+
+
+def _written(content: Mapping[str, Any]) -> str:
+    """Write it down with one line per row, so that differences can be read."""
+    parts = []
+    for name, value in content.items():
+        if name in SECTIONS and value:
+            lines = ",\n".join(f"    {json.dumps(row, ensure_ascii=False)}" for row in value)
+            parts.append(f'  "{name}": [\n{lines}\n  ]')
+        else:
+            parts.append(f'  "{name}": {json.dumps(value, ensure_ascii=False)}')
+    return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 def _matches(row: Mapping[str, Any], key: Mapping[str, Any]) -> bool:
