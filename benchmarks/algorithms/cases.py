@@ -69,8 +69,9 @@ GRID: Mapping[str, Mapping[str, Sequence[Any]]] = {
 """What ``--tune`` tries of each policy, on held-out examples: from this, defaults were chosen.
 
 A default that was more than a point below the best gave way to the smallest value that was not half
-a point below it (EASGD's and softsync's learning rates did: 0.04 became 0.1). The others keep what their papers chose, or what goes with it: FASGD 0.005, SASGD and with it the
-rest of asynchronous SGD 0.04.
+a point below it (EASGD's and softsync's learning rates did: 0.04 became 0.1). The others keep what
+their papers chose, or what goes with it: FASGD 0.005; SASGD 0.04, and with it the rest of
+asynchronous SGD.
 """
 
 

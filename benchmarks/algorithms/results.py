@@ -67,9 +67,9 @@ class Results:
             rows.append(fresh)
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            fresh = self.path.with_name(self.path.name + ".new")
-            fresh.write_text(_written(self._content), encoding="utf-8")
-            fresh.replace(self.path)
+            beside = self.path.with_name(self.path.name + ".new")
+            beside.write_text(_written(self._content), encoding="utf-8")
+            beside.replace(self.path)
 
 
 def _written(content: Mapping[str, Any]) -> str:
