@@ -41,6 +41,7 @@ bench: $(VENV)/.dev
 
 docs: $(VENV)/.dev
 	@$(BIN)/python -m aiops.wire_examples docs/wire.md
+	@$(BIN)/python -m aiops.pages docs/algorithms
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

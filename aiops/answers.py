@@ -28,6 +28,7 @@ class Pending:
     member: Member
     staleness: int = 0
     mean_staleness: float = 0.0
+    made: bool = False  # its step is in a published version, though its answer is held
 
 
 class Answers:
@@ -107,6 +108,7 @@ class Answers:
                 lease = store.lease()  # no update is under way, so the parameters can be read
         ack = Ack(
             message.id,
+            store.version,
             store.version,
             used,
             pending.staleness,
@@ -204,8 +206,8 @@ class Answers:
                 lease = store.lease()
         said = (ack.used, ack.staleness, ack.mean_staleness, ack.vbar, ack.vbars)
         parts = lease.version.parts if lease is not None else ()
-        version = store.version if lease is not None else ack.version
-        self._effects.append(Reply(peer, Ack(message.id, version, *said, parts), lease))
+        answer = Ack(message.id, ack.version, store.version, *said, parts)
+        self._effects.append(Reply(peer, answer, lease))
 
     def _settle(self, pending: Pending, answer: Ack | Error) -> None:
         member = pending.member

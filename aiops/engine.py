@@ -121,6 +121,7 @@ class Engine:
         welcome = Welcome(
             id=hello.id,
             protocol=messages.PROTOCOL,
+            run=self.options.run,
             proof=event.proof,
             policy=self.algorithm.name,
             settings=self.algorithm.settings(),

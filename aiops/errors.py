@@ -13,6 +13,7 @@
     └── Refused                     the server understood, and said no; nothing was changed
         ├── BadPush                 wrong tensor, shape, dtype or value in what was sent
         ├── StaleGradient           the policy wants this gradient recomputed on newer parameters
+        │   └── Restarted           ... or the server was restarted since it was computed
         ├── NotReady                nobody has defined the model yet
         ├── Unauthorised            the token is missing or wrong
         └── Unavailable             the server is full or shutting down; try later
@@ -39,6 +40,7 @@ __all__ = [
     "ProtocolError",
     "Refused",
     "RemoteProtocolError",
+    "Restarted",
     "StaleGradient",
     "Unauthorised",
     "Unavailable",
@@ -102,6 +104,15 @@ class StaleGradient(Refused):
     code = "stale"
 
 
+class Restarted(StaleGradient):
+    """The server was restarted, and its versions are others: fetch, and compute the gradient again.
+
+    It is the client that finds this out, when it connects again; nothing was pushed.
+    """
+
+    code = "restarted"
+
+
 class NotReady(Refused):
     """The model is not defined yet."""
 
@@ -122,7 +133,7 @@ class Unavailable(Refused):
 
 _BY_CODE: Mapping[str, type[Refused]] = {
     kind.code: kind
-    for kind in (Refused, BadPush, StaleGradient, NotReady, Unauthorised, Unavailable)
+    for kind in (Refused, BadPush, StaleGradient, Restarted, NotReady, Unauthorised, Unavailable)
 }
 
 

@@ -154,6 +154,7 @@ class Options:
     waits for one worker. ``live``: at most so many versions of the parameters alive. ``relaxed``:
     reads may mix versions. ``max_model``: bytes. ``backend``: which kernels. ``heartbeat``: seconds
     of silence after which a client is pinged (clients are told, so that they look in time).
+    ``run``: what this run is called, random (clients are told, so that they notice another).
     """
 
     workers: int | None = None
@@ -163,6 +164,7 @@ class Options:
     max_model: int = 8 << 30
     backend: str = "auto"
     heartbeat: float = 20.0
+    run: str = ""
 
     def __post_init__(self) -> None:
         """Check the values."""

@@ -173,10 +173,14 @@ class Challenge(Message):
 
 @value
 class Welcome(Message):
-    """The client is in. ``plan`` is its part of the algorithm."""
+    """The client is in. ``plan`` is its part of the algorithm.
+
+    ``run`` is another one each time a server is started: versions count within a run.
+    """
 
     kind = "welcome"
     protocol: UInt
+    run: Text
     proof: Blob  # that the server knows the token too; empty without one
     policy: Text
     settings: Plain
@@ -198,8 +202,10 @@ class Model(Message):
 
 @value
 class Ack(Message):
-    """The push was taken. ``parts`` brings the parameters of ``version`` if they were asked for.
+    """The push was taken. ``parts`` brings the ``current`` parameters if they were asked for.
 
+    ``version`` is the model's after this push, and ``current`` too, unless this answers a push that
+    was sent again: others may have been applied since.
     ``used`` is false when the algorithm ignores this gradient (it is too stale, say); that is no
     error, and the worker goes on. ``staleness`` is the largest over the pushed tensors,
     ``mean_staleness`` the mean weighted by their bytes. ``vbar`` is the mean of the algorithm's
@@ -209,6 +215,7 @@ class Ack(Message):
 
     kind = "ack"
     version: UInt
+    current: UInt
     used: bool
     staleness: UInt
     mean_staleness: Real

@@ -88,7 +88,8 @@ class Server:
     def __init__(self, config: Config) -> None:
         self.config = config
         algorithm = find(config.policy).make(config.settings())
-        self.engine = Engine(algorithm, config.options())
+        options = dataclasses.replace(config.options(), run=secrets.token_hex(8))
+        self.engine = Engine(algorithm, options)
         self._peers: dict[int, Peer] = {}
         self._numbers = 0
         self._events: deque[Event] = deque()

@@ -135,7 +135,12 @@ class Updates:
         self._stopping = True
         held, self.held = self.held, []
         for pending in held:
-            self._answers.refuse(pending, _not_made())
+            if pending.made:
+                self.held.append(pending)
+            else:
+                self._answers.refuse(pending, _not_made())
+        if self.held and self._store is not None and self._store.readable:
+            self._let_go(published=False)
 
     def applied(self, event: Applied) -> None:
         """Publish what the kernel did, and answer whom that concerns."""
@@ -166,7 +171,9 @@ class Updates:
     # ------------------------------------------------------------ inside
 
     def _answer_or_hold(self, item: Pending, verdict: Verdict, published: bool) -> None:
-        if not verdict.hold or self._policy.may_go(item.member.number, published):
+        item.made = published
+        ending = self._stopping and published
+        if not verdict.hold or ending or self._policy.may_go(item.member.number, published):
             self._answers.acknowledge(item)
         elif self._stopping:
             self._answers.refuse(item, _not_made())
@@ -180,7 +187,7 @@ class Updates:
         """Answer those among the held who may go on."""
         held, self.held = self.held, []
         for pending in held:
-            if self._policy.may_go(pending.member.number, published):
+            if self._policy.may_go(pending.member.number, published) or self._stopping:
                 self._answers.acknowledge(pending)
             else:
                 self.held.append(pending)
@@ -202,6 +209,8 @@ class Updates:
                 continue
             stale = self._note_staleness(item)
             verdict = self._policy.push(item.member.number, item.staleness)
+            if verdict.use and self._store is not None and self._store.rule.reads:
+                verdict = self._alone(verdict)
             if verdict.use:
                 self._issue(item, verdict, stale)
             elif not verdict.why:
@@ -211,6 +220,16 @@ class Updates:
             else:
                 kind = StaleGradient if self._recompute else Refused
                 self._answers.refuse(item, kind(verdict.why, staleness=item.staleness))
+
+    def _alone(self, verdict: Verdict) -> Verdict:
+        """Refuse to collect where the rule compares each gradient with what its worker was sent."""
+        if verdict.divide == 1 and not self._collected:
+            return verdict
+        why = (
+            f"{self._algorithm.name}: its rule reads what each gradient's worker was sent, so its"
+            " policy must take a step with each gradient alone, at once (divide=1)"
+        )
+        return Verdict(False, why=why)
 
     def _note_staleness(self, item: Pending) -> Ints | None:
         """Fill in a push's staleness; return it per tensor if the tensors differ in it."""

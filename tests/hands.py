@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from aiops import messages
+from aiops.client.conversation import Receipt
 from aiops.client.outgoing import parts_of
 from aiops.client.params import Params
 from aiops.client.routines import Transfer, routine_for
@@ -59,6 +60,13 @@ class Hand:
         if transfer is not None:
             self.send(transfer)
 
+    def finish(self) -> None:
+        """Push what is left, as a worker does that is closed."""
+        if self.routine.under_way is None:
+            rest = self.routine.rest()
+            if rest is not None:
+                self.send(rest)
+
     def send(self, transfer: Transfer) -> None:
         """Push or fetch."""
         self._into = transfer.into
@@ -86,9 +94,11 @@ class Hand:
             self.refusals.append(message)
             self.routine.failed()
             return
+        receipt = None
         if isinstance(message, Ack):
             self.acks.append(message)
-        self.routine.arrived()
+            receipt = Receipt(message.version, message.staleness, 0.0, None, {}, message.used)
+        self.routine.arrived(receipt)
         if self.blocked:
             self._go_on()
 

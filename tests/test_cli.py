@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 import aiops
@@ -20,6 +21,7 @@ from aiops import cli
 from aiops.algorithms import BUILT_IN
 from aiops.commands.stats import tables
 from aiops.files import read_model
+from aiops.pages.catalog import TOPICS
 from tests.support import Process, ServerThread
 
 START = {"w": np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4), "b": np.zeros(4, np.float32)}
@@ -105,26 +107,73 @@ class TestAsAWhole:
 class TestPolicies:
     def test_lists_all_with_one_line_each(self, aiops_command: Any) -> None:
         done = aiops_command("policies")
-        lines = done.out.splitlines()
-        assert [line.split()[0] for line in lines] == sorted(BUILT_IN)
+        lines = [line for line in done.out.splitlines() if line.startswith("  ")]
+        assert sorted(line.split()[0] for line in lines) == sorted(BUILT_IN)
         assert all(line.endswith(".") for line in lines)
+        assert len({len(line) - len(line[2:].split(maxsplit=1)[1]) for line in lines}) == 1
+
+    def test_lists_them_by_family(self, aiops_command: Any) -> None:
+        lines = aiops_command("policies").out.splitlines()
+        headings = [line for line in lines if line and not line.startswith((" ", "aiops"))]
+        assert headings[0] == "Synchronous or bounded"
+        assert lines.index("Staleness-aware") < next(n for n, x in enumerate(lines) if "fasgd" in x)
 
     def test_shows_one(self, aiops_command: Any) -> None:
         out = aiops_command("policies", "fasgd").out
         assert "θ ← θ − α / (v · max(τ, 1)) · g" in out
-        assert "Odena, *Faster Asynchronous SGD*" in out
+        assert "Odena, Faster Asynchronous SGD, eqs 4-8" in out
         assert "algorithms/fasgd.py" in out
         table = [line.split() for line in out.splitlines()]
-        assert ["lr", "0.005", "float"] in table
-        assert ["gamma", "0.95", "float"] in table
+        assert ["lr", "0.005", "float", "Learning", "rate"] in [row[:5] for row in table]
+        assert ["gamma", "0.95", "float", "γ,"] in [row[:4] for row in table]
+        assert ["clip", "0.0", "float", "Scale"] in [row[:4] for row in table]
         assert "``" not in out
         assert ".. math" not in out
+
+    @pytest.mark.parametrize("name", [*sorted(BUILT_IN), *TOPICS])
+    def test_every_page_fits_80_columns(self, name: str, aiops_command: Any) -> None:
+        done = aiops_command("policies", name)
+        assert done.status == 0
+        lines = [line for line in done.out.splitlines() if not line.startswith("Code ")]
+        assert max(map(cell_len, lines)) <= 80  # the accents of m̂ take no column
+
+    def test_what_many_share(self, aiops_command: Any) -> None:
+        assert "(1+τ)^(−a)" in aiops_command("policies", "modulations").out
+        assert "adamw" in aiops_command("policies", "optimizers").out
+        assert "cosine:N[:F]" in aiops_command("policies", "schedules").out
+        rows = json.loads(aiops_command("policies", "modulations", "--json").out)["rows"]
+        assert rows[0] == {"name": "none", "s(τ)": "1", "source": "Downpour SGD, Dean et al. 2012"}
+
+    def test_json(self, aiops_command: Any) -> None:
+        listed = json.loads(aiops_command("policies", "--json").out)
+        assert [row["name"] for row in listed] == sorted(BUILT_IN)
+        assert {"family", "summary", "class", "built_in"} < set(listed[0])
+        found = json.loads(aiops_command("policies", "diloco", "--json").out)
+        settings = {setting["name"]: setting for setting in found["settings"]}
+        assert settings["local_steps"]["default"] == 20
+        assert settings["overlap"]["type"] == "bool"
+        assert settings["beta1"]["group"] == "The server's optimiser"
+        assert len(found["equations"]) == 1
+        assert "Streaming DiLoCo" in found["source"]
+
+    def test_a_package_that_is_broken_does_not_hide_the_others(
+        self, aiops_command: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Point:
+            name, value = "theirs", "nowhere.at_all:Thing"
+
+        monkeypatch.setattr("aiops.algorithms.metadata.entry_points", lambda group: [Point])
+        out = aiops_command("policies").out
+        assert "theirs       cannot be loaded: policy 'theirs': there is no module" in out
+        assert "fasgd" in out
+        assert "'nowhere.at_all'" in aiops_command("policies", "theirs").error
 
     def test_says_that_a_barrier_needs_the_number_of_workers(self, aiops_command: Any) -> None:
         assert "--policy hardsync --workers N" in aiops_command("policies", "hardsync").out
 
     def test_an_unknown_one_gets_the_nearest(self, aiops_command: Any) -> None:
         assert "did you mean 'fasgd'?" in aiops_command("policies", "fagsd").error
+        assert "did you mean 'schedules'?" in aiops_command("policies", "schedule").error
 
     def test_one_of_the_current_folder(
         self, aiops_command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

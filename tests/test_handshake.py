@@ -26,7 +26,7 @@ def hello(role: str = "worker", protocol: int = PROTOCOL, client: str = "me") ->
 
 
 def welcome(proof: bytes = b"", protocol: int = PROTOCOL) -> Welcome:
-    return Welcome(3, protocol, proof, "asgd", {}, {}, 0, (), 0)
+    return Welcome(3, protocol, "", proof, "asgd", {}, {}, 0, (), 0)
 
 
 def meet(client_token: str | None, server_token: str | None) -> tuple[Greeter, Welcome]:

@@ -160,7 +160,7 @@ class TestStrangers:
 
     def test_answers_to_nothing(self, live: Live) -> None:
         for message in (
-            messages.Ack(1, 1, True, 0, 0.0, None, b""),
+            messages.Ack(1, 1, 1, True, 0, 0.0, None, b""),
             messages.Params(1, 1),
             messages.Report(1, {}),
             messages.Error(1, "bad-push", "no", {}, False),

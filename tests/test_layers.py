@@ -34,14 +34,14 @@ ROOMS: Mapping[str, str] = {
     "store":        "gradients versions store",
     "algorithms":   "algorithms",
     "engine":       "crew events intake answers updates engine journal",
-    "conversation": "client.params client.outgoing client.conversation",
+    "conversation": "client.params client.outgoing client.conversation client.transfer",
     "routines":     "client.routines",
     "collective":   "collective",
     "workloads":    "workloads",
     "sockets":      "sockets spin",
     "client":       "client",
     "server":       "server link peer applier config files",
-    "tools":        "cli __main__ commands demo wire_examples sim experiments",
+    "tools":        "cli __main__ commands demo pages wire_examples sim experiments",
 }  # fmt: skip
 
 # room              the rooms that it may import from, beside itself

@@ -19,7 +19,7 @@ from tests.strategies import DETERMINISTIC, cut, said_by, with_payloads
 from tests.test_messages import header
 
 HELLO = Hello(0, 1, "c", 1, "w", "worker", False, b"n" * 16, "test")
-WELCOME = Welcome(0, 1, b"", "asgd", {}, {}, 0, (), 0)
+WELCOME = Welcome(0, 1, "", b"", "asgd", {}, {}, 0, (), 0)
 SIDES: tuple[Side, Side] = ("client", "server")
 OTHER: dict[Side, Side] = {"client": "server", "server": "client"}
 
@@ -279,7 +279,7 @@ class TestLimits:
 
     def test_a_client_takes_a_long_welcome(self) -> None:
         rows = tuple((f"tensor {i}", "float32", (), 4 * i) for i in range(1000))
-        welcome = Welcome(0, 1, b"", "asgd", {}, {}, 0, rows, 0)
+        welcome = Welcome(0, 1, "", b"", "asgd", {}, {}, 0, rows, 0)
         wire = Wire("client", no_place)
         wire.send(HELLO)
         assert feed(wire, frame("server", welcome)) == [(welcome, None)]

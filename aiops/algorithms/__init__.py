@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Mapping
 from importlib import metadata
@@ -59,5 +60,27 @@ def find(name: str) -> type[Algorithm]:
     except AttributeError:
         raise UsageError(f"policy {name!r}: {module_name} has no {attribute!r}") from None
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
-        raise UsageError(f"policy {name!r} is not a class derived from aiops.algorithms.Algorithm")
+        raise UsageError(
+            f"policy {name!r} is not a class derived from aiops.algorithms.base.Algorithm"
+        )
+    _check_form(name, found)
     return found
+
+
+def _check_form(name: str, kind: type[Algorithm]) -> None:
+    """Refuse a class that is not what an algorithm must be, before it fails somewhere else."""
+    if not isinstance(getattr(kind, "name", None), str):
+        raise UsageError(f"policy {name!r}: {kind.__name__} has no name: write name = '...' in it")
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    for setting, annotation in vars(kind).get("__annotations__", {}).items():
+        if setting not in fields and "ClassVar" not in str(annotation):
+            raise UsageError(
+                f"policy {name!r}: {setting} would be a setting if {kind.__name__} were a"
+                " dataclass: write @dataclass(frozen=True, kw_only=True) above it"
+            )
+    for setting, field in fields.items():
+        if field.default is dataclasses.MISSING:
+            raise UsageError(
+                f"policy {name!r}: the setting {setting} has no default, and every setting needs"
+                f" one (a number, a word or a truth value): write {setting}: ... = ..."
+            )

@@ -31,5 +31,7 @@ class ASGD(Optimised):
     1.0
     """
 
+    family = "asynchronous"
+    neighbours = "sasgd fasgd hardsync downpour"
     name = "asgd"
     lr: float = 0.04

@@ -24,6 +24,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 from aiops.algorithms.optimizers import sgd
 from aiops.algorithms.schedules import Schedule
 from aiops.errors import ConflictError, UsageError, nearest
+from aiops.kernels.reader import read
 from aiops.kernels.rule import Rule
 
 
@@ -99,7 +100,7 @@ class Algorithm:
         ``warmup:500,cosine:20000``.
     scale_lr : bool, default False
         Multiply it by λ (``--workers``), from update 0 or over the schedule's warm-up (Goyal et
-        al. 2017, as in Petitet & Roman).
+        al. 2017; as `no-delay`'s paper does).
     clip : float, default 0
         Scale down an update's (mean) gradient whose norm over all tensors it touches is larger
         (Pascanu et al. 2013); 0: do not.
@@ -108,6 +109,10 @@ class Algorithm:
     name: ClassVar[str]
     needs_workers: ClassVar[bool] = False
     """Whether ``--workers N`` must say how many take part; see also `barrier`."""
+    family: ClassVar[str] = "other"
+    """The heading that it is listed under: any words; ours are in `aiops.pages.catalog`."""
+    neighbours: ClassVar[str] = ""
+    """The names of those that its page compares it with, the nearest first, with spaces between."""
 
     lr: float = 0.01
     schedule: str = "constant"
@@ -134,9 +139,12 @@ class Algorithm:
         value = getattr(self, setting)
         if not holds or (isinstance(value, float) and not math.isfinite(value)):
             raise UsageError(f"{self.name}: {setting} must be {what}, not {value!r}")
+        if isinstance(value, float) and value and not 1e-37 < abs(value) < 1e37:
+            text = f"{self.name}: {setting} = {value!r} is out of what float32 calculates with"
+            raise UsageError(f"{text}: stay between 1e-37 and 1e37")
 
     def check(self, workers: int | None, relaxed: bool = False) -> None:
-        """Refuse settings that cannot work together.
+        """Refuse settings that cannot work together, and a rule that cannot be compiled.
 
         Parameters
         ----------
@@ -149,7 +157,10 @@ class Algorithm:
         ------
         ConflictError
             Saying why.
+        UsageError
+            Naming the rule, the line and what in it no kernel can do.
         """
+        read(self.rule())
         if self.barrier and workers is None:
             raise ConflictError(
                 f"{self.name} waits for a known number of workers: say how many with --workers N"
@@ -243,6 +254,14 @@ class Algorithm:
         return {field.name: found.get(field.name, "") for field in dataclasses.fields(cls)}
 
     @classmethod
+    def own_settings(cls) -> list[str]:
+        """Return the settings that its own page explains, or that it brought in itself."""
+        explained = [name for name, _text in _descriptions(inspect.cleandoc(cls.__doc__ or ""))]
+        own = dict.fromkeys([*explained, *vars(cls).get("__annotations__", ())])
+        fields = {field.name for field in dataclasses.fields(cls)}
+        return [name for name in own if name in fields]
+
+    @classmethod
     def summary(cls) -> str:
         """Return the first line of its docstring."""
         return (inspect.getdoc(cls) or "").partition("\n")[0]
@@ -273,6 +292,8 @@ def _convert(algorithm: str, key: str, value: Any, default: Any) -> Any:
             return words[str(value).lower()]
         if isinstance(default, int):
             if isinstance(value, float) and not value.is_integer():
+                raise ValueError
+            if not -(2**62) < int(value) < 2**62:
                 raise ValueError
             return int(value)
         return type(default)(value)

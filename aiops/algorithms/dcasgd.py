@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aiops.algorithms.base import Algorithm
-from aiops.errors import UsageError
 from aiops.kernels.rule import Rule
 from aiops.kernels.vocabulary import Array, Scalar, sqrt
 
@@ -49,8 +48,8 @@ class DCASGD(Algorithm):
         Learning rate α.
     adaptive : bool, default True
         Whether λ_t adapts to each element.
-    lam : float, default 0
-        λ; 0 means the paper's: 2 adaptive, 0.04 constant.
+    lam : float, default 2
+        λ, the paper's for the adaptive form; its constant one has 0.04. With 0 this is `ASGD`.
     m : float, default 0.95
         Memory of the mean square M (starts at 0).
     eps : float, default 1e-7
@@ -68,31 +67,32 @@ class DCASGD(Algorithm):
 
     Example
     -------
-    >>> DCASGD(adaptive=False).rule().constants
+    >>> DCASGD(adaptive=False, lam=0.04).rule().constants
     {'lam': 0.04}
     """
 
+    family = "staleness-aware"
+    neighbours = "asgd gap-aware fasgd"
     name = "dcasgd"
     lr: float = 0.04
     adaptive: bool = True
-    lam: float = 0.0
+    lam: float = 2.0
     m: float = 0.95
     eps: float = 1e-7
 
     def __post_init__(self) -> None:
         """Check the settings."""
         super().__post_init__()
-        self.require("lam", self.lam >= 0, "0 (the paper's) or more")
+        self.require("lam", self.lam >= 0, "0 or more")
         self.require("m", 0 <= self.m < 1, "in [0, 1)")
-        if not self.eps > 0:
-            raise UsageError(f"dcasgd: eps must be positive, not {self.eps!r}")
+        self.require("eps", self.eps > 0, "positive")
 
     def rule(self) -> Rule:
         """Return the compensated update."""
         if not self.adaptive:
-            return Rule(constant, constants={"lam": self.lam or 0.04}, reads=("sent",))
+            return Rule(constant, constants={"lam": self.lam}, reads=("sent",))
         constants = {
-            "lam": self.lam or 2.0,
+            "lam": self.lam,
             "m": self.m,
             "one_minus_m": 1 - self.m,
             "eps": self.eps,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +76,9 @@ class DiLoCo(LocalTraining, Optimised):
 
     Note
     ----
-    With H = 1, inner and outer plain SGD, outer rate 1, this averages the workers' models.
+    With H = 1, inner and outer plain SGD, outer rate 1, this averages the workers' models. With
+    ``overlap`` what a worker learnt while its push was on the way stays on top of what comes (the
+    paper overwrites it): x ← mix · x + (1 − mix) · (θ + what it learnt).
 
     Example
     -------
@@ -83,6 +86,8 @@ class DiLoCo(LocalTraining, Optimised):
     5
     """
 
+    family = "local training"
+    neighbours = "fedbuff easgd no-delay"
     name = "diloco"
     needs_workers = True
     lr: float = 0.7
@@ -109,15 +114,22 @@ class DiLoCo(LocalTraining, Optimised):
                 f"diloco: one of {self.fragments} fragments cannot be pushed every"
                 f" {self.local_steps}/{self.fragments} steps: make local_steps a multiple"
             )
-        if self.mode == "async" and self.optimizer != "nesterov":
-            raise ConflictError(
-                f"diloco: async is delayed Nesterov, a rule of its own, and has no optimizer"
-                f" {self.optimizer!r}: leave it out, or use fedbuff"
-            )
+        if self.mode == "async":
+            self._check_own_rule()
+
+    def _check_own_rule(self) -> None:
+        """Refuse settings of the outer optimiser that delayed Nesterov would not look at."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        for name in ("optimizer", "weight_decay", "eps", "beta1", "beta2", "alpha"):
+            if getattr(self, name) != defaults[name]:
+                raise ConflictError(
+                    f"diloco: async is delayed Nesterov, a rule of its own, and has no {name}:"
+                    " leave it out, or use fedbuff"
+                )
 
     def policy(self, workers: int | None) -> Policy:
         """Wait for all, or for nobody."""
-        return Barrier(workers or 1) if self.mode == "sync" else Immediate()
+        return Barrier(fresh=False) if self.mode == "sync" else Immediate()
 
     @property
     def barrier(self) -> bool:
@@ -144,5 +156,6 @@ class DiLoCo(LocalTraining, Optimised):
             "push_every": self.local_steps // self.fragments,
             "overlap": "mix" if self.overlap else "none",
             "fragments": self.fragments,
+            "in_step": self.mode == "sync",
             "mix": self.mix,
         }

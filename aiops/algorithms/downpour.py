@@ -39,7 +39,8 @@ class Downpour(Optimised):
     ----
     A worker pushes in the background and computes on; it waits only for a fetch, or when the push
     before has not been answered yet. As in the paper's algorithm 7.1, a fetch overwrites local
-    steps that have not been pushed (they are not lost: they travel with the next push).
+    steps that have not been pushed (they are not lost: they travel with the next push). ``clip``
+    and ``optimizer`` are the server's; local steps are plain.
 
     Example
     -------
@@ -48,6 +49,8 @@ class Downpour(Optimised):
     ('accumulate', 2, 10)
     """
 
+    family = "local training"
+    neighbours = "asgd no-delay easgd"
     name = "downpour"
     lr: float = 0.04
     n_push: int = 5
@@ -61,8 +64,7 @@ class Downpour(Optimised):
 
     def plan(self, workers: int | None) -> dict[str, Any]:
         """Tell workers to accrue."""
-        scale = float(workers or 1) if self.scale_lr else 1.0
-        inner = Inner(optimizer="sgd", lr=self.lr, schedule=self.schedule, scale=scale)
+        inner = Inner.own_steps(self, workers)
         return {
             **super().plan(workers),
             "routine": "accumulate",

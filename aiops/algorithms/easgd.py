@@ -9,7 +9,7 @@ from typing import Any
 
 from aiops.algorithms import optimizers
 from aiops.algorithms.base import Algorithm
-from aiops.algorithms.local import Inner
+from aiops.algorithms.local import Inner, refuse_clip
 from aiops.errors import ConflictError
 from aiops.kernels.rule import Rule
 from aiops.kernels.vocabulary import Array, Scalar
@@ -38,7 +38,7 @@ class EASGD(Algorithm):
     p : int, default 10
         Steps between two elastic moves (the communication period).
     kappa : float, default 0
-        κ, below 1; 0 means β/λ with the paper's β = 0.9 (and ``--workers`` must be said).
+        κ, up to 0.95; 0 means β/λ with the paper's β = 0.9 (and ``--workers`` must be said).
 
     Source
     ------
@@ -56,6 +56,8 @@ class EASGD(Algorithm):
     0.3
     """
 
+    family = "local training"
+    neighbours = "eamsgd downpour diloco fedbuff"
     name = "easgd"
     lr: float = 0.1
     p: int = 10
@@ -65,12 +67,8 @@ class EASGD(Algorithm):
         """Check the settings."""
         super().__post_init__()
         self.require("p", self.p >= 1, "1 or more")
-        self.require("kappa", 0 <= self.kappa < 1, "in [0, 1)")
-        if self.clip:
-            raise ConflictError(
-                f"{self.name}: the server is not given gradients, so clip cannot be had there: clip"
-                " them before you hand them to step()"
-            )
+        self.require("kappa", 0 <= self.kappa <= 0.95, "0 (β/λ), or up to 0.95")
+        refuse_clip(self)
 
     def check(self, workers: int | None, relaxed: bool = False) -> None:
         """Refuse a moving rate that cannot be known."""
@@ -96,8 +94,7 @@ class EASGD(Algorithm):
 
     def worker_optimizer(self, workers: int | None) -> Inner:
         """Return what workers step with."""
-        scale = float(workers or 1) if self.scale_lr else 1.0
-        return Inner(optimizer="sgd", lr=self.lr, schedule=self.schedule, scale=scale)
+        return Inner.own_steps(self, workers)
 
     def plan(self, workers: int | None) -> dict[str, Any]:
         """Tell workers to explore, and when to move."""
@@ -118,7 +115,7 @@ class EAMSGD(EASGD):
 
     .. math::
 
-        worker:  m ← δ m + g,  x ← x − α · (g + δ m);   every p steps  d = κ · (x − θ),  x ← x − d
+        worker:  v ← δ v − α · g(x + δ v),  x ← x + v;   every p steps  d = κ · (x − θ),  x ← x − d
         server:  θ ← θ + d
 
     Settings
@@ -138,8 +135,9 @@ class EAMSGD(EASGD):
 
     Note
     ----
-    The paper writes v ← δv − α·g(x + δv), x ← x + v; this is the same iteration in the variable
-    x + δv, as PyTorch has it.
+    What the training loop sees is x + δv, where gradients are wanted; it is x that the spring is
+    tied to. (As PyTorch does, v is kept as −α times a sum of gradients: where a schedule changes α,
+    v changes with it.)
 
     Example
     -------
@@ -147,6 +145,7 @@ class EAMSGD(EASGD):
     0.9
     """
 
+    neighbours = "easgd downpour diloco"
     name = "eamsgd"
     lr: float = 0.01
     delta: float = 0.9
@@ -160,3 +159,7 @@ class EAMSGD(EASGD):
         """Return what workers step with."""
         plain = super().worker_optimizer(workers)
         return dataclasses.replace(plain, optimizer="nesterov", momentum=self.delta)
+
+    def plan(self, workers: int | None) -> dict[str, Any]:
+        """Tell workers that what they train is ahead of where they are."""
+        return {**super().plan(workers), "lookahead": self.delta}

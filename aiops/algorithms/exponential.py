@@ -33,5 +33,7 @@ class Exponential(SASGD):
     [1.0, 0.905, 0.368]
     """
 
+    family = "staleness-aware"
+    neighbours = "sasgd fasgd asgd"
     name = "exponential"
     modulate: str = "exponential"

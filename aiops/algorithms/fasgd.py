@@ -74,6 +74,8 @@ class FASGD(Algorithm):
     [1.0, 1.0, 0.25]
     """
 
+    family = "staleness-aware"
+    neighbours = "sasgd exponential gap-aware asgd"
     name = "fasgd"
     lr: float = 0.005
     gamma: float = 0.95

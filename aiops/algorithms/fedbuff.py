@@ -45,6 +45,8 @@ class FedBuff(Modulated, LocalTraining, Optimised):
     0.5
     """
 
+    family = "local training"
+    neighbours = "diloco softsync easgd"
     name = "fedbuff"
     lr: float = 1.0
     k: int = 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aiops.algorithms.base import Algorithm
+from aiops.errors import ConflictError
 from aiops.kernels.rule import Rule
 from aiops.kernels.vocabulary import Array, Scalar, absolute, sqrt
 
@@ -66,6 +67,8 @@ class GapAware(Algorithm):
     ('sent',)
     """
 
+    family = "staleness-aware"
+    neighbours = "dcasgd fasgd asgd"
     name = "gap-aware"
     lr: float = 0.01
     mu: float = 0.9
@@ -78,6 +81,15 @@ class GapAware(Algorithm):
         self.require("mu", 0 <= self.mu < 1, "in [0, 1)")
         self.require("beta", 0 <= self.beta < 1, "in [0, 1)")
         self.require("eps", self.eps > 0, "positive")
+
+    def check(self, workers: int | None, relaxed: bool = False) -> None:
+        """Refuse a largest learning rate that the rule would not know."""
+        super().check(workers, relaxed)
+        if self.scale_lr:
+            raise ConflictError(
+                "gap-aware: gaps are measured in steps of the largest learning rate, which is lr,"
+                " so it cannot be scaled: say --lr with the rate that you want"
+            )
 
     def rule(self) -> Rule:
         """Return the update."""

@@ -5,21 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from aiops.algorithms.base import Policy, Verdict
+from aiops.algorithms.base import IGNORE, Policy, Verdict
 from aiops.algorithms.optimised import Optimised
 from aiops.errors import UsageError
 
 
 class Barrier(Policy):
-    """Wait for one gradient from every worker that is waited for (``admission=wait``)."""
+    """Wait for one gradient from every worker that is waited for (``admission=wait``).
 
-    def __init__(self, workers: int) -> None:
-        self.workers = workers
+    ``fresh``: only gradients of the current version take part; that of a worker which had been
+    given up is ignored, and it is back in the next round.
+    """
+
+    def __init__(self, *, fresh: bool) -> None:
+        self.fresh = fresh
         self.given: set[int] = set()
         self.waited_for: frozenset[int] = frozenset()
 
     def push(self, worker: int, staleness: int) -> Verdict:
         """Collect it; the last one of the round takes the step."""
+        if self.fresh and staleness:
+            return IGNORE
         if worker in self.given:
             why = "one gradient per worker and round: wait for the answer to your last push"
             return Verdict(False, why=why)
@@ -77,7 +83,8 @@ class Hardsync(Optimised):
         Learning rate α.
     admission : str, default ``wait``
         ``wait``: a worker is answered when the step is done, so nobody computes ahead; a worker
-        that leaves or falls silent past ``--worker-deadline`` is not waited for.
+        that leaves or falls silent past ``--worker-deadline`` is not waited for, and a gradient
+        that comes from it after the step is ignored (and counted as wasted).
         ``reject``: gradients are counted, not workers; one whose version is not the current one
         is refused, and its worker computes it again (the wasted work is counted).
 
@@ -94,6 +101,8 @@ class Hardsync(Optimised):
     [None, 2]
     """
 
+    family = "synchronous or bounded"
+    neighbours = "rennala ssp softsync asgd"
     name = "hardsync"
     needs_workers = True
     lr: float = 0.1
@@ -109,7 +118,7 @@ class Hardsync(Optimised):
     def policy(self, workers: int | None) -> Policy:
         """Return the barrier, or the one that rejects."""
         count = workers or 1
-        return Barrier(count) if self.admission == "wait" else Rejecting(count)
+        return Barrier(fresh=True) if self.admission == "wait" else Rejecting(count)
 
     def plan(self, workers: int | None) -> dict[str, Any]:
         """Tell workers to be ready to compute a gradient again."""

@@ -8,7 +8,7 @@ from typing import Any
 from aiops.algorithms import optimizers
 from aiops.algorithms.base import Algorithm
 from aiops.algorithms.schedules import Schedule
-from aiops.errors import UsageError
+from aiops.errors import ConflictError, UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +26,24 @@ class Inner:
     eps: float = 0.0
     weight_decay: float = 0.0
 
+    @classmethod
+    def own_steps(cls, algorithm: Algorithm, workers: int | None) -> Inner:
+        """Return plain SGD with an algorithm's own learning rate and schedule."""
+        scale = float(workers or 1) if algorithm.scale_lr else 1.0
+        return cls(optimizer="sgd", lr=algorithm.lr, schedule=algorithm.schedule, scale=scale)
+
     def plan(self) -> dict[str, Any]:
         """Return it as a plain map, for the client plan."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def refuse_clip(algorithm: Algorithm) -> None:
+    """Refuse clipping where the server is given finished steps."""
+    if algorithm.clip:
+        raise ConflictError(
+            f"{algorithm.name}: workers take the steps, so the server cannot clip gradients: clip"
+            " them before you hand them to step()"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +64,7 @@ class LocalTraining(Algorithm):
     inner_momentum : float, default 0.9
         Of ``momentum`` and ``nesterov``.
     inner_weight_decay : float, default 0
-        As `Optimised`'s.
+        As ``weight_decay`` of `aiops.algorithms.optimizers`.
     """
 
     local_steps: int = 10

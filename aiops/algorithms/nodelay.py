@@ -8,8 +8,8 @@ from typing import Any
 
 from aiops.algorithms.base import Algorithm, Policy
 from aiops.algorithms.hardsync import Barrier
-from aiops.algorithms.local import Inner
-from aiops.errors import ConflictError, UsageError
+from aiops.algorithms.local import Inner, refuse_clip
+from aiops.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,8 @@ class NoDelay(Algorithm):
 
     Source
     ------
-    *Asynchronous SGD without gradient delay for efficient distributed training*, algorithms 1, 2.
+    *Asynchronous SGD without gradient delay for efficient distributed training*, submitted to ICLR
+    2019 (anonymous), algorithms 1 and 2.
 
     Note
     ----
@@ -55,6 +56,8 @@ class NoDelay(Algorithm):
     4
     """
 
+    family = "local training"
+    neighbours = "hardsync downpour easgd"
     name = "no-delay"
     needs_workers = True
     lr: float = 0.1
@@ -71,11 +74,7 @@ class NoDelay(Algorithm):
                 f"no-delay: variant 2 has cycles of tau_max/2 steps: tau_max must be even, not"
                 f" {self.tau_max}"
             )
-        if self.clip:
-            raise ConflictError(
-                "no-delay: the server merges finished steps, so clip cannot be had there: clip the"
-                " gradients before you hand them to step()"
-            )
+        refuse_clip(self)
 
     def rates(self, workers: int | None) -> Callable[[int], float]:
         """Return 1: what the server merges are finished steps."""
@@ -83,12 +82,11 @@ class NoDelay(Algorithm):
 
     def policy(self, workers: int | None) -> Policy:
         """Wait for one update of every worker."""
-        return Barrier(workers or 1)
+        return Barrier(fresh=False)
 
     def plan(self, workers: int | None) -> dict[str, Any]:
         """Tell workers to step by themselves, and how far."""
-        scale = float(workers or 1) if self.scale_lr else 1.0
-        inner = Inner(optimizer="sgd", lr=self.lr, schedule=self.schedule, scale=scale)
+        inner = Inner.own_steps(self, workers)
         cycles = self.variant == 2
         return {
             **super().plan(workers),

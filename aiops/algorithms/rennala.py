@@ -45,6 +45,8 @@ class Rennala(Optimised):
     [None, None, 2]
     """
 
+    family = "synchronous or bounded"
+    neighbours = "hardsync ringmaster softsync"
     name = "rennala"
     lr: float = 0.1
     b: int = 4

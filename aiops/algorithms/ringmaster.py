@@ -48,6 +48,8 @@ class Ringmaster(Optimised):
     [True, True, False]
     """
 
+    family = "synchronous or bounded"
+    neighbours = "rennala asgd sasgd ssp"
     name = "ringmaster"
     lr: float = 0.04
     r: int = 16

@@ -75,5 +75,7 @@ class SASGD(Modulated, Optimised):
     [1.0, 1.0, 0.25]
     """
 
+    family = "staleness-aware"
+    neighbours = "asgd exponential fasgd softsync"
     name = "sasgd"
     lr: float = 0.04

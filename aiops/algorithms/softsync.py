@@ -59,6 +59,8 @@ class Softsync(Modulated, Optimised):
     [None, 2, None, 2]
     """
 
+    family = "asynchronous"
+    neighbours = "hardsync sasgd asgd fedbuff"
     name = "softsync"
     needs_workers = True
     lr: float = 0.1

@@ -19,30 +19,26 @@ class Bounded(Policy):
 
     def __init__(self, bound: int) -> None:
         self.bound = bound
-        self.clocks: dict[int, int] = {}
-        self.waited_for: frozenset[int] = frozenset()
+        self.clocks: dict[int, int] = {}  # of those who are waited for
+        self.floor = 0  # where the slowest was last
 
     def push(self, worker: int, staleness: int) -> Verdict:
         """Apply it, and count it."""
-        self.clocks[worker] = self.clocks.get(worker, 0) + 1
+        self.clocks[worker] = self.clocks.get(worker, self.floor) + 1
         return Verdict(True, divide=1, hold=True)
 
     def crew(self, waited_for: frozenset[int]) -> Verdict | None:
-        """Start newcomers at the slowest clock."""
-        slowest = self._slowest()
-        for worker in waited_for - self.waited_for:
-            if worker > 0:
-                self.clocks[worker] = max(self.clocks.get(worker, 0), slowest)
-        self.waited_for = waited_for
+        """Start newcomers, and who comes back, at the slowest clock."""
+        self.floor = min(self.clocks.values(), default=self.floor)
+        # Announced workers that have not come yet (negative numbers) stand at 0.
+        start = {worker: self.floor if worker > 0 else 0 for worker in waited_for}
+        self.clocks = {worker: self.clocks.get(worker, start[worker]) for worker in waited_for}
         return None
 
     def may_go(self, worker: int, published: bool) -> bool:
         """Whether the slowest is within the bound."""
-        return self.clocks.get(worker, 0) - self._slowest() <= self.bound or not self.waited_for
-
-    def _slowest(self) -> int:
-        # Announced workers that have not come yet (negative numbers) stand at 0.
-        return min((self.clocks.get(worker, 0) for worker in self.waited_for), default=0)
+        clock = self.clocks.get(worker)
+        return clock is None or clock - min(self.clocks.values()) <= self.bound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +68,8 @@ class SSP(Optimised):
     Note
     ----
     A worker that pushes in the background computes one step while it is held; its bound is counted
-    one tighter, so that what is promised holds (and s must be at least 1).
+    one tighter, so that what is promised holds (and s must be at least 1). ``clip`` and
+    ``optimizer`` are the server's; local steps are plain.
 
     Example
     -------
@@ -82,6 +79,8 @@ class SSP(Optimised):
     [(True, True), (True, False)]
     """
 
+    family = "synchronous or bounded"
+    neighbours = "hardsync asgd ringmaster"
     name = "ssp"
     lr: float = 0.04
     s: int = 3
@@ -104,8 +103,7 @@ class SSP(Optimised):
         plan = super().plan(workers)
         if self.get_model_frequency == 1:
             return plan
-        scale = float(workers or 1) if self.scale_lr else 1.0
-        inner = Inner(optimizer="sgd", lr=self.lr, schedule=self.schedule, scale=scale)
+        inner = Inner.own_steps(self, workers)
         return {
             **plan,
             "routine": "accumulate",

@@ -13,7 +13,7 @@ from aiops.client.backoff import delays
 from aiops.client.conversation import Conversation, Receipt, Request
 from aiops.client.facade import Facade
 from aiops.client.params import Params, Stamped
-from aiops.client.routines import Transfer
+from aiops.client.transfer import Transfer
 from aiops.errors import (
     AiopsError,
     ConnectionLost,
@@ -163,6 +163,8 @@ class AsyncClient(Facade):
         Leave the gradients alone until it returns. At most 64 pushes are under way at once; more
         wait for their turn.
         """
+        await self.connect()
+        self._check_direct()
         async with self._window:
             receipt: Receipt = await self._run(lambda: self._talk.push(gradients, params, None))
         return receipt
@@ -171,6 +173,8 @@ class AsyncClient(Facade):
         self, params: Params, gradients: Mapping[str, Array], into: Params | None = None
     ) -> Receipt:
         """Push, and bring ``params`` up to date, in one round trip. See `Client.exchange`."""
+        await self.connect()
+        self._check_direct()
         into = params if into is None else into
         async with self._window:
             receipt: Receipt = await self._run(lambda: self._talk.push(gradients, params, into))
@@ -178,14 +182,9 @@ class AsyncClient(Facade):
 
     async def carry(self, transfer: Transfer) -> Receipt | None:
         """Move what a routine wants moved (`aiops.client.routines`); None for a mere fetch."""
-        arrays, at, into = transfer.arrays, transfer.at, transfer.into
-        if arrays is None:
-            assert into is not None
-            await self.fetch(into)
-            return None
         async with self._window:
-            receipt: Receipt = await self._run(lambda: self._talk.push(arrays, at, into))
-        return receipt
+            result = await self._run(lambda: transfer.ask(self._talk))
+        return result if isinstance(result, Receipt) else None
 
     async def stats(self) -> dict[str, Any]:
         """Return the server's statistics."""

@@ -17,7 +17,7 @@ from aiops.client.backoff import delays
 from aiops.client.conversation import Receipt, Request
 from aiops.client.facade import Facade
 from aiops.client.params import Params, Stamped
-from aiops.client.routines import Transfer
+from aiops.client.transfer import Transfer
 from aiops.errors import (
     AiopsError,
     ConnectionLost,
@@ -94,6 +94,11 @@ class Client(Facade):
 
     # ------------------------------------------------------------ what it can do
 
+    def offer(self, arrays: Mapping[str, Array]) -> bool:
+        """Offer a model; return whether it was taken (False: the server has one, of this form)."""
+        created, _version = self._run(self._talk.define(arrays))
+        return bool(created)
+
     def define(self, arrays: Mapping[str, Array]) -> Params:
         """Offer a model; return the server's parameters (these, or those it had already).
 
@@ -141,6 +146,7 @@ class Client(Facade):
         StaleGradient
             When the policy wants it recomputed on newer parameters.
         """
+        self._check_direct()
         receipt: Receipt = self._run(self._talk.push(gradients, params, None))
         return receipt
 
@@ -160,18 +166,14 @@ class Client(Facade):
         ------
         As `push`; after a `StaleGradient`, the parameters are up to date.
         """
+        self._check_direct()
         into = params if into is None else into
         receipt: Receipt = self._run(self._talk.push(gradients, params, into))
         return receipt
 
     def carry(self, transfer: Transfer) -> Receipt | None:
         """Move what a routine wants moved (`aiops.client.routines`); None for a mere fetch."""
-        if transfer.arrays is not None:
-            request = self._talk.push(transfer.arrays, transfer.at, transfer.into)
-        else:
-            assert transfer.into is not None
-            request = self._talk.fetch(transfer.into)
-        result = self._run(request)
+        result = self._run(transfer.ask(self._talk))
         return result if isinstance(result, Receipt) else None
 
     def interrupt(self) -> None:
@@ -262,6 +264,7 @@ class Client(Facade):
         pauses: Iterator[float] | None = None
         try:
             while not (request.done if request is not None else self._talk.ready):
+                self._check_interrupted()
                 ready = self._talk.ready
                 try:
                     if self._socket is None:
@@ -272,8 +275,7 @@ class Client(Facade):
                     raise
                 except (ConnectionLost, OSError) as error:
                     self._hang_up()
-                    if self._interrupted.is_set():
-                        raise ConnectionLost(f"{self.url}: this client was interrupted") from error
+                    self._check_interrupted()
                     if ready:  # it was there until now: begin anew
                         soon = min(until, time.monotonic() + self.timeout)
                         pauses = delays(secrets.randbelow)
@@ -287,6 +289,10 @@ class Client(Facade):
         self._flush_quietly(until)
         return request.value() if request is not None else None
 
+    def _check_interrupted(self) -> None:
+        if self._interrupted.is_set():
+            raise ConnectionLost(f"{self.url}: this client was interrupted")
+
     def _flush_quietly(self, until: float) -> None:
         """Send what answers are left over (a pong, say); the next call sees if it cannot."""
         out = self._talk.outgoing()
@@ -299,6 +305,7 @@ class Client(Facade):
     def _connect(self, until: float) -> None:
         left = self._left(until)
         self._socket = sock = socket.create_connection((self._host, self._port), timeout=left)
+        self._check_interrupted()  # it may have come too early to find this socket
         tune(sock)
         sock.settimeout(None)
         beat = min(_BEAT, self.timeout / 4)

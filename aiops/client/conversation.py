@@ -32,6 +32,7 @@ from aiops.errors import (
     ConnectionLost,
     Refused,
     RemoteProtocolError,
+    Restarted,
     Unauthorised,
     UsageError,
     refusal,
@@ -41,6 +42,7 @@ from aiops.messages import Ack, Error, Message, Model, Parts, Report, Welcome
 from aiops.wire import Buffer, Discard, Limits, Sink, Wire
 
 _LIMITS = Limits(header=8 << 20)  # a model comes back with offsets: longer than it was offered
+_LONGEST_WAIT = 1e9  # seconds that a server may announce
 _LONGEST_NAME = 1024  # bytes: the whole greeting must stay under 4 KiB
 
 
@@ -86,6 +88,7 @@ class Request:
     finish: Callable[[Message], Any]
     payloads: Sequence[Sequence[memoryview]] = ()
     into: Params | None = None
+    connection: tuple[str, int] = ("", 0)  # of a push: by which came what it was computed at
     done: bool = False
     result: Any = None
     error: AiopsError | None = None
@@ -174,6 +177,7 @@ class Conversation:
         self._next_id = 1
         self._seq = 0
         self._epoch = 0
+        self._run_since = 1  # the first connection to the server as it runs now
         self.ready = False
         self.welcome: Welcome | None = None
         self.layout: Layout | None = None
@@ -314,7 +318,15 @@ class Conversation:
             have = -1 if into is None else self._have(into)
             return messages.Push(id, seq, into is not None, have, parts)
 
-        return self._ask(Request("the answer to its push", make, self._receipt, payloads, into))
+        what = "the answer to its push"
+        return self._ask(Request(what, make, self._receipt, payloads, into, at.connection))
+
+    def again(self, request: Request) -> Request:
+        """Ask again what was abandoned before it was answered; a push is the same push."""
+        if request.done and request.error is None:
+            return request
+        request.done, request.error = False, None
+        return self._ask(request)
 
     def fetch(self, into: Params) -> Request:
         """Ask for the parameters; the result is whether they changed."""
@@ -358,6 +370,17 @@ class Conversation:
         """
         return params.version if params.connection == (self.client, self._epoch) else -1
 
+    def _outlived(self, request: Request) -> bool:
+        """Whether a push was computed at parameters of an earlier run of the server."""
+        client, epoch = request.connection
+        return client == self.client and epoch < self._run_since
+
+    def _restarted(self) -> Restarted:
+        return Restarted(
+            f"{self.server} was restarted since this gradient was computed, and its parameters are"
+            " others: fetch them and compute it again; it was not pushed"
+        )
+
     def _take_id(self) -> int:
         self._next_id += 1
         return self._next_id - 1
@@ -365,7 +388,10 @@ class Conversation:
     def _ask(self, request: Request) -> Request:
         id = self._take_id()
         self._pending[id] = request
-        if self.ready:
+        if self._outlived(request):
+            del self._pending[id]
+            request.resolve(error=self._restarted())
+        elif self.ready:
             self._send(request.make(id), request.payloads)
         return request
 
@@ -400,8 +426,15 @@ class Conversation:
     def _hear_welcome(self, welcome: Welcome) -> None:
         assert self._hello is not None
         handshake.check_welcome(welcome, self._hello, self._challenge, self._token, self.server)
+        for key in ("patience", "heartbeat"):
+            seconds = welcome.plan.get(key, 0.0)
+            if type(seconds) not in (int, float) or not 0 <= seconds <= _LONGEST_WAIT:
+                text = f"{self.server} announces a {key} of {seconds!r:.60} seconds"
+                raise RemoteProtocolError(text)
         if welcome.model:
             self._learn(welcome.model)
+        if self.welcome is not None and welcome.run != self.welcome.run:
+            self._run_since = self._epoch
         self.welcome, self.ready = welcome, True
         # Anything asked before, or on a connection since lost, is (again) asked now, in order.
         pending, self._pending = self._pending, {}
@@ -432,15 +465,16 @@ class Conversation:
         if into is None or not parts:
             return
         into.connection = (self.client, self._epoch)
+        version: int = message.current if isinstance(message, Ack) else message.version  # type: ignore[attr-defined]
         if len(parts) == 1:  # they make up the model
             into.versions[:] = parts[0].version
-            into.version = message.version  # type: ignore[attr-defined]
+            into.version = version
             return
         for part in parts:
             first = int(np.searchsorted(into.layout.starts, part.start, side="left"))
             last = int(np.searchsorted(into.layout.starts, part.stop, side="left"))
             into.versions[first:last] = part.version
-        into.version = message.version  # type: ignore[attr-defined]
+        into.version = version
 
     def _learn(self, rows: Any) -> None:
         """Learn the server's model; it may not change under a client's feet."""

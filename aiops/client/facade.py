@@ -11,6 +11,7 @@ from typing import Any
 from aiops import address
 from aiops.client.backoff import check_timeout
 from aiops.client.conversation import Conversation
+from aiops.errors import UsageError
 
 
 class Facade:
@@ -59,6 +60,22 @@ class Facade:
     def plan(self) -> Mapping[str, Any]:
         """The workers' part of the algorithm, as the server announced it."""
         return self._talk.welcome.plan if self._talk.welcome else {}
+
+    def _check_direct(self) -> None:
+        """See that gradients are what the server wants pushed.
+
+        Raises
+        ------
+        UsageError
+            When its policy has its workers train by themselves.
+        """
+        routine = self.plan.get("routine", "direct")
+        if routine != "direct":
+            raise UsageError(
+                f"under {self.policy} workers take steps of their own (routine {routine!r}), and a"
+                " bare gradient would be taken for something else: use aiops.Worker, or follow the"
+                " plan with aiops.client.routines and carry()"
+            )
 
     @property
     def traffic(self) -> tuple[int, int]:

@@ -19,11 +19,8 @@ its tensors the same names in the same order (JAX sorts the keys of a dict).
 
 from __future__ import annotations
 
-import os
-import weakref
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -36,6 +33,7 @@ except ImportError as missing:
 
 from aiops.client.conversation import Receipt
 from aiops.client.params import Params
+from aiops.client.remote import Remote
 from aiops.client.worker import Worker
 from aiops.errors import UsageError, nearest
 from aiops.layout import DTYPES, Array, aligned
@@ -45,7 +43,7 @@ __all__ = ["RemoteTree"]
 _tree = _jax.tree_util
 
 
-class RemoteTree:
+class RemoteTree(Remote):
     """A pytree of parameters: gradients go to the server, new parameters come from it.
 
     Parameters
@@ -97,9 +95,7 @@ class RemoteTree:
         ]
         arrays = dict(zip(self._names, map(np.asarray, _jax.device_get(leaves)), strict=True))
         self.last: Receipt | None = None
-        self.worker = Worker(url, arrays, token=token, name=name, timeout=timeout)
-        # Goodbye is said when this is collected or the program ends, so that nobody waits for it.
-        self._finalizer = weakref.finalize(self, _leave, self.worker, os.getpid())
+        self._hold(Worker(url, arrays, token=token, name=name, timeout=timeout))
         self.params = self._current()
 
     def step(self, gradients: Any) -> Receipt:
@@ -138,26 +134,6 @@ class RemoteTree:
         version = self.worker.refresh()
         self.params = self._current()
         return version
-
-    @property
-    def version(self) -> int:
-        """The model version of `params`."""
-        return self.worker.version
-
-    def close(self) -> None:
-        """Say goodbye, so that nobody waits for this worker; may be called twice."""
-        self._finalizer()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return (
@@ -278,9 +254,3 @@ def _key(entry: Any) -> str:
         if hasattr(entry, attribute):
             return str(getattr(entry, attribute))
     return str(entry).strip(".[]'\"")
-
-
-def _leave(worker: Worker, process: int) -> None:
-    """Say goodbye; but not from a forked process, which shares the connection."""
-    if os.getpid() == process:
-        worker.close()

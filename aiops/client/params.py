@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,6 +23,10 @@ class Stamped(Protocol):
     def versions(self) -> npt.NDArray[np.int64]:
         """Their versions, in arena order."""
 
+    @property
+    def connection(self) -> tuple[str, int]:
+        """Which client's which connection they came by."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
@@ -30,10 +34,27 @@ class Stamp:
 
     layout: Layout
     versions: npt.NDArray[np.int64]
+    connection: tuple[str, int]
+
+    @classmethod
+    def of(cls, params: Stamped) -> Stamp:
+        """Return what some parameters are stamped with now."""
+        return cls(params.layout, params.versions.copy(), params.connection)
 
     def copy(self) -> Stamp:
         """Return an independent copy."""
-        return Stamp(self.layout, self.versions.copy())
+        return Stamp.of(self)
+
+    def older(self, other: Stamped) -> Stamp:
+        """Return the older of both versions of each tensor."""
+        versions = np.minimum(self.versions, other.versions)
+        return Stamp(self.layout, versions, min(self.connection, other.connection))
+
+    def renewed(self, other: Stamped, tensors: Sequence[int]) -> Stamp:
+        """Return it with some tensors' versions as another has them."""
+        versions = self.versions.copy()
+        versions[list(tensors)] = other.versions[list(tensors)]
+        return Stamp(self.layout, versions, other.connection)
 
 
 class Params(Mapping[str, Array]):

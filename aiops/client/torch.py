@@ -31,12 +31,9 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from itertools import zip_longest
-from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 try:
     import torch as _torch
@@ -48,6 +45,7 @@ except ImportError as missing:
 
 from aiops.client.conversation import Receipt
 from aiops.client.params import Params
+from aiops.client.remote import Remote
 from aiops.client.torch_params import fetch_into, finish_copies, sort_out, to_array, to_tensor
 from aiops.client.worker import Worker
 from aiops.errors import UsageError
@@ -58,7 +56,7 @@ __all__ = ["RemoteOptimizer", "fetch_into"]
 _log = logging.getLogger("aiops.client")
 
 
-class RemoteOptimizer(_torch.optim.Optimizer):  # type: ignore[misc]
+class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
     """A `torch.optim.Optimizer` that pushes gradients to a server and receives parameters.
 
     The rule and its settings are the server's, and so is the learning rate: each group's ``lr``
@@ -111,9 +109,7 @@ class RemoteOptimizer(_torch.optim.Optimizer):  # type: ignore[misc]
         groups, self._slots, self._frozen = sort_out(params)
         super().__init__(groups, {"lr": None})
         arrays = {slot.name: to_array(slot.param.detach().cpu()) for slot in self._slots}
-        self.worker = Worker(url, arrays, token=token, name=name, timeout=timeout)
-        # Goodbye is said when this is collected or the program ends, so that nobody waits for it.
-        self._finalizer = weakref.finalize(self, _leave, self.worker, os.getpid())
+        self._hold(Worker(url, arrays, token=token, name=name, timeout=timeout))
         try:
             self.server_lr = self.worker.lr
             self._adopt()
@@ -197,26 +193,6 @@ class RemoteOptimizer(_torch.optim.Optimizer):  # type: ignore[misc]
         version = self.worker.refresh()
         self._pull()
         return version
-
-    @property
-    def version(self) -> int:
-        """The model version of the parameters."""
-        return self.worker.version
-
-    def close(self) -> None:
-        """Say goodbye, so that nobody waits for this worker; may be called twice."""
-        self._finalizer()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _gradients(self) -> dict[str, Array]:
         """Return what to push: views of the gradients' memory where it can be pushed as it is."""
@@ -357,9 +333,3 @@ class RemoteOptimizer(_torch.optim.Optimizer):  # type: ignore[misc]
 def _names(groups: Iterable[Mapping[str, Any]]) -> list[tuple[int, str]]:
     """Return the parameters' groups and names, in order."""
     return [(n, name) for n, group in enumerate(groups) for name in group["param_names"]]
-
-
-def _leave(worker: Worker, process: int) -> None:
-    """Say goodbye; but not from a forked process (a DataLoader's), which shares the connection."""
-    if os.getpid() == process:
-        worker.close()

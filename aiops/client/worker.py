@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -14,11 +15,21 @@ from aiops.client.blocking import Client
 from aiops.client.conversation import Receipt
 from aiops.client.params import Params
 from aiops.client.routines import Routine, Transfer, routine_for
-from aiops.errors import AiopsError, DeadlineExceeded, StaleGradient, UsageError
+from aiops.errors import (
+    AiopsError,
+    DeadlineExceeded,
+    NotReady,
+    Refused,
+    Restarted,
+    StaleGradient,
+    UsageError,
+)
 from aiops.layout import Array
 
 Gradients: TypeAlias = Mapping[str, Array]
 Compute: TypeAlias = Callable[[Params], Gradients]
+
+_log = logging.getLogger("aiops.client")
 
 _BEAT = 2.0  # seconds between looks at a connection that nobody is using, at most
 
@@ -155,7 +166,8 @@ class Worker:
         Returns
         -------
         What became of it. Where the policy has local steps or pushes in the background, that of the
-        last push that was answered, with ``pushed`` False.
+        last push that was answered, with ``pushed`` False. If the server was restarted meanwhile,
+        ``used`` is False: the gradient belonged to other parameters.
 
         Raises
         ------
@@ -163,7 +175,7 @@ class Worker:
             When a gradient does not fit, or the policy needs a function and got arrays.
         BadPush
             When a value is not finite, or the server refuses it; nothing was applied, and `params`
-            are as before. (Of a push in the background the step after it says so.)
+            are as before. (Of a push in the background a later step says so.)
         ConnectionLost, DeadlineExceeded
             When the server cannot be reached, or does not answer.
         """
@@ -182,10 +194,15 @@ class Worker:
                 try:
                     receipt = self._step(given)
                     break
+                except Restarted:
+                    self._begin_anew()
+                    if compute is None or self._routine.local:
+                        receipt = replace(self._nothing(), used=False)
+                        break
                 except StaleGradient:
                     if compute is None:
                         raise
-                    self.recomputed += 1
+                self.recomputed += 1
         finally:
             self._clock()
         self.steps += 1
@@ -193,6 +210,8 @@ class Worker:
 
     def _step(self, gradients: Gradients) -> Receipt:
         routine = self._routine
+        if self._errand is not None and self._errand.error is not None:
+            self._settle(wait=True)  # tell what failed before anything of this step is done
         routine.apply(gradients)
         self._settle(wait=routine.due)
         transfer = routine.transfer()
@@ -202,9 +221,25 @@ class Worker:
             self._errand = _Errand(transfer)
             self._errands.put(self._errand)
         self._settle(wait=routine.waits)
-        if self.last is None:
-            return Receipt(self.params.version, 0, 0.0, None, {}, pushed=False)
-        return replace(self.last, pushed=False)
+        return self._nothing() if self.last is None else replace(self.last, pushed=False)
+
+    def _begin_anew(self) -> None:
+        """Go on with a server that was restarted.
+
+        Steps that were only taken here stay on top of its parameters. If it has come back without
+        any, it is offered these: what is then lost is the optimiser's state.
+        """
+        _log.warning("%s was restarted: going on with its parameters", self.url)
+        self._routine.restarted()
+        try:
+            self._carry(self._routine.refresh())
+        except NotReady:
+            _log.warning("%s has no model any more: it is offered this worker's", self.url)
+            with self._lock:
+                taken = self._client.offer(self._routine.offer())
+            if taken:
+                self._routine.offered()
+            self._carry(self._routine.refresh())
 
     def _carry(self, transfer: Transfer) -> Receipt:
         """See to a transfer on this thread, and wait for it."""
@@ -212,18 +247,31 @@ class Worker:
         try:
             with self._lock:
                 receipt = self._client.carry(transfer)
-        except BaseException:
-            self._routine.failed()
+        except BaseException as error:
+            self._failed(error)
             raise
         finally:
             self._clock(idle=True)
-        self._routine.arrived()
+        self._routine.arrived(receipt)
         return self._note(receipt)
+
+    def _failed(self, error: BaseException) -> None:
+        """Have the routine take back what is known not to have been applied.
+
+        What may have been applied stays under way, and is carried again: the server knows its
+        number. (A gradient that travels as it is is its owner's again in any case.)
+        """
+        if isinstance(error, Refused | UsageError) or not self._routine.local:
+            self._routine.failed()
 
     def _settle(self, *, wait: bool) -> None:
         """Merge what has arrived in the background; wait for it if need be."""
         errand = self._errand
-        if errand is None or not (wait or errand.done.is_set()):
+        if errand is None:
+            if self._routine.under_way is not None:  # the wait for it was broken off
+                self._carry(self._routine.under_way)
+            return
+        if not (wait or errand.done.is_set()):
             return
         self._clock()
         limit = self._client.patience + _BEAT
@@ -236,9 +284,9 @@ class Worker:
             self._clock(idle=True)
         self._errand = None
         if errand.error is not None:
-            self._routine.failed()
+            self._failed(errand.error)
             raise errand.error
-        self._routine.arrived()
+        self._routine.arrived(errand.receipt)
         if errand.receipt is not None:
             self._note(errand.receipt)
 
@@ -246,6 +294,10 @@ class Worker:
         if receipt is not None:
             self.last = receipt
             return receipt
+        return self._nothing()
+
+    def _nothing(self) -> Receipt:
+        """Return the receipt of a step of which nothing travelled."""
         return Receipt(self.params.version, 0, 0.0, None, {}, pushed=False)
 
     def _clock(self, *, idle: bool = False) -> None:
@@ -260,8 +312,8 @@ class Worker:
     def refresh(self) -> int:
         """Bring `params` up to date without pushing; return their version.
 
-        Local steps that the server does not know of yet stay on top of it, except under EASGD,
-        where the worker goes to the centre.
+        Local steps that the server does not know of yet stay on top of it. Under Downpour and SSP
+        they are only on their way to the server then; under EASGD the worker goes to the centre.
         """
         self._settle(wait=True)
         self._carry(self._routine.refresh())
@@ -275,11 +327,13 @@ class Worker:
     def close(self, *, flush: bool = True) -> None:
         """Push what has not been pushed yet, and say goodbye; may be called twice.
 
+        Under a policy with a barrier that may take as long as any step. Where that must not be, as
+        after Ctrl-C, say ``flush=False``; leaving a ``with`` block by an exception does it.
+
         Parameters
         ----------
         flush
-            False: say goodbye at once, whatever is still on its way. Leaving a ``with`` block by an
-            exception does that.
+            False: say goodbye at once, whatever is still on its way.
 
         Raises
         ------
@@ -296,8 +350,9 @@ class Worker:
             if self._errand is not None and not self._errand.done.is_set():
                 self._client.interrupt()
             self._errands.put(None)
-            self._thread.join(_BEAT)  # (it may be connecting to a host that does not answer)
-            self._client.close()
+            self._thread.join(1.0)
+            if not self._thread.is_alive():  # else it connects to a host that does not answer
+                self._client.close()
 
     def _flush(self) -> None:
         """Wait for what is on its way, and push the rest."""
@@ -319,7 +374,7 @@ class Worker:
 
     def _keep(self) -> None:
         """Run errands, and answer the server now and then while the loop computes."""
-        beat = min(_BEAT, self.plan.get("heartbeat", _BEAT))
+        beat = min(_BEAT, self.plan.get("heartbeat") or _BEAT)
         while True:
             try:
                 errand = self._errands.get(timeout=beat)

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from aiops import words
+from aiops.algorithms import BUILT_IN, find
 from aiops.commands.flags import Json, Timeout, Token, Url
 from aiops.errors import ConnectionLost
 
@@ -82,11 +83,20 @@ def tables(url: str, report: Mapping[str, Any]) -> RenderableType:
 
 
 def _heading(url: str, report: Mapping[str, Any]) -> Text:
-    settings = ", ".join(f"{key}={value}" for key, value in report["settings"].items())
+    settings = ", ".join(f"{key}={value}" for key, value in _chosen(report).items())
     text = Text(url, style="bold cyan")
     text.append(f"  {report['policy']}", style="bold")
     text.append(f"  {settings}", style="dim")
     return text
+
+
+def _chosen(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the learning rate, and the settings that are not the algorithm's defaults."""
+    settings: dict[str, Any] = report["settings"]
+    # Others' own algorithms are not looked up: a stranger's server names them.
+    known = report["policy"] in BUILT_IN
+    defaults = find(report["policy"])().settings() if known else {}
+    return {k: v for k, v in settings.items() if k == "lr" or defaults.get(k) != v}
 
 
 def _facts(report: Mapping[str, Any]) -> Table:
@@ -94,13 +104,12 @@ def _facts(report: Mapping[str, Any]) -> Table:
     for _ in range(3):
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column(justify="right", no_wrap=True)
-    refused = sum(report["refused"].values())
     facts = [
         ("version", f"{report['version']:,}"),
         ("updates/s", f"{report['updates_per_second']:,.1f}"),
         ("up", words.seconds(report["seconds"])),
         ("gradients", f"{report['gradients']:,}"),
-        ("refused", f"{refused:,}"),
+        ("wasted", f"{report['wasted']:,}"),
         ("mean staleness", f"{report['mean_staleness']:.2f}"),
         ("parameters", f"{report['parameters']:,}"),
         ("tensors", f"{report['tensors']:,}"),

@@ -71,8 +71,12 @@ class MasterKernel:
                 lo, hi, _, step, rows = (np.array(column) for column in zip(*batch, strict=True))
                 # What a rule reads is converted where its span lies, so the batch is all there is.
                 first, last = (lo[0], hi[-1]) if reads else (0, base.size)
-                for array, copy in zip(reads, held, strict=True):
-                    copy[: last - first] = array[first:last]
+                if reads:
+                    # A 16-bit array is to be compared with the master: it gets the remainder that
+                    # rounding took from that, or a difference of nothing would not be nothing.
+                    rest = base[first:last] - base[first:last].astype(self.dtype)
+                    for array, copy in zip(reads, held, strict=True):
+                        np.add(array[first:last], rest, out=copy[: last - first])
                 part = Spans(lo - first, hi - first, np.array(at), step, spans.more[rows])
                 master = base[first:last]
                 kept = [array[first:last] for array in state]

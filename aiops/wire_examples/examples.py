@@ -91,11 +91,11 @@ def one_of_each() -> list[Example]:
         _said("client", m.Ping(6)),
         _said("client", m.Leave(7)),
         _said("server", m.Challenge(0, NONCES[1])),
-        _said("server", m.Welcome(0, 1, b"", "fasgd", {"lr": 0.5}, {}, 7, (row,), 3)),
+        _said("server", m.Welcome(0, 1, "8c2f", b"", "fasgd", {"lr": 0.5}, {}, 7, (row,), 3)),
         _said("server", m.Model(1, True, 0, (row,))),
         _said(
             "server",
-            m.Ack(3, 7, True, 1, 0.5, 0.25, vbars, _floats(7)),
+            m.Ack(3, 7, 7, True, 1, 0.5, 0.25, vbars, _floats(7)),
             struct.pack("<3f", 3, 2, 1),
         ),
         _said("server", m.Params(4, 7)),

@@ -50,6 +50,8 @@ MEANINGS = {
     "fetch": "Whether the answer is to bring the parameters.",
     "have": "The version of which the client holds all parameters, -1 for none. If it is still the"
     " current one, the answer brings none.",
+    "run": "Chosen at random when the server was started. If it is another one than before,"
+    " versions mean nothing any more: do not push what was computed at them, and fetch anew.",
     "policy": "The server's algorithm.",
     "settings": "Its settings, for people.",
     "plan": "What a worker has to do; ignore keys that you do not know. `recompute` (boolean): be"
@@ -61,6 +63,7 @@ MEANINGS = {
     "model": "The tensors in arena order; in `welcome` empty when nobody has defined them yet.",
     "last_seq": "The highest `seq` of this client that the server has taken, 0 for none.",
     "created": "Whether this offer defined the model.",
+    "current": "The model's version now, which is that of the parameters in this answer.",
     "used": "Whether the gradient was (or will be) part of an update; false: it was ignored.",
     "staleness": "Updates since the gradient's base version: the most over the pushed tensors.",
     "mean_staleness": "The same as a mean, weighted by the tensors' bytes.",

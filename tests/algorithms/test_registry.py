@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 
@@ -12,6 +14,7 @@ from aiops.algorithms.base import Algorithm
 from aiops.algorithms.modulation import MODULATIONS
 from aiops.algorithms.sasgd import SASGD
 from aiops.errors import UsageError
+from aiops.kernels.rule import Rule
 
 
 def test_every_built_in_is_found_under_its_own_name() -> None:
@@ -36,6 +39,48 @@ def test_a_class_is_found_by_its_place() -> None:
 def test_what_is_not_there_is_explained(name: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         find(name)
+
+
+class NoName(Algorithm):
+    pass
+
+
+class NoDataclass(Algorithm):
+    name = "no-dataclass"
+    kind: ClassVar[str] = "which is no setting"
+    beta: float = 0.9
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoDefault(Algorithm):
+    name = "no-default"
+    beta: float
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (NoName, "NoName has no name"),
+        (NoDataclass, "beta would be a setting if NoDataclass were a dataclass"),
+        (NoDefault, "the setting beta has no default"),
+    ],
+)
+def test_a_class_of_the_wrong_form_is_explained(kind: type[Algorithm], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        find(f"{__name__}:{kind.__name__}")
+
+
+def test_a_rule_that_no_kernel_can_do_is_refused_before_there_is_a_model() -> None:
+    class Power(ASGD):
+        def rule(self) -> Rule:
+            return Rule(power)
+
+    with pytest.raises(UsageError, match=r"rule 'power' .* uses a power, `g \*\* 2`"):
+        Power().check(workers=None)
+
+
+def power(w: Any, g: Any, step: Any) -> tuple[Any, ...]:
+    return (w - step * g**2,)
 
 
 def test_third_parties_are_found_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -504,7 +504,7 @@ class TestLostConnections:
         pair.settle()
         assert not request.done
         server.run_kernel()
-        assert pair.ask(request) == Receipt(2, 0, 0.0, None, {})
+        assert pair.ask(request) == Receipt(1, 0, 0.0, None, {})
         assert (params.version, values(params)) == (2, stepped(2))
 
     @pytest.mark.parametrize("up", range(0, 3 * PUSH_UP + 1, 7))
@@ -616,7 +616,7 @@ class TestTokens:
         pair.server.say(messages.Challenge(0, b"x" * 16))
         pair.move(0, None)
         pair.server.wire.state = "proved"
-        pair.server.say(messages.Welcome(0, 1, b"p" * 32, "asgd", {}, {}, 0, (), 0))
+        pair.server.say(messages.Welcome(0, 1, "", b"p" * 32, "asgd", {}, {}, 0, (), 0))
         with pytest.raises(Unauthorised, match="does not know the token"):
             pair.move(0, None)
         assert not request.done
@@ -759,7 +759,7 @@ class TestServersThatBreakTheRules:
 
     ANSWERS: Mapping[str, Callable[[int], Message]] = {
         "model": lambda id: messages.Model(id, False, 0, ()),
-        "ack": lambda id: messages.Ack(id, 1, True, 0, 0.0, None, b""),
+        "ack": lambda id: messages.Ack(id, 1, 1, True, 0, 0.0, None, b""),
         "params": lambda id: messages.Params(id, 1),
         "report": lambda id: messages.Report(id, {}),
         "pong": messages.Pong,
@@ -830,7 +830,7 @@ class TestServersThatBreakTheRules:
     @pytest.mark.parametrize("vbars", [b"123", b"1234", b"x" * 16])
     def test_statistics_of_another_model(self, vbars: bytes) -> None:
         pair, _params, request = self.asked(self.ASKED["ack"])
-        pair.server.say(messages.Ack(pair.talk._next_id - 1, 1, True, 0, 0.0, 0.5, vbars))
+        pair.server.say(messages.Ack(pair.talk._next_id - 1, 1, 1, True, 0, 0.0, 0.5, vbars))
         with pytest.raises(RemoteProtocolError, match="with a 'ack'"):
             pair.ask(request)
 
@@ -867,7 +867,7 @@ class TestServersThatBreakTheRules:
         pair = Pair()
         pair.connect()
         pair.server.wire.state = "greeted"
-        pair.server.say(messages.Welcome(0, 1, b"", "asgd", {}, {}, 0, rows, 0))
+        pair.server.say(messages.Welcome(0, 1, "", b"", "asgd", {}, {}, 0, rows, 0))
         with pytest.raises(RemoteProtocolError, match=URL):
             pair.move(0, None)
         pair, _params, request = self.asked(self.ASKED["model"])
@@ -879,7 +879,7 @@ class TestServersThatBreakTheRules:
         pair = Pair()
         pair.connect()
         pair.server.wire.state = "greeted"
-        pair.server.say(messages.Welcome(0, 2, b"", "asgd", {}, {}, 0, (), 0))
+        pair.server.say(messages.Welcome(0, 2, "", b"", "asgd", {}, {}, 0, (), 0))
         with pytest.raises(RemoteProtocolError, match="speaks version 2 of the wire"):
             pair.move(0, None)
 

@@ -690,7 +690,7 @@ def test_a_forked_process_does_not_say_goodbye(
         assert finalizer is not None
         _, leave, arguments, _ = finalizer
         with monkeypatch.context() as patched:
-            patched.setattr("aiops.client.torch.os.getpid", lambda: -1)
+            patched.setattr("aiops.client.remote.os.getpid", lambda: -1)
             leave(*arguments)
         p.grad = torch.ones(1)
         opt.step()
@@ -747,3 +747,40 @@ def test_the_example_starts_a_server_of_its_own(
     monkeypatch.setattr(pytorch_loop, "STEPS", 5)
     assert pytorch_loop.main([]) == 0
     assert "test accuracy: " in capsys.readouterr().out
+
+
+class TestLocalSteps:
+    """Policies with local steps: the loop stays the same."""
+
+    def test_downpour_steps_here_and_there(self) -> None:
+        settings = {"lr": 0.5, "n_push": 2, "n_fetch": 2}
+        with ServerThread(policy="downpour", set=settings) as server:
+            model = torch.nn.Linear(2, 1, bias=False)
+            with RemoteOptimizer(model, server.url) as opt:
+                start = model.weight.detach().clone()
+                assert opt.server_lr == 0.5
+                for step in range(1, 4):
+                    opt.zero_grad()
+                    model(torch.ones(1, 2)).sum().backward()
+                    opt.step()
+                    assert opt.last is not None
+                    assert opt.last.pushed == (step == 2)
+                    torch.testing.assert_close(model.weight.detach(), start - 0.5 * step)
+            end = server.call(lambda s: s.engine.store.current.arena.views["weight"].copy())
+            torch.testing.assert_close(
+                torch.from_numpy(end), start - 1.5
+            )  # closing pushed the rest
+
+    def test_an_error_in_the_loop_pushes_nothing_more(self) -> None:
+        with ServerThread(policy="downpour", set={"n_push": 5, "n_fetch": 5}) as server:
+            model = torch.nn.Linear(2, 1)
+
+            def fail() -> None:
+                with RemoteOptimizer(model, server.url) as opt:
+                    model(torch.ones(1, 2)).sum().backward()
+                    opt.step()
+                    raise ZeroDivisionError
+
+            with pytest.raises(ZeroDivisionError):
+                fail()
+            assert server.call(lambda s: s.engine.report()["version"]) == 0

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from aiops.client import Client, Params, Worker
-from aiops.errors import BadPush, ConnectionLost, NotReady, Unavailable, UsageError
+from aiops.errors import BadPush, ConnectionLost, Unavailable, UsageError
 from aiops.layout import Array
 from tests.peers import eventually
 from tests.proxy import Proxy
@@ -293,10 +293,12 @@ class TestServerGone:
             worker.step(ones(START))
             port = int(server.url.rpartition(":")[2])
         with ServerThread(policy="asgd", kernels="numpy", port=port) as server, worker:
-            with pytest.raises(NotReady, match="define it before the first push"):
-                worker.step(ones(START))
-            with Worker(server.url, worker.params) as again:
-                assert again.step(ones(START)).version == 1
+            receipt = worker.step(ones(START))  # the server gets the worker's parameters
+            assert not receipt.used
+            assert worker.version == 0
+            np.testing.assert_array_equal(worker.params["w"], np.float32(-0.04))
+            assert worker.step(ones(START)).version == 1
+            assert server.call(lambda s: s.engine.report()["gradients"]) == 1
 
     def test_a_server_that_was_restarted_with_a_model(self) -> None:
         with ServerThread(policy="asgd", kernels="numpy") as server:
@@ -306,7 +308,39 @@ class TestServerGone:
         with ServerThread(policy="asgd", kernels="numpy", port=port) as server, worker:
             with Worker(server.url, START):
                 pass
-            with pytest.raises(BadPush, match=r"at version 1, but the server is at 0.*restarted"):
+            computed = []
+
+            def compute(params: Params) -> dict[str, Array]:
+                computed.append(float(params["w"][0]))
+                return ones(params)
+
+            receipt = worker.step(compute)  # computed again, at the parameters that are there now
+            assert receipt.used
+            assert computed == pytest.approx([-0.04, 0])
+            assert worker.recomputed == 1
+            assert worker.version == 1
+
+    def test_a_version_that_exists_again_is_another(self) -> None:
+        """The number alone would not tell that the gradient belongs to other parameters."""
+        with ServerThread(policy="asgd", kernels="numpy") as server:
+            worker = Worker(server.url, START)
+            port = int(server.url.rpartition(":")[2])
+        with ServerThread(policy="asgd", kernels="numpy", port=port) as server, worker:
+            with Worker(server.url, ones(START, 9)):
+                pass
+            assert not worker.step(ones(START)).used
+            np.testing.assert_array_equal(worker.params["w"], 9)
+            assert server.call(lambda s: s.engine.report()["version"]) == 0
+
+    def test_local_steps_outlive_the_server(self) -> None:
+        settings = {"local_steps": 3, "inner_lr": 1, "k": 1}
+        with ServerThread(policy="fedbuff", set=settings, kernels="numpy") as server:
+            worker = Worker(server.url, START)
+            for _ in range(5):
                 worker.step(ones(START))
-            assert worker.refresh() == 0
-            assert worker.step(ones(START)).version == 1
+            port = int(server.url.rpartition(":")[2])
+        with ServerThread(policy="fedbuff", set=settings, kernels="numpy", port=port) as server:
+            with worker, Worker(server.url, ones(START, 100)):
+                assert not worker.step(ones(START)).used
+                np.testing.assert_array_equal(worker.params["w"], 100 - 3)
+            assert server.call(lambda s: s.engine.store.current.arena.views["w"][0]) == 97

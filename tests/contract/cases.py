@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from aiops.algorithms import BUILT_IN
+
+
+def others(text: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    """The cases of $AIOPS_CONTRACT: ``package.module:Name key=value ...``, more after a ``;``."""
+    cases: dict[str, tuple[str, dict[str, Any]]] = {}
+    for words in filter(None, (case.split() for case in text.split(";"))):
+        settings = dict(word.split("=", 1) for word in words[1:])
+        cases[" ".join(words)] = (words[0], settings)
+    return cases
+
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     # Local training in short cycles: the suites take only some dozens of steps per worker.
@@ -16,7 +27,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         for name in ("momentum", "nesterov", "adam", "adamw")
     },
     "asgd-clip": ("asgd", {"clip": 1.0, "schedule": "warmup:10,cosine:5000:0.5"}),
-    "dcasgd-constant": ("dcasgd", {"adaptive": False}),
+    "dcasgd-constant": ("dcasgd", {"adaptive": False, "lam": 0.04}),
     "diloco": ("diloco", {"local_steps": 4, "inner": "sgd", "inner_lr": 0.05}),
     "diloco-adamw": ("diloco", {"local_steps": 4, "inner_lr": 0.02, "momentum": 0.5}),
     "diloco-async": (
@@ -58,6 +69,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "delay-adaptive",
         )
     },
+    **others(os.environ.get("AIOPS_CONTRACT", "")),
 }
 BACKENDS = ("numpy", "numba")
 WORKERS = 4

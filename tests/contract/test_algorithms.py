@@ -164,10 +164,9 @@ def test_same_events_same_bits(case: tuple[str, dict[str, Any]]) -> None:
 
 
 def test_a_record_replays_to_the_same_bits(case: tuple[str, dict[str, Any]]) -> None:
-    name, settings = case
     inline = started(case, {name: np.full(9, 2, np.float32) for name in ("w", "b")})
     file = io.BytesIO()
-    journal = Journal(file, name, inline.engine.algorithm.settings(), inline.engine.options)
+    journal = Journal(file, case[0], inline.engine.algorithm.settings(), inline.engine.options)
     for event in inline.log:
         journal.note(event)
     inline.on_event = journal.note
@@ -296,3 +295,155 @@ class TestExactness:
         np.testing.assert_allclose(inline.params()["w"], w, rtol=1e-12)
         assert inline.engine.store is not None
         assert inline.engine.store.vbar() == pytest.approx(v.mean(), rel=1e-6)
+
+    def test_no_delay_alone_without_lead_equals_sgd(self) -> None:
+        inline = started(("no-delay", {"lr": 0.1, "tau_max": 1}), {"w": np.full(5, 4.0)})
+        inline.engine.crew.expected = 1
+        hand = Hand(inline, 1)
+        w, rng, other = np.full(5, 4.0), np.random.default_rng(3), np.random.default_rng(3)
+        for _ in range(50):
+            w = w - 0.1 * quadratic({"w": w}, rng)["w"]
+            hand.step(quadratic, other)
+        np.testing.assert_allclose(inline.params()["w"], w, rtol=1e-12)
+        assert inline.version == 50
+
+    @pytest.mark.parametrize("variant", [1, 2])
+    def test_no_delay_counts_every_step_once(self, variant: int) -> None:
+        """With gradients that do not depend on where they are taken, the sum is plain."""
+        settings = {"lr": 1.0, "tau_max": 4, "variant": variant}
+        inline = started(("no-delay", settings), {"w": np.zeros(3)})
+        hands, rng = crew_of(inline, WORKERS), np.random.default_rng(4)
+        for _ in range(41):
+            for index in rng.permutation(WORKERS):
+                hands[index].step(lambda params, rng: {"w": np.full(3, -1.0)}, rng)
+        for hand in hands:
+            hand.finish()
+        np.testing.assert_allclose(inline.params()["w"], 41.0, rtol=1e-12)
+
+    def test_diloco_of_one_plain_step_averages_the_models(self) -> None:
+        settings = {"local_steps": 1, "inner": "sgd", "inner_lr": 0.3, "optimizer": "sgd", "lr": 1}
+        inline = started(("diloco", settings), {"w": np.full(5, 4.0)})
+        hands, rng = crew_of(inline, WORKERS), np.random.default_rng(0)
+        for _ in range(10):
+            models = []
+            before = inline.params()["w"]
+            for hand in hands:
+                gradient = quadratic(hand.params, rng)
+                models.append(before - 0.3 * gradient["w"])
+                hand.step(lambda params, rng, found=gradient: found, rng)  # type: ignore[misc]
+            np.testing.assert_allclose(inline.params()["w"], np.mean(models, axis=0), rtol=1e-12)
+
+    def test_elastic_moves_conserve_the_sum(self) -> None:
+        """What the worker gives up is what the centre gets."""
+        inline = started(("easgd", {"p": 1, "kappa": 0.2, "lr": 0.5}), {"w": np.zeros(4)})
+        hand, rng = Hand(inline, 1), np.random.default_rng(0)
+        for _ in range(20):
+            x, centre = hand.params["w"].copy(), inline.params()["w"]
+            gradient = rng.normal(size=4)
+            hand.step(lambda params, rng, g=gradient: {"w": g}, rng)  # type: ignore[misc]
+            moved = 0.2 * (x - 0.5 * gradient - centre)
+            np.testing.assert_allclose(inline.params()["w"], centre + moved, rtol=1e-12)
+            np.testing.assert_allclose(hand.params["w"], x - 0.5 * gradient - moved, rtol=1e-12)
+
+    def test_dcasgd_follows_its_equations(self) -> None:
+        rng = np.random.default_rng(0)
+        inline = started(("dcasgd", {"adaptive": False, "lam": 0.5, "lr": 0.1}), {"w": np.zeros(4)})
+        hands = crew_of(inline, 3)
+        sent = [np.zeros(4)] * 3
+        w = np.zeros(4)
+        for step in range(30):
+            which = int(rng.integers(3))
+            g = rng.normal(size=4)
+            w = w - 0.1 * (g + 0.5 * g * g * (w - sent[which]))
+            hands[which].step(lambda params, rng, g=g: {"w": g}, rng)  # type: ignore[misc]
+            sent[which] = w
+            np.testing.assert_allclose(inline.params()["w"], w, rtol=1e-10, err_msg=str(step))
+
+    def test_an_optimiser_under_softsync_modulates_the_step(self) -> None:
+        """Adam sees the plain mean; the mean modulation multiplies its step."""
+        settings = {"n": 1, "optimizer": "adam", "lr": 0.1, "modulate": "inverse"}
+        moves = []
+        for stale in (0, 4):
+            inline = joined(started(("softsync", settings), {"w": np.zeros(3)}))
+            for _ in range(stale):
+                for peer in range(1, WORKERS + 1):
+                    inline.push(peer, {"w": np.zeros(3)})
+            before = inline.params()["w"]
+            for peer in range(1, WORKERS + 1):
+                inline.push(peer, {"w": np.ones(3)}, 0)
+            moves.append(float((before - inline.params()["w"])[0]))
+        t, beta1, beta2 = 5, 0.9, 0.999  # the fifth update of moments that were 0 until now
+        unbiased = (1 - beta1) / (1 - beta1**t) / np.sqrt((1 - beta2) / (1 - beta2**t))
+        assert moves[0] == pytest.approx(0.1, rel=1e-6)
+        assert moves[1] == pytest.approx(0.1 / 4 * unbiased, rel=1e-6)
+
+    def test_clipping_limits_the_norm_of_what_is_applied(self) -> None:
+        settings = {"lr": 1.0, "clip": 2.0}
+        inline = joined(started(("asgd", settings), {"w": np.zeros(4), "b": np.zeros(2)}))
+        inline.push(1, {"w": np.full(4, 30.0), "b": np.full(2, -40.0)})
+        moved = np.concatenate(list(inline.params().values()))
+        assert np.linalg.norm(moved) == pytest.approx(2.0)
+        before = inline.params()["w"]
+        inline.push(1, {"w": np.full(4, 0.1)})
+        np.testing.assert_allclose(before - inline.params()["w"], 0.1)
+
+    def test_the_schedule_follows_the_version(self) -> None:
+        settings = {"lr": 0.5, "schedule": "warmup:2,linear:8", "scale_lr": True}
+        inline = joined(started(("asgd", settings), {"w": np.zeros(1)}))
+        rates = []
+        for _ in range(9):
+            before = float(inline.params()["w"][0])
+            inline.push(1, {"w": np.full(1, -1.0)})
+            rates.append(float(inline.params()["w"][0]) - before)
+        warm = [0.25 + 0.75 / 2, 1.0]
+        expected = [0.5 * WORKERS * (warm[i] if i < 2 else 1) * (1 - i / 8) for i in range(9)]
+        np.testing.assert_allclose(rates, expected, atol=1e-12)
+
+
+class TestBounds:
+    @pytest.mark.parametrize("settings", [{"s": 0}, {"s": 2}, {"s": 2, "get_model_frequency": 4}])
+    def test_ssp_keeps_clocks_together(self, settings: dict[str, Any]) -> None:
+        inline = started(("ssp", settings), {"w": np.zeros(3)})
+        hands, rng = crew_of(inline, WORKERS), np.random.default_rng(7)
+        furthest = 0
+        for _ in range(400):
+            free = [hand for hand in hands if not hand.waits]
+            eager = max(free, key=lambda hand: hand.steps)  # the fastest goes as far as it may
+            (eager if rng.random() < 0.8 else free[0]).step(quadratic, rng)
+            steps = [hand.steps for hand in hands]
+            furthest = max(furthest, max(steps) - min(steps))
+        assert furthest == settings["s"] + 1  # while it computes, before it is held
+
+    def test_ssp_starts_newcomers_at_the_slowest(self) -> None:
+        inline = started(("ssp", {"s": 1}), {"w": np.zeros(3)})
+        inline.engine.crew.expected = None
+        hands = [Hand(inline, peer) for peer in (1, 2)]
+        train(hands, 60, quadratic)
+        newcomer = Hand(inline, 3)
+        train([*hands, newcomer], 60, quadratic)
+        assert newcomer.steps > 15
+
+    def test_ringmaster_uses_nothing_too_stale(self) -> None:
+        inline = started(("ringmaster", {"r": 3}), {"w": np.zeros(3)})
+        train(crew_of(inline, WORKERS), 300, quadratic)
+        report = inline.engine.report()
+        assert max(map(int, report["staleness"])) < 3
+        assert report["ignored"] > 0
+
+    def test_rennala_uses_the_current_point_only(self) -> None:
+        inline = started(("rennala", {"b": 3}), {"w": np.zeros(3)})
+        train(crew_of(inline, WORKERS), 300, quadratic)
+        report = inline.engine.report()
+        assert set(report["staleness"]) == {"0"}
+        assert report["gradients"] // 3 == inline.version
+
+    @pytest.mark.parametrize(("variant", "tau_max"), [(1, 1), (1, 4), (2, 4)])
+    def test_no_delay_bounds_the_lead(self, variant: int, tau_max: int) -> None:
+        """With the slowest at rest, everybody else stops after τ_max steps."""
+        settings = {"variant": variant, "tau_max": tau_max}
+        inline = started(("no-delay", settings), {"w": np.zeros(3)})
+        hands, rng = crew_of(inline, WORKERS), np.random.default_rng(7)
+        for hand in hands[1:]:
+            while not hand.waits:
+                hand.step(quadratic, rng)
+            assert hand.steps == tau_max

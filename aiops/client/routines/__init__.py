@@ -17,7 +17,8 @@ they were.
 
 The plan's keys: ``routine`` names the routine; ``push_every``, ``fetch_every`` (steps), ``inner``
 (an optimiser and its settings, `aiops.algorithms.optimizers`), ``overlap``, ``limit``,
-``fragments``, ``mix`` and ``moving_rate`` are explained where they are used.
+``fragments``, ``in_step``, ``mix``, ``moving_rate`` and ``lookahead`` are explained where they are
+used. A plan comes from a server, so its values are checked (`aiops.client.routines.plan`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiops.client.params import Params
-from aiops.client.routines.base import Direct, Routine, Transfer
+from aiops.client.routines.base import Direct, Routine
+from aiops.client.transfer import Transfer
 from aiops.errors import UsageError, nearest
 
 __all__ = ["Direct", "Routine", "Transfer", "routine_for"]
@@ -48,7 +50,7 @@ def routine_for(plan: Mapping[str, Any], params: Params) -> Routine:
         When the plan asks for what this client does not know, or the model cannot be trained so.
     """
     name = plan.get("routine", "direct")
-    if name not in _ROUTINES:
+    if not isinstance(name, str) or name not in _ROUTINES:
         raise UsageError(
             f"the server wants workers to follow the routine {name!r}, which this client does not"
             f" know ({nearest(str(name), _ROUTINES)}): upgrade aiops here"

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
+from aiops.client.conversation import Receipt
 from aiops.client.params import Params, Stamp
-from aiops.client.routines.base import Routine, Transfer
-from aiops.client.routines.flat import Model, zeros
+from aiops.client.routines.base import Routine
+from aiops.client.routines.flat import Model, ranges, rounded, take_over, zeros
+from aiops.client.routines.plan import Plan
+from aiops.client.transfer import Transfer
 from aiops.layout import Array
 
 
@@ -18,28 +19,35 @@ class Accumulate(Routine):
 
     The plan: push every ``push_every`` steps, fetch every ``fetch_every``; ``inner`` is the local
     optimiser. A push is in the background, and is waited for when the next is due; a fetch is
-    waited for. A push is stamped with the oldest version among its gradients.
+    waited for. A push is stamped with the oldest version among its gradients. What rounding to
+    16 bits takes from a sum stays in it, for the next push.
     """
 
     def __init__(self, plan: Mapping[str, Any], params: Params) -> None:
         super().__init__(params)
-        self._model = Model(params, plan["inner"])
-        self._push_every, self._fetch_every = int(plan["push_every"]), int(plan["fetch_every"])
+        read = Plan(plan)
+        self._model = Model(params, read.inner())
+        self._push_every = read.whole("push_every", 1)
+        self._fetch_every = read.whole("fetch_every", 1)
         self._sum = zeros(params.layout)
         self._out, self._fresh = params.like(), params.copy()
-        self._stamp = Stamp(params.layout, params.versions.copy())
+        self._stamp = Stamp.of(params)
         self._held: set[int] = set()  # the tensors that the sum has
         self._sent: set[int] = set()
+        self._fetched_at = 0  # steps when parameters were last fetched
+        self._anew = False  # the server was restarted: older versions mean nothing
 
     def apply(self, gradients: Mapping[str, Array]) -> None:
-        """Add it to the sum, and take a local step."""
+        """Add it to the sum, and take a local step at the server's learning rate."""
         gradient, tensors = self._model.take(gradients)
         if not self._held:
-            self._stamp.versions[:] = self.params.versions
-        for total, part in zip(self._sum, gradient.arena.sections, strict=True):
-            total += part
+            self._stamp = Stamp.of(self.params)
+        for number, part in ranges(self.params.layout, tensors):
+            self._sum[number][part] += gradient.arena.sections[number][part]
         self._held.update(tensors.tolist())
-        self._model.step(gradient, tensors)
+        # The server's schedule counts its updates, and each push is one.
+        pushes = (self._model.steps - self._fetched_at) // self._push_every
+        self._model.step(gradient, tensors, max(self.params.version, 0) + pushes)
 
     @property
     def due(self) -> bool:
@@ -55,7 +63,7 @@ class Accumulate(Routine):
         arrays = self._take_sum() if self._model.steps % self._push_every == 0 else None
         if arrays is None and not fetch:
             return None
-        self.under_way = Transfer(arrays, self._stamp.copy(), self._fresh if fetch else None)
+        self.under_way = Transfer(arrays, self._stamp, self._fresh if fetch else None)
         return self.under_way
 
     @property
@@ -63,19 +71,24 @@ class Accumulate(Routine):
         """A fetch is waited for, a push is not."""
         return self.under_way is not None and self.under_way.into is not None
 
-    def arrived(self) -> None:
+    def arrived(self, receipt: Receipt | None) -> None:
         """Go on with the fetched parameters."""
         assert self.under_way is not None
         if self.under_way.into is not None:
             take_over(self.params, self._fresh)
             self._model.adopt()
-        super().arrived()
+            self._fetched_at = self._model.steps
+            if self._anew:
+                self._stamp, self._anew = Stamp.of(self._fresh), False
+        super().arrived(receipt)
 
     def failed(self) -> None:
         """Put back into the sum what was to be pushed."""
-        if self.under_way is not None and self.under_way.arrays is not None:
+        transfer = self.under_way
+        if transfer is not None and transfer.arrays is not None:
             for total, part in zip(self._sum, self._out.arena.sections, strict=True):
                 total += part
+            self._stamp = self._stamp.older(transfer.at) if self._held else Stamp.of(transfer.at)
             self._held |= self._sent
         super().failed()
 
@@ -83,36 +96,33 @@ class Accumulate(Routine):
         """Push what has accrued since the last push."""
         arrays = self._take_sum()
         if arrays is not None:
-            self.under_way = Transfer(arrays, self._stamp.copy(), None)
+            self.under_way = Transfer(arrays, self._stamp, None)
         return self.under_way
 
     def refresh(self) -> Transfer:
-        """Fetch; the local steps since the last fetch are on their way to the server anyway."""
+        """Fetch; steps that have not been pushed travel with the next push."""
         self.under_way = Transfer(None, self._stamp, self._fresh)
         return self.under_way
+
+    def restarted(self) -> None:
+        """Stamp what has accrued with the versions that are fetched next."""
+        self._anew = True
+
+    def offered(self) -> None:
+        """Forget the sum: the parameters that were offered have it."""
+        for total in self._sum:
+            total[...] = 0
+        self._held = set()
 
     def _take_sum(self) -> Mapping[str, Array] | None:
         """Move the sum into the buffer that travels."""
         if not self._held:
             return None
         for total, part in zip(self._sum, self._out.arena.sections, strict=True):
-            with np.errstate(over="ignore"):
-                part[...] = total
-            total[...] = 0
+            part[...] = rounded(total, part.dtype)
+            total -= part
         self._sent, self._held = self._held, set()
         if len(self._sent) == len(self.params.layout.tensors):
             return self._out
         names = [self.params.layout.tensors[tensor].name for tensor in sorted(self._sent)]
         return {name: self._out[name] for name in names}
-
-
-def take_over(params: Params, fresh: Params) -> None:
-    """Copy a model that was fetched, with its versions."""
-    params.arena.data[:] = fresh.arena.data
-    note_version(params, fresh)
-
-
-def note_version(params: Params, fresh: Params) -> None:
-    """Take over the versions of a model that was fetched, not its values."""
-    params.version, params.connection = fresh.version, fresh.connection
-    params.versions[:] = fresh.versions

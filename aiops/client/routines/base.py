@@ -3,29 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from aiops.client.params import Params, Stamped
+from aiops.client.conversation import Receipt
+from aiops.client.params import Params
+from aiops.client.transfer import Transfer
 from aiops.layout import Array
-
-
-@dataclass(slots=True, eq=False)
-class Transfer:
-    """What is to travel: a push, a fetch, or both in one round trip.
-
-    Attributes
-    ----------
-    arrays
-        What to push, by name; None: nothing. Left alone by the routine until it has arrived.
-    at
-        At which versions of the tensors that was computed.
-    into
-        Where the parameters after it are to be received; None: they are not wanted.
-    """
-
-    arrays: Mapping[str, Array] | None
-    at: Stamped
-    into: Params | None
 
 
 class Routine:
@@ -37,7 +19,11 @@ class Routine:
         The parameters to compute the next gradient at; the same arrays all the time.
     under_way
         The transfer that has not arrived yet, or None.
+    local
+        Whether gradients are applied here: then none is lost when a transfer fails.
     """
+
+    local = True
 
     def __init__(self, params: Params) -> None:
         self.params = params
@@ -69,12 +55,20 @@ class Routine:
         """Whether no gradient may be computed before what is under way has arrived."""
         return self.under_way is not None
 
-    def arrived(self) -> None:
-        """What was under way has been answered, and its parameters have been received."""
+    def arrived(self, receipt: Receipt | None) -> None:
+        """What was under way has been answered, and its parameters have been received.
+
+        ``receipt``: of a push.
+        """
         self.under_way = None
 
     def failed(self) -> None:
-        """What was under way was refused, or given up: go on without, and lose nothing."""
+        """What was under way was refused: go on without, and lose nothing.
+
+        Only for what is known not to have been applied. When nobody knows (the connection was
+        lost, say), leave it under way and carry the same transfer again: its push has a number,
+        and is applied once.
+        """
         self.under_way = None
 
     def rest(self) -> Transfer | None:
@@ -85,9 +79,21 @@ class Routine:
         """Return a fetch of the newest parameters; it is then `under_way`."""
         raise NotImplementedError
 
+    def restarted(self) -> None:
+        """Hear that the server was restarted: versions from before mean nothing any more."""
+
+    def offer(self) -> Params:
+        """Return what to offer a server that has lost its model."""
+        return self.params
+
+    def offered(self) -> None:
+        """Hear that the server took the offer."""
+
 
 class Direct(Routine):
     """Push each gradient as it is, and wait for the parameters after it."""
+
+    local = False
 
     def __init__(self, params: Params) -> None:
         super().__init__(params)

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from aiops.client.conversation import Receipt
 from aiops.client.params import Params
-from aiops.client.routines.accumulate import note_version, take_over
-from aiops.client.routines.base import Routine, Transfer
-from aiops.client.routines.flat import Model, wide
+from aiops.client.routines.base import Routine
+from aiops.client.routines.flat import Model, note_version, rounded, take_over, wide
+from aiops.client.routines.plan import Plan
+from aiops.client.transfer import Transfer
 from aiops.layout import Array
 
 
@@ -18,14 +20,18 @@ class Elastic(Routine):
     """Every ``push_every`` steps push the position x, and move towards the centre θ.
 
     The server moves first, θ' = θ + d with d = κ(x − θ), and answers with θ'; the same d is
-    κ/(1−κ) · (x − θ'), with κ the plan's ``moving_rate`` (Zhang et al. 2015, algorithm 1).
+    κ/(1−κ) · (x − θ'), with κ the plan's ``moving_rate`` (Zhang et al. 2015, algorithm 1). With
+    ``lookahead`` δ > 0 (algorithm 2) what is trained is x + δv, v the velocity: it is x that is
+    pushed, and d that moves both.
     """
 
     def __init__(self, plan: Mapping[str, Any], params: Params) -> None:
         super().__init__(params)
-        self._model = Model(params, plan["inner"])
-        self._every, rate = int(plan["push_every"]), float(plan["moving_rate"])
-        self._pull = rate / (1 - rate)
+        read = Plan(plan)
+        self._model = Model(params, read.inner())
+        self._every = read.whole("push_every", 1)
+        self._kappa = read.real("moving_rate", 0, 1)
+        self._lookahead = read.real("lookahead", 0, 1, 0.0)
         self._out, self._centre = params.copy(), params.copy()
         self._refreshing = False
 
@@ -37,24 +43,33 @@ class Elastic(Routine):
         """Push the position."""
         if self._model.steps % self._every:
             return None
-        self._out.arena.data[:] = self.params.arena.data
+        for x, out, m in zip(
+            self._model.x, self._out.arena.sections, self._model.momentum(), strict=True
+        ):
+            # v = −α·m, so x = (x + δv) + δ·α·m.
+            ahead = x.dtype.type(self._lookahead * self._model.rate)
+            out[...] = rounded(x if m is None else x + ahead * m, out.dtype)
         self.under_way = Transfer(self._out, self._centre, self._centre)
         return self.under_way
 
-    def arrived(self) -> None:
+    def arrived(self, receipt: Receipt | None) -> None:
         """Move towards the centre (after `refresh`: be there)."""
         if self._refreshing:
             take_over(self.params, self._centre)
             self._model.adopt()
-        else:
+        elif receipt is not None:
+            # An answer that was lost is given again with a newer centre than the push had made:
+            # the plain move then is the nearest that can be had.
+            moved = receipt.version == self._centre.version
+            pull = self._kappa / (1 - self._kappa) if moved else self._kappa
             for x, pushed, centre in zip(
                 self._model.x, wide(self._out), wide(self._centre), strict=True
             ):
-                x -= x.dtype.type(self._pull) * np.subtract(pushed, centre)
+                x -= x.dtype.type(pull) * np.subtract(pushed, centre)
             self._model.show()
             note_version(self.params, self._centre)
         self._refreshing = False
-        super().arrived()
+        super().arrived(receipt)
 
     def failed(self) -> None:
         """Stay where it is."""
@@ -66,3 +81,7 @@ class Elastic(Routine):
         self._refreshing = True
         self.under_way = Transfer(None, self._centre, self._centre)
         return self.under_way
+
+    def offer(self) -> Params:
+        """Return the centre as it was when it was last seen."""
+        return self._centre

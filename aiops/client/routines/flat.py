@@ -52,6 +52,27 @@ def ranges(layout: Layout, tensors: Sequence[int] | Ints) -> list[tuple[int, sli
     return found
 
 
+def rounded(array: Array, dtype: np.dtype[Any]) -> Array:
+    """Return an array in the dtype that travels; what is too large for it becomes its largest."""
+    if array.dtype == dtype:
+        return array
+    most = 65504.0 if dtype == np.float16 else 9.9e17  # what servers take is below 1e18
+    found: Array = np.clip(array, -most, most).astype(dtype)
+    return found
+
+
+def take_over(params: Params, fresh: Params) -> None:
+    """Copy a model that was fetched, with its versions."""
+    params.arena.data[:] = fresh.arena.data
+    note_version(params, fresh)
+
+
+def note_version(params: Params, fresh: Params) -> None:
+    """Take over the versions of a model that was fetched, not its values."""
+    params.version, params.connection = fresh.version, fresh.connection
+    params.versions[:] = fresh.versions
+
+
 class Model:
     """A worker's own model: parameters that it trains itself, by an optimiser of its own.
 
@@ -70,6 +91,7 @@ class Model:
         self._optimizer = optimizers.make(settings)
         schedule = Schedule(inner.get("schedule", "constant"), inner.get("scale", 1.0))
         self._lr, self._schedule = float(inner["lr"]), schedule
+        self.rate = 0.0  # the learning rate of the last step
         rule = self._optimizer.rule
         self._kernels = [kernels.build(rule, s.dtype) for s in self.layout.sections]
         self._surveys = [kernels.surveyor(s.dtype) for s in self.layout.sections]
@@ -111,9 +133,13 @@ class Model:
                 return survey(params[name].reshape(-1))
         return -1
 
-    def step(self, gradient: Params, tensors: Ints) -> None:
-        """Take a step of the optimiser with a gradient that `take` has checked."""
-        rate = self._lr * self._schedule(self.steps)
+    def step(self, gradient: Params, tensors: Ints, update: int | None = None) -> None:
+        """Take a step of the optimiser with a gradient that `take` has checked.
+
+        ``update``: at which the schedule is; by default the number of steps so far.
+        """
+        rate = self._lr * self._schedule(self.steps if update is None else update)
+        self.rate = rate
         self.steps += 1
         self._times[tensors] += 1
         for number, section in enumerate(self.layout.sections):
@@ -129,6 +155,12 @@ class Model:
             x, state = self.x[number], self._state[number]
             grad, target = gradient.arena.sections[number], self.params.arena.sections[number]
             self._kernels[number](spans, 1.0, x, grad, target, state)
+
+    def momentum(self) -> list[Array | None]:
+        """Return the optimiser's momentum per section, where it keeps one."""
+        names = list(self._optimizer.rule.state)
+        index = names.index("m") if "m" in names else None
+        return [None if index is None else state[index] for state in self._state]
 
     def show(self) -> None:
         """Round `x` into the parameters, where they have 16 bits."""

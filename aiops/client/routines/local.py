@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from aiops.client.params import Params
-from aiops.client.routines.accumulate import note_version
-from aiops.client.routines.base import Routine, Transfer
-from aiops.client.routines.flat import Model, ranges, wide
+from aiops.client.conversation import Receipt
+from aiops.client.params import Params, Stamp
+from aiops.client.routines.base import Routine
+from aiops.client.routines.flat import Model, note_version, ranges, rounded, wide
+from aiops.client.routines.plan import Plan
+from aiops.client.transfer import Transfer
 from aiops.errors import UsageError
-from aiops.layout import Array
+from aiops.layout import Array, Layout
 
 
 class Local(Routine):
@@ -33,35 +33,28 @@ class Local(Routine):
       (algorithm 2).
     * ``mix``: hand over at the end of each cycle, merge when the answer comes (streaming DiLoCo).
 
-    ``fragments`` P > 1: each push is one of P groups of tensors, in turn. ``mix`` m: of what comes,
-    x ← m · x + (1 − m) · (θ + (x − a)).
+    ``fragments`` P > 1: each push is one of P groups of tensors, in turn; with ``in_step`` the turn
+    is the model's version, so that workers at a barrier always push the same. ``mix`` m: of what
+    comes, x ← m · x + (1 − m) · (θ + (x − a)).
     """
 
     def __init__(self, plan: Mapping[str, Any], params: Params) -> None:
         super().__init__(params)
-        layout = params.layout
-        self._model = Model(params, plan["inner"])
-        self._every = int(plan["push_every"])
-        self._overlap, self._limit = plan.get("overlap", "none"), int(plan.get("limit", 0))
-        if self._overlap not in ("none", "free", "cycle", "mix"):
-            text = f"the server wants overlap {self._overlap!r}, which this client does not know"
-            raise UsageError(f"{text}: upgrade aiops here")
-        count, self._mix = int(plan.get("fragments", 1)), float(plan.get("mix", 0.0))
-        if count > len(layout.tensors):
-            raise UsageError(
-                f"the server wants the model in {count} fragments, but it has only"
-                f" {len(layout.tensors)} tensors: start it with fewer (--set fragments=...)"
-            )
-        # Strided, as in streaming DiLoCo: each fragment has early and late layers.
-        tensors = range(len(layout.tensors))
-        self._fragments = [tensors[first::count] for first in range(count)]
-        self._ranges = [ranges(layout, fragment) for fragment in self._fragments]
-        # Workers that go in step push the same fragment: they count from the version they join at.
-        self._turn = params.version
+        read, layout = Plan(plan), params.layout
+        self._model = Model(params, read.inner())
+        self._every, self._limit = read.whole("push_every", 1), read.whole("limit", 0, 0)
+        self._overlap = read.word("overlap", ("none", "free", "cycle", "mix"), "none")
+        self._mix, self._in_step = read.real("mix", 0, 1, 0.0), read.truth("in_step")
+        self._fragments = _fragments(layout, read.whole("fragments", 1, 1))
+        self._turn = max(params.version, 0)
         self._anchor = [array.copy() for array in self._model.x]
+        self._stamp = Stamp.of(params)  # of the anchor
         self._out, self._fresh = params.like(), params.copy()
         self._since = self._ahead = 0  # steps: since the last push; ahead of the newest model
+        self._out_steps = 0  # how many steps the last push was
         self._handed = 0  # after how many steps the last was handed over
+        self._untold = [0] * len(self._fragments)  # steps of which the server has heard nothing
+        self._sent: Sequence[int] = ()  # the fragments that are under way
         self._come = False  # a new model is to be merged
         self._refreshing = False
 
@@ -70,6 +63,7 @@ class Local(Routine):
         self._model.step(*self._model.take(gradients))
         self._since += 1
         self._ahead += 1
+        self._untold = [steps + 1 for steps in self._untold]
 
     @property
     def due(self) -> bool:
@@ -78,10 +72,10 @@ class Local(Routine):
 
     def transfer(self) -> Transfer | None:
         """Hand over at the end of a cycle."""
-        if self._since < self._every or (self.under_way is not None and not self._come):
+        if self._since < self._every or self.under_way is not None:
             return None
         self._merge()
-        return self._hand_over(fetch=True)
+        return self._hand_over([self._turn % len(self._fragments)], fetch=True)
 
     @property
     def waits(self) -> bool:
@@ -90,62 +84,76 @@ class Local(Routine):
             return False
         return self._overlap == "none" or self._ahead >= self._limit
 
-    def arrived(self) -> None:
+    def arrived(self, receipt: Receipt | None) -> None:
         """Merge the new model; in cycles that waits for the cycle's end."""
         assert self.under_way is not None
         if self.under_way.into is not None:
             self._come = True
         if self._overlap != "cycle" or self._refreshing or self._since >= self._every:
             self._merge()
-        super().arrived()
+        super().arrived(receipt)
 
     def failed(self) -> None:
         """Take back what was handed over."""
         if self.under_way is not None and self.under_way.arrays is not None:
-            for number, part in self._pushed():
+            for number, part in self._ranges(self._sent):
                 self._anchor[number][part] += self._out.arena.sections[number][part]
+            self._since += self._out_steps
+            for fragment in self._sent:
+                self._untold[fragment] += self._out_steps
         self._refreshing = False
         super().failed()
 
     def rest(self) -> Transfer | None:
-        """Hand over an unfinished cycle."""
+        """Hand over all that the server has not heard of."""
         self._merge()
-        return self._hand_over(fetch=False) if self._since else None
+        left = [fragment for fragment, steps in enumerate(self._untold) if steps]
+        return self._hand_over(left, fetch=False) if left else None
 
     def refresh(self) -> Transfer:
         """Fetch the newest model; local steps that it does not have stay on top of it."""
+        self._merge()
         self._refreshing = True
         self.under_way = Transfer(None, self._fresh, self._fresh)
         return self.under_way
 
+    def offered(self) -> None:
+        """Begin anew from the parameters that were offered: they have all local steps."""
+        for anchor, x in zip(self._anchor, self._model.x, strict=True):
+            anchor[...] = x
+        self._since = self._ahead = 0
+        self._untold = [0] * len(self._fragments)
+
     # ------------------------------------------------------------ inside
 
-    def _pushed(self) -> list[tuple[int, slice]]:
-        """Return where the fragment lies that is pushed, or was last."""
-        return self._ranges[self._turn % len(self._ranges)]
+    def _ranges(self, fragments: Sequence[int]) -> list[tuple[int, slice]]:
+        """Return where some fragments lie."""
+        tensors = sorted(tensor for number in fragments for tensor in self._fragments[number])
+        return ranges(self.params.layout, tensors)
 
-    def _hand_over(self, *, fetch: bool) -> Transfer:
-        for number, part in self._pushed():
+    def _hand_over(self, fragments: Sequence[int], *, fetch: bool) -> Transfer:
+        for number, part in self._ranges(fragments):
             anchor, out = self._anchor[number][part], self._out.arena.sections[number][part]
-            with np.errstate(over="ignore"):
-                out[...] = anchor - self._model.x[number][part]
+            out[...] = rounded(anchor - self._model.x[number][part], out.dtype)
             anchor -= out
-        fragment = self._fragments[self._turn % len(self._fragments)]
-        names = [self.params.layout.tensors[tensor].name for tensor in fragment]
-        whole = len(self._fragments) == 1
+        tensors = self.params.layout.tensors
+        names = [tensors[tensor].name for number in fragments for tensor in self._fragments[number]]
+        whole = len(names) == len(tensors)
         arrays = self._out if whole else {name: self._out[name] for name in names}
-        self._since = 0
-        self._handed = self._model.steps
-        self.under_way = Transfer(arrays, self._fresh, self._fresh if fetch else None)
+        self._out_steps, self._since = self._since, 0
+        self._handed, self._sent = self._model.steps, fragments
+        for fragment in fragments:
+            self._untold[fragment] = 0
+        self.under_way = Transfer(arrays, self._stamp.copy(), self._fresh if fetch else None)
         return self.under_way
 
     def _merge(self) -> None:
         """Put the worker's own news on top of the new model, if one has come."""
         if not self._come:
             return
-        everything = [(number, slice(None)) for number in range(len(self._anchor))]
+        fragments = range(len(self._fragments)) if self._refreshing else self._sent
         fresh, mix = wide(self._fresh), 0.0 if self._refreshing else self._mix
-        for number, part in everything if self._refreshing else self._pushed():
+        for number, part in self._ranges(fragments):
             x, anchor = self._model.x[number][part], self._anchor[number][part]
             theta = fresh[number][part]
             news = theta + (x - anchor)
@@ -153,7 +161,24 @@ class Local(Routine):
             anchor[...] = theta
         self._model.show()
         note_version(self.params, self._fresh)
+        tensors = [tensor for number in fragments for tensor in self._fragments[number]]
+        self._stamp = self._stamp.renewed(self._fresh, tensors)
         if not self._refreshing:
-            self._turn += 1
+            self._turn = self._fresh.version if self._in_step else self._turn + 1
             self._ahead = self._model.steps - self._handed
         self._come = self._refreshing = False
+
+
+def _fragments(layout: Layout, count: int) -> list[Sequence[int]]:
+    """Return the tensors of each fragment: strided, so that each has early and late layers."""
+    tensors = [number for number, tensor in enumerate(layout.tensors) if tensor.size]
+    if count > 1 and count > len(tensors):
+        raise UsageError(
+            f"the server wants the model in {count} fragments, but it has only {len(tensors)}"
+            " tensors: start it with fewer (--set fragments=...)"
+        )
+    return (
+        [tensors[first::count] for first in range(count)]
+        if count > 1
+        else [range(len(layout.tensors))]
+    )

@@ -1,0 +1,54 @@
+"""What the PyTorch and the JAX client have in common: a worker underneath, and its goodbye."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from types import TracebackType
+from typing import Self
+
+from aiops.client.worker import Worker
+
+
+class Remote:
+    """Holds a `Worker`, which says goodbye when this is closed, collected, or the program ends."""
+
+    worker: Worker
+    _finalizer: weakref.finalize[..., Remote]
+
+    def _hold(self, worker: Worker) -> None:
+        self.worker = worker
+        self._finalizer = weakref.finalize(self, _leave, worker, os.getpid())
+
+    @property
+    def version(self) -> int:
+        """The model version of the parameters."""
+        return self.worker.version
+
+    def close(self) -> None:
+        """Push what has not been pushed yet, and say goodbye; may be called twice.
+
+        (Without it, when this is collected or the program ends, there is only the goodbye: steps
+        that a policy with local steps has not pushed yet are then lost.)
+        """
+        if self._finalizer.detach() is not None:
+            self.worker.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self._finalizer()
+        self.close()
+
+
+def _leave(worker: Worker, process: int) -> None:
+    """Say goodbye; but not from a forked process (a DataLoader's), which shares the connection."""
+    if os.getpid() == process:
+        worker.close(flush=False)

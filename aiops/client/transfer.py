@@ -1,0 +1,43 @@
+"""What a routine wants moved, and how it becomes a request: once, however often it is carried."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from aiops.client.conversation import Conversation, Request
+from aiops.client.params import Params, Stamped
+from aiops.layout import Array
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """What is to travel: a push, a fetch, or both in one round trip.
+
+    Attributes
+    ----------
+    arrays
+        What to push, by name; None: nothing. Left alone by the routine until it has arrived.
+    at
+        At which versions of the tensors that was computed.
+    into
+        Where the parameters after it are to be received; None: they are not wanted.
+    request
+        What it became when it was first carried.
+    """
+
+    arrays: Mapping[str, Array] | None
+    at: Stamped
+    into: Params | None
+    request: Request | None = None
+
+    def ask(self, talk: Conversation) -> Request:
+        """Ask for it. Asked again (nobody knows what became of it), it is the same push."""
+        if self.request is not None:
+            self.request = talk.again(self.request)
+        elif self.arrays is not None:
+            self.request = talk.push(self.arrays, self.at, self.into)
+        else:
+            assert self.into is not None
+            self.request = talk.fetch(self.into)
+        return self.request

@@ -1,0 +1,57 @@
+"""``python -m aiops.pages docs/algorithms``: write the pages, and draw what was measured."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from aiops.errors import AiopsError
+from aiops.pages.catalog import built_in
+from aiops.pages.curves import Curves
+from aiops.pages.markdown import pages
+from aiops.pages.plots import draw_all
+
+RESULTS = Path("results", "algorithms.json")
+"""The learning curves, beside the folder of the pages."""
+
+
+def update(folder: Path) -> None:
+    """Write every page into a folder, and remove pages of what is gone.
+
+    Parameters
+    ----------
+    folder
+        Of the pages; ``../results/algorithms.json`` holds the curves, if there are any.
+
+    Raises
+    ------
+    UsageError
+        When the curves cannot be read, or matplotlib is needed and missing.
+    """
+    curves = Curves.read(folder.parent / RESULTS)
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = pages(curves)
+    for old in folder.glob("*.md"):
+        if old.name not in texts:
+            old.unlink()
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    images = folder / "img"
+    for old in images.glob("*.png"):
+        old.unlink()
+    if curves is not None:
+        neighbours = {name: kind.neighbours.split() for name, kind in built_in().items()}
+        draw_all(curves, neighbours, images)
+
+
+def main() -> None:
+    """Write the pages into the folder named on the command line."""
+    try:
+        update(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/algorithms"))
+    except AiopsError as error:
+        print(f"aiops.pages: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""All algorithms under their headings, and what one may ask of each before reading its page."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aiops.algorithms import BUILT_IN, find
+from aiops.algorithms.base import Algorithm, Policy
+from aiops.errors import ConflictError
+
+FAMILIES: Mapping[str, str] = {
+    "synchronous or bounded": "Every gradient used is of the current version, or little older.",
+    "asynchronous": "Gradients are used however stale they are, all alike.",
+    "staleness-aware": "Gradients are used however stale they are, each according to that.",
+    "local training": "Workers step by themselves, and exchange how far they have come.",
+}
+"""The headings in their order, each with what is common to those under it."""
+
+TOPICS: Mapping[str, str] = {
+    "optimizers": "aiops.algorithms.optimizers",
+    "schedules": "aiops.algorithms.schedules",
+    "modulations": "aiops.algorithms.modulation",
+}
+"""What several algorithms share, and the module whose docstring explains it."""
+
+WORKERS = 4
+"""How many workers the facts are worked out for."""
+
+_PUSHES = 1000  # by one worker alone; a policy that lets it go as far lets it go for ever
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What an algorithm with its default settings asks of workers and server.
+
+    ``waits_for``
+        Whom a worker waits for.
+    ``worker``
+        What a worker does, other workers left aside.
+    ``memory``
+        What the server keeps for each parameter, besides the parameters.
+    """
+
+    waits_for: str
+    worker: str
+    memory: str
+
+
+def built_in() -> dict[str, type[Algorithm]]:
+    """Return the algorithms that come with aiops, by name."""
+    return {name: find(name) for name in BUILT_IN}
+
+
+def families(kinds: Mapping[str, type[Algorithm]]) -> dict[str, list[str]]:
+    """Return the names of algorithms by family; families that are not ours come last."""
+    found: dict[str, list[str]] = {family: [] for family in FAMILIES}
+    for name in sorted(kinds):
+        found.setdefault(kinds[name].family, []).append(name)
+    return {family: members for family, members in found.items() if members}
+
+
+def command(name: str, kind: type[Algorithm]) -> str:
+    """Return the command that serves an algorithm with its default settings."""
+    try:
+        kind().check(workers=None)
+    except ConflictError:
+        return f"aiops serve --policy {name} --workers N"
+    return f"aiops serve --policy {name}"
+
+
+def facts(kind: type[Algorithm]) -> Facts:
+    """Find out, with default settings, by asking its policy, its plan and its rule.
+
+    >>> from aiops.algorithms.hardsync import Hardsync
+    >>> facts(Hardsync)
+    Facts(waits_for='all workers', worker='pushes each gradient', memory='1: a sum')
+    """
+    algorithm = kind()
+    plan = algorithm.plan(WORKERS)
+    waits, collects = _watch(algorithm.policy(WORKERS))
+    if waits != "nobody" and plan.get("limit"):
+        waits += f", computing on for up to {plan['limit']} steps"
+    return Facts(waits, _worker(plan), _memory(algorithm, collects))
+
+
+def _watch(policy: Policy) -> tuple[str, bool]:
+    """Push for one worker alone: return whom it waits for, and whether gradients are collected."""
+    policy.crew(frozenset(range(1, WORKERS + 1)))
+    collects = False
+    for count in range(1, _PUSHES):
+        verdict = policy.push(1, 0)
+        collects |= verdict.use and verdict.divide is None
+        if not verdict.hold or policy.may_go(1, published=verdict.divide is not None):
+            continue
+        if verdict.divide is not None:
+            return f"the slowest, when {count} steps ahead", collects
+        needed = 1 + next(
+            (n for n in range(1, WORKERS) if policy.push(n + 1, 0).divide is not None), WORKERS
+        )
+        return ("all workers" if needed >= WORKERS else f"the first {needed} of {WORKERS}"), True
+    return "nobody", collects
+
+
+def _worker(plan: Mapping[str, Any]) -> str:
+    if "average" in plan:  # these workers push nothing
+        return "trains a model of its own, and averages it with the others'"
+    routine = plan.get("routine", "direct")
+    tell = _ROUTINES.get(routine)
+    does = tell(plan) if tell else f"follows the routine {routine}"
+    return does + (", computes refused ones again" if plan.get("recompute") else "")
+
+
+def _steps(count: int) -> str:
+    return "every step" if count == 1 else f"every {count} steps"
+
+
+def _local(plan: Mapping[str, Any]) -> str:
+    inner = plan["inner"]["optimizer"]
+    if plan.get("overlap") == "free":
+        return f"steps by itself ({inner}), pushes how far it came as soon as it can"
+    return f"steps by itself ({inner}), pushes how far it came {_steps(plan['push_every'])}"
+
+
+_ROUTINES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "direct": lambda plan: "pushes each gradient",
+    "accumulate": lambda plan: (
+        f"steps by itself, pushes its summed gradients {_steps(plan['push_every'])},"
+        f" fetches {_steps(plan['fetch_every'])}"
+    ),
+    "local": _local,
+    "elastic": lambda plan: (
+        f"steps by itself ({plan['inner']['optimizer']}), moves towards the centre"
+        f" {_steps(plan['push_every'])}"
+    ),
+}
+
+
+def _memory(algorithm: Algorithm, collects: bool) -> str:
+    rule = algorithm.rule()
+    arrays = [*rule.state, *(["a sum"] if collects else [])]
+    text = f"{len(arrays)}: {', '.join(arrays)}" if arrays else "0"
+    return text + (", and the versions that workers hold" if rule.reads else "")
+
+
+@functools.cache
+def references() -> Mapping[str, str]:
+    """Return the page that explains what docstrings refer to: an algorithm's name, or a topic."""
+    classes = {kind.__name__: name for name, kind in built_in().items()}
+    topics = {module: topic for topic, module in TOPICS.items()}
+    return {**classes, **topics}

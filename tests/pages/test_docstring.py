@@ -1,0 +1,98 @@
+"""Docstrings, read and marked."""
+
+from __future__ import annotations
+
+import doctest
+
+import pytest
+
+from aiops.algorithms import optimizers, schedules
+from aiops.pages import catalog, docstring, plots, settings
+from aiops.pages.docstring import Block
+
+TEXT = """It halves.
+
+    .. math::
+
+        θ ← θ/2
+
+        g ← 0
+
+    A paragraph of two
+    lines::
+
+        code  here
+          and here
+
+    ====  ==========
+    a     b
+    ====  ==========
+    1     one
+          and more
+    2     two | half
+    ====  ==========
+
+    Settings
+    --------
+    lr : float
+        A rate.
+
+    Source
+    ------
+    *Title*, 2020 -- a line that no heading is.
+
+    Example
+    -------
+    >>> 1 + 1
+    2
+    """
+
+
+def test_all_kinds_of_blocks() -> None:
+    page = docstring.read(TEXT)
+    assert page.summary == "It halves."
+    assert page.body == [
+        Block("math", "θ ← θ/2\n\ng ← 0"),
+        Block("text", "A paragraph of two lines"),
+        Block("code", "code  here\n  and here"),
+        Block("table", rows=(("a", "b"), ("1", "one and more"), ("2", "two | half"))),
+    ]
+    assert list(page.sections) == ["Settings", "Source", "Example"]
+    assert page.sections["Example"] == [Block("example", ">>> 1 + 1\n2")]
+
+
+@pytest.mark.parametrize("empty", [None, ""])
+def test_none(empty: str | None) -> None:
+    assert docstring.read(empty) == docstring.Page("")
+
+
+def test_one_line() -> None:
+    assert docstring.read("Alone.") == docstring.Page("Alone.")
+
+
+def test_marks() -> None:
+    text = "``lr``, see `SASGD` and `other`; \\|g\\| of *Title*"
+    assert docstring.plain(text) == "lr, see SASGD and other; |g| of *Title*"
+    assert docstring.plain(text, str.lower) == "lr, see sasgd and other; |g| of *Title*"
+    link = {"SASGD": "[s](s.md)"}.get
+    assert docstring.marked(text, link) == "`lr`, see [s](s.md) and `other`; \\|g\\| of *Title*"
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        (optimizers, list(optimizers.OPTIMIZERS)),
+        (schedules, list(schedules._PHASES)),
+    ],
+)
+def test_the_shared_tables_name_all_there_are(module: object, names: list[str]) -> None:
+    tables = [block for block in docstring.read(module.__doc__).body if block.kind == "table"]
+    cells = [row[0].strip("`").partition(":")[0] for row in tables[0].rows[1:]]
+    assert cells == names
+
+
+@pytest.mark.parametrize("module", [catalog, docstring, plots, settings])
+def test_examples(module: object) -> None:
+    results = doctest.testmod(module)  # type: ignore[arg-type]
+    assert results.attempted > 0
+    assert results.failed == 0
