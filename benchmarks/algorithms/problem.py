@@ -35,6 +35,8 @@ class Problem:
     def as_json(self) -> dict[str, Any]:
         """Return it as plain values."""
         found = asdict(self)
+        if float(self.epochs).is_integer():
+            found["epochs"] = int(self.epochs)
         if not found.pop("validate"):
             return found
         return {**found, "validate": True}

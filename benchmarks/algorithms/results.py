@@ -14,7 +14,7 @@ from benchmarks import report
 
 SECTIONS = ("runs", "idle", "straggler")
 
-_ASIDE = ("cli", "commands", "demo", "wire_examples", "sim", "experiments", "words")
+_ASIDE = ("cli", "commands", "demo", "pages", "wire_examples", "sim", "experiments", "words")
 """What of aiops no result depends on."""
 
 Row = dict[str, Any]
