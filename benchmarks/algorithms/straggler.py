@@ -8,13 +8,13 @@ from benchmarks.algorithms.cases import Case, policies
 from benchmarks.algorithms.problem import Bench
 from benchmarks.algorithms.team import Outcome, Run, carry_out
 
-PACE = 0.020
+PACE = 0.040
 """Seconds that a gradient takes."""
 
 SLOWER = 5
 """Times that the straggler takes longer."""
 
-SECONDS, WARMUP = 6.0, 1.5
+SECONDS, WARMUP = 8.0, 2.0
 """How long a run takes, and how much of its beginning does not count."""
 
 GOAL = 0.9
