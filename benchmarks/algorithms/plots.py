@@ -63,10 +63,11 @@ def draw_accuracy(rows: Sequence[Any], task: Mapping[str, Any], figure: Any) -> 
     found = grouped(rows)
     lines = math.ceil(len(found) / _COLUMNS)
     figure.set_size_inches(13, 2.3 * lines + 0.5)
+    seeds = max(len(runs) for runs in found.values())
     _title(
         figure,
-        f"Test error on {task['dataset']}, {task['workers']} workers: each policy with its"
-        f" defaults, {len(next(iter(found.values())))} seeds (grey: the others)",
+        f"Test error on {task['dataset'].upper()}, {task['workers']} workers: each policy with its"
+        f" defaults, {seeds} seed{'s' * (seeds > 1)} (grey: the others)",
     )
     panels = figure.subplots(lines, _COLUMNS, sharex=True, sharey=True, squeeze=False)
     epoch = max(row["curve"][-1][0] for row in rows) / task["epochs"]
@@ -81,13 +82,15 @@ def draw_accuracy(rows: Sequence[Any], task: Mapping[str, Any], figure: Any) -> 
         axes.set_title(name)
         axes.text(*(0.97, 0.93, f"{reached:.2%}"), transform=axes.transAxes, ha="right", va="top")
         axes.set_yscale("log")
-        axes.set_ylim(1.3, 30)
-        axes.set_yticks([2, 4, 10, 20], ["2 %", "4 %", "10 %", "20 %"])
+        axes.set_ylim(1.4, 12)
+        axes.set_xlim(0, 1.02 * task["epochs"])
+        axes.set_yticks([2, 4, 8], ["2 %", "4 %", "8 %"])
         axes.minorticks_off()
     for axes in panels.flat[len(found) :]:
         axes.set_visible(False)
-    for axes in panels[-1]:
+    for axes in list(panels.flat[: len(found)])[-_COLUMNS:]:
         axes.set_xlabel("epochs of samples")
+        axes.tick_params(labelbottom=True)
 
 
 def _error(axes: Any, run: Mapping[str, Any], epoch: float, **style: Any) -> None:
@@ -98,12 +101,11 @@ def _error(axes: Any, run: Mapping[str, Any], epoch: float, **style: Any) -> Non
 def draw_idle(rows: Sequence[Any], task: Mapping[str, Any], figure: Any) -> None:
     """Draw idle time by tau_max."""
     figure.set_size_inches(7, 4)
-    merge = statistics.median(row["merge"] for row in rows)
-    _title(figure, f"Idle workers, where a merge takes {merge:.1f} gradients' time")
+    _title(figure, f"Idle workers, where a merge takes as long as {idle.MERGE} gradients")
     axes = figure.subplots()
-    for variant, colour, marker, label in (
-        (1, _BLUE, "o", "no-delay"),
-        (2, _GREEN, "s", "no-delay, cycles (variant 2)"),
+    for variant, colour, marker, label, offset in (
+        (1, _BLUE, "o", "no-delay", (4, 5)),
+        (2, _GREEN, "s", "no-delay, cycles (variant 2)", (-4, -11)),
     ):
         points = [
             (row["settings"]["tau_max"], 100 * row["idle"])
@@ -116,8 +118,9 @@ def draw_idle(rows: Sequence[Any], task: Mapping[str, Any], figure: Any) -> None
                 axes.annotate(
                     f"{share:.1f}",
                     (tau, share),
-                    xytext=(4, 5),
+                    xytext=offset,
                     textcoords="offset points",
+                    ha="left" if variant == 1 else "right",
                     color=colour,
                     fontsize=8,
                 )
@@ -128,7 +131,7 @@ def draw_idle(rows: Sequence[Any], task: Mapping[str, Any], figure: Any) -> None
     axes.axhline(100 * idle.GOAL, color=_GREY, linestyle=":", label=f"goal {100 * idle.GOAL:g}")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_ylim(bottom=-1)
+    axes.set_ylim(bottom=-5)
     axes.set_xlabel("τ_max, steps that a worker may be ahead")
     axes.set_ylabel("idle, per cent of the workers' time")
     axes.legend()
