@@ -33,7 +33,7 @@ class EASGD(Algorithm):
 
     Settings
     --------
-    lr : float, default 0.04
+    lr : float, default 0.1
         Learning rate α of the workers' own steps; ``schedule`` and ``scale_lr`` are for it.
     p : int, default 10
         Steps between two elastic moves (the communication period).
@@ -59,7 +59,7 @@ class EASGD(Algorithm):
     family = "local training"
     neighbours = "eamsgd downpour diloco fedbuff"
     name = "easgd"
-    lr: float = 0.04
+    lr: float = 0.1
     p: int = 10
     kappa: float = 0.0
 

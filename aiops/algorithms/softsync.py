@@ -39,7 +39,7 @@ class Softsync(Modulated, Optimised):
 
     Settings
     --------
-    lr : float, default 0.04
+    lr : float, default 0.1
         Learning rate α.
     n : int, default 1
         The splitting parameter, 1 ≤ n ≤ λ (``--workers``).
@@ -63,7 +63,7 @@ class Softsync(Modulated, Optimised):
     neighbours = "hardsync sasgd asgd fedbuff"
     name = "softsync"
     needs_workers = True
-    lr: float = 0.04
+    lr: float = 0.1
     n: int = 1
 
     def check(self, workers: int | None, relaxed: bool = False) -> None:

@@ -35,6 +35,11 @@ def tables(context: typer.Context) -> None:
     _run("tables", context.args)
 
 
+def algorithms(context: typer.Context) -> None:
+    """Train with every policy, and measure what it learns, waits for, and loses."""
+    _run("algorithms", context.args)
+
+
 def _run(name: str, arguments: list[str]) -> None:
     module = f"benchmarks.{name}"
     root = str(Path(__file__).parents[2])  # of the checkout, when this file is in one

@@ -16,6 +16,9 @@ from aiops.errors import AiopsError
 
 T = TypeVar("T")
 
+ONE_CORE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""The environment of a worker that shares a machine with others: BLAS with one thread."""
+
 _TAIL = 12  # lines of a child's standard error that are kept for the report
 _MERCY = 0.4  # seconds between asking a child to end and ending it
 _LAST = 5.0  # seconds for the system to clear away what was ended

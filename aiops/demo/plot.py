@@ -12,7 +12,7 @@ from aiops.errors import UsageError
 
 _INK, _GRID = "#2b2b2b", "#d9d9d9"
 _BLUE, _ORANGE, _GREEN = "#0072b2", "#d55e00", "#009e73"  # Okabe and Ito: safe for the colour-blind
-_STYLE = {
+STYLE = {
     "font.family": "DejaVu Sans",
     "font.size": 9.0,
     "axes.titlesize": 10.0,
@@ -65,7 +65,7 @@ def save(record: Record, path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError:
         raise UsageError("plots need matplotlib: pip install 'aiops-ps[demo]'") from None
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9.6, 6.4), layout="constrained")
         FigureCanvasAgg(figure)
         draw(record, figure)

@@ -6,13 +6,11 @@ import asyncio
 import json
 import signal
 import time
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Protocol
 
 from aiops.client.aio import AsyncClient
 from aiops.client.params import Params
-from aiops.demo.children import Child, DemoFailed, Family
+from aiops.demo.children import ONE_CORE, Child, DemoFailed, Family
 from aiops.demo.record import Crewman, Record
 from aiops.demo.worker import Progress, Task
 from aiops.workloads import MLP, Dataset
@@ -27,7 +25,6 @@ LOOK_DEADLINE = 20.0
 """Seconds the server has to answer the observer."""
 
 _FRAME = 0.1  # seconds between two frames of the display
-_ONE_CORE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 class Display(Protocol):
@@ -145,7 +142,7 @@ class _Demo:
             self._heard.set()
 
         command = ("aiops.demo.worker", *task.flags())
-        return await self._family.start(worker.name, command, on_line, environment=_ONE_CORE)
+        return await self._family.start(worker.name, command, on_line, environment=ONE_CORE)
 
     async def _all_ready(self) -> None:
         while not all(worker.ready for worker in self._record.workers):
@@ -200,16 +197,8 @@ class _Demo:
                 )
         except TimeoutError:
             raise DemoFailed(f"the server did not answer within {LOOK_DEADLINE:g} s") from None
-        loss, accuracy = await asyncio.to_thread(self._test, self._params)
+        data = self._data
+        loss, accuracy = await asyncio.to_thread(
+            self._model.evaluate, self._params, data.test_x, data.test_y
+        )
         self._record.note(report, self._params.version, loss, accuracy)
-
-    def _test(self, params: Params) -> tuple[float, float]:
-        """Return the loss and the accuracy on the test set, of one pass."""
-        x, y = self._data.test_x, self._data.test_y
-        scores = self._model.logits(params, x).astype(np.float64)
-        right: Any = scores.argmax(axis=1) == y
-        with np.errstate(over="ignore", invalid="ignore"):
-            scores -= scores.max(axis=1, keepdims=True)
-            normal = np.log(np.exp(scores).sum(axis=1))
-            loss = normal - scores[np.arange(len(y)), y]
-        return float(loss.mean()), float(right.mean())

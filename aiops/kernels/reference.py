@@ -31,6 +31,7 @@ class NumpyKernel:
         self.rule = rule
         self.dtype = dtype
         self._constants = {name: dtype.type(value) for name, value in rule.constants.items()}
+        self._tiny = np.finfo(dtype).tiny
         self._statistic = (
             None if rule.statistic is None else 1 + list(rule.state).index(rule.statistic)
         )
@@ -88,6 +89,8 @@ class NumpyKernel:
         ]
         for array, result in zip(written, fresh, strict=True):
             array[...] = result
+        for array in written[1:]:
+            np.multiply(array, 0, out=array, where=np.abs(array) < self._tiny)
         return 0 if self._statistic is None else _fixed_point(written[self._statistic])
 
 

@@ -19,7 +19,7 @@ from aiops.kernels.spans import STATISTIC_CAP, STATISTIC_SCALE
 
 __all__ = ["GENERATOR", "Dialect", "NumbaDialect", "numba_text", "statements", "write"]
 
-GENERATOR = 2
+GENERATOR = 3
 """Version of the generated text; part of a compiled kernel's identity."""
 
 
@@ -117,6 +117,8 @@ def numba_text(program: Program, real: str) -> str:
     constants = "".join(f"{name} = _real({value})\n" for value, name in dialect.literals.items())
     if program.statistic is not None:
         constants += f"_scale = _real({STATISTIC_SCALE!r})\n_cap = _real({STATISTIC_CAP!r})\n"
+    if program.states:
+        constants += f"_tiny = _np.finfo(_real).tiny\n_zero = _real({0.0!r})\n"
     header = (
         f"# Rule {program.name} as one fused loop over {real}, in place and out of place.\n"
         f"# Written by aiops.kernels (generator {GENERATOR}); edits are lost. The rule:\n#\n"
@@ -148,8 +150,11 @@ def _loop(program: Program, dialect: NumbaDialect, *, in_place: bool) -> str:
     body += [f"{name} = {array}[_i]" for name, array in read.items()]
     body += statements(program, dialect)
     # A result may be the old value of another array: by now they are all in scalars.
-    for array, result in zip([target, *states], program.results, strict=True):
-        body.append(f"{array}[_i] = {_bare(write(result, dialect))}")
+    w, *fresh = [_bare(write(result, dialect)) for result in program.results]
+    body.append(f"{target}[_i] = {w}")
+    for state, value in zip(states, fresh, strict=True):
+        dialect.words |= {"absolute", "where"}
+        body += [f"_y = {value}", f"{state}[_i] = _where(_absolute(_y) < _tiny, _y * _zero, _y)"]
     if program.statistic is not None:
         observed = program.results[1 + program.states.index(program.statistic)]
         body += [

@@ -146,6 +146,11 @@ ALL = {
 }
 
 
+def stored(state: np.ndarray) -> np.ndarray:
+    """What is stored of a state's new values: subnormal ones become zeros of their sign."""
+    return np.where(np.abs(state) < np.finfo(state.dtype).tiny, np.copysign(0, state), state)
+
+
 def bits(array: Array) -> bytes:
     """The bytes of an array in which every NaN has become the same NaN."""
     plain = array.copy()

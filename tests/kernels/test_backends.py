@@ -53,6 +53,21 @@ def arrays_for(
     ]
 
 
+@pytest.mark.parametrize("backend", ["numba", "numpy"])
+@pytest.mark.parametrize("dtype", WIDE, ids=str)
+def test_a_state_that_fades_away_ends_at_zero(backend: str, dtype: np.dtype) -> None:
+    """Rounded, 0.9 times the smallest number is that number: it would stay there for ever."""
+    small = np.finfo(dtype).tiny
+    m = np.array([small, -small, 4 * small, np.nan, np.inf], dtype)
+    w, g = np.ones_like(m), np.zeros_like(m)
+    build(LITERAL, dtype, backend)(Spans.whole(len(m), 0.1), 1.0, w, g, w, [m])
+    assert m[0] == 0
+    assert m[1] == 0
+    assert small < m[2] < 4 * small
+    assert np.isnan(m[3])
+    assert np.isinf(m[4])
+
+
 @pytest.mark.parametrize("special", [False, True], ids=["ordinary", "special"])
 @pytest.mark.parametrize("dtype", [*WIDE, *HALF], ids=str)
 @pytest.mark.parametrize("rule", ALL.values(), ids=ALL.keys())

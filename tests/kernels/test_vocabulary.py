@@ -10,7 +10,7 @@ import pytest
 
 from aiops.kernels import Rule, Spans, build, jit_cpu, vocabulary
 from aiops.kernels.vocabulary import where
-from tests.kernels.rules import bits
+from tests.kernels.rules import bits, stored
 
 AWKWARD = [0.0, -0.0, 1.0, -1.0, 2.5, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 3e38]
 PAIRS = np.array([(x, y) for x in AWKWARD for y in AWKWARD], np.float32)
@@ -74,7 +74,7 @@ def test_where_may_choose_by_a_scalar(dtype: type, last: float) -> None:
         left.append([bits(array) for array in (w, m, k)])
         late = last > 0.5
         number, last_ = dtype(0.1) if late else dtype(-2.5), dtype(last)
-        assert bits(m) == bits(x if late else y)
+        assert bits(m) == bits(stored(x if late else y))
         chosen = x if number >= last_ else np.full_like(x, 0.3)
         assert bits(w) == bits(chosen + number * dtype(0.1))
         if last == 0.1:

@@ -148,6 +148,15 @@ def test_accuracy_counts_the_right_answers() -> None:
     np.testing.assert_array_equal(model.logits(params, x), x)
 
 
+def test_an_evaluation_is_the_loss_and_the_accuracy() -> None:
+    model = MLP((6, 5, 3))
+    params = model.init(seed=0)
+    x = np.random.default_rng(1).standard_normal((20, 6)).astype(np.float32)
+    y = np.arange(20) % 3
+    expected = (model.loss(params, x, y), model.accuracy(params, x, y))
+    assert model.evaluate(params, x, y) == expected
+
+
 def test_initial_parameters_have_their_names_shapes_and_spread() -> None:
     model = MLP((784, 200, 10))
     params = model.init(seed=3)
