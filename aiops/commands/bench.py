@@ -35,6 +35,7 @@ def tables(context: typer.Context) -> None:
     _run("tables", context.args)
 
 
+@app.command(context_settings=_PASS_ON)
 def algorithms(context: typer.Context) -> None:
     """Train with every policy, and measure what it learns, waits for, and loses."""
     _run("algorithms", context.args)
