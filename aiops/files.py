@@ -73,9 +73,12 @@ def read_tables(path: Path) -> list[tuple[Described, Ints, Array]]:
         try:
             ids, rows = (held[key] for key in _keys(row[0]))
             table = NamedTable(row[0], 0, Table(*row[1:])).table
+            kinds = {"float32": "F32", "float64": "F64"}
+            if ids["dtype"] != "I64" or rows["dtype"] != kinds[table.dtype]:
+                raise ValueError(f"ids {ids['dtype']}, rows {rows['dtype']}")
             numbers = np.frombuffer(ids["data"], "<i8").astype(np.int64)
             matrix = np.frombuffer(rows["data"], table.dtype).reshape(len(numbers), table.width)
-        except (KeyError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"{path}: its table {row[0]!r} is damaged: {error!r}") from None
         found.append((row, numbers, matrix))
     return found

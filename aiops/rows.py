@@ -236,6 +236,8 @@ class _Promotion:
         self._next = -store.ctypes.data % self._HUGE
         self._end = store.nbytes // mmap.PAGESIZE * mmap.PAGESIZE
         self._updated = 0
+        if self._end - self._next < self._HUGE:
+            self._pages = None
 
     def go_on(self, rows: int) -> None:
         """Hear of so many rows updated, and promote the next few pages if it is time."""
@@ -248,7 +250,7 @@ class _Promotion:
             if self._next < self._HUGE:
                 self._pages.madvise(mmap.MADV_HUGEPAGE)
             self._pages.madvise(self._COLLAPSE, self._next, size)
-        except OSError:  # an older kernel, or no such page to be had
+        except (OSError, ValueError):  # an older kernel, or no such page to be had
             self._pages = None
         self._next += size
         if self._end - self._next < self._HUGE:

@@ -24,13 +24,19 @@ from aiops.tables import rows_parts
 
 @dataclass(slots=True, eq=False)
 class RowsWork:
-    """A message about rows on its way through the engine."""
+    """A message about rows on its way through the engine.
+
+    What it is about is fixed when it comes: of a push that is repeated meanwhile only the number of
+    the request counts, and where it came from.
+    """
 
     desk: RowsDesk
     peer: int
-    message: FetchRows | PushRows
+    id: int
+    table: int
     sink: RowsIncoming
-    member: Member | None  # None: it pushes nothing, or what it pushed was applied before
+    member: Member | None = None  # None: it pushes nothing, or what it pushed was applied before
+    seq: int = 0
     staleness: int = 0
 
     def issue(self) -> RowJob:
@@ -81,14 +87,14 @@ class RowsDesk:
         if sink.fault is not None:
             sink.free()
             raise sink.fault
-        self._queue(RowsWork(self, event.peer, message, sink, None))
+        self._queue(RowsWork(self, event.peer, message.id, message.table, sink))
 
     def push(self, event: Received, member: Member) -> None:
         """Apply a push that is new and that every check lets pass, when its turn comes."""
         message, sink = event.message, event.sink
         assert isinstance(message, PushRows)
         assert isinstance(sink, RowsIncoming)
-        work = RowsWork(self, event.peer, message, sink, member)
+        work = RowsWork(self, event.peer, message.id, message.table, sink, member, message.seq)
         self._pending[member.client, message.seq] = work
         self._queue(work)
 
@@ -115,7 +121,7 @@ class RowsDesk:
             return False
         answer = member.answers.get(message.seq)
         if pending is not None:
-            pending.peer, pending.message = event.peer, message
+            pending.peer, pending.id = event.peer, message.id
         elif isinstance(answer, Error):
             again = Error(message.id, answer.code, answer.text, answer.details, False)
             self._effects.append(Reply(event.peer, again))
@@ -123,7 +129,8 @@ class RowsDesk:
             isinstance(answer, TableRows) and isinstance(sink, RowsIncoming) and sink.fault is None
         ):
             if len(sink.wanted):  # the rows it asks for, as they are now
-                work = RowsWork(self, event.peer, message, sink, None, answer.staleness)
+                work = RowsWork(self, event.peer, message.id, message.table, sink)
+                work.staleness = answer.staleness
                 self._queue(work)
                 return True
             again_rows = TableRows(message.id, answer.version, answer.staleness)
@@ -144,7 +151,7 @@ class RowsDesk:
     def issue(self, work: RowsWork) -> RowJob:
         """Fix a push's staleness and learning rate."""
         sink = work.sink
-        store = self.stores[work.message.table]
+        store = self.stores[work.table]
         job = RowJob(store)
         if work.member is not None:
             work.staleness = store.version - sink.version
@@ -156,14 +163,12 @@ class RowsDesk:
 
     def applied(self, work: RowsWork, sums: Ints) -> None:
         """Answer a piece of work, which is done."""
-        message, sink, member = work.message, work.sink, work.member
-        store = self.stores[message.table]
+        sink, member, store = work.sink, work.member, self.stores[work.table]
         if member is not None:
-            assert isinstance(message, PushRows)
-            del self._pending[member.client, message.seq]
+            del self._pending[member.client, work.seq]
             bad, _count, fresh = (int(n) for n in sums)
             if bad >= 0:
-                self._refuse(work, message, member, store, bad)
+                self._refuse(work, member, store, bad)
                 return
             store.version += 1
             store.made += fresh
@@ -171,27 +176,25 @@ class RowsDesk:
             store.total_staleness += work.staleness
             member.pushes += 1
             member.staleness, member.answered = work.staleness, self._answers.now
-            member.remember(message.seq, TableRows(message.id, store.version, work.staleness))
+            member.remember(work.seq, TableRows(work.id, store.version, work.staleness))
         wanted = len(sink.wanted)
         parts = rows_parts(store.table, wanted, store.version)
-        answer = TableRows(message.id, store.version, work.staleness, parts)
+        answer = TableRows(work.id, store.version, work.staleness, parts)
         if not wanted:
             sink.free()
         self._effects.append(Reply(work.peer, answer, rows=sink if wanted else None))
 
-    def _refuse(
-        self, work: RowsWork, message: PushRows, member: Member, store: TableStore, place: int
-    ) -> None:
+    def _refuse(self, work: RowsWork, member: Member, store: TableStore, place: int) -> None:
         row = int(work.sink.pushed[place])
         fault = BadPush(
             f"table {store.named.name!r}: the gradients of row {row} (first at {place} of the push)"
             " add up to 1e18 or more in magnitude; nothing of this push was applied",
             table=store.named.name,
         )
-        error = Error(message.id, fault.code, str(fault), fault.details, False)
+        error = Error(work.id, fault.code, str(fault), fault.details, False)
         member.refused += 1
         member.answered = self._answers.now
         self._answers.refused[fault.code] += 1
-        member.remember(message.seq, error)
+        member.remember(work.seq, error)
         work.sink.free()
         self._effects.append(Reply(work.peer, error))

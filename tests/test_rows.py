@@ -12,13 +12,16 @@ from hypothesis import strategies as st
 
 from aiops import messages
 from aiops.algorithms import BUILT_IN, find
+from aiops.algorithms.optimizers import sgd
 from aiops.errors import UsageError
 from aiops.events import Effect, Event, Left, Received, Stopping
 from aiops.journal import Journal, digest, replay
 from aiops.kernels.rows import First, first_rows
+from aiops.kernels.rule import Rule
 from aiops.layout import Array
 from aiops.messages import Error, FetchRows, Message, Part, PushRows, TableRows
-from aiops.tables import Table, Tables, fetch_parts, push_parts
+from aiops.rows import TableStore
+from aiops.tables import NamedTable, Table, Tables, fetch_parts, push_parts
 from aiops.wire import Wire
 from tests.inline import Inline
 from tests.strategies import DETERMINISTIC, cut
@@ -242,6 +245,19 @@ class TestExactlyOnce:
         assert inline.said[2][-1].id == 2001
         assert 2 in inline.rows
         assert inline.store.version == 1
+
+    def test_a_repetition_that_names_another_table_changes_nothing(self) -> None:
+        """What is pushed, and where, was fixed and checked when it first came."""
+        inline = Tabled(hold=True)
+        inline.push_rows([1], ones(1), version=0, seq=1)
+        inline.push_rows([2], ones(1), version=0, seq=2)
+        inline.receive(1, PushRows(9, 2, 999, 0, ()))
+        inline.run_kernel()
+        inline.run_kernel()
+        assert inline.store.version == 2
+        said = inline.said[1][-1]
+        assert isinstance(said, TableRows)
+        assert said.id == 9
 
     def test_a_repeated_refusal_is_the_same(self) -> None:
         inline = Tabled()
@@ -559,3 +575,28 @@ class TestReplay:
         inline.journal.end(inline.now, inline.engine)
         assert digest(inline.engine)
         return file.getvalue()
+
+
+def test_ids_chosen_to_collide_are_sorted_instead() -> None:
+    """The same bits as ever, in no more than a moment: hashing gives up."""
+    pytest.importorskip("numba")
+    golden, rows = 0x9E37_79B9_7F4A_7C15, 1 << 20
+    everything = np.arange(rows, dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        slots = (everything * np.uint64(golden)) >> np.uint64(64 - 13)
+    ids = everything[np.argsort(slots, kind="stable")][:4096].astype(np.int64)
+    grads = np.random.default_rng(0).normal(size=(len(ids), 2)).astype(np.float32)
+    stored = []
+    for backend in ("numpy", "numba"):
+        table = NamedTable("t", 0, Table(rows, 2))
+        store = TableStore(table, Rule(sgd), backend)
+        assert store.update(ids, grads, 0.5).tolist() == [-1, 4096, 4096]
+        stored.append(store.digest())
+    assert stored[0] == stored[1]
+
+
+def test_a_small_table_has_no_huge_pages_to_make() -> None:
+    """However it happens to lie in memory."""
+    for rows in range(6000, 6400, 16):
+        store = TableStore(NamedTable("t", 0, Table(rows, 64)), Rule(sgd), "numpy")
+        store._pages.go_on(1 << 20)

@@ -388,7 +388,8 @@ class Conversation:
             receipt=receipt,
         )
         self._seq += 1
-        return self._ask_rows(asked, self.rows.came_by.get(name, ("", 0)))
+        here = self.client, max(self._epoch, 1)
+        return self._ask_rows(asked, self.rows.came_by.get(name, here))
 
     def meet(self, host: str, port: int, rounds: int) -> Request:
         """Be ready to average (or, with port 0, no longer); the result is a `messages.Round`."""

@@ -15,7 +15,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from aiops.kernels.jit_cpu import array_of, compiled
-from aiops.kernels.rows import GOLDEN, KINDS, MIX, First, quantiles
+from aiops.kernels.rows import GOLDEN, KINDS, MIX, First, NumpyMover, quantiles
 from aiops.kernels.vocabulary import Array
 
 __all__ = ["NumbaMover"]
@@ -28,6 +28,9 @@ _GOLDEN, _MIX_1, _MIX_2 = _U(GOLDEN), _U(MIX[0]), _U(MIX[1])
 _S11, _S27, _S30, _S31, _S52 = _U(11), _U(27), _U(30), _U(31), _U(52)
 _AHEAD = 24
 """Rows asked for before they are needed: a row is a cache miss, and waits for many can overlap."""
+
+_PATIENCE = 16
+"""Slots looked at in vain per id, on average, before hashing is given up."""
 
 _ONE, _LOW_52 = _U(1), _U(2**52 - 1)
 _ZEROS, _UNIFORM = KINDS.index("zeros"), KINDS.index("uniform")
@@ -42,6 +45,7 @@ class NumbaMover:
         self._gather, self._collect, self._scatter = _loops(dtype.name)
         self._first = (KINDS.index(first.kind), _U(first.start), float(first.scale), quantiles())
         self._width = width
+        self._sorting = NumpyMover(first, width, states, dtype)
         self._values = np.array([0.0, *states], dtype)
         self._slots = np.zeros(0, np.int32)
         self._bits = np.dtype(f"u{dtype.itemsize}")
@@ -71,6 +75,8 @@ class NumbaMover:
         made_of = (ids, grads, unique, total, work, work[0].view(self._bits))
         rest = (self._ones, self._values, self._slots, bits)
         count: int = self._collect(*table, *made_of, *rest, *self._first)
+        if count < 0:  # ids chosen so that they collide: sorting them does not mind
+            return self._sorting.collect(store, ids, grads, unique, total, work)
         return count
 
     def scatter(self, store: Array, made: Bits, unique: Ints, work: Array) -> int:
@@ -206,11 +212,15 @@ def _collect(
     room = 1 << bits
     mask, shift = room - 1, _U(64 - bits)
     slots[:room] = 0
+    patience = _PATIENCE * ids.size
     for i in range(ids.size):  # an open hash table from ids to their number
         id = ids[i]
         slot = np.int64((_U(id) * _GOLDEN) >> shift)
         while slots[slot] and unique[slots[slot] - 1] != id:
             slot = (slot + 1) & mask
+            patience -= 1
+        if patience < 0:
+            return -1
         if slots[slot]:
             at = np.int64(slots[slot] - 1) * width
             for c in range(width):
