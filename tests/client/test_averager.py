@@ -146,6 +146,19 @@ class TestAverage:
             eventually(enough, "five rounds")
             assert averagers[0].steps > 0
 
+    @pytest.mark.parametrize(("rounds", "strangers"), [(70, 0), (4, 24)])
+    def test_many_rounds_and_strangers_in_a_short_time(self, rounds: int, strangers: int) -> None:
+        """Neither links of rounds that are over nor idle strangers keep out the next round's."""
+        params = [{"w": np.full(6, seed, np.float32)} for seed in range(2)]
+        with meeting_point(stall=PATIENCE) as server, contextlib.ExitStack() as stack:
+            averagers = [stack.enter_context(one) for one in joined(server, *params)]
+            port = averagers[0]._core._listener.port
+            for _ in range(rounds):
+                for _ in range(strangers):
+                    stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+                assert average(*averagers) == [2, 2]
+        assert [one.stats.failed for one in averagers] == [0, 0]
+
     def test_with_a_token(self) -> None:
         params = [model(seed) for seed in range(2)]
         with meeting_point(token="s3cret") as server, contextlib.ExitStack() as stack:
