@@ -204,6 +204,28 @@ class TestJoining:
             with pytest.raises(DeadlineExceeded, match="are they paused by abort"):
                 ModelAverager(server.url, model(1), timeout=0.3)
 
+    def test_who_comes_while_the_others_warm_up_is_let_in_between_their_steps(self) -> None:
+        params = [model(seed) for seed in range(3)]
+        with (
+            meeting_point(interval=0.01, grace=0.05, warmup=100) as server,
+            contextlib.ExitStack() as stack,
+        ):
+            for steps, given in enumerate(params):
+                one = stack.enter_context(ModelAverager(server.url, given, timeout=PATIENCE))
+                assert bits(given) == bits(params[0])
+                for _ in range(steps):
+                    with one.step():
+                        pass
+
+    def test_a_first_average_is_given_up_in_time_however_long_the_server_is_silent(self) -> None:
+        with (
+            meeting_point(interval=1000.0, grace=1000.0) as server,
+            ModelAverager(server.url, model(0)) as founder,
+        ):
+            founder.abort()
+            with pytest.raises(DeadlineExceeded, match=r"shared its model with this one in 0\.3 s"):
+                ModelAverager(server.url, model(1), timeout=0.3)
+
     def test_a_worker_that_left_is_not_missed(self) -> None:
         params = [model(seed) for seed in range(3)]
         with meeting_point() as server, contextlib.ExitStack() as stack:
