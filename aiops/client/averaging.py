@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from aiops import messages
+from aiops.client.lookup import looked_up
 from aiops.client.meeting import MeetingClient
 from aiops.client.neighbours import Listener, take_part
 from aiops.client.replica import Replica
@@ -182,7 +183,7 @@ class Averaging:
         self.plan = plan
         layout = await client.agree(replica.arrays())
         self._copy, self._flat = Arena(layout), Flat(layout)
-        self._host = self._host or client.local_host
+        self._host = await looked_up(self._host or client.local_host, self._timeout)
         try:
             self._listener = Listener(self._host, plan["stall"])
         except OSError as error:

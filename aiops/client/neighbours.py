@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import socket
 from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -245,10 +246,13 @@ async def _call(told: Round, right: int, host: str, port: int, patience: float) 
     sock = None
     try:
         async with asyncio.timeout(patience):
-            [found, *_others] = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            sock = socket.socket(found[0], socket.SOCK_STREAM)
+            # Never a name: the loop would look it up in a thread that nothing can end.
+            family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
+            sock = socket.socket(family, socket.SOCK_STREAM)
             sock.setblocking(False)
-            await loop.sock_connect(sock, found[4])
+            await loop.sock_connect(sock, (host, port))
+    except ValueError:
+        raise RemoteProtocolError(f"the server told of a worker {name}: no IP address") from None
     except OSError as error:  # a TimeoutError is one
         if sock is not None:
             sock.close()

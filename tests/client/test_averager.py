@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -257,6 +258,27 @@ class TestJoining:
     def test_an_address_that_is_not_ours(self) -> None:
         with meeting_point() as server, pytest.raises(UsageError, match="pass host="):
             ModelAverager(server.url, model(0), host="203.0.113.1")
+
+    def test_a_host_by_name(self) -> None:
+        with (
+            meeting_point() as server,
+            ModelAverager(server.url, model(0), host="localhost") as averager,
+        ):
+            assert averager._core._host in ("127.0.0.1", "::1")
+
+    def test_a_name_that_is_not_found_in_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        answered = threading.Event()
+
+        def silent(*_args: Any, **_options: Any) -> None:
+            answered.wait(PATIENCE)
+            raise socket.gaierror("nobody knows")
+
+        with meeting_point() as server:
+            module = SimpleNamespace(getaddrinfo=silent, SOCK_STREAM=socket.SOCK_STREAM)
+            monkeypatch.setattr("aiops.client.lookup.socket", module)
+            with pytest.raises(UsageError, match=r"no answer in 0\.3 s"):
+                ModelAverager(server.url, model(0), host="worker.example", timeout=0.3)
+            answered.set()
 
 
 class TestSteps:
