@@ -18,10 +18,12 @@ are away it has nothing to begin with; it is told so (a round of nobody), and as
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from aiops import address
 from aiops.errors import BadPush, Refused, Unavailable
 from aiops.events import Effect, Reply, WakeAt
 from aiops.layout import Layout
@@ -33,6 +35,7 @@ class _Seat:
     """A worker that averages: its request while it is ready, and what is known of it."""
 
     request: Meet | None = None
+    host: str = ""
     since: float = 0.0
     new: bool = True
     awaited: bool = True
@@ -72,8 +75,7 @@ class Meeting:
             raise Refused("this server's policy averages no models: start it with --policy average")
         if self._stopping:
             raise _ending()
-        if message.port >= 1 << 16 or not message.host:
-            raise Refused(f"{message.host!r}:{message.port} is no address to be reached at")
+        self._check_address(peer, message)
         if message.digest != layout.digest:
             raise BadPush(
                 "this worker's model is not the one that the others average: give all workers"
@@ -81,7 +83,7 @@ class Meeting:
             )
         if seat is not None and seat.request is not None:  # it has given up waiting for that
             self._dismiss(peer, seat.request)
-        self._seats[peer] = _Seat(message, now, message.rounds == 0)
+        self._seats[peer] = _Seat(message, message.host, now, message.rounds == 0)
         self._form(now)
 
     def left(self, peer: int, now: float) -> None:
@@ -107,6 +109,22 @@ class Meeting:
         return {"rounds": self.rounds, "averaging": len(self._seats), "ready": len(self._ready())}
 
     # ------------------------------------------------------------ inside
+
+    def _check_address(self, peer: int, message: Meet) -> None:
+        """Refuse an address that the others cannot reach: it would cost all of them every round."""
+        host = message.host
+        if message.port >= 1 << 16 or not _is_literal(host):
+            raise Refused(
+                f"{host!r}:{message.port} is no address to be reached at: it must be an IP address"
+                " without a zone, and not that of all interfaces; pass host=..."
+            )
+        for other, seat in self._seats.items():
+            if other != peer and address.is_loopback(seat.host) != address.is_loopback(host):
+                raise Refused(
+                    f"this worker is to be reached at {host} and another one at {seat.host}, but a"
+                    " loopback address is reached from its own machine only: pass host=... an"
+                    " address that all others can reach to the worker on loopback"
+                )
 
     def _ready(self) -> dict[int, tuple[int, Meet]]:
         """Return who is ready: connection and request, in the order of the connections."""
@@ -169,6 +187,14 @@ class Meeting:
             told = Round(request.id, self.rounds, rank, members, secret)
             self._effects.append(Reply(peer, told))
             self._seats[peer].new = False  # unless the round fails: its next request tells
+
+
+def _is_literal(host: str) -> bool:
+    """Return whether this is an IP address that says the same on every machine."""
+    try:
+        return "%" not in host and not ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
 
 
 def _secret(number: int, nonces: list[bytes]) -> bytes:

@@ -257,6 +257,9 @@ class TestRefusals:
         [
             ({"digest": b"other"}, "is not the one that the others average"),
             ({"host": ""}, "no address to be reached at"),
+            ({"host": "worker-1"}, "must be an IP address"),
+            ({"host": "fe80::1%eth0"}, "must be an IP address"),
+            ({"host": "0.0.0.0"}, "must be an IP address"),
             ({"port": 65536}, "no address to be reached at"),
         ],
     )
@@ -266,6 +269,17 @@ class TestRefusals:
         assert isinstance(answer, Error)
         assert words in answer.text
         assert inline.engine.meeting.report()["averaging"] == 0
+
+    @pytest.mark.parametrize(("first", "second"), [("127.0.0.1", "10.0.0.2"), ("::2", "::1")])
+    def test_loopback_beside_other_addresses_is_refused(self, first: str, second: str) -> None:
+        inline = gathered(1, 2)
+        assert isinstance(meet(inline, 1, host=first), Round)
+        answer = meet(inline, 2, host=second)
+        assert isinstance(answer, Error)
+        assert f"at {second} and another one at {first}" in answer.text
+        assert "pass host=" in answer.text
+        inline.leave(1)
+        assert isinstance(meet(inline, 2, host=second), Round)
 
     def test_a_second_request_takes_the_place_of_the_first(self) -> None:
         inline = settled(1, 2)

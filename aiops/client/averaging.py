@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from aiops import messages
+from aiops.client.lookup import looked_up
 from aiops.client.meeting import MeetingClient
 from aiops.client.neighbours import Listener, take_part
 from aiops.client.replica import Replica
@@ -182,7 +183,7 @@ class Averaging:
         self.plan = plan
         layout = await client.agree(replica.arrays())
         self._copy, self._flat = Arena(layout), Flat(layout)
-        self._host = self._host or client.local_host
+        self._host = await looked_up(self._host or client.local_host, self._timeout)
         try:
             self._listener = Listener(self._host, plan["stall"])
         except OSError as error:
@@ -194,17 +195,21 @@ class Averaging:
     async def _first(self) -> None:
         """Take the first average: the model that the others have, if there are any."""
         until = asyncio.get_running_loop().time() + self._timeout
-        while not self._taken:
-            if asyncio.get_running_loop().time() >= until:
-                last = self.stats.last_error
-                raise DeadlineExceeded(
-                    f"{self._client.url}: other workers average here, but none shared its model"
-                    f" with this one in {self._timeout:g} s ({last or 'they are away'}): are they"
-                    " paused by abort()? timeout=... allows more"
-                )
-            await self._average()
-            if not self._taken:
-                await asyncio.sleep(_AGAIN)
+        try:
+            while not self._taken:
+                await self._average(until=until)
+                if not self._taken:
+                    async with asyncio.timeout_at(until):
+                        await asyncio.sleep(_AGAIN)
+        except TimeoutError as error:
+            if isinstance(error, DeadlineExceeded):
+                raise
+            last = self.stats.last_error
+            raise DeadlineExceeded(
+                f"{self._client.url}: other workers average here, but none shared its model"
+                f" with this one in {self._timeout:g} s ({last or 'they are away'}): are they"
+                " paused by abort()? timeout=... allows more"
+            ) from None
 
     async def _go_on(self) -> None:
         """Average every interval, and when asked."""
@@ -220,24 +225,36 @@ class Averaging:
             del self._asked[:asked]
 
     async def _pause(self) -> None:
-        """Wait for the interval to pass, or for a wish; while paused, or warming up, for a wish."""
+        """Wait for the interval to pass, or for a wish; while paused, for a wish.
+
+        While warming up every step ends with an average, and those between are for newcomers only:
+        they keep out of the others' way for as long as these would wait for this worker's step.
+        """
         while not self._asked:
             self._wake.clear()
-            idle = self._paused or self.steps < self.plan["warmup"]
+            warming = self.steps < self.plan["warmup"]
+            interval = self.plan["interval"] + (self.plan["grace"] if warming else 0.0)
             try:
-                async with asyncio.timeout(None if idle else self.plan["interval"]):
+                async with asyncio.timeout(None if self._paused else interval):
                     await self._wake.wait()
             except TimeoutError:
                 return
 
-    async def _average(self, asked: bool = False) -> int:
-        """Take part in one round; return how many were in it, 0 when it came to nothing."""
+    async def _average(self, asked: bool = False, until: float | None = None) -> int:
+        """Take part in one round; return how many were in it, 0 when it came to nothing.
+
+        Raises
+        ------
+        TimeoutError
+            When no round has begun by the loop's time ``until``.
+        """
         self._idle.clear()
         try:
             await self._copy_out()
             if self._paused and not asked:  # meanwhile
                 return 0
-            told = await self._meet()
+            async with asyncio.timeout_at(until):
+                told = await self._meet()
             if not told.members:
                 return 0
             if len(told.members) == 1:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import socket
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from aiops.wire import Limits, Side, Sink, Traffic, Wire
 
 _LIMITS = Limits(header=4 << 10, parts=1)
 _PARKED = 64
-"""Connections that may wait at once for this worker to hear of their round."""
+"""Connections that may wait at once to greet, or for this worker to hear of their round."""
 
 
 class _Landing:
@@ -103,11 +104,13 @@ class Link:
 
 
 @dataclass(slots=True, eq=False)
-class _Parked:
-    """A stranger that has greeted, until it is known whether it belongs to a round."""
+class _Stranger:
+    """Somebody who has connected, until it is known whether it belongs to a round."""
 
     link: Link
-    greet: Greet
+    greet: Greet | None = None
+    task: asyncio.Task[None] | None = None
+    called: bool = False
 
 
 class Listener:
@@ -127,7 +130,7 @@ class Listener:
         self._socket.setblocking(False)
         self.port: int = self._socket.getsockname()[1]
         self._patience = patience
-        self._parked: list[_Parked] = []
+        self._strangers: list[_Stranger] = []  # the oldest first
         self._arrived = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._start(self._accept())
@@ -164,25 +167,28 @@ class Listener:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for parked in self._parked:
-            parked.link.close()
-        self._parked.clear()
         self._socket.close()
 
     def _called(self, told: Round, left: int) -> Link | None:
-        for parked in self._parked:
-            greet = parked.greet
-            if (greet.number, greet.rank) == (told.number, left) and proves(
-                greet.proof, told.secret, "client", told.number, left
+        for stranger in self._strangers:
+            greet = stranger.greet
+            if (
+                greet is not None
+                and (greet.number, greet.rank) == (told.number, left)
+                and proves(greet.proof, told.secret, "client", told.number, left)
             ):
-                self._parked.remove(parked)
-                return parked.link
+                self._strangers.remove(stranger)
+                assert stranger.task is not None
+                stranger.called = True  # from here on the link is the caller's to close
+                stranger.task.cancel()
+                return stranger.link
         return None
 
-    def _start(self, work: Any) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
@@ -192,28 +198,37 @@ class Listener:
             except OSError:  # out of open files, say: there will be some again
                 await asyncio.sleep(0.1)
                 continue
-            if len(self._tasks) > _PARKED:
+            try:
+                link = Link(sock, "server", f"{peer[0]}:{peer[1]}", self._patience)
+            except OSError:  # it has gone again
                 sock.close()
                 continue
-            self._start(self._park(Link(sock, "server", f"{peer[0]}:{peer[1]}", self._patience)))
+            if len(self._strangers) >= _PARKED:
+                oldest = self._strangers.pop(0)  # who waits for long is likeliest no worker
+                assert oldest.task is not None
+                oldest.task.cancel()  # which closes its link, when nothing reads it any more
+            self._park(_Stranger(link))
 
-    async def _park(self, link: Link) -> None:
+    def _park(self, stranger: _Stranger) -> None:
         """Hear a stranger's greeting, and keep it until its round is known here too."""
-        parked = None
-        try:
+        self._strangers.append(stranger)
+        stranger.task = self._start(self._hear(stranger))
+        # Not at the end of the task's own work: one that is cancelled at once never begins it.
+        stranger.task.add_done_callback(lambda _task: self._forget(stranger))
+
+    async def _hear(self, stranger: _Stranger) -> None:
+        # whoever fails to greet has nothing to do with a round
+        with contextlib.suppress(ConnectionLost, RemoteProtocolError, TimeoutError):
             async with asyncio.timeout(self._patience):
-                parked = _Parked(link, await link.hear_greeting())
-            self._parked.append(parked)
+                stranger.greet = await stranger.link.hear_greeting()
             self._arrived.set()
             await asyncio.sleep(self._patience)
-        except (ConnectionLost, RemoteProtocolError, TimeoutError):
-            pass  # whoever it was has nothing to do with a round
-        finally:
-            if parked is None:
-                link.close()
-            elif parked in self._parked:
-                self._parked.remove(parked)
-                link.close()
+
+    def _forget(self, stranger: _Stranger) -> None:
+        if stranger in self._strangers:
+            self._strangers.remove(stranger)
+        if not stranger.called:
+            stranger.link.close()
 
 
 async def _call(told: Round, right: int, host: str, port: int, patience: float) -> Link:
@@ -231,10 +246,13 @@ async def _call(told: Round, right: int, host: str, port: int, patience: float) 
     sock = None
     try:
         async with asyncio.timeout(patience):
-            [found, *_others] = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            sock = socket.socket(found[0], socket.SOCK_STREAM)
+            # Never a name: the loop would look it up in a thread that nothing can end.
+            family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
+            sock = socket.socket(family, socket.SOCK_STREAM)
             sock.setblocking(False)
-            await loop.sock_connect(sock, found[4])
+            await loop.sock_connect(sock, (host, port))
+    except ValueError:
+        raise RemoteProtocolError(f"the server told of a worker {name}: no IP address") from None
     except OSError as error:  # a TimeoutError is one
         if sock is not None:
             sock.close()
@@ -244,7 +262,11 @@ async def _call(told: Round, right: int, host: str, port: int, patience: float) 
         if sock is not None:
             sock.close()
         raise
-    link = Link(sock, "client", name, patience)
+    try:
+        link = Link(sock, "client", name, patience)
+    except OSError as error:
+        sock.close()
+        raise ConnectionLost(f"worker {name}: {error.strerror or error}") from None
     try:
         mine = proof(told.secret, "client", told.number, told.rank)
         await link.send(Greet(0, told.number, told.rank, mine))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.lib.array_utils import byte_bounds
 
 from aiops.collective import Flat
 from aiops.errors import UsageError
@@ -38,7 +39,8 @@ class Arrays:
     Raises
     ------
     UsageError
-        When one of them cannot be trained or written to; the text names it.
+        When one of them cannot be trained or written to, or two share memory (tied weights), which
+        would be changed twice; the text names them.
     """
 
     def __init__(self, params: Mapping[str, Array]) -> None:
@@ -52,6 +54,7 @@ class Arrays:
             if not array.flags.writeable:
                 raise UsageError(f"{name!r} is read-only; averages are written into it")
         self._layout = Layout.of(params)
+        _check_apart(params)
 
     def arrays(self) -> dict[str, Array]:
         """Return the arrays themselves."""
@@ -83,6 +86,21 @@ class Arrays:
                 f" {array.dtype.name} of shape {array.shape}: the model may not change its form"
             )
         return array
+
+
+def _check_apart(params: Mapping[str, Array]) -> None:
+    """Refuse arrays that share memory: a sweep over their byte ranges finds the candidates."""
+    ranges = sorted((*byte_bounds(array), name) for name, array in params.items() if array.size)
+    open_: list[tuple[int, str]] = []  # those that reach to where the sweep is: end and name
+    for low, high, name in ranges:
+        open_ = [other for other in open_ if other[0] > low]
+        for _end, other in open_:
+            if np.shares_memory(params[other], params[name]):
+                raise UsageError(
+                    f"{other!r} and {name!r} share memory, and an average would be added to it"
+                    " twice: give a tied array under one name only"
+                )
+        open_.append((high, name))
 
 
 def _add(live: Array, mean: Array, base: Array) -> None:

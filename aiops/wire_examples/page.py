@@ -89,7 +89,7 @@ MEANINGS = {
     "text": "A sentence for people.",
     "details": "Its facts.",
     "fatal": "Whether the server closes the connection after this.",
-    "host": "An address at which the other workers reach this one.",
+    "host": "An IP address (no name) at which the other workers reach this one.",
     "port": "The port there; 0 to withdraw.",
     "rounds": "How many averages this worker has taken over so far; 0 says that it is new.",
     "digest": "SHA-256 of the MessagePack of the model's tensors as `model` announces them.",

@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -146,6 +147,19 @@ class TestAverage:
             eventually(enough, "five rounds")
             assert averagers[0].steps > 0
 
+    @pytest.mark.parametrize(("rounds", "strangers"), [(70, 0), (4, 24)])
+    def test_many_rounds_and_strangers_in_a_short_time(self, rounds: int, strangers: int) -> None:
+        """Neither links of rounds that are over nor idle strangers keep out the next round's."""
+        params = [{"w": np.full(6, seed, np.float32)} for seed in range(2)]
+        with meeting_point(stall=PATIENCE) as server, contextlib.ExitStack() as stack:
+            averagers = [stack.enter_context(one) for one in joined(server, *params)]
+            port = averagers[0]._core._listener.port
+            for _ in range(rounds):
+                for _ in range(strangers):
+                    stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+                assert average(*averagers) == [2, 2]
+        assert [one.stats.failed for one in averagers] == [0, 0]
+
     def test_with_a_token(self) -> None:
         params = [model(seed) for seed in range(2)]
         with meeting_point(token="s3cret") as server, contextlib.ExitStack() as stack:
@@ -191,6 +205,28 @@ class TestJoining:
             with pytest.raises(DeadlineExceeded, match="are they paused by abort"):
                 ModelAverager(server.url, model(1), timeout=0.3)
 
+    def test_who_comes_while_the_others_warm_up_is_let_in_between_their_steps(self) -> None:
+        params = [model(seed) for seed in range(3)]
+        with (
+            meeting_point(interval=0.01, grace=0.05, warmup=100) as server,
+            contextlib.ExitStack() as stack,
+        ):
+            for steps, given in enumerate(params):
+                one = stack.enter_context(ModelAverager(server.url, given, timeout=PATIENCE))
+                assert bits(given) == bits(params[0])
+                for _ in range(steps):
+                    with one.step():
+                        pass
+
+    def test_a_first_average_is_given_up_in_time_however_long_the_server_is_silent(self) -> None:
+        with (
+            meeting_point(interval=1000.0, grace=1000.0) as server,
+            ModelAverager(server.url, model(0)) as founder,
+        ):
+            founder.abort()
+            with pytest.raises(DeadlineExceeded, match=r"shared its model with this one in 0\.3 s"):
+                ModelAverager(server.url, model(1), timeout=0.3)
+
     def test_a_worker_that_left_is_not_missed(self) -> None:
         params = [model(seed) for seed in range(3)]
         with meeting_point() as server, contextlib.ExitStack() as stack:
@@ -222,6 +258,27 @@ class TestJoining:
     def test_an_address_that_is_not_ours(self) -> None:
         with meeting_point() as server, pytest.raises(UsageError, match="pass host="):
             ModelAverager(server.url, model(0), host="203.0.113.1")
+
+    def test_a_host_by_name(self) -> None:
+        with (
+            meeting_point() as server,
+            ModelAverager(server.url, model(0), host="localhost") as averager,
+        ):
+            assert averager._core._host in ("127.0.0.1", "::1")
+
+    def test_a_name_that_is_not_found_in_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        answered = threading.Event()
+
+        def silent(*_args: Any, **_options: Any) -> None:
+            answered.wait(PATIENCE)
+            raise socket.gaierror("nobody knows")
+
+        with meeting_point() as server:
+            module = SimpleNamespace(getaddrinfo=silent, SOCK_STREAM=socket.SOCK_STREAM)
+            monkeypatch.setattr("aiops.client.lookup.socket", module)
+            with pytest.raises(UsageError, match=r"no answer in 0\.3 s"):
+                ModelAverager(server.url, model(0), host="worker.example", timeout=0.3)
+            answered.set()
 
 
 class TestSteps:

@@ -166,3 +166,16 @@ class TestModule:
         average(Module(module), 3.0)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
+
+
+class TestSharedMemory:
+    def test_tied_arrays_are_refused_by_name(self) -> None:
+        table, bias = np.zeros((4, 3), np.float32), np.zeros(3)
+        for tied in (table, table.T, table[1:], table[::2]):
+            with pytest.raises(UsageError, match=r"('in' and 'out'|'out' and 'in') share memory"):
+                Arrays({"in": table, "bias": bias, "out": tied})
+
+    def test_neighbours_in_one_block_are_apart(self) -> None:
+        block = np.zeros((6, 4), np.float32)
+        Arrays({"top": block[:3], "bottom": block[3:]})
+        Arrays({"even": block[:, ::2], "odd": block[:, 1::2]})
