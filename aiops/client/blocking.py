@@ -218,7 +218,9 @@ class Client(Facade):
             The table's dtype, ``[len(ids), width]``.
         version
             The version of the table at which the gradients were computed; default: the newest of
-            which this client has fetched rows. The receipt's staleness is the number of pushes the
+            which this client has fetched rows. Where rows are fetched ahead of those that are being
+            trained, say the older one (`row_versions` after its fetch), or their gradients pass
+            for fresher than they are. The receipt's staleness is the number of pushes the
             table has had since, and the learning rate is modulated with it.
 
         Raises
