@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from aiops import messages
 from aiops.algorithms import BUILT_IN, find
-from aiops.algorithms.optimizers import sgd
+from aiops.algorithms.optimizers import OPTIMIZERS, sgd
 from aiops.errors import UsageError
 from aiops.events import Effect, Event, Left, Received, Stopping
 from aiops.journal import Journal, digest, replay
@@ -39,9 +39,11 @@ class Tabled(Inline):
         policy: str = "asgd",
         table: Table = TABLE,
         record: io.BytesIO | None = None,
+        optimizer: str | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(policy, {"lr": 0.5}, **options)
+        chosen = {} if optimizer is None else {"optimizer": optimizer}
+        super().__init__(policy, {"lr": 0.5, **chosen}, **options)
         self.table = table
         if record is not None:
             self.keep_journal(Journal(record, policy, {"lr": 0.5}, self.engine.options))
@@ -477,6 +479,21 @@ class TestDefine:
     def test_every_algorithm_takes_tables_or_says_why_not(self, name: str) -> None:
         why = find(name).make({}).tables()
         assert (why is None) if name in POLICIES else (why is None or name in why)
+
+    def test_optimisers_that_leave_untouched_rows_alone(self) -> None:
+        for optimizer in OPTIMIZERS:
+            why = find("asgd").make({"optimizer": optimizer}).tables()
+            assert (why is None) == (optimizer in ("sgd", "adagrad"))
+        assert find("asgd").make({"optimizer": "adagrad", "weight_decay": 0.1}).tables()
+
+    def test_adagrad_on_rows(self) -> None:
+        inline = Tabled(optimizer="adagrad")
+        before = inline.values([1, 2])
+        for _ in range(2):
+            inline.push_rows([1], ones(1))
+        moved = before - inline.values([1, 2])
+        np.testing.assert_allclose(moved[0], 0.5 * (1 + 2**-0.5), rtol=1e-6)
+        np.testing.assert_array_equal(moved[1], 0)
 
     @pytest.mark.parametrize("policy", POLICIES)
     def test_clipping_is_over_whole_gradients(self, policy: str) -> None:

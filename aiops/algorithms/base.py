@@ -206,6 +206,14 @@ class Algorithm:
         """
         return self.rule().function is sgd and not self.clip
 
+    @property
+    def sparse(self) -> bool:
+        """Whether a gradient of 0 leaves an element and its state alone, so that it may be skipped.
+
+        Rows of tables that a push does not name are skipped.
+        """
+        return self.rule().function is sgd
+
     def modulation(self, staleness: int) -> float:
         """Return what the learning rate is multiplied by for a gradient this stale (≥ 0)."""
         return 1.0
@@ -232,11 +240,11 @@ class Algorithm:
                 f"{self.name} with clip measures a gradient over all that an update touches, and a"
                 " push of rows is no whole gradient: set clip to 0"
             )
-        if self.rule().function is not sgd:
+        if not self.sparse:
             return (
                 f"the rule of {self.name} has state that would stand still in the rows that a push"
-                " does not name, and it does not say that this is right: choose asgd, sasgd or"
-                " fasgd"
+                " does not name, and it does not say that this is right: choose asgd or sasgd"
+                " (optimizer sgd or adagrad), or fasgd"
             )
         return None
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiops.algorithms.base import Immediate, Policy
-from aiops.algorithms.hardsync import Barrier
 from aiops.algorithms.local import LocalTraining
 from aiops.algorithms.optimised import Optimised
+from aiops.algorithms.policies import Barrier
 from aiops.errors import ConflictError, UsageError
 from aiops.kernels.rule import Rule
 from aiops.kernels.vocabulary import Array, Scalar, where

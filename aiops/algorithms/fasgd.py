@@ -103,9 +103,10 @@ class FASGD(Algorithm):
         }
         return Rule(fasgd, {"n": 0.0, "b": 0.0, "v": 1.0}, constants, statistic="v")
 
-    def tables(self) -> str | None:
-        """Return None, unless gradients are clipped: see the Note."""
-        return super().tables() if self.clip else None
+    @property
+    def sparse(self) -> bool:
+        """Rows may be skipped, see the Note."""
+        return True
 
     def modulation(self, staleness: int) -> float:
         """Return 1/max(τ, 1)."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from aiops.algorithms.base import Policy
 from aiops.algorithms.local import LocalTraining
 from aiops.algorithms.optimised import Optimised
+from aiops.algorithms.policies import Counting
 from aiops.algorithms.sasgd import Modulated
-from aiops.algorithms.softsync import Counting
 
 
 @dataclass(frozen=True, kw_only=True)

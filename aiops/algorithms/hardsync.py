@@ -5,46 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from aiops.algorithms.base import IGNORE, Policy, Verdict
+from aiops.algorithms.base import Policy, Verdict
 from aiops.algorithms.optimised import Optimised
+from aiops.algorithms.policies import Barrier
 from aiops.errors import UsageError
-
-
-class Barrier(Policy):
-    """Wait for one gradient from every worker that is waited for (``admission=wait``).
-
-    ``fresh``: only gradients of the current version take part; that of a worker which had been
-    given up is ignored, and it is back in the next round.
-    """
-
-    def __init__(self, *, fresh: bool) -> None:
-        self.fresh = fresh
-        self.given: set[int] = set()
-        self.waited_for: frozenset[int] = frozenset()
-
-    def push(self, worker: int, staleness: int) -> Verdict:
-        """Collect it; the last one of the round takes the step."""
-        if self.fresh and staleness:
-            return IGNORE
-        if worker in self.given:
-            why = "one gradient per worker and round: wait for the answer to your last push"
-            return Verdict(False, why=why)
-        self.given.add(worker)
-        return Verdict(True, divide=self._complete(), hold=True)
-
-    def crew(self, waited_for: frozenset[int]) -> Verdict | None:
-        """See whether the round is complete without those who went."""
-        self.waited_for = waited_for
-        divide = self._complete() if self.given else None
-        return None if divide is None else Verdict(True, divide=divide)
-
-    def _complete(self) -> int | None:
-        """Return how many gave a gradient, when nobody else is waited for."""
-        if self.waited_for - self.given:
-            return None
-        count = len(self.given)
-        self.given.clear()
-        return count
 
 
 class Rejecting(Policy):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiops.algorithms.base import Algorithm, Policy
-from aiops.algorithms.hardsync import Barrier
 from aiops.algorithms.local import Inner, refuse_clip
+from aiops.algorithms.policies import Barrier
 from aiops.errors import UsageError
 
 

@@ -66,6 +66,11 @@ class Optimised(Algorithm):
         """Return the optimiser's."""
         return _optimizer(self).scalars(update)
 
+    @property
+    def sparse(self) -> bool:
+        """Return the optimiser's."""
+        return _optimizer(self).sparse
+
 
 @functools.lru_cache(maxsize=64)
 def _optimizer(settings: Optimised) -> Optimizer:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from aiops.algorithms.base import IGNORE, Policy, Verdict
 from aiops.algorithms.optimised import Optimised
-from aiops.algorithms.softsync import Counting
+from aiops.algorithms.policies import Counting
 
 
 class CurrentOnly(Counting):

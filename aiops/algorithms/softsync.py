@@ -4,28 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aiops.algorithms.base import APPLY, COLLECT, Policy, Verdict
+from aiops.algorithms.base import Policy
 from aiops.algorithms.optimised import Optimised
+from aiops.algorithms.policies import Counting
 from aiops.algorithms.sasgd import Modulated
 from aiops.errors import ConflictError
-
-
-class Counting(Policy):
-    """Take a step after every ``count`` gradients, from whichever workers; nobody waits."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.collected = 0
-
-    def push(self, worker: int, staleness: int) -> Verdict:
-        """Collect it, and take the step when it completes the count."""
-        if self.count == 1:
-            return APPLY
-        self.collected += 1
-        if self.collected < self.count:
-            return COLLECT
-        self.collected = 0
-        return Verdict(True, divide=self.count)
 
 
 @dataclass(frozen=True, kw_only=True)

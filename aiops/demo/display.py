@@ -107,12 +107,13 @@ def _summary(record: Record, plot: str | None) -> Iterator[tuple[str, str]]:
     yield "mean staleness", f"{last.mean_staleness:.2f} updates"
     yield "pushed", words.nbytes(last.bytes_pushed)
     yield "fetched", words.nbytes(last.bytes_fetched)
-    refused = sum(record.report.get("refused", {}).values())
-    yield "refused", f"{refused:,} gradients" if refused else ""
+    wasted = record.report.get("wasted", 0)
+    yield "wasted", f"{wasted:,} gradients" if wasted else ""
     lr = record.report.get("settings", {}).get("lr", settings.lr)
     batch, seed = settings.batch_size, settings.seed
     yield "settings", f"learning rate {lr:g}, batch size {batch}, seed {seed}"
     yield "plot", plot or ""
+    yield "next", "--policy hardsync compares (aiops policies lists all); README.md: your own loop"
 
 
 def _line(record: Record, last: Sample) -> str:

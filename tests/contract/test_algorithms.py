@@ -15,7 +15,7 @@ from aiops import messages
 from aiops.algorithms import BUILT_IN, find
 from aiops.algorithms.base import Policy
 from aiops.algorithms.dcasgd import DCASGD
-from aiops.algorithms.softsync import Counting
+from aiops.algorithms.policies import Counting
 from aiops.errors import ConflictError, UsageError
 from aiops.events import Stopping
 from aiops.journal import Journal, digest, replay

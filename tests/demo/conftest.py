@@ -24,6 +24,7 @@ def report(version: int, staleness: dict[str, int], pushed: int) -> dict[str, An
         "mean_staleness": sum(int(t) * n for t, n in staleness.items()) / total if total else 0.0,
         "vbar": 0.25,
         "refused": {"stale": 3},
+        "wasted": 3,
         "kernels": "numpy",
         "workers": [*({**row, "name": name, "staleness": 1} for name in names), watcher],
     }
