@@ -309,7 +309,7 @@ class Engine:
         self.rows = RowsDesk(
             self.algorithm, options.workers, stores, self.answers, self.updates.work
         )
-        rows_intake = RowsIntake(self._tables, self.intake.pool, options.backend)
+        rows_intake = RowsIntake(self._tables, self.intake, options.backend)
         self.intake.place_rows = rows_intake.place
         self._effects.append(Warm(partial(_warm, (self.store, *stores))))
 
@@ -374,7 +374,8 @@ class Engine:
 
     def report(self) -> dict[str, Any]:
         """Return the statistics that ``aiops stats`` shows."""
-        store, pool, staleness = self.store, self.intake.pool, self.updates.staleness
+        store, staleness = self.store, self.updates.staleness
+        pool, rows = self.intake.pool, self.intake.answers
         used = sum(staleness.values())
         return {
             "policy": self.algorithm.name,
@@ -397,6 +398,8 @@ class Engine:
             "versions_copied": store.copies if store else 0,
             "receive_bytes": pool.out,
             "receive_bytes_peak": pool.peak,
+            "rows_bytes": rows.out,
+            "rows_bytes_peak": rows.peak,
             "waiting": len(self.updates.held),
             "waited_for": sorted(self.updates.waited_for),
             "averages": self.meeting.report(),

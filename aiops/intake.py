@@ -9,104 +9,24 @@ infinity and would freeze a moving average of squares for ever.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 import numpy as np
-import numpy.typing as npt
 
 from aiops import kernels
 from aiops.codecs import CODECS
 from aiops.errors import BadPush, NotReady, Refused, UsageError, nearest
 from aiops.gradients import Gradient, rows_in
 from aiops.kernels.scan import Surveyor
-from aiops.layout import Array, Cover, Layout, aligned
+from aiops.layout import Array, Bytes, Cover, Layout, aligned
 from aiops.messages import Define, FetchRows, Message, Parts, Push, PushRows
+from aiops.pool import Pool
+from aiops.tables import MAX_ROWS_BYTES
 from aiops.wire import Discard, Sink
 
-Bytes = npt.NDArray[np.uint8]
-
+_ROOM = 64 << 20  # bytes: what pushes may take, or so many models
 SURVEY = 256 * 1024  # bytes per survey: within the cache, whatever the size of the chunks
-
-
-class Pool:
-    """Receive buffers with a bound on their total; who finds it empty waits in line.
-
-    Parameters
-    ----------
-    bound
-        Total bytes that may be out at once.
-    """
-
-    def __init__(self, bound: int) -> None:
-        self.bound = bound
-        self.out = 0
-        self.peak = 0
-        self.returned: deque[Bytes] = deque()  # from any thread; `settle` takes them back
-        self._line: deque[Callable[[], bool]] = deque()
-        self._spare: list[Bytes] = []
-        self._retrying = self._given = False
-
-    @property
-    def waiting(self) -> int:
-        """How many wait for a buffer."""
-        return len(self._line)
-
-    def take(self, nbytes: int) -> Bytes | None:
-        """Return a buffer of that size, or None when the bound does not allow it now.
-
-        The bound gives way to one buffer larger than all of it: a lone push must get through.
-        """
-        if self.returned:
-            self.settle()
-        if self._line and not self._retrying:  # nobody overtakes those in line
-            return None
-        if self.out and self.out + nbytes > self.bound:
-            return None
-        self.out += nbytes
-        self.peak = max(self.peak, self.out)
-        for index, spare in enumerate(self._spare):
-            if len(spare) == nbytes:
-                return self._spare.pop(index)
-        while self._spare and self.out + self.kept > self.bound:
-            self._spare.pop(0)
-        return aligned(nbytes)
-
-    @property
-    def kept(self) -> int:
-        """Bytes kept for pushes to come; with those that are out never more than the bound."""
-        return sum(len(spare) for spare in self._spare)
-
-    def wait(self, again: Callable[[], bool]) -> None:
-        """Stand in line: ``again`` is called when there may be room, and says whether there was."""
-        self._line.append(again)
-
-    def give(self, buffer: Bytes) -> None:
-        """Put a buffer back, and let those in line try."""
-        self.out -= len(buffer)
-        if self.out + self.kept + len(buffer) <= self.bound:
-            self._spare.append(buffer)
-        self.retry()
-
-    def settle(self) -> None:
-        """Take back what was let go as it was sent."""
-        while self.returned:
-            self.give(self.returned.popleft())
-
-    def retry(self) -> None:
-        """Let those in line try, first come first served."""
-        self._given = True
-        if self._retrying:  # a buffer came back while the line is being served
-            return
-        self._retrying = True
-        try:
-            while self._line and self._given:
-                self._given = False
-                while self._line and self._line[0]():
-                    self._line.popleft()
-        finally:
-            self._retrying = False
 
 
 class Incoming:
@@ -215,7 +135,8 @@ class Intake:
         self._backend = backend
         self._surveys: list[Surveyor] = []  # one per section
         self.buffers = buffers
-        self.pool = Pool(64 << 20)
+        self.pool, self.answers = Pool(_ROOM), Pool(4 * MAX_ROWS_BYTES)
+        self.lacking = self.pool  # where `place` found no room last
         self.layout: Layout | None = None
         self.place_rows: Callable[[FetchRows | PushRows], Sink | None] | None = None
         self._defining = False
@@ -223,13 +144,19 @@ class Intake:
     def defined(self, layout: Layout) -> None:
         """Take note of the model: pushes are checked against it from here on."""
         self.layout, self._surveys = layout, self._surveys_of(layout)
-        self.pool.bound = max(64 << 20, self.buffers * layout.nbytes)
+        self.pool.bound = max(_ROOM, self.buffers * layout.nbytes)
+
+    @property
+    def pools(self) -> tuple[Pool, Pool]:
+        """Where pushes get their buffers, and where those do who ask for rows."""
+        return self.pool, self.answers
 
     def _surveys_of(self, layout: Layout) -> list[Surveyor]:
         return [kernels.surveyor(section.dtype, self._backend) for section in layout.sections]
 
     def place(self, message: Message) -> Sink | None:
-        """Return where a message's payloads go; None: no room now, wait in line."""
+        """Return where a message's payloads go; None: no room now, wait in `lacking`'s line."""
+        self.lacking = self.pool
         try:
             if isinstance(message, Push):
                 return self._place_push(message)

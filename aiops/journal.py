@@ -253,7 +253,8 @@ def _sink(engine: Engine, message: Message, fault: Any, payload: bytes | None) -
         return None
     if payload is None:
         return Discard()
-    engine.intake.pool.bound = 1 << 62  # what was recorded fitted; nobody else takes from it here
+    for pool in engine.intake.pools:  # what was recorded fitted; nobody else takes from them here
+        pool.bound = 1 << 62
     sink = engine.intake.place(message)
     assert isinstance(sink, Incoming), "the record holds a payload that the replay would not take"
     sink.view(0, 0)[:] = payload

@@ -25,6 +25,7 @@ from aiops.messages import Part, Parts
 
 Ints = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 """What a tensor may be made of. The 16-bit ones are trained with float32 masters on the server."""
@@ -318,7 +319,7 @@ def split(start: int, stop: int, codec: str, version: int) -> list[Part]:
     return [Part(a, b, codec, b - a, version) for a, b in pairwise(cuts)]
 
 
-def aligned(nbytes: int) -> npt.NDArray[np.uint8]:
+def aligned(nbytes: int) -> Bytes:
     """Return uninitialised bytes whose first is 64-byte aligned."""
     raw = np.empty(nbytes + 63, np.uint8)
     skip = -raw.ctypes.data % 64

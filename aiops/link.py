@@ -126,7 +126,10 @@ class Link(asyncio.BufferedProtocol):
     # ------------------------------------------------------------ receiving
 
     def resume(self) -> bool:
-        """Ask again for room for a payload; return whether there was (or nobody needs it now)."""
+        """Ask again for room for a payload; return whether there was (or nobody needs it now).
+
+        Who had room, and has come to a further payload without, stands in line anew.
+        """
         if self._closing or self.transport is None or not self.wire.waiting:
             return True
         try:
@@ -134,15 +137,16 @@ class Link(asyncio.BufferedProtocol):
         except RemoteProtocolError as error:
             self.fault(error)
             return True
-        self._take(whole, again=True)
-        return not self.wire.waiting
+        if self.wire.waiting and not whole:
+            return False
+        self._take(whole)
+        return True
 
-    def _take(self, whole: list[tuple[Message, Sink | None]], again: bool = False) -> None:
+    def _take(self, whole: list[tuple[Message, Sink | None]]) -> None:
         """Pass on whole messages; stop reading while the next has no room."""
         if self.wire.waiting:
             self._stop_reading("no room")
-            if not again:
-                self._owner.link_stuck(self)
+            self._owner.link_stuck(self)
         else:
             self._go_on_reading("no room")
         self._heard.extend(whole)

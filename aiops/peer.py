@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import weakref
+
 from aiops.config import Config
 from aiops.errors import AiopsError, DeadlineExceeded
 from aiops.handshake import Greeter
+from aiops.layout import Bytes
 from aiops.link import Link
 from aiops.messages import Ping
 
 _CROWDED_RATE, _CROWDED_WINDOW = 64 * 1024, 5.0
-"""Bytes per second over seconds that a push must manage while others wait for its buffer's room."""
+"""Bytes per second over seconds that who holds a buffer must manage while others wait for it."""
 
 
 class Peer:
     """What the server knows of a connection, beside its link."""
 
-    __slots__ = ("greeter", "joined", "last_in", "link", "pinged", "since", "slow_in", "slow_out")
+    __slots__ = (
+        *("greeter", "joined", "last_in", "link", "pinged", "rows", "since", "slow_in", "slow_out"),
+    )
 
     def __init__(self, link: Link, greeter: Greeter, now: float) -> None:
         self.link, self.greeter = link, greeter
@@ -23,12 +28,16 @@ class Peer:
         self.since = now
         self.last_in = (now, 0)  # when bytes last came, and how many had come by then
         self.pinged = False
+        self.rows: weakref.ref[Bytes] | None = None  # sent last; alive while not all of it has gone
         self.slow_in = self.slow_out = (now, 0)  # where a peer's current transfer is measured from
 
-    def judge(self, config: Config, now: float, crowded: bool) -> AiopsError | None:
+    def judge(
+        self, config: Config, now: float, crowded: bool = False, crowded_rows: bool = False
+    ) -> AiopsError | None:
         """Return why a peer is to be dropped, or None.
 
-        ``crowded``: others wait for a receive buffer, so who holds one must be quicker.
+        ``crowded``: others wait for a receive buffer, so who fills one must be quicker;
+        ``crowded_rows``: for one to be sent rows in, so who reads or asks for some must be.
         """
         link = self.link
         if not self.joined and now - self.since > config.hello_deadline:
@@ -36,7 +45,7 @@ class Peer:
         came = link.wire.traffic.bytes_in
         receiving = link.wire.midway and link.reading
         window, rate = config.stall_deadline, float(config.min_rate)
-        if crowded and link.wire.missing:
+        if (crowded or crowded_rows) and link.wire.missing:
             window, rate = min(window, _CROWDED_WINDOW), max(rate, _CROWDED_RATE)
         self.slow_in, stalled = _stalled(window, rate, receiving, self.slow_in, came, now)
         if stalled and rate > config.min_rate:
@@ -46,12 +55,15 @@ class Peer:
         if stalled:
             return DeadlineExceeded(f"it stopped in mid-message for {config.stall_deadline:g} s")
         window, rate = config.stall_deadline, float(config.min_rate)
+        if crowded_rows and self.rows is not None and self.rows() is not None:
+            window, rate = min(window, _CROWDED_WINDOW), max(rate, _CROWDED_RATE)
         self.slow_out, stalled = _stalled(
             window, rate, link.unsent > 0, self.slow_out, link.sent, now
         )
         if stalled:
             return DeadlineExceeded(
-                f"it did not read its answer ({link.unsent} bytes) for {config.stall_deadline:g} s"
+                f"it read less than {rate / 1024:g} KiB/s of its answer for {window:g} s"
+                f" ({link.unsent} bytes are unsent)"
             )
         return self._silent(config, came, now)
 

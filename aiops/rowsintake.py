@@ -1,8 +1,9 @@
-"""Receiving ids and gradients of rows: one buffer from the pool, which also holds the reply.
+"""Receiving ids and gradients of rows: one buffer from a pool, which also holds the reply.
 
 The payloads lie in the buffer in the order of the wire (ids, ids to send back, gradients), and
 behind them is room for the rows of the answer. So whoever asks for rows has their room before the
-question is read, under the same bound as everything that is received.
+question is read. That room is held until the answer has been read, at the reader's pace: it comes
+from a pool of its own, so that nobody who only pushes waits for it.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import numpy as np
 
 from aiops import kernels
 from aiops.errors import BadPush
-from aiops.intake import SURVEY, Bytes, Incoming, Pool, check_codecs
+from aiops.intake import SURVEY, Incoming, Intake, check_codecs
 from aiops.kernels.scan import Surveyor
-from aiops.layout import Array, Ints
+from aiops.layout import Array, Bytes, Ints
 from aiops.messages import FetchRows, PushRows
+from aiops.pool import Pool
 from aiops.tables import ID_BYTES, NamedTable, Tables, counts
 
 _LEAST = 4096  # bytes: sizes are rounded up to powers of two, so that buffers can be used again
@@ -71,15 +73,15 @@ class RowsIncoming(Incoming):
         begin = len(self.buffer)
         return self._whole[begin : begin + self.out.nbytes].data
 
-    def answer_later(self) -> memoryview:
-        """Return the same; the buffer goes back when they have been let go, and not before."""
+    def answer_later(self) -> Bytes:
+        """Return the same as an array; the buffer goes back when it has been let go of."""
         pool, whole = self._pool, self._whole
         assert pool is not None
         self._pool = None
         begin = len(self.buffer)
         rows = whole[begin : begin + self.out.nbytes]
-        weakref.finalize(rows, pool.returned.append, whole).atexit = False
-        return rows.data
+        weakref.finalize(rows, pool.let_go, whole).atexit = False
+        return rows
 
     def free(self) -> None:
         """Put the buffer back."""
@@ -109,14 +111,14 @@ class RowsIntake:
     ----------
     tables
         The model's.
-    pool
-        Where buffers come from.
+    intake
+        Whose pools the buffers come from.
     backend
         Whose kernels survey what comes.
     """
 
-    def __init__(self, tables: Tables, pool: Pool, backend: str = "auto") -> None:
-        self._tables, self._pool = tables.each, pool
+    def __init__(self, tables: Tables, intake: Intake, backend: str = "auto") -> None:
+        self._tables, self._intake = tables.each, intake
         self._surveys = [
             (
                 kernels.bounded(named.table.rows, backend),
@@ -142,8 +144,10 @@ class RowsIntake:
         pushed, wanted = counts(named, message.parts, push)
         version = message.version if isinstance(message, PushRows) else 0
         nbytes = (pushed + wanted) * (ID_BYTES + named.table.row_bytes)
-        whole = self._pool.take(max(_LEAST, 1 << (nbytes - 1).bit_length()))
+        pool = self._intake.answers if wanted else self._intake.pool
+        whole = pool.take(max(_LEAST, 1 << (nbytes - 1).bit_length()))
         if whole is None:
+            self._intake.lacking = pool
             return None
         surveys = self._surveys[number]
-        return RowsIncoming(whole, named, pushed, wanted, version, self._pool, *surveys)
+        return RowsIncoming(whole, named, pushed, wanted, version, pool, *surveys)

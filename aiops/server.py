@@ -12,8 +12,10 @@ import dataclasses
 import logging
 import secrets
 import time
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -133,6 +135,8 @@ class Server:
             if self._journal_file is not None:
                 self._journal_file.close()
             raise
+        for pool in self.engine.intake.pools:
+            pool.wake = partial(self._loop.call_soon_threadsafe, pool.settle)
         self._sweep()
         if config.save_every is not None:
             self._saving = self._loop.create_task(self._save_now_and_then(config.save_every))
@@ -185,6 +189,8 @@ class Server:
         until = self._loop.time() + _UNMOVED
         while self._peers and self._loop.time() < until:  # each goes as the loop comes round to it
             await self._change(0.05)
+        for pool in self.engine.intake.pools:
+            pool.wake = None
         if self._applier is not None:
             self._applier.close()
         if self._journal is not None and self._journal_file is not None:
@@ -342,7 +348,10 @@ class Server:
             peer.link.send(peer.link.wire.send(effect.message, [[view]]))
             rows.free()
             return
-        buffers = peer.link.wire.send(effect.message, [[rows.answer_later()]])
+        whole = rows.answer_later()
+        peer.rows = weakref.ref(whole)
+        buffers = peer.link.wire.send(effect.message, [[whole.data]])
+        del whole
         peer.link.send(buffers)
 
     def _apply(self, effect: Apply) -> None:
@@ -450,7 +459,7 @@ class Server:
 
     def link_stuck(self, link: Link) -> None:
         """Let a peer wait in line for a receive buffer."""
-        self.engine.intake.pool.wait(link.resume)
+        self.engine.intake.lacking.wait(link.resume)
 
     def link_lost(self, link: Link, error: AiopsError) -> None:
         """Tell the engine that a connection is gone."""
@@ -473,10 +482,9 @@ class Server:
         shortest = min(config.hello_deadline, config.stall_deadline, config.heartbeat)
         self._sweeper = self._loop.call_later(min(1.0, shortest / 4), self._sweep)
         now = self._now()
-        self.engine.intake.pool.settle()
-        crowded = self.engine.intake.pool.waiting > 0
+        crowded = [pool.waiting > 0 for pool in self.engine.intake.pools]
         for peer in list(self._peers.values()):
-            error = peer.judge(config, now, crowded)
+            error = peer.judge(config, now, *crowded)
             if error is not None:
                 _log.warning("dropping %s: %s", peer.link.peer_name, error)
                 peer.link.fault(error)

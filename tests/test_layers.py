@@ -33,7 +33,8 @@ ROOMS: Mapping[str, str] = {
     "kernels":      "kernels",
     "store":        "gradients versions store rows",
     "algorithms":   "algorithms",
-    "engine":       "crew events intake answers updates meeting rowsintake rowsdesk engine journal",
+    "engine":       "crew events pool intake answers updates meeting rowsintake rowsdesk engine"
+                    " journal",
     "conversation": "client.params client.outgoing client.rows client.conversation"
                     " client.transfer",
     "routines":     "client.routines",

@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 
 import aiops
+from aiops import messages
 from aiops.errors import BadPush, ConflictError, NotReady, Restarted, UsageError
 from aiops.journal import replay
 from aiops.kernels.rows import First, first_rows
+from aiops.tables import Tables, fetch_parts
 from tests.adapter import Adapter
-from tests.peers import eventually
+from tests.peers import Peer, eventually, frame
 from tests.proxy import Proxy
 from tests.support import PATIENCE, ServerThread, server_process
 
@@ -255,7 +257,45 @@ class TestVersions:
         asyncio.run(many())
 
 
+def taken(running: Any) -> int:
+    """Bytes of the room for answers with rows that are in use."""
+    running.engine.intake.answers.settle()
+    out: int = running.engine.intake.answers.out
+    return out
+
+
 class TestMuch:
+    @pytest.mark.slow
+    def test_a_reader_that_does_not_read_its_rows_keeps_nobody_from_pushing(self) -> None:
+        wide = {"big": aiops.Table(1 << 12, 1 << 10)}
+        ids = np.arange(512)
+        with (
+            ServerThread(policy="asgd", stall_deadline=1.0) as server,
+            aiops.Client(server.url, role="worker", timeout=PATIENCE) as ps,
+        ):
+            params = ps.define(DENSE, wide)
+
+            def shrink(running: Any) -> None:
+                running.engine.intake.answers.bound = 4 << 20
+                running.engine.intake.pool.bound = 4 << 20
+
+            server.call(shrink)
+            with Peer(server.url, "observer", receive_buffer=1 << 12) as reader:
+                table = Tables(wide)["big"].table
+                message = messages.FetchRows(1, 0, fetch_parts(table, len(ids)))
+                for _ in range(8):  # 2 MiB each, of which nothing is read
+                    reader.send(frame(message, ids.tobytes()))
+                eventually(
+                    lambda: server.call(lambda s: s.engine.intake.answers.waiting) == 1,
+                    "the room for rows is taken",
+                )
+                pushes = [ps.exchange(params, DENSE).version for _ in range(3)]
+                assert pushes == [1, 2, 3], "who pushes tensors does not notice"
+                ps.push_rows("big", ids[:8], np.ones((8, 1 << 10), np.float32))
+                got = ps.fetch_rows("big", ids)
+                assert got.shape == (512, 1 << 10), "who wants rows waits until the other is gone"
+                eventually(lambda: server.call(taken) == 0, "back")
+
     def test_large_answers_give_their_room_back(self) -> None:
         table = {"big": aiops.Table(1 << 21, 8, init="normal")}
         with ServerThread(policy="asgd") as server:
@@ -268,15 +308,7 @@ class TestMuch:
                 with pytest.raises(UsageError, match="at most 1,048,576 of this width"):
                     ps.fetch_rows("big", np.zeros(1 << 21, np.int64))
 
-            def settled() -> bool:
-                def look(running: Any) -> int:
-                    running.engine.intake.pool.settle()
-                    out: int = running.engine.intake.pool.out
-                    return out
-
-                return server.call(look) == 0
-
-            eventually(settled, "the buffers are back")
+            eventually(lambda: server.call(taken) == 0, "the buffers are back")
 
     def test_many_workers_push_to_the_same_rows(self) -> None:
         """Integers, so that the sum does not depend on the order."""
