@@ -26,6 +26,7 @@ ANSWERS = {
     "define": "`model`",
     "describe": "`model`",
     "push": "`ack`",
+    "again": "`ack`",
     "fetch": "`params`",
     "fetch_rows": "`rows`",
     "push_rows": "`rows`",
@@ -56,8 +57,14 @@ MEANINGS = {
     "parts": "One row per payload that follows; see [Parts](#parts).",
     "seq": "The number of this push: at least 1, higher than that of every push before.",
     "fetch": "Whether the answer is to bring the parameters.",
-    "have": "The version of which the client holds all parameters, -1 for none. If it is still the"
-    " current one, the answer brings none.",
+    "have": "The model version of which the client holds all parameters, -1 for none. The answer"
+    " brings the tensors that have changed since, which may be none.",
+    "wants": "Empty, or which tensors are wanted: rows of first tensor, past the last, and model"
+    " version as of which they are held (-1: none), in order. Then `have` does not count.",
+    "coded": "Whether increments may come; see [Parts](#parts). A client that does not read the"
+    " codecs says false, and is sent values.",
+    "count": "Of how many mini-batches' gradients the push is made: at least 1.",
+    "gate": "Empty, or c_push and c_fetch, where the server chooses them to keep to a budget.",
     "run": "Chosen at random when the server was started. If it is another one than before,"
     " versions mean nothing any more: do not push what was computed at them, and fetch anew.",
     "policy": "The server's algorithm.",
@@ -77,7 +84,7 @@ MEANINGS = {
     "model": "The tensors in arena order; in `welcome` empty when nobody has defined them yet.",
     "last_seq": "The highest `seq` of this client that the server has taken, 0 for none.",
     "created": "Whether this offer defined the model.",
-    "current": "The model's version now, which is that of the parameters in this answer.",
+    "current": "The model version of the parameters in this answer.",
     "used": "Whether the gradient was (or will be) part of an update; false: it was ignored.",
     "staleness": "Updates since the gradient's base version: the most over the pushed tensors. In"
     " `rows` pushes to the table since the version that was pushed, 0 without a push.",
