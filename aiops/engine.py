@@ -121,6 +121,11 @@ class Engine:
         _HANDLERS[type(event)](self, event)
         effects = self._effects.copy()
         self._effects.clear()
+        for effect in effects:
+            if type(effect) is Reply:
+                member = self.crew.at(effect.peer)
+                if member is not None:
+                    member.ledger.answered(effect.message)
         return effects
 
     @property
@@ -192,6 +197,10 @@ class Engine:
         if handler is None:
             self._effects.append(Drop(event.peer, f"{event.message.kind!r} is not a request"))
             return
+        member = self.crew.at(event.peer)
+        if member is not None:
+            taken = event.sink is not None and not isinstance(event.sink, Discard)
+            member.ledger.asked(event.message, taken)
         try:
             handler(self, event)
         except Refused as fault:
@@ -304,6 +313,7 @@ class Engine:
             arena=Arena(layout, data),
         )
         self.intake.defined(layout)
+        self.crew.defined(layout)
         self.answers.store = self.store
         self.updates.begin(self.store)
         self._tables = tables
@@ -437,6 +447,7 @@ class Engine:
             "waiting": len(self.updates.held),
             "waited_for": sorted(self.updates.waited_for),
             "averages": self.meeting.report(),
+            "ledger": self.crew.ledger(),
             "workers": [member.report(self.now) for member in self.crew],
         }
 

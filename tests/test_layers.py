@@ -30,6 +30,7 @@ ROOMS: Mapping[str, str] = {
     "messages":     "messages",
     "layout":       "layout tables",
     "wire":         "wire handshake",
+    "ledger":       "ledger",
     "kernels":      "kernels",
     "codecs":       "codecs",
     "store":        "gradients versions store rows",
@@ -53,19 +54,21 @@ ARROWS: Mapping[str, str] = {
     "messages":     "errors",
     "layout":       "errors messages",
     "wire":         "errors messages",
+    "ledger":       "errors messages layout wire",
     "kernels":      "errors",
     "codecs":       "errors messages layout kernels",
     "store":        "errors messages layout kernels codecs",
     "algorithms":   "errors layout kernels",
-    "engine":       "errors messages layout wire kernels codecs store algorithms",
-    "conversation": "errors messages layout wire codecs",
+    "engine":       "errors messages layout wire ledger kernels codecs store algorithms",
+    "conversation": "errors messages layout wire ledger codecs",
     "routines":     "errors layout kernels codecs algorithms conversation",
     "collective":   "errors messages layout wire",
     "workloads":    "errors",
     "sockets":      "",
-    "client":       "errors messages layout wire codecs conversation routines collective sockets",
-    "server":       "errors messages layout wire codecs store algorithms engine sockets",
-    "tools":        "errors messages layout wire kernels codecs store algorithms engine"
+    "client":       "errors messages layout wire ledger codecs conversation routines collective"
+                    " sockets",
+    "server":       "errors messages layout wire ledger codecs store algorithms engine sockets",
+    "tools":        "errors messages layout wire ledger kernels codecs store algorithms engine"
                     " conversation routines collective workloads client server",
 }  # fmt: skip
 

@@ -12,6 +12,7 @@ from aiops import address
 from aiops.client.backoff import check_timeout
 from aiops.client.conversation import Conversation
 from aiops.errors import UsageError
+from aiops.ledger import Ledger
 
 
 class Facade:
@@ -86,3 +87,8 @@ class Facade:
     def traffic(self) -> tuple[int, int]:
         """Bytes received and sent so far, over all connections."""
         return self._talk.traffic
+
+    @property
+    def ledger(self) -> Ledger:
+        """What became of every byte so far, by tensor and reason, over all connections."""
+        return self._talk.ledger

@@ -25,6 +25,7 @@ from aiops.errors import (
     UsageError,
 )
 from aiops.layout import Array
+from aiops.ledger import Ledger
 from aiops.tables import Table
 
 Gradients: TypeAlias = Mapping[str, Array]
@@ -156,6 +157,15 @@ class Worker:
     def traffic(self) -> tuple[int, int]:
         """Bytes received and sent so far."""
         return self._client.traffic
+
+    @property
+    def ledger(self) -> Ledger:
+        """What became of every byte so far, by tensor and reason; `Ledger.report` has it all.
+
+        Whoever holds gradients or fetches back says so here (`Ledger.skipped_push`,
+        `Ledger.skipped_fetch`).
+        """
+        return self._client.ledger
 
     def step(self, gradients: Gradients | Compute) -> Receipt:
         """Hand in the gradients of one mini-batch, and have `params` brought up to date.
