@@ -54,7 +54,7 @@ ARROWS: Mapping[str, str] = {
     "layout":       "errors messages",
     "wire":         "errors messages",
     "kernels":      "errors",
-    "codecs":       "errors messages layout kernels",
+    "codecs":       "errors layout kernels",
     "store":        "errors messages layout kernels codecs",
     "algorithms":   "errors layout kernels",
     "engine":       "errors messages layout wire kernels codecs store algorithms",
@@ -80,7 +80,8 @@ IMPURE = {
 """What nothing below the shells may import."""
 
 EXTRAS: Mapping[str, str] = {
-    "numba": "kernels.jit_cpu kernels.scan_cpu kernels.rows_cpu",
+    "numba": "kernels.jit_cpu kernels.scan_cpu kernels.rows_cpu codecs.half_cpu codecs.int8_cpu"
+    " codecs.lowrank_cpu codecs.onebit_cpu codecs.topk_cpu",
     "torch": "client.torch client.torch_params client.torch_replica",
     "jax": "client.jax",
     "cupy": "",
