@@ -56,7 +56,7 @@ ARROWS: Mapping[str, str] = {
     "wire":         "errors messages",
     "ledger":       "errors messages layout wire",
     "kernels":      "errors",
-    "codecs":       "errors messages layout kernels",
+    "codecs":       "errors layout kernels",
     "store":        "errors messages layout kernels codecs",
     "algorithms":   "errors layout kernels",
     "engine":       "errors messages layout wire ledger kernels codecs store algorithms",
@@ -83,7 +83,8 @@ IMPURE = {
 """What nothing below the shells may import."""
 
 EXTRAS: Mapping[str, str] = {
-    "numba": "kernels.jit_cpu kernels.scan_cpu kernels.rows_cpu",
+    "numba": "kernels.jit_cpu kernels.scan_cpu kernels.rows_cpu codecs.half_cpu codecs.int8_cpu"
+    " codecs.lowrank_cpu codecs.onebit_cpu codecs.topk_cpu",
     "torch": "client.torch client.torch_params client.torch_replica",
     "jax": "client.jax",
     "cupy": "",
