@@ -44,8 +44,8 @@ ROOMS: Mapping[str, str] = {
     "workloads":    "workloads",
     "sockets":      "sockets spin",
     "client":       "client",
-    "server":       "server link peer applier config files",
-    "tools":        "cli __main__ commands demo pages wire_examples sim experiments",
+    "server":       "server link peer applier config files ledgerfile",
+    "tools":        "cli __main__ accounts commands demo pages wire_examples sim experiments",
 }  # fmt: skip
 
 # room              the rooms that it may import from, beside itself

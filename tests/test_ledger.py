@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from aiops.client import Client, Worker
+from aiops.errors import UsageError
 from aiops.layout import MAX_PART, Layout, split
 from aiops.ledger import SHOWN, Ledger
+from aiops.ledgerfile import LedgerFile
 from aiops.messages import Ack, Again, Error, Fetch, Message, Params, Part, Parts, Push, Wants
 from aiops.tables import Table
 from tests.inline import Inline
@@ -271,3 +275,35 @@ class TestExact:
                 "welcome",
                 "report",
             }
+
+
+class TestFile:
+    def test_the_last_line_has_all_of_it(self, tmp_path: Path) -> None:
+        path = tmp_path / "ledger.jsonl"
+        with ServerThread(policy="asgd", kernels="numpy", ledger=path) as server:
+            with Worker(server.url, MODEL) as worker:
+                worker.step(MODEL)
+            eventually(lambda: server.call(lambda s: not s._peers), "it has left")
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        assert lines[0]["pushed"]["bytes"] == 0
+        assert lines[-1]["pushed"] == worker.ledger.report()["pushed"]
+        assert lines[-1]["tensors"]["pushed"] == [A, C, B]
+        assert lines == sorted(lines, key=lambda line: float(line["seconds"]))
+
+    def test_a_folder_that_is_not_there(self, tmp_path: Path) -> None:
+        with (
+            pytest.raises(UsageError, match="No such file"),
+            ServerThread(ledger=tmp_path / "none" / "ledger.jsonl"),
+        ):
+            pass
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is full")
+    def test_a_full_disk_ends_the_file_and_not_the_server(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        file = LedgerFile(Path("/dev/full"))
+        account = Ledger(LAYOUT).report()
+        file.write(0.0, account)
+        file.write(1.0, account)
+        file.close()
+        assert "No space left" in caplog.text

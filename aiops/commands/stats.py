@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from aiops import words
+from aiops import accounts, words
 from aiops.algorithms import BUILT_IN, find
 from aiops.commands.flags import Json, Timeout, Token, Url
 from aiops.errors import ConnectionLost
@@ -79,7 +79,8 @@ def _line(report: Mapping[str, Any]) -> str:
 
 def tables(url: str, report: Mapping[str, Any]) -> RenderableType:
     """Lay a report out for people."""
-    parts = (_facts(report), *_tables(report), *_staleness(report), "", _crew(report))
+    bytes_of = accounts.tables(report["ledger"])
+    parts = (_facts(report), *_tables(report), *_staleness(report), *bytes_of, "", _crew(report))
     return Group(_heading(url, report), "", *parts)
 
 
