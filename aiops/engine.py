@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aiops import messages
+from aiops import gates, messages
 from aiops.algorithms.base import Algorithm
 from aiops.answers import Answers, Pending
+from aiops.codecs.choice import Choice
 from aiops.crew import Crew, Member
 from aiops.errors import (
     BadPush,
@@ -48,7 +49,8 @@ from aiops.events import (
     Tick,
     Warm,
 )
-from aiops.intake import Incoming, Intake, Offer
+from aiops.incoming import Incoming
+from aiops.intake import Intake, Offer
 from aiops.kernels.rule import Rule
 from aiops.layout import Arena, Array, Ints, Layout, aligned
 from aiops.meeting import Meeting
@@ -72,6 +74,8 @@ from aiops.messages import (
 from aiops.rows import TableStore
 from aiops.rowsdesk import RowsDesk
 from aiops.rowsintake import RowsIncoming, RowsIntake
+from aiops.shadow import Shadow
+from aiops.shadowing import Shadowing
 from aiops.store import Store
 from aiops.tables import ID_BYTES, NamedTable, Tables
 from aiops.updates import Updates
@@ -101,6 +105,11 @@ class Engine:
         algorithm.check(workers, self.options.relaxed)
         told = {"patience": deadline, "heartbeat": self.options.heartbeat}
         self.plan = {**algorithm.plan(workers), **told}
+        recall = self._plan_gate()
+        self.codecs = Choice.of(self.options.push_codec), Choice.of(self.options.fetch_codec)
+        for key, choice in zip(("push_codec", "fetch_codec"), self.codecs, strict=True):
+            if choice:
+                self.plan[key] = choice.announced
         self.store: Store | None = None
         self.rows: RowsDesk | None = None
         self.stopping = False
@@ -109,10 +118,20 @@ class Engine:
         self.intake = Intake(self.options.max_model, self.options.backend)
         self.answers = Answers(self._effects)
         self.updates = Updates(algorithm, workers, self.crew, self.answers, self._effects)
+        self.updates.recall.bound = recall
         self.meeting = Meeting(self.plan.get("average"), self._effects)
         self.now = self.started = 0.0
         self._tables = Tables({})
         self._seconds: deque[tuple[float, int]] = deque(maxlen=12)  # (time, version then)
+
+    def _plan_gate(self) -> int:
+        """Add the gate to the plan; return how many bytes of gradients to keep for it."""
+        if not self.options.gate:
+            return 0
+        gate = gates.find(self.options.gate)
+        gate.check(self.algorithm, self.options.workers)
+        self.plan |= gate.plan(self.algorithm)
+        return self.options.recall if gate.skipped == "reapply" else 0
 
     def handle(self, event: Event) -> list[Effect]:
         """Take in an event; return what is to be done, in order."""
@@ -159,7 +178,7 @@ class Engine:
             proof=event.proof,
             policy=self.algorithm.name,
             settings=self.algorithm.settings(),
-            plan=self.plan,
+            plan={**self.plan, "worker": member.number},
             version=self.answers.version,
             model=self.store.layout.rows if self.store else (),
             last_seq=member.last_seq,
@@ -316,6 +335,10 @@ class Engine:
         self.crew.defined(layout)
         self.answers.store = self.store
         self.updates.begin(self.store)
+        if self.codecs[1]:
+            shadow = Shadow(self.store.current, self.codecs[1], options.backend, options.fetch_lag)
+            queue = partial(self.updates.work, first=True)
+            self.answers.shadowing = Shadowing(self.store, shadow, self._effects, queue)
         self._tables = tables
         self.answers.tables = self._tables.described
         self.rows = RowsDesk(
@@ -446,6 +469,7 @@ class Engine:
             "rows_bytes_peak": rows.peak,
             "waiting": len(self.updates.held),
             "waited_for": sorted(self.updates.waited_for),
+            "shadow": self.answers.shadowing.shadow.report() if self.answers.shadowing else None,
             "averages": self.meeting.report(),
             "ledger": self.crew.ledger(),
             "workers": [member.report(self.now) for member in self.crew],

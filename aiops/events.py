@@ -17,6 +17,7 @@ from aiops.layout import Ints
 from aiops.messages import Hello, Message
 from aiops.rows import RowJob
 from aiops.rowsintake import RowsIncoming
+from aiops.shadow import ShadowJob
 from aiops.store import Job
 from aiops.values import value
 from aiops.versions import Lease
@@ -111,7 +112,7 @@ class Apply:
     """Run a kernel (`run`, on any thread) and come back with `Applied`."""
 
     ticket: int
-    job: Job | RowJob
+    job: Job | RowJob | ShadowJob
 
     @property
     def run(self) -> Callable[[], Ints]:
@@ -154,6 +155,9 @@ Effect: TypeAlias = Reply | Apply | Warm | Drop | WakeAt | Note
 # ---------------------------------------------------------------- how an engine is run
 
 
+_BANDWIDTH = ("gate", "recall", "push_codec", "fetch_codec", "fetch_lag")
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """How a server is run, beside its algorithm.
@@ -163,6 +167,9 @@ class Options:
     reads may mix versions. ``max_model``: bytes. ``backend``: which kernels. ``heartbeat``: seconds
     of silence after which a client is pinged (clients are told, so that they look in time).
     ``run``: what this run is called, random (clients are told, so that they notice another).
+    ``gate``: `aiops.gates.find` knows it. ``recall``: bytes of gradients kept to be applied again.
+    ``push_codec``, ``fetch_codec``: `aiops.codecs.choice.Choice` reads them. ``fetch_lag``: by how
+    many versions coded parameters may be behind, 0: as many as seems best.
     """
 
     workers: int | None = None
@@ -173,6 +180,11 @@ class Options:
     backend: str = "auto"
     heartbeat: float = 20.0
     run: str = ""
+    gate: str = ""
+    recall: int = 256 << 20
+    push_codec: tuple[str, ...] = ()
+    fetch_codec: tuple[str, ...] = ()
+    fetch_lag: int = 0
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -180,3 +192,11 @@ class Options:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise UsageError(f"{name} must be more than 0, not {value}")
+        for name in ("recall", "fetch_lag"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name} must be 0 or more, not {getattr(self, name)}")
+
+    def deciding(self) -> dict[str, Any]:
+        """Return those by which the engine decides, for a replay."""
+        names = ("workers", "worker_deadline", *_BANDWIDTH)
+        return {name: getattr(self, name) for name in names}

@@ -34,7 +34,7 @@ from aiops.events import (
     Stopping,
     Tick,
 )
-from aiops.intake import Incoming
+from aiops.incoming import Incoming
 from aiops.layout import aligned
 from aiops.messages import Message
 from aiops.wire import Discard, Sink
@@ -65,7 +65,7 @@ class Journal:
             )
         self._file = file
         self._pack = msgpack.Packer().pack
-        run = {"workers": options.workers, "worker_deadline": options.worker_deadline}
+        run = options.deciding()
         head = {"aiops-journal": FORMAT, "policy": policy, "settings": settings, "options": run}
         self._file.write(self._pack(head))
 

@@ -139,9 +139,9 @@ class Ledger:
     """
 
     __slots__ = (
-        *("_alone", "_last", "_open", "_own", "_settled", "fetched", "layout", "not_modified"),
-        *("not_wanted", "pushed", "reapplied", "rows_fetched", "rows_pushed", "skipped", "times"),
-        "traffic",
+        *("_batches", "_fetches", "_last", "_open", "_own", "_settled", "fetched", "layout"),
+        *("not_modified", "not_wanted", "pushed", "reapplied", "rows_fetched", "rows_pushed"),
+        *("skipped", "times", "traffic"),
     )
 
     def __init__(self, layout: Layout | None = None, *, own: bool = False) -> None:
@@ -157,7 +157,7 @@ class Ledger:
         self._open: dict[int, Message] = {}  # requests that are not answered yet
         self._last: Parts = ()  # of the last push that was used
         self._settled = 0  # the sequence number of the last push whose meaning has been noted
-        self._alone = False  # the last push asked for nothing, and nothing has been asked since
+        self._batches = self._fetches = 0  # pushed, however many at a time; and made
 
     # ------------------------------------------------------------ what crosses
 
@@ -188,13 +188,13 @@ class Ledger:
         if isinstance(message, Ack) and not isinstance(request, Fetch):
             self._settle_push(request, message.used)
             if not request.fetch:
-                self._unfetched()
                 return
         elif not isinstance(message, Params):
             if isinstance(message, Error) and message.parts and taken:
                 self._note(self.fetched, message.parts)
             return
-        self._alone = False
+        if request.wants or request.have >= 0:  # the first fetch follows no mini-batch
+            self._fetches += 1
         if taken:
             self._answer(message.parts, request.wants)
 
@@ -234,6 +234,7 @@ class Ledger:
         if request.seq <= self._settled:
             return
         self._settled = request.seq
+        self._batches += request.count if isinstance(request, Push) else 1
         if isinstance(request, Push):
             if used:
                 self._last = request.parts
@@ -244,11 +245,10 @@ class Ledger:
             self.times["reapplied"] += 1
             self._add_raw(self.reapplied, self._last, 1)
 
-    def _unfetched(self) -> None:
-        """A push asked for nothing. If no fetch follows before the next, nothing was wanted."""
-        if not self._own and self._alone:
-            self._leave_out(self.not_wanted, "not_wanted")
-        self._alone = True
+    @property
+    def unfetched(self) -> int:
+        """After how many mini-batches nothing was fetched, as a server can tell."""
+        return 0 if self._own else max(0, self._batches - self._fetches)
 
     # ------------------------------------------------------------ by tensor
 
@@ -345,6 +345,8 @@ class Ledger:
         self.fetched.messages += other.fetched.messages
         for mine, theirs in zip(self._tallies(), other._tallies(), strict=True):
             mine.add(theirs)
+        self.not_wanted.whole += other.unfetched
+        self.times["not_wanted"] += other.unfetched
         self.rows_pushed.update(other.rows_pushed)
         self.rows_fetched.update(other.rows_fetched)
         self.traffic.add(other.traffic)
@@ -366,6 +368,8 @@ class Ledger:
             found |= {name: sent, f"{name}_raw": sent - coded + plain}
         for name in ("reapplied", "skipped", "not_modified", "not_wanted"):
             found[name] = getattr(self, name).nbytes(self.layout)
+        if self.layout is not None:
+            found["not_wanted"] += self.unfetched * self.layout.nbytes
         return found
 
     def tensors(self) -> dict[str, Any]:

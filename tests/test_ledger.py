@@ -131,14 +131,22 @@ class TestReasons:
         assert column(ledger, "not_modified") == {"a": A, "b": 0, "c": 0}
         assert column(ledger, "not_wanted") == {"a": 0, "b": 0, "c": C}
 
-    def test_a_push_after_which_nothing_was_fetched(self) -> None:
+    def test_pushes_after_which_nothing_was_fetched(self) -> None:
+        """Mini-batches less fetches, in whatever order; the first fetch is no one's."""
         ledger = Ledger(LAYOUT)
-        for seq in (1, 2, 3):  # after the third a fetch follows
+        exchange(ledger, Fetch(9, -1), Params(9, 0, WHOLE))
+        for seq in (1, 2, 3):
             exchange(ledger, push(seq, WHOLE, fetch=False), ack(seq))
         exchange(ledger, Fetch(9, 0), Params(9, 3, WHOLE))
-        exchange(ledger, push(4, WHOLE), ack(4, WHOLE))
-        assert ledger.times["not_wanted"] == 2
+        exchange(ledger, Fetch(9, 3), Params(9, 3))
+        exchange(ledger, push(4, WHOLE, count=2), ack(4, WHOLE))
+        assert ledger.unfetched == 2
         assert ledger.brief()["not_wanted"] == 2 * LAYOUT.nbytes
+        total = Ledger(LAYOUT)
+        total.add(ledger)
+        total.add(ledger)
+        assert total.times["not_wanted"] == 4
+        assert column(total, "not_wanted") == {"a": 4 * A, "b": 4 * B, "c": 4 * C}
 
     def test_a_push_of_several_mini_batches(self) -> None:
         ledger = Ledger(LAYOUT)
@@ -239,6 +247,23 @@ class TestExact:
             assert theirs["tensors"] == ours["tensors"]
             assert theirs["pushed"]["payload"] == 5 * LAYOUT.nbytes
             assert theirs["pushed"]["model"] == LAYOUT.nbytes
+
+    @pytest.mark.parametrize("skipped", ["accumulate", "reapply"])
+    def test_server_and_worker_agree_on_what_a_gate_holds_back(self, skipped: str) -> None:
+        gate = f"periodic:k_push=3,k_fetch=2,skipped={skipped}"
+        with ServerThread(policy="asgd", gate=gate, kernels="numpy") as server:
+            with Worker(server.url, MODEL) as worker:
+                for _ in range(12):
+                    worker.step(MODEL)
+                theirs = worker.stats()["ledger"]
+                ours = worker.ledger.report()
+            accumulated = skipped == "accumulate"
+            for side in (theirs, ours):
+                times = {**side["pushed"]["times"], **side["fetched"]["times"]}
+                assert times["skipped"] == (8 if accumulated else 0)
+                assert times["reapplied"] == (0 if accumulated else 7)  # the first is always sent
+                assert times["not_wanted"] == 6
+            assert theirs["tensors"] == ours["tensors"]
 
     @pytest.mark.parametrize("way", ["up", "down"])
     def test_over_connections_that_are_cut(self, way: Any) -> None:
