@@ -17,12 +17,13 @@ LAYOUT = Layout([(f"t{index}", "float32", (1000,)) for index in range(14)])
 
 def account() -> Ledger:
     """A worker that pushed one tensor in a codec and one raw, and was sent half of the model."""
-    ledger = Ledger(LAYOUT)
+    ledger = Ledger(LAYOUT, own=True)
     parts = (Part(0, 4000, "int8", 1000, 0), Part(4000, 8000, "raw", 4000, 0))
     half = (Part(0, 28_000, "raw", 28_000, 1),)
-    ledger.asked(Push(1, 1, True, 0, parts, count=2))
+    ledger.asked(Push(1, 1, True, 0, parts))
+    ledger.skipped_push(np.array([0, 1]))
     ledger.answered(Ack(1, 1, 1, True, 0, 0.0, None, b"", half))
-    ledger.traffic.bytes_in, ledger.traffic.bytes_out = 5100, 28_100
+    ledger.traffic.bytes_out, ledger.traffic.bytes_in = 5100, 28_100
     return ledger
 
 

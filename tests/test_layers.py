@@ -30,7 +30,7 @@ ROOMS: Mapping[str, str] = {
     "messages":     "messages",
     "layout":       "layout tables",
     "wire":         "wire handshake",
-    "ledger":       "ledger",
+    "ledger":       "ledger tally",
     "kernels":      "kernels",
     "codecs":       "codecs",
     "store":        "gradients versions shadow store rows",
