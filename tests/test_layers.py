@@ -45,7 +45,8 @@ ROOMS: Mapping[str, str] = {
     "sockets":      "sockets spin",
     "client":       "client",
     "server":       "server link peer applier config files ledgerfile",
-    "tools":        "cli __main__ accounts commands demo pages wire_examples sim experiments",
+    "tools":        "cli __main__ accounts throttle commands demo pages wire_examples sim"
+                    " experiments",
 }  # fmt: skip
 
 # room              the rooms that it may import from, beside itself
