@@ -55,7 +55,7 @@ def _fp16(value: Any) -> Any:
     odd = _U(_U(magnitude >> _S13) & _ONE)
     normal = _U(_U(_U(_U(magnitude + _REBIAS) + _ROUND_13) + odd) >> _S13)
     half = small if magnitude < _LEAST_NORMAL else normal
-    return np.uint16(_U(half | _U(_U(bits & _SIGN) >> _S16)))
+    return _U(half | _U(_U(bits & _SIGN) >> _S16))
 
 
 @numba.njit(forceinline=True, error_model="numpy")  # type: ignore[untyped-decorator]
@@ -76,7 +76,7 @@ def _bf16(value: Any) -> Any:
     value = value if value > -BF16_LARGEST else -BF16_LARGEST
     bits = _F(value).view(np.uint32)
     odd = _U(_U(bits >> _S16) & _ONE)
-    return np.uint16(_U(_U(_U(bits + odd) + _ROUND_16) >> _S16))
+    return _U(_U(_U(bits + odd) + _ROUND_16) >> _S16)
 
 
 @numba.njit(forceinline=True, error_model="numpy")  # type: ignore[untyped-decorator]
