@@ -3,7 +3,9 @@
 Every codec is measured on one core, beside the same mathematics as one would write it down in NumPy
 and in PyTorch (which do less: no error feedback, no packed payload where that is not one call, and
 no check of what came), and beside a plain copy of the tensor. Figures are bytes of float32 tensor
-per second, medians; everything is measured in one run, each contender once per round and in turn.
+per second, medians. Then the update kernels that read their gradient out of payloads, beside
+decoding first, and beside a loop that only moves as many bytes (the limit). Everything is measured
+in one run, each contender once per round and in turn.
 """
 
 from __future__ import annotations
@@ -18,10 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
+from rich.table import Table
 
 from aiops.codecs import Codec, find
+from aiops.kernels import Kernel, Rule, Spans, build
 from aiops.kernels.vocabulary import Array
 from benchmarks import report
+from benchmarks.codec_peers import peers
+from benchmarks.kernels import rules
 
 __all__ = ["SPECS", "main", "run"]
 
@@ -34,17 +41,27 @@ SPECS = (
     "topk:fraction=0.001",
     "lowrank:rank=4",
 )
-WAYS = ("encode", "with feedback", "decode", "decode and add", "check")
+APPLIED = {
+    "fp16": (np.uint16, 1),
+    "bf16": (np.uint16, 1),
+    "int8": (np.int8, 1),
+    "onebit": (np.uint32, 32),
+}
+"""The codecs that kernels read, and what their payloads are made of: items of so many elements."""
 
-Pair = tuple[Callable[[], object], Callable[[], object]]
-"""What encodes, and what decodes what that made."""
+WIDTH = 120
+"""Columns of the report: figures are never cut off."""
+
+WAYS = ("encode", "with feedback", "decode", "decode and add", "check")
 
 
 def run(size: int = 1 << 24, repeats: int = 9) -> dict[str, Any]:
     """Measure every codec over a matrix of about ``size`` float32 elements, on one core.
 
     Returns the machine's description and, per codec, ``bytes_per_element`` and ``gb_per_s``:
-    contender → way (see `WAYS`) → figure. ``copy`` is that of a plain copy.
+    contender → way (see `WAYS`) → figure. ``copy`` is that of a plain copy. ``applied``: rule →
+    codec (``"float32"``: none) → ``ms`` of the kernel that reads its payload (``fused``), of
+    decoding first (``apart``), and of a loop that reads and writes as many bytes (``limit``).
     """
     about = report.machine(("numpy", "numba", "torch"))
     rows = max(1, int(size**0.5))
@@ -54,12 +71,16 @@ def run(size: int = 1 << 24, repeats: int = 9) -> dict[str, Any]:
     with _one_core():
         found = {spec: _measure(find(spec), tensor, repeats) for spec in SPECS}
         copied = _medians({"copy": lambda: np.copyto(other, tensor)}, repeats)["copy"]
+        applied = {
+            name: _applied(rule, tensor.reshape(-1), repeats) for name, rule in rules().items()
+        }
     return {
         "benchmark": "codecs",
         "shape": shape,
         "repeats": repeats,
         "copy": tensor.nbytes / copied / 1e9,
         "codecs": found,
+        "applied": applied,
         "machine": about,
     }
 
@@ -78,12 +99,70 @@ def _measure(codec: Codec, tensor: Array, repeats: int) -> dict[str, Any]:
         "check": lambda: kind.check(payload, shape),
     }
     calls = {("aiops", way): call for way, call in ours.items()}
-    for name, (encode, decode) in _peers(codec, tensor).items():
+    for name, (encode, decode) in peers(codec, tensor).items():
         calls |= {(name, "encode"): encode, (name, "decode"): decode}
     speeds: dict[str, dict[str, float]] = {}
     for (name, way), seconds in _medians(calls, repeats).items():
         speeds.setdefault(name, {})[way] = flat.nbytes / seconds / 1e9
     return {"bytes_per_element": len(payload) / flat.size, "gb_per_s": speeds}
+
+
+def _applied(rule: Rule, gradient: Array, repeats: int) -> dict[str, dict[str, float]]:
+    """Measure an update whose gradient is a payload, in place, beside its limit."""
+    size, spans = gradient.size, Spans.whole(gradient.size, 0.005)
+    weights, decoded = np.zeros_like(gradient), np.zeros_like(gradient)
+    state = [np.full(size, value, np.float32) for value in rule.state.values()]
+    plain, limit = build(rule, np.float32), _limit(len(state), 1)
+    calls: dict[tuple[str, str], Callable[[], object]] = {
+        ("float32", "fused"): lambda: plain(spans, 1.0, weights, gradient, weights, state),
+        ("float32", "limit"): lambda: limit(weights, gradient, *state, np.float32(1.0)),
+    }
+    for name, (item, per) in APPLIED.items():
+        kernel, kind = build(rule, np.float32, grad=name), type(find(name))
+        encoded = find(name).encoder((size,), feedback=False).encode(gradient)
+        payload = np.array(np.frombuffer(encoded, np.uint8))
+        items, loop = np.zeros(size // per, item), _limit(len(state), per)
+
+        def fused(kernel: Kernel = kernel, payload: Array = payload) -> None:
+            kernel(spans, 1.0, weights, payload, weights, state)
+
+        def apart(kind: type[Codec] = kind, payload: Array = payload) -> None:
+            kind.decode(payload, (size,), decoded)
+            plain(spans, 1.0, weights, decoded, weights, state)
+
+        def moved(items: Array = items, loop: Callable[..., None] = loop) -> None:
+            loop(weights, items, *state, np.float32(1.0))
+
+        calls |= {(name, "fused"): fused, (name, "apart"): apart, (name, "limit"): moved}
+    found: dict[str, dict[str, float]] = {}
+    for (name, way), seconds in _medians(calls, repeats).items():
+        found.setdefault(name, {})[way] = 1e3 * seconds
+    return found
+
+
+def _limit(states: int, per: int) -> Callable[..., None]:
+    """Compile the loop that moves a rule's streams, and items of ``per`` elements each."""
+    import numba
+
+    def move_1(w: Any, g: Any, scale: Any) -> None:
+        for k in range(g.size):
+            item = np.float32(g[k])
+            for i in range(np.uintp(per)):
+                at = np.uintp(k * per) + i
+                w[at] = (w[at] + item) * scale
+
+    def move_4(w: Any, g: Any, n: Any, b: Any, v: Any, scale: Any) -> None:
+        for k in range(g.size):
+            item = np.float32(g[k])
+            for i in range(np.uintp(per)):
+                at = np.uintp(k * per) + i
+                w[at] = (w[at] + item) * scale
+                n[at] = n[at] * scale
+                b[at] = b[at] * scale
+                v[at] = v[at] * scale
+
+    loop: Callable[..., None] = numba.njit(nogil=True)(move_4 if states else move_1)
+    return loop
 
 
 def _medians(calls: Mapping[Any, Callable[[], object]], repeats: int) -> dict[Any, float]:
@@ -96,129 +175,6 @@ def _medians(calls: Mapping[Any, Callable[[], object]], repeats: int) -> dict[An
             call()
             times[name].append(time.perf_counter() - start)
     return {name: statistics.median(each) for name, each in times.items()}
-
-
-def _peers(codec: Codec, tensor: Array) -> dict[str, Pair]:
-    """Return the codec's mathematics as one would write them down elsewhere."""
-    numpy_made = {
-        "fp16": _numpy_fp16,
-        "bf16": _numpy_bf16,
-        "int8": _numpy_int8,
-        "onebit": _numpy_onebit,
-        "topk": _numpy_topk,
-        "lowrank": _numpy_lowrank,
-    }
-    found = {"NumPy": numpy_made[codec.name](codec, tensor)}
-    try:
-        import torch
-    except ImportError:
-        return found
-    torch.set_num_threads(1)
-    made = _torch(torch, codec, torch.from_numpy(tensor))
-    return found if made is None else {**found, "PyTorch": made}
-
-
-def _numpy_fp16(codec: Codec, tensor: Array) -> Pair:
-    sent = tensor.astype(np.float16)
-    return lambda: tensor.astype(np.float16), lambda: sent.astype(np.float32)
-
-
-def _numpy_bf16(codec: Codec, tensor: Array) -> Pair:
-    def encode() -> Array:
-        bits = tensor.view(np.uint32)
-        return ((bits + (bits >> 16 & 1) + 0x7FFF) >> 16).astype(np.uint16)
-
-    sent = encode()
-    return encode, lambda: (sent.astype(np.uint32) << 16).view(np.float32)
-
-
-def _numpy_int8(codec: Codec, tensor: Array) -> Pair:
-    flat = tensor.reshape(-1)
-    blocks = flat[: flat.size // 256 * 256].reshape(-1, 256)
-
-    def encode() -> tuple[Array, Array]:
-        scales = np.abs(blocks).max(axis=1, keepdims=True) / 127
-        return scales, np.rint(blocks / scales).astype(np.int8)
-
-    scales, codes = encode()
-    return encode, lambda: codes * scales
-
-
-def _numpy_onebit(codec: Codec, tensor: Array) -> Pair:
-    flat = tensor.reshape(-1)
-    blocks = flat[: flat.size // 1024 * 1024].reshape(-1, 1024)
-
-    def encode() -> tuple[Array, Array]:
-        return np.abs(blocks).mean(axis=1, keepdims=True), np.packbits(blocks < 0, axis=1)
-
-    scales, signs = encode()
-    return encode, lambda: np.where(np.unpackbits(signs, axis=1), -scales, scales)
-
-
-def _numpy_topk(codec: Codec, tensor: Array) -> Pair:
-    flat = tensor.reshape(-1)
-    kept = max(1, round(getattr(codec, "fraction") * flat.size))  # noqa: B009
-
-    def encode() -> tuple[Array, Array]:
-        indices = np.argpartition(np.abs(flat), -kept)[-kept:]
-        return indices, flat[indices]
-
-    def decode() -> Array:
-        out = np.zeros_like(flat)
-        out[indices] = values
-        return out
-
-    indices, values = encode()
-    return encode, decode
-
-
-def _numpy_lowrank(codec: Codec, tensor: Array) -> Pair:
-    rank = getattr(codec, "rank")  # noqa: B009
-    first = np.random.default_rng(1).standard_normal((tensor.shape[1], rank), np.float32)
-
-    def encode() -> tuple[Array, Array]:
-        p, _ = np.linalg.qr(tensor @ first)
-        return p, tensor.T @ p
-
-    p, q = encode()
-    return encode, lambda: p @ q.T
-
-
-def _torch(torch: Any, codec: Codec, tensor: Any) -> Pair | None:
-    """Return what PyTorch has, by name; there is nothing like ``onebit`` in it."""
-    flat = tensor.reshape(-1)
-    if codec.name in ("fp16", "bf16"):
-        dtype = torch.float16 if codec.name == "fp16" else torch.bfloat16
-        sent = tensor.to(dtype)
-        return lambda: tensor.to(dtype), lambda: sent.to(torch.float32)
-    if codec.name == "int8":
-        blocks = flat[: flat.numel() // 256 * 256].reshape(-1, 256)
-
-        def quantise() -> tuple[Any, Any]:
-            scales = blocks.abs().amax(dim=1, keepdim=True) / 127
-            return scales, (blocks / scales).round().to(torch.int8)
-
-        scales, codes = quantise()
-        return quantise, lambda: codes * scales
-    if codec.name == "topk":
-        kept = max(1, round(getattr(codec, "fraction") * flat.numel()))  # noqa: B009
-
-        def largest() -> tuple[Any, Any]:
-            _, indices = flat.abs().topk(kept, sorted=False)
-            return indices, flat[indices]
-
-        indices, values = largest()
-        return largest, lambda: torch.zeros_like(flat).index_put_((indices,), values)
-    if codec.name == "lowrank":
-        first = torch.randn(tensor.shape[1], getattr(codec, "rank"))  # noqa: B009
-
-        def factors() -> tuple[Any, Any]:
-            p, _ = torch.linalg.qr(tensor @ first)
-            return p, tensor.T @ p
-
-        p, q = factors()
-        return factors, lambda: p @ q.T
-    return None
 
 
 @contextmanager
@@ -251,7 +207,24 @@ def show(found: dict[str, Any]) -> None:
         f" median of {found['repeats']}"
     )
     columns = ("codec", "written in", "bytes/element", *WAYS)
-    report.show(report.table(title, columns, rows, text_columns=2), found["machine"])
+    console = Console(width=WIDTH)
+    console.print(report.table(title, columns, rows, text_columns=2))
+    report.show(_applied_table(found), found["machine"], console)
+
+
+def _applied_table(found: dict[str, Any]) -> Table:
+    rows: list[Sequence[str]] = []
+    for rule, each in found["applied"].items():
+        if rows:
+            rows.append(())
+        for name, ms in each.items():
+            apart = f"{ms['apart'] / ms['fused']:.2f}" if "apart" in ms else ""
+            rows.append(
+                (rule, name, f"{ms['fused']:.2f}", f"{ms['limit'] / ms['fused']:.2f}", apart)
+            )
+    title = "an update that reads its gradient out of the payload, in place"
+    columns = ("rule", "gradient", "ms", "of limit", "x decoding first")
+    return report.table(title, columns, rows, text_columns=2)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

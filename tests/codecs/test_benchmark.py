@@ -16,6 +16,7 @@ def test_it_reports_every_contender(tmp_path: Path, capsys: pytest.CaptureFixtur
     codecs.main(["--size", "5000", "--repeats", "2", "--json", str(file)])
     found = json.loads(file.read_text())
     assert found["shape"] == [70, 71]
+    assert list(found["applied"]) == ["sgd", "fasgd"]
     assert found["machine"]["cores"] >= 1
     assert tuple(found["codecs"]) == codecs.SPECS
     shown = capsys.readouterr().out
