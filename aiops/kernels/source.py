@@ -20,7 +20,7 @@ from aiops.kernels.spans import STATISTIC_CAP, STATISTIC_SCALE
 
 __all__ = ["GENERATOR", "Dialect", "NumbaDialect", "numba_text", "statements", "write"]
 
-GENERATOR = 3
+GENERATOR = 4
 """Version of the generated text; part of a compiled kernel's identity."""
 
 
@@ -164,7 +164,7 @@ def _loop(program: Program, dialect: NumbaDialect, loader: Loader, *, in_place: 
             f"_x = {write(observed, dialect)} * _scale",
             "_x = _x if _x < _cap else _cap",
             "_x = _x if _x > -_cap else -_cap",
-            "_sum += _np.int64(_np.int32(_x))",
+            *_ADD_UP,
         ]
     name = "_in_place" if in_place else "_out_of_place"
     return f"""
@@ -172,18 +172,30 @@ def _loop(program: Program, dialect: NumbaDialect, loader: Loader, *, in_place: 
 def {name}({", ".join([*arrays, "_factor", *hidden.values()])}):
     _disjoint()
     _sum = 0
-{_nested(loader, body)}
+{_nested(loader, body, program.statistic is not None)}
     return _sum
 """
 
 
-def _nested(loader: Loader, body: Sequence[str]) -> str:
+# A sum of 64 bits in the loop would halve the vectors that all of it is calculated in. So the upper
+# and the lower 16 bits of a block's items are added up in 32 bits, which cannot overflow.
+_ADD_UP = (
+    "_q = _np.int32(_x)",
+    "_low = _np.int32(_low + (_q & _np.int32(65535)))",
+    "_high = _np.int32(_high + (_q >> _np.int32(16)))",
+)
+_BEFORE = ("_low = _np.int32(0)", "_high = _np.int32(0)")
+_AFTER = "_sum += _np.int64(_low) + _np.int64(_high) * 65536"
+
+
+def _nested(loader: Loader, body: Sequence[str], adding: bool) -> str:
     """Indent the lines of a loader and of a loop's body, each as deep as it lies."""
+    head, *loops = loader.blocks if adding else loader.loops
     lines, depth = [], 1
-    for line in (*loader.loops, *body):
+    for line in (head, *(_BEFORE if adding else ()), *loops, *body):
         lines.append(" " * 4 * depth + line)
         depth += line.endswith(":")
-    return "\n".join(lines)
+    return "\n".join([*lines, *([" " * 8 + _AFTER] if adding else [])])
 
 
 def _entry(program: Program, loader: Loader) -> str:
