@@ -133,6 +133,7 @@ class Throttle:
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._started = threading.Event()
+        self._accepted: set[socket.socket] = set()
 
     def _made(self) -> dict[Direction, _Shared]:
         return {way: _Shared(Line(rate)) for way, rate in self._rates.items()}
@@ -184,6 +185,8 @@ class Throttle:
             accepting.cancel()
             await asyncio.gather(accepting, return_exceptions=True)
             self._listener.close()
+            for sock in self._accepted:  # of those whose turn never came
+                sock.close()
 
     async def _accept(self, listener: socket.socket) -> None:
         assert self._loop is not None
@@ -191,6 +194,7 @@ class Throttle:
             while True:
                 worker, _address = await self._loop.sock_accept(listener)
                 self.connections += 1
+                self._accepted.add(worker)
                 open_ones.create_task(self._connect(worker))
 
     async def _connect(self, worker: socket.socket) -> None:
@@ -212,6 +216,7 @@ class Throttle:
         except* ConnectionLost:
             pass
         finally:
+            self._accepted.discard(worker)
             worker.close()
             server.close()
 
