@@ -133,7 +133,7 @@ class Throttle:
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._started = threading.Event()
-        self._accepted: set[socket.socket] = set()
+        self._open: dict[asyncio.Task[None], socket.socket] = {}
 
     def _made(self) -> dict[Direction, _Shared]:
         return {way: _Shared(Line(rate)) for way, rate in self._rates.items()}
@@ -177,25 +177,34 @@ class Throttle:
     async def _serve(self) -> None:
         assert self._listener is not None
         self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
-        accepting = asyncio.create_task(self._accept(self._listener))
+        self._loop.add_reader(self._listener, self._accept)
         self._started.set()
         try:
             await self._ended.wait()
         finally:
-            accepting.cancel()
-            await asyncio.gather(accepting, return_exceptions=True)
+            self._loop.remove_reader(self._listener)
             self._listener.close()
-            for sock in self._accepted:  # of those whose turn never came
-                sock.close()
+            for task in self._open:
+                task.cancel()
+            await asyncio.gather(*self._open, return_exceptions=True)
 
-    async def _accept(self, listener: socket.socket) -> None:
+    def _accept(self) -> None:
+        """Take in a connection. (`sock_accept` would lose one when it is cancelled.)"""
         assert self._loop is not None
-        async with asyncio.TaskGroup() as open_ones:
-            while True:
-                worker, _address = await self._loop.sock_accept(listener)
-                self.connections += 1
-                self._accepted.add(worker)
-                open_ones.create_task(self._connect(worker))
+        assert self._listener is not None
+        try:
+            worker, _address = self._listener.accept()
+        except OSError:  # it has gone away already
+            return
+        self.connections += 1
+        task = self._loop.create_task(self._connect(worker))
+        self._open[task] = worker
+        task.add_done_callback(self._ended_one)
+
+    def _ended_one(self, task: asyncio.Task[None]) -> None:
+        self._open.pop(task).close()
+        if not task.cancelled():
+            task.result()  # what is no network's fault is a fault of ours: let it be heard
 
     async def _connect(self, worker: socket.socket) -> None:
         """Carry one connection until both its sides have ended."""
@@ -216,7 +225,6 @@ class Throttle:
         except* ConnectionLost:
             pass
         finally:
-            self._accepted.discard(worker)
             worker.close()
             server.close()
 
