@@ -23,6 +23,7 @@ import numpy.typing as npt
 from aiops import messages
 from aiops.algorithms.base import Algorithm
 from aiops.answers import Answers, Pending
+from aiops.controller import Controller, Crossing
 from aiops.crew import Crew, Member
 from aiops.errors import (
     BadPush,
@@ -42,8 +43,10 @@ from aiops.events import (
     Joined,
     Left,
     Options,
+    Paced,
     Received,
     Reply,
+    Shares,
     Stopping,
     Tick,
     Warm,
@@ -108,6 +111,9 @@ class Engine:
         self.answers = Answers(self._effects)
         self.updates = Updates(algorithm, workers, self.crew, self.answers, self._effects)
         self.meeting = Meeting(self.plan.get("average"), self._effects)
+        budget, each = self.options.budget, self.options.worker_budget
+        self.budget = Controller(budget, each) if budget or each else None
+        self.intake.budget = min(filter(None, (budget, each)), default=None)
         self.now = self.started = 0.0
         self._tables = Tables({})
         self._seconds: deque[tuple[float, int]] = deque(maxlen=12)  # (time, version then)
@@ -152,7 +158,7 @@ class Engine:
             proof=event.proof,
             policy=self.algorithm.name,
             settings=self.algorithm.settings(),
-            plan=self.plan,
+            plan=self._plan_now(),
             version=self.answers.version,
             model=self.store.layout.rows if self.store else (),
             last_seq=member.last_seq,
@@ -161,8 +167,30 @@ class Engine:
         self._effects.append(Reply(event.peer, welcome))
         self.updates.crew_changed()
 
+    def _plan_now(self) -> dict[str, Any]:
+        """Return what a client is told now: under a budget also how long its bytes may take."""
+        if self.budget is None:
+            return self.plan
+        workers = max(self.options.workers or 1, len(self.crew.present()))
+        return {**self.plan, "seconds_per_byte": self.budget.seconds_per_byte(workers)}
+
+    def _on_paced(self, event: Paced) -> None:
+        if self.budget is None:
+            return
+        crossing = Crossing(
+            *(event.time, event.nbytes, event.second, event.peak),
+            *(event.backlog, event.busy, event.pressed),
+        )
+        workers = len(self.crew.present())
+        self.budget.paced(crossing, workers, self.store.vbar() if self.store else None)
+        weights = self.budget.shares(self.answers.version, workers)
+        if weights:
+            self._effects.append(Shares(weights))
+
     def _on_left(self, event: Left) -> None:
         self.meeting.left(event.peer, self.now)
+        if self.budget is not None:
+            self.budget.left(event.peer)
         member = self.crew.leave(event.peer)
         if member is not None:
             member.forget_sent()
@@ -190,6 +218,8 @@ class Engine:
         if handler is None:
             self._effects.append(Drop(event.peer, f"{event.message.kind!r} is not a request"))
             return
+        if self.budget is not None and isinstance(event.message, _TRANSMISSIONS):
+            self.budget.transmitted(event.peer, self.answers.version)
         try:
             handler(self, event)
         except Refused as fault:
@@ -232,6 +262,9 @@ class Engine:
 
     def _on_initialised(self, event: Initialised) -> None:
         layout = Layout(event.rows, empty=bool(event.tables))
+        slow = self.intake.too_slow(layout)
+        if slow is not None:
+            raise ConflictError(f"the model to begin with is too large: {slow}")
         tables = Tables.told((row for row, _count in event.tables), layout.index)
         why = self.algorithm.tables() if tables else None
         if why is not None:
@@ -403,6 +436,7 @@ class Engine:
             "waiting": len(self.updates.held),
             "waited_for": sorted(self.updates.waited_for),
             "averages": self.meeting.report(),
+            "budget": self.budget.report() if self.budget else None,
             "workers": [member.report(self.now) for member in self.crew],
         }
 
@@ -477,7 +511,11 @@ _HANDLERS: dict[type, Callable[[Engine, Any], None]] = {
     Tick: Engine._on_tick,
     Applied: Engine._on_applied,
     Stopping: Engine._on_stopping,
+    Paced: Engine._on_paced,
 }
+
+_TRANSMISSIONS = (Push, Fetch, PushRows, FetchRows)
+"""What a gate lets through, or not."""
 
 _MESSAGES: dict[type[Message], Callable[[Engine, Received], None]] = {
     Push: Engine._on_push,

@@ -29,6 +29,7 @@ from aiops.events import (
     Joined,
     Left,
     Options,
+    Paced,
     Received,
     Reply,
     Stopping,
@@ -65,7 +66,14 @@ class Journal:
             )
         self._file = file
         self._pack = msgpack.Packer().pack
-        run = {"workers": options.workers, "worker_deadline": options.worker_deadline}
+        run: dict[str, Any] = {
+            "workers": options.workers,
+            "worker_deadline": options.worker_deadline,
+        }
+        if options.budget is not None:
+            run["budget"] = options.budget
+        if options.worker_budget is not None:
+            run["worker_budget"] = options.worker_budget
         head = {"aiops-journal": FORMAT, "policy": policy, "settings": settings, "options": run}
         self._file.write(self._pack(head))
 
@@ -120,6 +128,9 @@ def _row(event: Event) -> list[Any]:
         return [event.time, "left", event.peer]
     if isinstance(event, Applied):
         return [event.time, "applied", event.ticket, event.sums.astype("<i8").tobytes()]
+    if isinstance(event, Paced):
+        counts = event.nbytes, event.second, event.peak, event.backlog, event.busy
+        return [event.time, "paced", *counts, int(event.pressed)]
     return [event.time, "stopping" if isinstance(event, Stopping) else "tick"]
 
 
@@ -242,6 +253,9 @@ def _event(engine: Engine, row: Any, payload: bytes | None) -> Event:
         return Left(time, row[2])
     if kind == "applied":
         return Applied(time, row[2], np.frombuffer(row[3], "<i8").astype(np.int64))  # its own copy
+    if kind == "paced":
+        nbytes, second, peak, backlog, busy, pressed = row[2:]
+        return Paced(time, nbytes, second, peak, backlog, busy, bool(pressed))
     return Stopping(time) if kind == "stopping" else Tick(time)
 
 

@@ -27,6 +27,7 @@ import aiops
 # room              its modules (under aiops; a package means all in it)
 ROOMS: Mapping[str, str] = {
     "errors":       "errors address values words",
+    "budget":       "bucket controller rates",
     "messages":     "messages",
     "layout":       "layout codecs tables",
     "wire":         "wire handshake",
@@ -42,29 +43,30 @@ ROOMS: Mapping[str, str] = {
     "workloads":    "workloads",
     "sockets":      "sockets spin",
     "client":       "client",
-    "server":       "server link peer applier config files",
+    "server":       "server link paced peer applier config files",
     "tools":        "cli __main__ commands demo pages wire_examples sim experiments",
 }  # fmt: skip
 
 # room              the rooms that it may import from, beside itself
 ARROWS: Mapping[str, str] = {
     "errors":       "",
+    "budget":       "errors",
     "messages":     "errors",
     "layout":       "errors messages",
     "wire":         "errors messages",
     "kernels":      "errors",
     "store":        "errors messages layout kernels",
     "algorithms":   "errors layout kernels",
-    "engine":       "errors messages layout wire kernels store algorithms",
+    "engine":       "errors budget messages layout wire kernels store algorithms",
     "conversation": "errors messages layout wire",
     "routines":     "errors layout kernels algorithms conversation",
     "collective":   "errors messages layout wire",
     "workloads":    "errors",
     "sockets":      "",
     "client":       "errors messages layout wire conversation routines collective sockets",
-    "server":       "errors messages layout wire store algorithms engine sockets",
-    "tools":        "errors messages layout wire kernels store algorithms engine conversation"
-                    " routines collective workloads client server",
+    "server":       "errors budget messages layout wire store algorithms engine sockets",
+    "tools":        "errors budget messages layout wire kernels store algorithms engine"
+                    " conversation routines collective workloads client server",
 }  # fmt: skip
 
 SHELLS = {"sockets", "client", "server", "tools"}
