@@ -23,8 +23,8 @@ Way: TypeAlias = Literal[0, 1]
 IN: Way = 0
 OUT: Way = 1
 
-USABLE = 0.97
-"""The share of a budget that is earned per second; the rest lets an early burst be forgotten."""
+USABLE = 0.96
+"""The share of a budget that is earned per second; the rest lets an early burst be forgotten, and newcomers in."""
 
 _DEPTH = 0.125
 """Seconds of a budget that may be saved up and cross at once."""
@@ -34,13 +34,14 @@ _KEPT = _SLOTS + 2  # slots summed: any second, and 1/128 s for clocks read a li
 _CRUMB = 256  # shares of a second's budget: less is not worth a system call
 _QUANTUM = (1, 256 * 1024)  # bytes per turn, at least and at most
 _TURNS = 64  # turns per second, between those bounds
+_SPARE = 64  # the part of a second's budget that is kept for those who just come
 _IDLE = 1.0  # seconds after which nothing is remembered of who went
 
 
 class Bucket:
     """What may cross per second: at most ``rate`` bytes in any second, earned evenly.
 
-    A token bucket makes the traffic smooth (it fills at 0.97 of the rate, and holds 1/8 s of it, so
+    A token bucket makes the traffic smooth (it fills at 0.96 of the rate, and holds 1/8 s of it, so
     that a late wake-up loses nothing). A ledger of the last second, kept in slots of 1/128 s, has
     the last word: whatever the pattern, no window of one second sees more than ``rate`` bytes.
 
@@ -68,7 +69,13 @@ class Bucket:
     def room(self, now: float) -> int:
         """Return how many bytes may be taken now."""
         self._advance(now)
-        return max(0, min(int(self._tokens), self.rate - self._window - self.taken))
+        left = self.rate - self.rate // _SPARE - self._window - self.taken
+        return max(0, min(int(self._tokens), left))
+
+    def spare(self, now: float) -> bool:
+        """Return whether one byte may be taken although there may be no `room`."""
+        self._advance(now)
+        return self._window + self.taken < self.rate
 
     def take(self, nbytes: int) -> None:
         """Take bytes that `room` said there are."""
@@ -107,7 +114,7 @@ class Bucket:
         """Return when so many bytes can be taken, if nobody else takes any."""
         self._advance(now)
         due = now + max(0.0, min(nbytes, self._depth) - self._tokens) / (USABLE * self.rate)
-        excess = self._window + self.taken + min(nbytes, self.rate) - self.rate
+        excess = self._window + self.taken + nbytes + self.rate // _SPARE - self.rate
         slot = self._slot - _KEPT
         while excess > 0 and slot < self._slot:
             slot += 1
@@ -234,6 +241,14 @@ class Budget:
         count = min(nbytes, self.quantum, self._room(entry, now))
         self._take(entry, count)
         return count
+
+    def borrow(self, flow: int, now: float) -> bool:
+        """Take the one byte that an event loop insists on offering; return whether there is one."""
+        entry = self._flows[flow]
+        if not all(b.spare(now) for b in (self.total, entry.own) if b is not None):
+            return False
+        self._take(entry, 1)
+        return True
 
     def grants(self, now: float) -> list[tuple[int, Way, int]]:
         """Return who may move how many bytes now; they are taken."""

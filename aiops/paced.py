@@ -148,8 +148,12 @@ class PacedLink(Link):
         buffer = self.wire.next_buffer()
         lacking = len(buffer) - self._allowed
         if lacking > 0:
-            pacer = self._pacer
-            self._allowed += pacer.budget.at_once(self.flow, lacking, pacer.now())
+            budget, now = self._pacer.budget, self._pacer.now()
+            self._allowed += budget.at_once(self.flow, lacking, now)
+            if not self._allowed:  # uvloop reads from who was paused as the connection was made
+                if not budget.borrow(self.flow, now):
+                    raise BlockingIOError("more connections at once than the budget has bytes for")
+                self._allowed = 1
         self._offered = min(len(buffer), self._allowed)
         return buffer[: self._allowed]
 
