@@ -10,12 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from aiops.controller import Controller
 from aiops.crew import Member
 from aiops.errors import BadPush, NotReady, Refused, StaleGradient
 from aiops.events import Effect, Received, Reply
 from aiops.intake import Incoming
-from aiops.messages import Ack, Error, Fetch, Model, Params, Parts, Push, PushRows, Sparse
+from aiops.messages import Ack, Again, Error, Fetch, Model, Params, Parts, Push, PushRows, Sparse
+from aiops.recall import Recalled
 from aiops.store import Store
+from aiops.versions import Wanted
 
 
 @dataclass(slots=True)
@@ -23,8 +26,8 @@ class Pending:
     """A push on its way through the engine, and whom to answer."""
 
     peer: int | None
-    message: Push
-    sink: Incoming
+    message: Push | Again
+    sink: Incoming | Recalled
     member: Member
     staleness: int = 0
     mean_staleness: float = 0.0
@@ -43,6 +46,7 @@ class Answers:
     def __init__(self, effects: list[Effect]) -> None:
         self.effects = effects
         self.store: Store | None = None
+        self.budget: Controller | None = None
         self.tables: Sparse = ()
         self.now = 0.0
         self.refused: Counter[str] = Counter()
@@ -57,18 +61,17 @@ class Answers:
     # ------------------------------------------------------------ reading
 
     def fetch(self, peer: int, message: Fetch, member: Member | None) -> None:
-        """Send the parameters, when they can be read, unless the client has them."""
+        """Send the tensors that the client wants and does not have, when they can be read."""
         store = self._defined()
+        wanted = self._wanted(message)
         if not store.readable:
             self._readers.append((peer, partial(self.fetch, peer, message, member)))
             return
         self._note_sent(store, member)
-        if message.have == store.version:
-            self.effects.append(Reply(peer, Params(message.id, store.version)))
-        else:
-            lease = store.lease()
-            params = Params(message.id, store.version, lease.version.parts)
-            self.effects.append(Reply(peer, params, lease))
+        parts = store.current.parts_for(wanted)
+        said = store.vbar(), store.vbars(), self._gate(store)
+        params = Params(message.id, store.version, parts, *said)
+        self.effects.append(Reply(peer, params, store.lease() if parts else None))
 
     def describe(self, peer: int, id: int, created: bool = False) -> None:
         """Send the model's description."""
@@ -103,11 +106,10 @@ class Answers:
         else:
             member.ignored += 1
         member.staleness = pending.staleness
-        lease = None
+        parts: Parts = ()
         if pending.peer is not None and message.fetch:
             self._note_sent(store, member)
-            if message.have != store.version:
-                lease = store.lease()  # no update is under way, so the parameters can be read
+            parts = store.current.parts_for(self._wanted(message))
         ack = Ack(
             message.id,
             store.version,
@@ -117,31 +119,32 @@ class Answers:
             pending.mean_staleness,
             store.vbar(),
             store.vbars(),
-            lease.version.parts if lease is not None else (),
+            parts,
+            self._gate(store),
         )
         self._settle(pending, ack)
-        if pending.peer is not None:
-            self.effects.append(Reply(pending.peer, ack, lease))
+        if pending.peer is not None:  # no update is under way, so the parameters can be read
+            self.effects.append(Reply(pending.peer, ack, store.lease() if parts else None))
 
     def refuse(self, pending: Pending, fault: Refused) -> None:
         """Refuse a push that was queued; one to be computed again brings the parameters with it."""
-        message, lease = pending.message, None
+        message, lease, store = pending.message, None, self._defined()
         error = self._count(pending.member, message.id, fault)
         self._settle(pending, error)
         pending.sink.free()
         if pending.peer is None:
             return
-        wants = message.fetch and message.have != self.version
-        if isinstance(fault, StaleGradient) and wants and self._defined().readable:
-            self._note_sent(self._defined(), pending.member)
-            lease = self._defined().lease()
-            error = _error(message.id, fault, self.version, lease.version.parts)
+        parts = store.current.parts_for(self._wanted(message)) if message.fetch else ()
+        if isinstance(fault, StaleGradient) and parts and store.readable:
+            self._note_sent(store, pending.member)
+            lease = store.lease()
+            error = _error(message.id, fault, self.version, parts)
         self.effects.append(Reply(pending.peer, error, lease))
 
     def refuse_at_once(self, event: Received, member: Member, fault: Refused) -> None:
         """Refuse a push that nobody needs to look at."""
         message = event.message
-        assert isinstance(message, Push | PushRows)
+        assert isinstance(message, Push | Again | PushRows)
         error = self._count(member, message.id, fault)
         member.remember(message.seq, error)
         self.effects.append(Reply(event.peer, error))
@@ -156,7 +159,7 @@ class Answers:
         Returns whether it had come before.
         """
         message = event.message
-        assert isinstance(message, Push)
+        assert isinstance(message, Push | Again)
         pending = self._pending.get((member.client, message.seq))
         if pending is not None:
             pending.peer, pending.message = event.peer, message
@@ -186,6 +189,16 @@ class Answers:
             raise NotReady("nobody has defined the model yet: a worker must do it")
         return self.store
 
+    def _gate(self, store: Store) -> tuple[float, ...]:
+        """Return the constants of the gates, where a budget chooses them."""
+        return self.budget.constants(store.vbar()) if self.budget is not None else ()
+
+    def _wanted(self, message: Fetch | Push | Again) -> Wanted:
+        """Return what a request wants, checked."""
+        store = self._defined()
+        wanted = Wanted(message.have, message.wants)
+        return wanted.known(store.version, len(store.layout.tensors))
+
     def _note_sent(self, store: Store, member: Member | None) -> None:
         """Keep the version that a worker computes at, where the rule will compare it with others.
 
@@ -195,21 +208,22 @@ class Answers:
             member.forget_sent()
             member.sent = store.lease()
 
-    def _acknowledge_again(self, peer: int, message: Push, ack: Ack, member: Member) -> None:
+    def _acknowledge_again(
+        self, peer: int, message: Push | Again, ack: Ack, member: Member
+    ) -> None:
         """Send an acknowledgement again, with what are now the parameters if it asks for them."""
-        store, lease = self._defined(), None
+        store = self._defined()
+        parts: Parts = ()
         if message.fetch:
             if not store.readable:
                 again = partial(self._acknowledge_again, peer, message, ack, member)
                 self._readers.append((peer, again))
                 return
             self._note_sent(store, member)
-            if message.have != store.version:
-                lease = store.lease()
+            parts = store.current.parts_for(self._wanted(message))
         said = (ack.used, ack.staleness, ack.mean_staleness, ack.vbar, ack.vbars)
-        parts = lease.version.parts if lease is not None else ()
-        answer = Ack(message.id, ack.version, store.version, *said, parts)
-        self.effects.append(Reply(peer, answer, lease))
+        answer = Ack(message.id, ack.version, store.version, *said, parts, self._gate(store))
+        self.effects.append(Reply(peer, answer, store.lease() if parts else None))
 
     def _settle(self, pending: Pending, answer: Ack | Error) -> None:
         member = pending.member

@@ -24,7 +24,7 @@ IN: Way = 0
 OUT: Way = 1
 
 USABLE = 0.96
-"""The share of a budget that is earned per second; the rest lets an early burst be forgotten, and newcomers in."""
+"""The share of a budget earned per second; the rest lets bursts be forgotten, and newcomers in."""
 
 _DEPTH = 0.125
 """Seconds of a budget that may be saved up and cross at once."""

@@ -83,13 +83,15 @@ class Controller:
     _sizes: list[float] = field(default_factory=lambda: [0.0, 0.0])  # bytes, and transmissions
     _sent: int = 0  # transmissions since the last look
     _seen: dict[int, _Seen] = field(default_factory=dict)
-    _vbar: float = 1.0
     _last: Crossing | None = None
     _pressed: list[float] = field(default_factory=lambda: [0.0, 0.0])  # bytes, and bytes possible
 
-    def constants(self) -> tuple[float, float]:
-        """Return c of a push and c of a fetch; both 0 while the budget is not needed."""
-        c = self._vbar * math.expm1(self.depth)
+    def constants(self, vbar: float | None) -> tuple[float, float]:
+        """Return c of a push and c of a fetch, to go with this v̄ (None: the gates take 1 for it).
+
+        Both are 0 while the budget is not needed.
+        """
+        c = (1.0 if vbar is None else vbar) * math.expm1(self.depth)
         return c, c * self.ratio
 
     def seconds_per_byte(self, workers: int) -> float:
@@ -115,21 +117,10 @@ class Controller:
         """Forget a connection."""
         self._seen.pop(peer, None)
 
-    def paced(self, crossing: Crossing, workers: int, vbar: float | None) -> None:
-        """Take a look: what crossed since the last, with so many workers and the present v̄.
-
-        Parameters
-        ----------
-        crossing
-            What the server counted.
-        workers
-            How many are connected.
-        vbar
-            Mean of the rule's statistic; None when it keeps none (the gates then take 1 for it).
-        """
+    def paced(self, crossing: Crossing, workers: int) -> None:
+        """Take a look: what crossed since the last, with so many workers connected."""
         last = self._time if self._time is not None else crossing.time - _BEAT
         self._time, self._last = crossing.time, crossing
-        self._vbar = 1.0 if vbar is None else vbar
         seconds = crossing.time - last
         rate = self._rate(workers)
         if seconds <= 0 or not workers:
@@ -159,10 +150,10 @@ class Controller:
                 changed.append((peer, weight))
         return tuple(changed)
 
-    def report(self) -> dict[str, Any]:
-        """Return what the statistics show of the budget."""
+    def report(self, vbar: float | None) -> dict[str, Any]:
+        """Return what the statistics show of the budget, with the constants for this v̄."""
         last, (crossed, possible) = self._last, self._pressed
-        c_push, c_fetch = self.constants()
+        c_push, c_fetch = self.constants(vbar)
         return {
             "bytes_per_second": self.budget,
             "worker_bytes_per_second": self.each,

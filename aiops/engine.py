@@ -56,6 +56,7 @@ from aiops.kernels.rule import Rule
 from aiops.layout import Arena, Array, Ints, Layout, aligned
 from aiops.meeting import Meeting
 from aiops.messages import (
+    Again,
     Define,
     Describe,
     Fetch,
@@ -77,6 +78,7 @@ from aiops.rowsintake import RowsIncoming, RowsIntake
 from aiops.store import Store
 from aiops.tables import ID_BYTES, NamedTable, Tables
 from aiops.updates import Updates
+from aiops.versions import Wanted
 from aiops.wire import Discard, Sink
 
 
@@ -113,6 +115,7 @@ class Engine:
         self.meeting = Meeting(self.plan.get("average"), self._effects)
         budget, each = self.options.budget, self.options.worker_budget
         self.budget = Controller(budget, each) if budget or each else None
+        self.answers.budget = self.budget
         self.intake.budget = min(filter(None, (budget, each)), default=None)
         self.now = self.started = 0.0
         self._tables = Tables({})
@@ -182,7 +185,7 @@ class Engine:
             *(event.backlog, event.busy, event.pressed),
         )
         workers = len(self.crew.present())
-        self.budget.paced(crossing, workers, self.store.vbar() if self.store else None)
+        self.budget.paced(crossing, workers)
         weights = self.budget.shares(self.answers.version, workers)
         if weights:
             self._effects.append(Shares(weights))
@@ -355,7 +358,7 @@ class Engine:
         fault: Refused | None = None
         if member is not None and not self.answers.repeated(event, member):
             member.last_seq = message.seq
-            fault = self._fault(member, sink)
+            fault = self._fault(member, message, sink)
             if fault is None:
                 assert isinstance(sink, Incoming)
                 self.updates.push(Pending(event.peer, message, sink, member))
@@ -364,21 +367,53 @@ class Engine:
         if isinstance(sink, Incoming):
             sink.free()
 
-    def _fault(self, member: Member, sink: Sink | None) -> Refused | None:
-        """Return why a push cannot be taken whatever the policy, or None."""
+    def _on_again(self, event: Received) -> None:
+        """Apply a worker's last gradient again; that it is not kept any more is no error."""
+        message = event.message
+        assert isinstance(message, Again)
+        member = self.crew.at(event.peer)
+        if member is None or self.answers.repeated(event, member):
+            return
+        member.last_seq = message.seq
+        fault = self._unfit(member) or self._beyond(message)
+        if fault is not None:
+            self.answers.refuse_at_once(event, member, fault)
+            return
+        recalled = self.updates.recall.find(member.number)
+        self.updates.push(Pending(event.peer, message, recalled, member))
+
+    def _unfit(self, member: Member) -> Refused | None:
+        """Return why nothing can be taken from this client now, or None."""
         if not member.worker:
             return BadPush("an observer may not push; connect with role='worker'")
         if self.stopping:
             return Unavailable("the server is shutting down and takes no more pushes")
-        if isinstance(sink, Discard) and isinstance(sink.fault, Refused):
-            return sink.fault
         if self.store is None:
             return NotReady("nobody has defined the model yet: define it before the first push")
+        return None
+
+    def _fault(self, member: Member, message: Push | PushRows, sink: Sink | None) -> Refused | None:
+        """Return why a push cannot be taken whatever the policy, or None."""
+        unfit = self._unfit(member)
+        if unfit is not None:
+            return unfit
+        assert self.store is not None
+        if isinstance(sink, Discard) and isinstance(sink.fault, Refused):
+            return sink.fault
         if not isinstance(sink, Incoming):
             return BadPush("the push holds no tensor: push at least one")
-        if sink.fault is not None or isinstance(sink, RowsIncoming):
+        if sink.fault is not None or isinstance(message, PushRows):
             return sink.fault
-        return _ahead(self.store, sink)
+        return _ahead(self.store, sink) or self._beyond(message)
+
+    def _beyond(self, message: Push | Again) -> Refused | None:
+        """Refuse to look for tensors that the model does not have."""
+        assert self.store is not None
+        try:
+            Wanted(message.have, message.wants).known(0, len(self.store.layout.tensors))
+        except Refused as fault:
+            return fault
+        return None
 
     def _on_fetch_rows(self, event: Received) -> None:
         if isinstance(event.sink, Discard) and isinstance(event.sink.fault, Refused):
@@ -393,7 +428,7 @@ class Engine:
         member = self.crew.at(event.peer)
         if member is not None and not (rows and rows.repeated(event, member)):
             member.last_seq = message.seq
-            fault = self._fault(member, sink)
+            fault = self._fault(member, message, sink)
             if fault is None and rows is not None and isinstance(sink, RowsIncoming):
                 fault = rows.fault(sink, message)
             if fault is None and rows is not None:
@@ -436,7 +471,7 @@ class Engine:
             "waiting": len(self.updates.held),
             "waited_for": sorted(self.updates.waited_for),
             "averages": self.meeting.report(),
-            "budget": self.budget.report() if self.budget else None,
+            "budget": self.budget.report(store.vbar() if store else None) if self.budget else None,
             "workers": [member.report(self.now) for member in self.crew],
         }
 
@@ -514,11 +549,12 @@ _HANDLERS: dict[type, Callable[[Engine, Any], None]] = {
     Paced: Engine._on_paced,
 }
 
-_TRANSMISSIONS = (Push, Fetch, PushRows, FetchRows)
+_TRANSMISSIONS = (Push, Again, Fetch, PushRows, FetchRows)
 """What a gate lets through, or not."""
 
 _MESSAGES: dict[type[Message], Callable[[Engine, Received], None]] = {
     Push: Engine._on_push,
+    Again: Engine._on_again,
     Fetch: Engine._on_fetch,
     FetchRows: Engine._on_fetch_rows,
     PushRows: Engine._on_push_rows,

@@ -78,6 +78,13 @@ class Incoming:
         """Return what was received."""
         return Gradient(self.buffer, self.cover)
 
+    def keep(self) -> Gradient:
+        """Return what was received; its buffer is the caller's from here on."""
+        if self._pool is not None:
+            pool, self._pool = self._pool, None
+            pool.hand_over(self.buffer)
+        return self.take()
+
     def free(self) -> None:
         """Put the buffer back: nobody needs what was received any more."""
         if self._pool is not None:

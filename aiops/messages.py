@@ -41,6 +41,8 @@ Offered: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]  # name, dtype
 Rows: TypeAlias = tuple[tuple[str, str, tuple[int, ...], int], ...]  # ... and offset in the arena
 Sparse: TypeAlias = tuple[tuple[str, int, int, str, str, float, int], ...]
 # name, rows, width, dtype, initialiser, scale, seed
+Wants: TypeAlias = tuple[tuple[int, int, int], ...]  # first tensor, past the last, version held
+Gate: TypeAlias = tuple[float, ...]  # c_push, c_fetch; or none
 Members: TypeAlias = tuple[tuple[str, int, bool], ...]  # host, port, whether its model counts
 
 MAX_TEXT = 4096
@@ -127,8 +129,8 @@ class Describe(Message):
 class Push(Message):
     """A gradient. ``seq`` rises by one per push of a client and makes it apply exactly once.
 
-    With ``fetch`` the acknowledgement brings the parameters too, unless ``have`` (the model
-    version that the client holds, -1 for none) is still the current one.
+    With ``fetch`` the acknowledgement brings the parameters too, as a `Fetch` does. ``count`` is
+    how many mini-batches' gradients it is made of.
     """
 
     kind = "push"
@@ -136,14 +138,39 @@ class Push(Message):
     fetch: bool
     have: Have
     parts: Parts = ()
+    wants: Wants = ()
+    coded: bool = False
+    count: UInt = 1
+
+
+@value
+class Again(Message):
+    """Apply this client's last gradient again, as stale as it is by now (B-FASGD's skipped push).
+
+    It takes the place of a push, and is answered like one.
+    """
+
+    kind = "again"
+    seq: UInt
+    fetch: bool
+    have: Have
+    wants: Wants = ()
+    coded: bool = False
 
 
 @value
 class Fetch(Message):
-    """Ask for the parameters, unless ``have`` is still the current version."""
+    """Ask for the tensors that have changed since ``have``, the model version held (-1: none).
+
+    Who does not want all tensors, or does not hold all of one version, says in ``wants`` which,
+    and since when; ``have`` does not count then. ``coded``: the answer may bring increments (see
+    `Params`), because the client's tensors are as they were received.
+    """
 
     kind = "fetch"
     have: Have
+    wants: Wants = ()
+    coded: bool = False
 
 
 @value
@@ -251,15 +278,16 @@ class Model(Message):
 
 @value
 class Ack(Message):
-    """The push was taken. ``parts`` brings the ``current`` parameters if they were asked for.
+    """The push was taken. ``parts`` brings parameters if they were asked for, as in `Params`.
 
-    ``version`` is the model's after this push, and ``current`` too, unless this answers a push that
-    was sent again: others may have been applied since.
+    ``version`` is the model's after this push, and ``current`` that of the parameters: another, if
+    this answers a push that was sent again, or if they are coded.
     ``used`` is false when the algorithm ignores this gradient (it is too stale, say); that is no
     error, and the worker goes on. ``staleness`` is the largest over the pushed tensors,
     ``mean_staleness`` the mean weighted by their bytes. ``vbar`` is the mean of the algorithm's
     statistic over all parameters (nil when it keeps none) and ``vbars`` the same per tensor,
-    float32, little endian.
+    float32, little endian. ``gate``: the constants c_push and c_fetch of the bandwidth gates, where
+    a budget has the server choose them.
     """
 
     kind = "ack"
@@ -271,15 +299,24 @@ class Ack(Message):
     vbar: OptReal
     vbars: Blob
     parts: Parts = ()
+    gate: Gate = ()
 
 
 @value
 class Params(Message):
-    """The parameters of ``version``; no parts when the client has them already."""
+    """The tensors asked for, of ``version``: those that the client does not have already.
+
+    A raw part is the tensors' values. A part in another codec is one tensor's increment, which is
+    to be added to what the client holds; several of one tensor follow each other. ``vbar``,
+    ``vbars`` and ``gate`` as in `Ack`.
+    """
 
     kind = "params"
     version: UInt
     parts: Parts = ()
+    vbar: OptReal = None
+    vbars: Blob = b""
+    gate: Gate = ()
 
 
 @value
@@ -368,7 +405,20 @@ class Chunk(Message):
 KINDS: Mapping[str, type[Message]] = {
     cls.kind: cls
     for cls in (
-        *(Hello, Prove, Define, Describe, Push, Fetch, FetchRows, PushRows, Stats, Ping, Leave),
+        *(
+            Hello,
+            Prove,
+            Define,
+            Describe,
+            Push,
+            Again,
+            Fetch,
+            FetchRows,
+            PushRows,
+            Stats,
+            Ping,
+            Leave,
+        ),
         *(Meet, Challenge, Welcome, Model, Ack, Params, TableRows, Report, Round, Pong, Error),
         *(Greet, Chunk),
     )
@@ -592,6 +642,27 @@ def _members(value: object) -> bool:
     )
 
 
+def _wants(value: object) -> bool:
+    """Check runs of (first tensor, past the last, version held), in order."""
+    if type(value) is not tuple:
+        return False
+    reached = 0
+    for run in value:
+        if type(run) is not tuple or len(run) != 3 or not all(map(_have, run)):
+            return False
+        if not reached <= run[0] < run[1]:
+            return False
+        reached = run[1]
+    return True
+
+
+def _gate(value: object) -> bool:
+    """Check the two constants of a gate, or none."""
+    return value == () or (
+        type(value) is tuple and len(value) == 2 and all(_real(c) and c >= 0 for c in value)
+    )
+
+
 def _parts(value: object) -> bool:  # a marker: parts are read by _read_parts
     return False  # pragma: no cover
 
@@ -609,6 +680,8 @@ _CHECKS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
     "Offered": ("a list of [name, dtype, shape]", _offered),
     "Rows": ("a list of [name, dtype, shape, offset]", _rows),
     "Sparse": ("a list of [name, rows, width, dtype, initialiser, scale, seed]", _sparse),
+    "Wants": ("a list of [first tensor, past the last, version held]", _wants),
+    "Gate": ("a list of two constants ≥ 0, or none", _gate),
     "Members": ("a list of [host, port, boolean]", _members),
     "Parts": ("a list of parts", _parts),
 }

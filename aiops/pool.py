@@ -68,6 +68,11 @@ class Pool:
             self._spare.append(buffer)
         self.retry()
 
+    def hand_over(self, buffer: Bytes) -> None:
+        """Let a buffer become another's, who counts it himself."""
+        self.out -= len(buffer)
+        self.retry()
+
     def let_go(self, buffer: Bytes) -> None:
         """Say, from any thread, that a buffer is not used any more; `settle` takes it back."""
         self._returned.append(buffer)

@@ -355,11 +355,12 @@ class Server:
         if lease is None:
             peer.link.send(peer.link.wire.send(effect.message))
             return
-        if sum(part.nbytes for part in lease.version.parts) < SMALL // 2:  # it is copied at once
-            peer.link.send(peer.link.wire.send(effect.message, lease.glimpses()))
+        parts = effect.message.parts  # type: ignore[attr-defined]
+        if sum(part.nbytes for part in parts) < SMALL // 2:  # it is copied at once
+            peer.link.send(peer.link.wire.send(effect.message, lease.glimpses(parts)))
             lease.release()
             return
-        payloads = lease.payloads()
+        payloads = lease.payloads(parts)
         buffers = peer.link.wire.send(effect.message, payloads)
         del payloads
         lease.release()

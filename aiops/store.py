@@ -208,8 +208,7 @@ class Store:
             self._evict()
         arena = self._spare.pop() if self._spare else Arena(self.layout)
         self.busy = False  # readers of the current version are not disturbed
-        current = self.current
-        return Version(current.number, arena, current.tensor_versions, current.level)
+        return self.current.following(arena)
 
     def commit(self, target: Version, touched: Ints, sums: Ints) -> None:
         """Publish what was written: ``touched`` tensors have one more update."""

@@ -16,7 +16,9 @@ from aiops.answers import Answers, Pending
 from aiops.crew import Crew
 from aiops.errors import Refused, StaleGradient, Unavailable
 from aiops.events import Applied, Apply, Effect, Note, WakeAt
+from aiops.intake import Incoming
 from aiops.layout import Array, Cover, Ints
+from aiops.recall import Recall, Recalled
 from aiops.rows import RowJob
 from aiops.store import Job, Store
 from aiops.versions import Lease, Version
@@ -76,6 +78,7 @@ class Updates:
         self._even: dict[int, tuple[Array, float, Array]] = {}  # see `_steps`; by staleness
         self._level_scalars: tuple[int, Array | None] = (-1, None)  # see `_scalars`
         self._sent: Lease | None = None  # on what the outstanding update reads, if nobody has one
+        self.recall = Recall(0)
         self.held: list[Pending] = []  # used, and to be answered when the policy says so
         self._held_since = 0.0
         self.waited_for: frozenset[int] = frozenset()
@@ -194,8 +197,8 @@ class Updates:
                 self._sent = None
             self._let_go(published=True)
             self._answers.readable_again()
-        if item is not None:
-            item.sink.free()
+        if item is not None and isinstance(item.sink, Incoming):
+            self.recall.keep(item.member.number, item.sink)
         self._advance()
 
     # ------------------------------------------------------------ inside
@@ -241,6 +244,9 @@ class Updates:
                 self._tickets += 1
                 self._working = (self._tickets, item)
                 self._effects.append(Apply(self._tickets, item.issue()))
+                continue
+            if isinstance(item.sink, Recalled) and item.sink.gradient is None:
+                self._answers.acknowledge(item, used=False)
                 continue
             stale = self._note_staleness(item)
             verdict = self._policy.push(item.member.number, item.staleness)

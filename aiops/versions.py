@@ -4,22 +4,85 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 
-from aiops.layout import Arena, Ints, split
-from aiops.messages import Parts
+import numpy as np
+
+from aiops.errors import BadPush
+from aiops.layout import Arena, Ints, Layout, split
+from aiops.messages import Part, Parts, Wants
+
+
+class Wanted:
+    """Which tensors are asked for, and as of which model version their reader holds them.
+
+    Parameters
+    ----------
+    have
+        The model version that it holds of every tensor (-1: none), without ``wants``.
+    wants
+        Runs of tensors, each with the version held of it.
+    """
+
+    __slots__ = ("have", "wants")
+
+    def __init__(self, have: int, wants: Wants = ()) -> None:
+        self.have, self.wants = have, wants
+
+    def mask(self, changed: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Return which tensors have changed since, given when each last did."""
+        if not self.wants:
+            return changed > self.have
+        mask = np.zeros(len(changed), bool)
+        for first, last, have in self.wants:
+            mask[first:last] = changed[first:last] > have
+        return mask
+
+    def known(self, version: int, tensors: int) -> Wanted:
+        """Return the same, without claims to hold versions that do not exist yet.
+
+        Raises
+        ------
+        BadPush
+            When a run goes beyond the model's tensors.
+        """
+        if self.wants and self.wants[-1][1] > tensors:
+            raise BadPush(
+                f"tensors up to number {self.wants[-1][1]} are asked for, but the model has"
+                f" {tensors}: was it made for another model?"
+            )
+        if max([self.have, *(run[2] for run in self.wants)]) <= version:
+            return self
+        runs = tuple((a, b, have if have <= version else -1) for a, b, have in self.wants)
+        return Wanted(self.have if self.have <= version else -1, runs)
+
+
+ALL = Wanted(-1)
+"""Everything, for a reader who holds nothing."""
 
 
 class Version:
     """One version of the parameters; immutable while `readers` is not 0."""
 
-    __slots__ = ("_parts", "arena", "leases", "level", "number", "readers", "tensor_versions")
+    __slots__ = (
+        *("_changed", "_parts", "arena", "leases", "level", "number", "readers"),
+        "tensor_versions",
+    )
 
-    def __init__(self, number: int, arena: Arena, tensor_versions: Ints, level: int | None) -> None:
+    def __init__(
+        self,
+        number: int,
+        arena: Arena,
+        tensor_versions: Ints,
+        level: int | None,
+        changed: Ints | None = None,
+    ) -> None:
         self.number = number
         self.arena = arena
         self.tensor_versions = tensor_versions
         self.level = level  # the version of every tensor, when they are all equal
+        self._changed = changed
         self.readers = 0
         self.leases: list[weakref.ref[Lease]] = []
         self._parts: Parts | None = None
@@ -35,8 +98,35 @@ class Version:
                 self._parts = layout.parts(self.tensor_versions)
         return self._parts
 
+    @property
+    def changed(self) -> Ints:
+        """The model version in which each tensor was last updated."""
+        if self._changed is None:
+            self._changed = np.full(len(self.tensor_versions), self.number, np.int64)
+        return self._changed
+
+    def following(self, arena: Arena) -> Version:
+        """Return what the next version is to be made of, in another arena."""
+        return Version(self.number, arena, self.tensor_versions, self.level, self._changed)
+
+    def parts_for(self, wanted: Wanted) -> Parts:
+        """Return the parts that bring what a reader wants and does not have."""
+        if not wanted.wants:
+            if wanted.have == self.number:
+                return ()
+            if self._changed is None:
+                return self.parts
+        mask = wanted.mask(self.changed)
+        layout = self.arena.layout
+        return self.parts if mask.all() else tuple(_chosen(layout, self.tensor_versions, mask))
+
     def advance(self, number: int, touched: Ints) -> None:
         """Become the version of that number, in which the touched tensors have one more update."""
+        if touched is self.arena.layout.all:
+            self._changed = None
+        else:
+            self._changed = self.changed.copy()
+            self._changed[touched] = number
         self.number, self._parts = number, None
         if touched is self.arena.layout.all:
             self.tensor_versions = self.tensor_versions + 1
@@ -65,15 +155,16 @@ class Lease:
         if returned is not None:
             version.readers += 1
 
-    def glimpses(self) -> list[list[memoryview]]:
-        """Return views to be copied before the lease is released, one list per part."""
+    def glimpses(self, parts: Parts | None = None) -> list[list[memoryview]]:
+        """Return views to be copied before the lease is released, one list per part (of all)."""
+        parts = self.version.parts if parts is None else parts
         data = self.version.arena.data.data
-        return [[data[part.start : part.stop]] for part in self.version.parts]
+        return [[data[part.start : part.stop]] for part in parts]
 
-    def payloads(self) -> list[list[memoryview]]:
+    def payloads(self, parts: Parts | None = None) -> list[list[memoryview]]:
         """Return views to send, one list per part; each keeps the version until it is let go."""
-        found = []
-        for part in self.version.parts:
+        parts, found = self.version.parts if parts is None else parts, []
+        for part in parts:
             array = self.version.arena.data[part.start : part.stop]
             self._open += 1
             weakref.finalize(array, self._close).atexit = False
@@ -90,3 +181,21 @@ class Lease:
         self._open -= 1
         if self._open == 0 and self._returned is not None:
             self._returned.append(self.version)
+
+
+def _chosen(
+    layout: Layout, versions: Ints, mask: np.ndarray[tuple[int], np.dtype[np.bool_]]
+) -> Iterator[Part]:
+    """Yield the parts of some tensors: one per run of neighbours of equal version."""
+    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
+    for first, last in zip(edges[::2], edges[1::2], strict=True):
+        offset = layout.tensors[first].offset
+        stop = layout.tensors[last].offset if last < len(layout.tensors) else layout.nbytes
+        if stop == offset:
+            continue  # tensors without elements travel with others, or not at all
+        breaks = (np.flatnonzero(np.diff(versions[first:last])) + first + 1).tolist()
+        for low, high in pairwise([first, *breaks, last]):
+            start = layout.tensors[low].offset
+            end = layout.tensors[high].offset if high < len(layout.tensors) else layout.nbytes
+            if end > start:
+                yield from split(start, end, "raw", int(versions[low]))

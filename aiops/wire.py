@@ -31,8 +31,8 @@ Side: TypeAlias = Literal["client", "server"]
 Buffer: TypeAlias = bytes | memoryview
 
 _ASK = {
-    *("define", "describe", "push", "fetch", "fetch_rows", "push_rows", "stats", "ping", "pong"),
-    "meet",
+    *("define", "describe", "push", "again", "fetch", "fetch_rows", "push_rows", "stats", "ping"),
+    *("pong", "meet"),
 }
 _TELL = {"model", "ack", "params", "rows", "report", "pong", "ping", "round"}
 

@@ -205,9 +205,12 @@ class ForeignClient:
         if "model" in header:
             self.model = header["model"]
         if answered:
-            self.arena, self.version = b"".join(answered), header["version"]
-            for name, dtype, shape, offset in self.model:
-                for start, stop, _codec, _nbytes, version in header["parts"]:
+            self.version = header["version"]
+            for (start, stop, _codec, _nbytes, version), data in zip(
+                header["parts"], answered, strict=True
+            ):
+                self.arena = self.arena[:start].ljust(start, b"\0") + data + self.arena[stop:]
+                for name, dtype, shape, offset in self.model:
                     if start <= offset < stop or _nbytes_of(dtype, shape) == 0:
                         self.versions[name] = version
         return header
@@ -222,7 +225,7 @@ class ForeignClient:
 
     def fetch(self) -> dict[str, Any]:
         """Bring the parameters up to date."""
-        return self.ask("fetch", have=self.version)
+        return self.ask("fetch", have=self.version, wants=[], coded=False)
 
     def exchange(self, gradients: dict[str, bytes], seq: int | None = None) -> dict[str, Any]:
         """Push gradients computed at the parameters held, one part each, and bring these up."""
@@ -234,8 +237,8 @@ class ForeignClient:
                 stop = offset + len(data)
                 parts.append([offset, stop, "raw", len(data), self.versions[name]])
                 payloads.append(data)
-        have = self.version
-        return self.ask("push", payloads, seq=self._seq, fetch=True, have=have, parts=parts)
+        asked = {"fetch": True, "have": self.version, "wants": [], "coded": False}
+        return self.ask("push", payloads, seq=self._seq, parts=parts, count=1, **asked)
 
     def tensor(self, name: str) -> bytes:
         """Return a tensor's bytes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -62,6 +62,14 @@ def parts(draw: st.DrawFn, largest: int = 40) -> tuple[Part, ...]:
     return tuple(found)
 
 
+def _runs(gaps: list[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
+    """Turn (gap, length, version) into runs of tensors."""
+    reached = 0
+    for gap, length, have in gaps:
+        yield reached + gap - 1, reached + gap - 1 + length, have
+        reached += gap - 1 + length
+
+
 FIELDS: Mapping[str, st.SearchStrategy[Any]] = {
     "UInt": uint,
     "Have": st.integers(-1, 2**63 - 1),
@@ -78,6 +86,10 @@ FIELDS: Mapping[str, st.SearchStrategy[Any]] = {
     "Members": st.lists(st.tuples(text, st.integers(1, 65535), st.booleans()), max_size=3).map(
         tuple
     ),
+    "Wants": st.lists(
+        st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(-1, 99)), max_size=3
+    ).map(lambda runs: tuple(_runs(runs))),
+    "Gate": st.just(()) | st.tuples(*[st.floats(0, 1e9)] * 2),
     "Parts": parts(),
 }
 """By the names that the fields of `aiops.messages` are annotated with."""

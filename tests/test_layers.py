@@ -29,14 +29,15 @@ ROOMS: Mapping[str, str] = {
     "errors":       "errors address values words",
     "budget":       "bucket controller rates",
     "messages":     "messages",
-    "layout":       "layout codecs tables",
+    "layout":       "layout tables",
     "wire":         "wire handshake",
     "kernels":      "kernels",
+    "codecs":       "codecs",
     "store":        "gradients versions store rows",
     "algorithms":   "algorithms",
-    "engine":       "crew events pool intake answers updates meeting rowsintake rowsdesk engine"
-                    " journal",
-    "conversation": "client.params client.outgoing client.rows client.conversation"
+    "engine":       "crew events pool intake recall answers updates meeting rowsintake rowsdesk"
+                    " engine journal",
+    "conversation": "client.params client.outgoing client.incoming client.rows client.conversation"
                     " client.transfer",
     "routines":     "client.routines",
     "collective":   "collective",
@@ -55,17 +56,18 @@ ARROWS: Mapping[str, str] = {
     "layout":       "errors messages",
     "wire":         "errors messages",
     "kernels":      "errors",
-    "store":        "errors messages layout kernels",
+    "codecs":       "errors layout kernels",
+    "store":        "errors messages layout kernels codecs",
     "algorithms":   "errors layout kernels",
-    "engine":       "errors budget messages layout wire kernels store algorithms",
-    "conversation": "errors messages layout wire",
-    "routines":     "errors layout kernels algorithms conversation",
+    "engine":       "errors budget messages layout wire kernels codecs store algorithms",
+    "conversation": "errors messages layout wire codecs",
+    "routines":     "errors layout kernels codecs algorithms conversation",
     "collective":   "errors messages layout wire",
     "workloads":    "errors",
     "sockets":      "",
-    "client":       "errors messages layout wire conversation routines collective sockets",
-    "server":       "errors budget messages layout wire store algorithms engine sockets",
-    "tools":        "errors budget messages layout wire kernels store algorithms engine"
+    "client":       "errors messages layout wire codecs conversation routines collective sockets",
+    "server":       "errors budget messages layout wire codecs store algorithms engine sockets",
+    "tools":        "errors budget messages layout wire kernels codecs store algorithms engine"
                     " conversation routines collective workloads client server",
 }  # fmt: skip
 
@@ -80,7 +82,8 @@ IMPURE = {
 """What nothing below the shells may import."""
 
 EXTRAS: Mapping[str, str] = {
-    "numba": "kernels.jit_cpu kernels.scan_cpu kernels.rows_cpu",
+    "numba": "kernels.jit_cpu kernels.scan_cpu kernels.rows_cpu codecs.half_cpu codecs.int8_cpu"
+    " codecs.lowrank_cpu codecs.onebit_cpu codecs.topk_cpu",
     "torch": "client.torch client.torch_params client.torch_replica",
     "jax": "client.jax",
     "cupy": "",

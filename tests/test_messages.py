@@ -32,6 +32,8 @@ GOOD: dict[str, Any] = {
     "Sparse": (("t", 3, 2, "float32", "uniform", 0.5, 0),),
     "Members": (("10.0.0.1", 7171, True),),
     "Parts": (Part(0, 8, "raw", 8, 1),),
+    "Wants": ((0, 1, -1), (2, 4, 7)),
+    "Gate": (0.25, 0.0),
 }
 """A value of each type."""
 
@@ -98,6 +100,17 @@ BAD: dict[str, list[Any]] = {
         (("h", 1, 1),),
         (["h", 1, True, {}],),
     ],
+    "Wants": [
+        None,
+        (1, 2, 3),
+        ((0, 1),),
+        ((0, 0, 1),),
+        ((0, 1, -2),),
+        ((0, True, 1),),
+        ((-1, 1, 1),),
+        ((0, 2, 1), (1, 3, 1)),
+    ],
+    "Gate": [None, (0.5,), (0.5, 1), (0.5, -0.5), (0.5, float("nan")), (0.5, 0.5, 0.5)],
 }
 """Values that each type must not take."""
 

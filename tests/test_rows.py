@@ -424,7 +424,7 @@ class TestReceiving:
 
     def test_who_finds_no_room_waits_and_comes_in_turn(self) -> None:
         inline = Tabled()
-        pool = inline.engine.intake.pool
+        pool = inline.engine.intake.answers
         pool.bound = 4096
         taken = pool.take(4096)
         assert taken is not None
@@ -446,9 +446,9 @@ class TestReceiving:
         sink.view(0, 0)[:] = packed(range(5))
         sink.filled(0, 0, 40)
         sink.out[:] = 7
-        view = sink.answer_later()
+        view = sink.answer_later().data
         sink.free()
-        pool = inline.engine.intake.pool
+        pool = inline.engine.intake.answers
         assert pool.out == 4096
         assert bytes(view) == np.full(15, 7, np.float32).tobytes()
         del view, sink

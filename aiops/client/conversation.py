@@ -24,10 +24,10 @@ import numpy as np
 
 import aiops
 from aiops import handshake, messages
-from aiops.client.outgoing import little_endian, make_up, parts_of
+from aiops.client.incoming import Into, wants_of
+from aiops.client.outgoing import little_endian, parts_of
 from aiops.client.params import Params, Stamped
 from aiops.client.rows import Asked, Rows, RowsInto
-from aiops.codecs import raw
 from aiops.errors import (
     AiopsError,
     ConnectionLost,
@@ -38,8 +38,8 @@ from aiops.errors import (
     UsageError,
     refusal,
 )
-from aiops.layout import Array, Layout
-from aiops.messages import Ack, Error, Message, Model, Parts, Report, TableRows, Welcome
+from aiops.layout import Array, Ints, Layout
+from aiops.messages import Ack, Error, Message, Model, Parts, Report, TableRows, Wants, Welcome
 from aiops.tables import Table, Tables
 from aiops.wire import Buffer, Discard, Limits, Sink, Wire
 
@@ -81,6 +81,25 @@ class Receipt:
     pushed: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class News:
+    """What an answer says, beside the parameters, for the bandwidth gates.
+
+    Attributes
+    ----------
+    vbar
+        The mean of the algorithm's statistic over all parameters, or None if it keeps none.
+    vbars
+        float32, the same per tensor in arena order; empty if it keeps none.
+    gate
+        c_push and c_fetch, where a budget has the server choose them.
+    """
+
+    vbar: float | None
+    vbars: Array
+    gate: tuple[float, ...]
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """Something asked of the server, from asking to its answer."""
@@ -94,6 +113,8 @@ class Request:
     done: bool = False
     result: Any = None
     error: AiopsError | None = None
+    wants: Wants = ()  # of `into`, as they were asked for last
+    news: News | None = None  # what the answer says of the statistics
     on_done: Callable[[], None] = field(default=lambda: None)
 
     def resolve(self, result: Any = None, error: AiopsError | None = None) -> None:
@@ -107,24 +128,6 @@ class Request:
         if self.error is not None:
             raise self.error
         return self.result
-
-
-class _Into:
-    """The sink that receives parameters straight into a client's arena."""
-
-    def __init__(self, params: Params, parts: Parts) -> None:
-        self._params, self._parts = params, parts
-        self._data = params.arena.data.data
-        params.version = -1  # a mixture from here on, until all of it has come
-
-    def view(self, part: int, offset: int) -> memoryview:
-        return self._data[self._parts[part].start + offset : self._parts[part].stop]
-
-    def filled(self, part: int, offset: int, nbytes: int) -> None:
-        pass
-
-    def abandoned(self) -> None:
-        pass
 
 
 class Conversation:
@@ -244,8 +247,8 @@ class Conversation:
         """
         if nbytes == 0:
             raise ConnectionLost(f"{self.server} closed the connection")
-        for message, _sink in self._wire.received(nbytes):
-            self._hear(message)
+        for message, sink in self._wire.received(nbytes):
+            self._hear(message, sink)
 
     def outgoing(self) -> list[Buffer]:
         """Return what is to be sent now, and forget it."""
@@ -314,21 +317,31 @@ class Conversation:
 
         return self._ask(Request("the model's description", messages.Describe, finish))
 
-    def push(self, gradients: Mapping[str, Array], at: Stamped, into: Params | None) -> Request:
+    def push(
+        self,
+        gradients: Mapping[str, Array],
+        at: Stamped,
+        into: Params | None,
+        wanted: Ints | None = None,
+        count: int = 1,
+    ) -> Request:
         """Push gradients computed at ``at``; the result is a `Receipt`.
 
-        With ``into`` (which may be ``at``) the parameters after the push are received there.
+        With ``into`` (which may be ``at``) the parameters after the push are received there: those
+        of the ``wanted`` tensors (None: all). ``count``: of how many mini-batches.
         """
         parts, payloads = parts_of(at.layout, gradients, at.versions)
         self._seq += 1
         seq = self._seq
 
         def make(id: int) -> Message:
-            have = -1 if into is None else self._have(into)
-            return messages.Push(id, seq, into is not None, have, parts)
+            have, request.wants = (-1, ()) if into is None else self._wants(into, wanted)
+            fetch = into is not None
+            return messages.Push(id, seq, fetch, have, parts, request.wants, count=count)
 
         what = "the answer to its push"
-        return self._ask(Request(what, make, self._receipt, payloads, into, at.connection))
+        request = Request(what, make, self._receipt, payloads, into, at.connection)
+        return self._ask(request)
 
     def again(self, request: Request) -> Request:
         """Ask again what was abandoned before it was answered; a push is the same push."""
@@ -337,23 +350,19 @@ class Conversation:
         request.done, request.error = False, None
         return self._ask(request)
 
-    def fetch(self, into: Params) -> Request:
-        """Ask for the parameters; the result is whether they changed."""
+    def fetch(self, into: Params, wanted: Ints | None = None) -> Request:
+        """Ask for the parameters (of some tensors); the result is whether they changed."""
+
+        def make(id: int) -> Message:
+            have, request.wants = self._wants(into, wanted)
+            return messages.Fetch(id, have, request.wants)
 
         def finish(message: Message) -> bool:
             assert isinstance(message, messages.Params)
-            if not into.layout.tensors:  # a model of tables only has nothing to bring
-                into.version = message.version
             return bool(message.parts)
 
-        return self._ask(
-            Request(
-                "the parameters it fetches",
-                lambda id: messages.Fetch(id, self._have(into)),
-                finish,
-                into=into,
-            )
-        )
+        request = Request("the parameters it fetches", make, finish, into=into)
+        return self._ask(request)
 
     def fetch_rows(self, name: str, ids: Any, out: Array | None = None) -> Request:
         """Ask for rows of a table; the result is an array, ``[len(ids), width]``."""
@@ -427,12 +436,14 @@ class Conversation:
 
     # ------------------------------------------------------------ inside
 
-    def _have(self, params: Params) -> int:
-        """Return the version to say that one has: none, if it came by an earlier connection.
-
-        The server may have been started anew since, and its version of that number be another.
+    def _wants(self, params: Params, wanted: Ints | None) -> tuple[int, Wants]:
+        """Return what to ask for. What came by another client, or from an earlier run of the
+        server (whose versions of the same numbers were others), is not held.
         """
-        return params.version if params.connection == (self.client, self._epoch) else -1
+        client, epoch = params.connection
+        if client != self.client or epoch < self._run_since:
+            params.version = -1
+        return wants_of(params, wanted)
 
     def _ask_rows(self, asked: Asked[Any], connection: tuple[str, int] = ("", 0)) -> Request:
         request = Request(asked.what, asked.make, asked.finish, asked.payloads, asked.into)
@@ -477,13 +488,9 @@ class Conversation:
             if sink is None:
                 raise RemoteProtocolError(f"{self.server} sent other rows than were asked for")
             return sink
-        nbytes = request.into.layout.nbytes
-        known = len(parts) == 1 and parts[0][:4] == (0, nbytes, raw.NAME, nbytes)
-        if not known and not make_up(request.into.layout, parts):
-            raise RemoteProtocolError(f"{self.server} sent parts that do not make up the model")
-        return _Into(request.into, parts)
+        return Into(request.into, parts, request.wants, self.server)
 
-    def _hear(self, message: Message) -> None:
+    def _hear(self, message: Message, sink: Sink | None) -> None:
         if isinstance(message, Error) and message.fatal:
             raise refusal(message.code, f"{self.server}: {message.text}", message.details)
         if isinstance(message, messages.Challenge):
@@ -495,12 +502,12 @@ class Conversation:
         elif isinstance(message, messages.Ping):
             self._send(messages.Pong(message.id))
         else:
-            self._hear_answer(message)
+            self._hear_answer(message, sink)
 
     def _hear_welcome(self, welcome: Welcome) -> None:
         assert self._hello is not None
         handshake.check_welcome(welcome, self._hello, self._challenge, self._token, self.server)
-        for key in ("patience", "heartbeat"):
+        for key in ("patience", "heartbeat", "seconds_per_byte"):
             seconds = welcome.plan.get(key, 0.0)
             if type(seconds) not in (int, float) or not 0 <= seconds <= _LONGEST_WAIT:
                 text = f"{self.server} announces a {key} of {seconds!r:.60} seconds"
@@ -517,16 +524,17 @@ class Conversation:
         for request in pending.values():
             self._ask(request)
 
-    def _hear_answer(self, message: Message) -> None:
+    def _hear_answer(self, message: Message, sink: Sink | None) -> None:
         request = self._pending.pop(message.id, None)
         if request is None:
             return  # it was abandoned
-        self._note_parameters(request, message)
         if isinstance(message, Error):
+            self._note_parameters(request, message, sink)
             error = refusal(message.code, f"{self.server}: {message.text}", message.details)
             request.resolve(error=error)
             return
         try:
+            self._note_parameters(request, message, sink)
             request.resolve(request.finish(message))
         except (RemoteProtocolError, Refused) as error:
             request.resolve(error=error)
@@ -534,23 +542,23 @@ class Conversation:
             text = f"{self.server} answered {request.what!r} with a {message.kind!r}: {error}"
             request.resolve(error=RemoteProtocolError(text))
 
-    def _note_parameters(self, request: Request, message: Message) -> None:
+    def _note_parameters(self, request: Request, message: Message, sink: Sink | None) -> None:
         """The payloads of an answer are in place: say which version they are."""
-        parts: Parts = getattr(message, "parts", ())
-        into = request.into
-        if into is None or not parts or isinstance(into, RowsInto):
+        if isinstance(message, Ack | messages.Params):
+            vbars = np.frombuffer(message.vbars, "<f4")
+            if len(vbars) and self.layout is not None and len(vbars) != len(self.layout.tensors):
+                raise ValueError(f"statistics of {len(vbars)} tensors")
+            request.news = News(message.vbar, vbars, message.gate)
+            version = message.current if isinstance(message, Ack) else message.version
+        elif isinstance(message, Error) and message.parts:
+            version = message.version
+        else:
             return
-        into.connection = (self.client, self._epoch)
-        version: int = message.current if isinstance(message, Ack) else message.version  # type: ignore[attr-defined]
-        if len(parts) == 1:  # they make up the model
-            into.versions[:] = parts[0].version
-            into.version = version
-            return
-        for part in parts:
-            first = int(np.searchsorted(into.layout.starts, part.start, side="left"))
-            last = int(np.searchsorted(into.layout.starts, part.stop, side="left"))
-            into.versions[first:last] = part.version
-        into.version = version
+        if isinstance(sink, Into):
+            sink.finish()
+        if isinstance(request.into, Params):
+            request.into.connection = (self.client, self._epoch)
+            request.into.now_at(version, request.wants)
 
     def _learn(self, told: Model | Welcome) -> None:
         """Learn the server's model; it may not change under a client's feet."""

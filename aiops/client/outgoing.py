@@ -89,15 +89,6 @@ def gather(layout: Layout, arrays: Mapping[str, Array], into: Params) -> Ints:
     return layout.all if len(chosen) == len(layout.tensors) else np.array(chosen, np.int64)
 
 
-def make_up(layout: Layout, parts: Parts) -> bool:
-    """Say whether these are a whole model: less would leave a mixture of two versions."""
-    starts = [0, *(part.stop for part in parts)]
-    return starts.pop() == layout.nbytes and all(
-        part.start == start and part.codec == raw.NAME and part.nbytes == part.stop - part.start
-        for part, start in zip(parts, starts, strict=True)
-    )
-
-
 def _join(left: Part, right: Part) -> Part | None:
     joined = Part(left.start, right.stop, left.codec, left.nbytes + right.nbytes, left.version)
     fits = left.stop == right.start and left.version == right.version

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from aiops.layout import Arena, Array, Layout
+from aiops.layout import Arena, Array, Ints, Layout
+from aiops.messages import Wants
 
 
 class Stamped(Protocol):
@@ -20,7 +21,7 @@ class Stamped(Protocol):
         """The tensors."""
 
     @property
-    def versions(self) -> npt.NDArray[np.int64]:
+    def versions(self) -> Ints:
         """Their versions, in arena order."""
 
     @property
@@ -33,7 +34,7 @@ class Stamp:
     """Versions alone, without the parameters; a `Stamped`."""
 
     layout: Layout
-    versions: npt.NDArray[np.int64]
+    versions: Ints
     connection: tuple[str, int]
 
     @classmethod
@@ -65,18 +66,39 @@ class Params(Mapping[str, Array]):
     Attributes
     ----------
     version
-        The model version held; -1 when nothing has been fetched yet, or a fetch was cut midway
-        (the arrays may then mix two versions, and the next fetch brings everything).
+        The model version held: of the tensors that are furthest behind, if they were not all
+        fetched together. -1 when nothing has been fetched yet, or a fetch was cut midway (an array
+        may then mix two versions, and the next fetch brings it again).
+    held
+        int64, one per tensor in arena order: the same for each tensor.
     versions
-        int64, one per tensor in arena order: how many updates each tensor has seen.
+        int64, one per tensor: how many updates each tensor has seen.
     """
 
     def __init__(self, layout: Layout, arena: Arena | None = None) -> None:
         self.layout = layout
         self.arena = arena or Arena(layout)
-        self.version = -1
+        self._version = -1  # of a model without tensors
+        self.held: Ints = np.full(len(layout.tensors), -1, np.int64)
         self.connection = ("", 0)  # which client's which connection they came by
-        self.versions: npt.NDArray[np.int64] = np.zeros(len(layout.tensors), np.int64)
+        self.versions: Ints = np.zeros(len(layout.tensors), np.int64)
+
+    @property
+    def version(self) -> int:
+        """The model version held."""
+        return int(self.held.min()) if len(self.held) else self._version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self.now_at(version)
+
+    def now_at(self, version: int, wants: Wants = ()) -> None:
+        """Take note that some tensors (without ``wants``: all) are those of a model version."""
+        self._version = version
+        if not wants:
+            self.held[:] = version
+        for first, last, _have in wants:
+            self.held[first:last] = version
 
     def __getitem__(self, name: str) -> Array:
         return self.arena.views[name]
@@ -104,7 +126,8 @@ class Params(Mapping[str, Array]):
         """Return an independent copy, of the same version."""
         other = Params(self.layout)
         other.arena.data[:] = self.arena.data
-        other.version, other.versions = self.version, self.versions.copy()
+        other._version, other.held = self._version, self.held.copy()
+        other.versions = self.versions.copy()
         other.connection = self.connection
         return other
 

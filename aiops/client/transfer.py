@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from aiops.client.conversation import Conversation, Request
 from aiops.client.params import Params, Stamped
-from aiops.layout import Array
+from aiops.layout import Array, Ints
 
 
 @dataclass(slots=True, eq=False)
@@ -22,6 +22,10 @@ class Transfer:
         At which versions of the tensors that was computed.
     into
         Where the parameters after it are to be received; None: they are not wanted.
+    wanted
+        Which tensors are wanted, in arena order; None: all.
+    count
+        How many mini-batches' gradients are pushed.
     request
         What it became when it was first carried.
     """
@@ -29,6 +33,8 @@ class Transfer:
     arrays: Mapping[str, Array] | None
     at: Stamped
     into: Params | None
+    wanted: Ints | None = None
+    count: int = 1
     request: Request | None = None
 
     def ask(self, talk: Conversation) -> Request:
@@ -36,8 +42,8 @@ class Transfer:
         if self.request is not None:
             self.request = talk.again(self.request)
         elif self.arrays is not None:
-            self.request = talk.push(self.arrays, self.at, self.into)
+            self.request = talk.push(self.arrays, self.at, self.into, self.wanted, self.count)
         else:
             assert self.into is not None
-            self.request = talk.fetch(self.into)
+            self.request = talk.fetch(self.into, self.wanted)
         return self.request

@@ -31,7 +31,7 @@ from aiops.kernels.half import MasterKernel
 from aiops.kernels.reader import read
 from aiops.kernels.reference import NumpyKernel
 from aiops.kernels.rule import FIRST, FOLD, Rule
-from aiops.kernels.scan import bounded, sum_squares, survey, surveyor
+from aiops.kernels.scan import bounded, reaches, sum_squares, survey, surveyor
 from aiops.kernels.spans import STATISTIC_CAP, STATISTIC_SCALE, Kernel, Spans
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "Spans",
     "bounded",
     "build",
+    "reaches",
     "resolve",
     "sum_squares",
     "survey",

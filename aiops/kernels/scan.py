@@ -21,6 +21,7 @@ __all__ = [
     "SURVEY_BLOCK",
     "Surveyor",
     "bounded",
+    "reaches",
     "sum_squares",
     "survey",
     "surveyor",
@@ -85,6 +86,14 @@ def bounded(limit: int, backend: str = "auto") -> Surveyor:
     """Return what finds the first element of a flat int64 array that is not in [0, limit)."""
     scan = _scans(backend)[0]
     return lambda flat: scan(flat.view(np.uint64), 2**64 - 1, limit)  # what is negative is large
+
+
+def reaches(bits: Array, magnitude: int, limit: int, backend: str = "auto") -> int:
+    """Return the first index at which ``bits & magnitude`` is ``limit`` or more, or -1.
+
+    ``bits`` is flat and contiguous, of dtype uint16, uint32 or uint64.
+    """
+    return _scans(backend)[0](bits, magnitude, limit)
 
 
 def sum_squares(array: Array, backend: str = "auto") -> float:

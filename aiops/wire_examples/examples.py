@@ -105,7 +105,8 @@ def one_of_each() -> list[Example]:
         _said("client", m.Define(1, rows, _floats(0)), struct.pack("<3f", 1, 2, 3)),
         _said("client", m.Describe(2)),
         _said("client", m.Push(3, 1, True, 6, _floats(6)), struct.pack("<3f", 0.5, -1, 0)),
-        _said("client", m.Fetch(4, -1)),
+        _said("client", m.Again(11, 2, False, -1)),
+        _said("client", m.Fetch(4, -1, ((0, 1, 6),), True)),
         _said("client", m.FetchRows(8, 0, _rows_of(1, 8)), struct.pack("<q", 5)),
         _said("client", m.PushRows(9, 2, 0, 6, push), *pushed),
         _said("client", m.Stats(5)),
@@ -217,7 +218,8 @@ class Script:
                     events.append(Applied(0.0, effect.ticket, effect.run()))
                 elif isinstance(effect, Reply):
                     lease = effect.lease
-                    views = [] if lease is None else [b"".join(p) for p in lease.payloads()]
+                    parts: messages.Parts = getattr(effect.message, "parts", ())
+                    views = [] if lease is None else [b"".join(p) for p in lease.payloads(parts)]
                     if effect.rows is not None:
                         views = [bytes(effect.rows.answer)]
                         effect.rows.free()
@@ -294,6 +296,7 @@ def conversations() -> list[Conversation]:
     bad = m.Push(1, 3, False, -1, (Part(0, 8, "raw", 8, 2),))
     refused.say(bad, struct.pack("<2f", 1, float("nan")))
     refused.say(m.Fetch(2, 2))
+    refused.say(m.Again(3, 4, True, -1, ((1, 2, 2),)))
 
     layout = Layout(rows)
     alone = Script("Ready to average, and nobody else is there", engine=_averaging(layout))

@@ -26,6 +26,7 @@ ANSWERS = {
     "define": "`model`",
     "describe": "`model`",
     "push": "`ack`",
+    "again": "`ack`",
     "fetch": "`params`",
     "fetch_rows": "`rows`",
     "push_rows": "`rows`",
@@ -56,8 +57,14 @@ MEANINGS = {
     "parts": "One row per payload that follows; see [Parts](#parts).",
     "seq": "The number of this push: at least 1, higher than that of every push before.",
     "fetch": "Whether the answer is to bring the parameters.",
-    "have": "The version of which the client holds all parameters, -1 for none. If it is still the"
-    " current one, the answer brings none.",
+    "have": "The model version of which the client holds all parameters, -1 for none. The answer"
+    " brings the tensors that have changed since, which may be none.",
+    "wants": "Empty, or which tensors are wanted: rows of first tensor, past the last, and model"
+    " version as of which they are held (-1: none), in order. Then `have` does not count.",
+    "coded": "Whether increments may come; see [Parts](#parts). A client that does not read the"
+    " codecs says false, and is sent values.",
+    "count": "Of how many mini-batches' gradients the push is made: at least 1.",
+    "gate": "Empty, or c_push and c_fetch, where the server chooses them to keep to a budget.",
     "run": "Chosen at random when the server was started. If it is another one than before,"
     " versions mean nothing any more: do not push what was computed at them, and fetch anew.",
     "policy": "The server's algorithm.",
@@ -67,17 +74,19 @@ MEANINGS = {
     " something else, so a client that does not know it may fetch, but not push. Ignore other keys"
     " that you do not know. `recompute` (boolean): be ready to compute a refused gradient again."
     " `linear` (boolean): steps are proportional to their gradients. `patience` (float): seconds"
-    " that an answer to a push may take because others are waited for. `heartbeat` (float): seconds"
-    " of silence after which a client that promised pongs is pinged; after three times as long it"
-    " is dropped. `average` (map, under the policy of that name): `interval`, `grace`, `stall`"
-    " (floats, seconds), `warmup` (integer, steps) and `lr` (float); see"
+    " that an answer to a push may take because others are waited for. `seconds_per_byte` (float):"
+    " under a bandwidth budget, seconds to allow in addition per byte of the model, for a push of"
+    " it and a fetch. `heartbeat` (float): seconds of silence after which a client that promised"
+    " pongs is pinged; after three times as long it is dropped. `average` (map, under the policy of"
+    " that name): `interval`, `grace`, `stall` (floats, seconds), `warmup` (integer, steps) and"
+    " `lr` (float); see"
     " [Averaging](#averaging-models).",
     "version": "The model's version: how many updates have been applied to it. In messages about"
     " rows the table's: how many pushes have been applied to it.",
     "model": "The tensors in arena order; in `welcome` empty when nobody has defined them yet.",
     "last_seq": "The highest `seq` of this client that the server has taken, 0 for none.",
     "created": "Whether this offer defined the model.",
-    "current": "The model's version now, which is that of the parameters in this answer.",
+    "current": "The model version of the parameters in this answer.",
     "used": "Whether the gradient was (or will be) part of an update; false: it was ignored.",
     "staleness": "Updates since the gradient's base version: the most over the pushed tensors. In"
     " `rows` pushes to the table since the version that was pushed, 0 without a push.",

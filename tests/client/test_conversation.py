@@ -32,7 +32,7 @@ from aiops.layout import Array, Layout
 from aiops.messages import Error, Message, Part
 from aiops.wire import Sink, Wire
 from tests.strategies import DETERMINISTIC
-from tests.test_wire import feed, frame, raw_frame
+from tests.test_wire import feed, frame
 
 URL = "aiops://memory:7171"
 ARRAYS: Mapping[str, Array] = {
@@ -126,7 +126,9 @@ class Server:
                     events.append(Applied(0.0, effect.ticket, effect.run()))
                 elif isinstance(effect, Reply):
                     lease = effect.lease
-                    payloads = [] if lease is None else [b"".join(v) for v in lease.glimpses()]
+                    parts = getattr(effect.message, "parts", ())
+                    views = [] if lease is None else lease.glimpses(parts)
+                    payloads = [b"".join(view) for view in views]
                     if effect.peer == self._peer and self.wire.state != "closed":
                         self.say(effect.message, *payloads)
                     if lease is not None:
@@ -793,9 +795,8 @@ class TestServersThatBreakTheRules:
     @pytest.mark.parametrize(
         "ranges",
         [
-            ((0, 8),),
-            ((8, 30),),
-            ((0, 8), (16, 30)),
+            ((0, 7),),
+            ((9, 30),),
             ((0, 8), (0, 8), (8, 30)),
             ((8, 30), (0, 8)),
             ((0, 31),),
@@ -807,7 +808,9 @@ class TestServersThatBreakTheRules:
         pair, params, _request = self.asked(self.ASKED["params"])
         parts = tuple(Part(a, b, "raw", b - a, 1) for a, b in ranges)
         self.said(pair, parts)
-        with pytest.raises(RemoteProtocolError, match="parts that do not make up the model"):
+        with pytest.raises(
+            RemoteProtocolError, match=r"sent (parts that do not make up|an increment of no)"
+        ):
             pair.settle()
         assert (params.version, values(params)) == (0, stepped(0))
 
@@ -817,7 +820,9 @@ class TestServersThatBreakTheRules:
     def test_parts_of_another_length_or_codec(self, part: Part) -> None:
         pair, params, _request = self.asked(self.ASKED["params"])
         self.said(pair, (part,))
-        with pytest.raises(RemoteProtocolError, match="parts that do not make up the model"):
+        with pytest.raises(
+            RemoteProtocolError, match=r"sent (parts that do not make up|an increment of no)"
+        ):
             pair.settle()
         assert params.version == 0
 
@@ -825,7 +830,8 @@ class TestServersThatBreakTheRules:
     def said(pair: Pair, parts: tuple[Part, ...]) -> None:
         """A header is enough: no payload is waited for."""
         id = pair.talk._next_id - 1
-        pair.server.down += raw_frame(kind="params", id=id, version=1, parts=parts)
+        head = messages.encode(messages.Params(id, 1, parts))
+        pair.server.down += b"\xce" + len(head).to_bytes(4, "big") + head
 
     @pytest.mark.parametrize("vbars", [b"123", b"1234", b"x" * 16])
     def test_statistics_of_another_model(self, vbars: bytes) -> None:

@@ -1,0 +1,171 @@
+"""How parameters that arrive find their place in a client's arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from aiops.client.params import Params
+from aiops.codecs import codec_named, raw
+from aiops.errors import BadPush, RemoteProtocolError
+from aiops.layout import Bytes, Ints
+from aiops.messages import Part, Parts, Wants
+
+
+def wants_of(params: Params, wanted: Ints | None) -> tuple[int, Wants]:
+    """Return what to ask for: the model version held, or runs of tensors with theirs.
+
+    Parameters
+    ----------
+    params
+        What is held.
+    wanted
+        The tensors to ask for, in arena order; None: all.
+    """
+    held = params.held
+    if wanted is None:
+        if not len(held) or (held == held[0]).all():
+            return params.version, ()
+        wanted = params.layout.all
+    if not len(wanted):
+        return params.version, ()
+    breaks = np.flatnonzero((np.diff(wanted) != 1) | (np.diff(held[wanted]) != 0)) + 1
+    firsts = wanted[np.concatenate(([0], breaks))]
+    lasts = wanted[np.concatenate((breaks, [len(wanted)])) - 1] + 1
+    runs = zip(firsts.tolist(), lasts.tolist(), held[firsts].tolist(), strict=True)
+    return params.version, tuple(runs)
+
+
+class Into:
+    """The sink of one answer: raw parts go straight into the arena, increments beside it.
+
+    The arrays of raw parts are a mixture of two versions until all has come, and are marked so;
+    increments are added when the answer is complete, and leave no mixture.
+
+    Parameters
+    ----------
+    params
+        Where they belong.
+    parts
+        What has been announced.
+    wants
+        What was asked for (nothing: all).
+    server
+        Who sends, for people.
+
+    Raises
+    ------
+    RemoteProtocolError
+        When these are other tensors than were asked for, or not all of those that were lacking.
+    """
+
+    def __init__(self, params: Params, parts: Parts, wants: Wants, server: str) -> None:
+        self._params, self.parts, self._server = params, parts, server
+        self._data = params.arena.data.data
+        layout = params.layout
+        whole = len(parts) == 1 and parts[0][:4] == (0, layout.nbytes, raw.NAME, layout.nbytes)
+        self._staged: dict[int, Bytes] = {}
+        if whole and not wants:
+            self._tensors = layout.all
+            params.held[:] = -1
+            return
+        plain = tuple(part for part in parts if part.codec == raw.NAME)
+        for number, part in enumerate(parts):
+            if part.codec != raw.NAME:
+                self._staged[number] = self._room(part)
+        try:
+            self._tensors = layout.covered(plain).tensors if plain else np.empty(0, np.int64)
+        except BadPush as error:
+            text = f"{server} sent parts that do not make up tensors of the model: {error}"
+            raise RemoteProtocolError(text) from None
+        self._check(wants)
+        params.held[self._tensors] = -1
+
+    def _check(self, wants: Wants) -> None:
+        """See that what comes was asked for, and that what is lacking comes."""
+        params = self._params
+        asked = np.full(len(params.held), not wants)
+        for first, last, _have in wants:
+            asked[first:last] = True
+        lacking = asked & (params.held < 0) & (params.layout.sizes > 0)
+        lacking[self._tensors] = False
+        asked_for = asked[self._tensors].all() and all(
+            asked[self._tensor_of(self.parts[number])] for number in self._staged
+        )
+        if lacking.any() or not asked_for:
+            raise RemoteProtocolError(
+                f"{self._server} sent parts that do not make up the tensors that were asked for"
+            )
+
+    def _room(self, part: Part) -> Bytes:
+        """Return room for an increment; nothing is taken for one that cannot be right."""
+        index = self._tensor_of(part)
+        tensor = self._params.layout.tensors[index] if index >= 0 else None
+        known = codec_named(part.codec)
+        if tensor is None or tensor.dtype != np.float32 or part.nbytes > tensor.nbytes:
+            raise RemoteProtocolError(f"{self._server} sent an increment of no tensor: {part}")
+        if known is None:
+            raise RemoteProtocolError(
+                f"{self._server} sent an increment in the codec {part.codec!r}, which is not known"
+                " here"
+            )
+        if self._params.held[index] < 0:
+            raise RemoteProtocolError(
+                f"{self._server} sent an increment of {tensor.name!r}, which is not held here"
+            )
+        return np.empty(part.nbytes, np.uint8)
+
+    def _tensor_of(self, part: Part) -> int:
+        """Return the tensor whose range a part is, or -1."""
+        starts = self._params.layout.starts
+        index = int(np.searchsorted(starts, part.start, side="right")) - 1
+        tensor = self._params.layout.tensors[index]
+        fits = tensor.offset == part.start and tensor.offset + tensor.nbytes == part.stop
+        return index if fits else -1
+
+    def view(self, part: int, offset: int) -> memoryview:
+        """Return where the rest of a part belongs."""
+        staged = self._staged.get(part)
+        if staged is not None:
+            return staged.data[offset:]
+        return self._data[self.parts[part].start + offset : self.parts[part].stop]
+
+    def filled(self, part: int, offset: int, nbytes: int) -> None:
+        """Nothing is looked at before all of it is there."""
+
+    def abandoned(self) -> None:
+        """The tensors on their way stay marked."""
+
+    def finish(self) -> None:
+        """All of it is there: add the increments, and note the tensors' versions.
+
+        Raises
+        ------
+        RemoteProtocolError
+            When an increment is not what its codec writes; none has been added then.
+        """
+        params, layout = self._params, self._params.layout
+        for number, payload in self._staged.items():
+            part = self.parts[number]
+            tensor = layout.tensors[self._tensor_of(part)]
+            codec = codec_named(part.codec)
+            assert codec is not None
+            fault = codec.check(payload, tensor.shape)
+            if fault is not None:
+                raise RemoteProtocolError(
+                    f"{self._server} sent an increment of {tensor.name!r} that is no {part.codec}:"
+                    f" {fault}"
+                )
+        for number, part in enumerate(self.parts):
+            if number in self._staged:
+                tensor = layout.tensors[self._tensor_of(part)]
+                codec = codec_named(part.codec)
+                assert codec is not None
+                out = params.arena.views[tensor.name].reshape(-1)
+                codec.decode(self._staged[number], tensor.shape, out, add=True)
+                params.versions[layout.index[tensor.name]] = part.version
+                continue
+            first = int(np.searchsorted(layout.starts, part.start, side="left"))
+            last = int(np.searchsorted(layout.starts, part.stop, side="left"))
+            params.versions[first : len(layout.tensors) if part.stop == layout.nbytes else last] = (
+                part.version
+            )

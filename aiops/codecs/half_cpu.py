@@ -1,0 +1,137 @@
+"""16-bit floats as Numba loops; imported only where Numba is wanted.
+
+Numba has no binary16 on processors, so it is made of and read with integers, without a branch
+(after F. Giesen's float_to_half_fast3_rtne): the loops then run in vectors on any processor.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+from numba import types
+
+from aiops.codecs.half import BF16_LARGEST, FP16_LARGEST
+from aiops.kernels.jit_cpu import array_of, compiled, disjoint
+
+__all__ = ["bf16_to_float", "fp16_to_float", "loops"]
+
+_F, _U = np.float32, np.uint32
+_SIGN, _MAGNITUDE = _U(0x8000_0000), _U(0x7FFF_FFFF)
+_LEAST_NORMAL = _U(113 << 23)  # 2**-14, the least normal number of fp16
+_LEAST_NORMAL_VALUE = _F(2.0**-14)
+_MAGIC = _F(0.5)  # added to a magnitude below 2**-14, rounds it to a multiple of 2**-24
+_MAGIC_BITS = _U(126 << 23)
+_REBIAS = _U((15 - 127) % 2**32 << 23 & 0xFFFF_FFFF)
+_BIAS = _U((127 - 15) << 23)
+_S13, _S16, _ONE = _U(13), _U(16), _U(1)
+_ROUND_13, _ROUND_16 = _U(0xFFF), _U(0x7FFF)
+_FP16_MAGNITUDE, _FP16_SIGN, _FP16_EXPONENT = _U(0x7FFF), _U(0x8000), _U(0x7C00)
+
+
+@functools.cache
+def loops(form: str) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Return the loops that encode and decode ``"fp16"`` or ``"bf16"``."""
+    read, written = array_of("float32"), array_of("float32", writable=True)
+    halves, made = array_of("uint16"), array_of("uint16", writable=True)
+    encode, decode = _LOOPS[form]
+    return (
+        compiled(encode, types.void(read, written, made), cache=True),
+        compiled(decode, types.void(halves, written, types.boolean), cache=True),
+    )
+
+
+@numba.njit(forceinline=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _fp16(value: Any) -> Any:
+    """Return the bits of a float32 rounded to binary16."""
+    value = value if value < FP16_LARGEST else FP16_LARGEST
+    value = value if value > -FP16_LARGEST else -FP16_LARGEST
+    bits = _F(value).view(np.uint32)
+    magnitude = _U(bits & _MAGNITUDE)
+    small = _U(_F(_U(magnitude).view(np.float32) + _MAGIC).view(np.uint32) - _MAGIC_BITS)
+    odd = _U(_U(magnitude >> _S13) & _ONE)
+    normal = _U(_U(_U(_U(magnitude + _REBIAS) + _ROUND_13) + odd) >> _S13)
+    half = small if magnitude < _LEAST_NORMAL else normal
+    return np.uint16(_U(half | _U(_U(bits & _SIGN) >> _S16)))
+
+
+@numba.njit(forceinline=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def fp16_to_float(half: Any) -> Any:
+    """Return the float32 that the bits of a finite binary16 stand for."""
+    magnitude = _U(_U(_U(half) & _FP16_MAGNITUDE) << _S13)
+    normal = _U(magnitude + _BIAS)
+    small = _F(_U(magnitude + _LEAST_NORMAL).view(np.float32) - _LEAST_NORMAL_VALUE)
+    tiny = _U(_U(half) & _FP16_EXPONENT) == _U(0)
+    bits = _F(small).view(np.uint32) if tiny else normal
+    return _U(bits | _U(_U(_U(half) & _FP16_SIGN) << _S16)).view(np.float32)
+
+
+@numba.njit(forceinline=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _bf16(value: Any) -> Any:
+    """Return the upper half of a float32, rounded."""
+    value = value if value < BF16_LARGEST else BF16_LARGEST
+    value = value if value > -BF16_LARGEST else -BF16_LARGEST
+    bits = _F(value).view(np.uint32)
+    odd = _U(_U(bits >> _S16) & _ONE)
+    return np.uint16(_U(_U(_U(bits + odd) + _ROUND_16) >> _S16))
+
+
+@numba.njit(forceinline=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def bf16_to_float(half: Any) -> Any:
+    """Return the float32 of which these bits are the upper half."""
+    return _U(_U(half) << _S16).view(np.float32)
+
+
+# One pair of loops for each format, in full: Numba does not keep closures on disk.
+
+
+def _encode_fp16(values: Any, rest: Any, halves: Any) -> None:
+    disjoint()
+    if rest.size:
+        for i in range(values.size):
+            exact = _F(values[i] + rest[i])
+            half = _fp16(exact)
+            halves[i] = half
+            rest[i] = exact - fp16_to_float(half)
+    else:
+        for i in range(values.size):
+            halves[i] = _fp16(values[i])
+
+
+def _encode_bf16(values: Any, rest: Any, halves: Any) -> None:
+    disjoint()
+    if rest.size:
+        for i in range(values.size):
+            exact = _F(values[i] + rest[i])
+            half = _bf16(exact)
+            halves[i] = half
+            rest[i] = exact - bf16_to_float(half)
+    else:
+        for i in range(values.size):
+            halves[i] = _bf16(values[i])
+
+
+def _decode_fp16(halves: Any, out: Any, add: Any) -> None:
+    disjoint()
+    if add:
+        for i in range(out.size):
+            out[i] += fp16_to_float(halves[i])
+    else:
+        for i in range(out.size):
+            out[i] = fp16_to_float(halves[i])
+
+
+def _decode_bf16(halves: Any, out: Any, add: Any) -> None:
+    disjoint()
+    if add:
+        for i in range(out.size):
+            out[i] += bf16_to_float(halves[i])
+    else:
+        for i in range(out.size):
+            out[i] = bf16_to_float(halves[i])
+
+
+_LOOPS = {"fp16": (_encode_fp16, _decode_fp16), "bf16": (_encode_bf16, _decode_bf16)}

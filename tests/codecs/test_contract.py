@@ -1,0 +1,204 @@
+"""What every codec promises, on both backends, for every shape and kind of values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from aiops.codecs import NotFinite, find
+from aiops.codecs.base import CHUNK
+from aiops.errors import UsageError
+from tests.codecs.cases import (
+    BACKENDS,
+    SHAPES,
+    SPECS,
+    decoded,
+    encoded,
+    kind_of,
+    kinds_of_values,
+    normal,
+)
+
+each_spec = pytest.mark.parametrize("spec", SPECS)
+each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
+each_backend = pytest.mark.parametrize("backend", BACKENDS)
+
+
+def size_of(shape: tuple[int, ...]) -> int:
+    return int(np.prod(shape, dtype=np.int64))
+
+
+@each_spec
+def test_a_spec_says_what_it_makes(spec: str) -> None:
+    assert find(spec).spec == spec
+    assert find(find(spec).spec) == find(spec)
+
+
+@each_spec
+@each_shape
+def test_backends_write_and_read_the_same_bits(spec: str, shape: tuple[int, ...]) -> None:
+    for what, values in kinds_of_values(size_of(shape)).items():
+        one, two = (encoded(spec, values, shape, backend) for backend in BACKENDS)
+        assert one.tobytes() == two.tobytes(), what
+        first, second = (decoded(spec, one, shape, backend) for backend in BACKENDS)
+        assert first.tobytes() == second.tobytes(), what
+        assert len(one) <= find(spec).most(shape), what
+        assert (np.abs(first) < 1e18).all(), what
+
+
+@each_spec
+@each_shape
+def test_backends_keep_the_same_rest(spec: str, shape: tuple[int, ...]) -> None:
+    for what, values in kinds_of_values(size_of(shape)).items():
+        one, two = (find(spec).encoder(shape, feedback=True, backend=name) for name in BACKENDS)
+        for step in range(3):
+            part = values * np.float32(0.5**step)
+            assert bytes(one.encode(part)) == bytes(two.encode(part)), what
+            assert one.rest is not None
+            assert two.rest is not None
+            assert one.rest.tobytes() == two.rest.tobytes(), what
+
+
+@each_spec
+@each_backend
+def test_adding_is_decoding_and_then_adding(spec: str, backend: str) -> None:
+    shape = (70, 65)
+    payload = encoded(spec, normal(shape), shape, backend)
+    held = normal(shape, 1)
+    wanted = held + decoded(spec, payload, shape, backend)
+    kind_of(spec).decode(payload, shape, held, add=True, backend=backend)
+    np.testing.assert_array_equal(held, wanted)
+
+
+@each_spec
+@each_backend
+@pytest.mark.parametrize("offset", [1, 2, 3])
+def test_a_payload_may_lie_anywhere_and_be_read_only(spec: str, backend: str, offset: int) -> None:
+    shape = (129, 8, 3)
+    payload = encoded(spec, normal(shape), shape, backend)
+    room = np.empty(len(payload) + 8, np.uint8)
+    at = offset - room.ctypes.data % 4 + 4
+    moved = room[at : at + len(payload)]
+    moved[:] = payload
+    moved.flags.writeable = False
+    wanted = decoded(spec, payload, shape, backend)
+    np.testing.assert_array_equal(decoded(spec, moved, shape, backend), wanted)
+
+
+@each_spec
+@each_backend
+def test_what_is_decoded_and_what_is_left_add_up(spec: str, backend: str) -> None:
+    shape = (66, 40)
+    encoder = find(spec).encoder(shape, feedback=True, backend=backend)
+    total = np.zeros(size_of(shape), np.float64)
+    received = np.zeros_like(total)
+    for step in range(8):
+        values = normal(shape, step)
+        payload = np.frombuffer(bytes(encoder.encode(values)), np.uint8)
+        total += values
+        received += decoded(spec, payload, shape, backend)
+    np.testing.assert_allclose(received + encoder.rest, total, atol=1e-4)
+
+
+@each_spec
+@each_backend
+def test_what_was_refused_is_taken_back(spec: str, backend: str) -> None:
+    shape = (66, 40)
+    values = normal(shape)
+    encoder = find(spec).encoder(shape, feedback=True, backend=backend)
+    encoder.encode(values)
+    encoder.take_back()
+    assert encoder.rest is not None
+    np.testing.assert_allclose(encoder.rest, values, atol=1e-6)
+    kept = encoder.rest.copy()
+    encoder.take_back()
+    np.testing.assert_array_equal(encoder.rest, kept)
+    payload = np.frombuffer(bytes(encoder.encode(values)), np.uint8)
+    sent = decoded(spec, payload, shape, backend)
+    np.testing.assert_allclose(sent + encoder.rest, 2 * values, atol=1e-5)
+
+
+@each_spec
+def test_without_feedback_there_is_nothing_to_take_back(spec: str) -> None:
+    encoder = find(spec).encoder((40,), feedback=False)
+    before = bytes(encoder.encode(normal((40,))))
+    encoder.take_back()
+    assert encoder.rest is None
+    if "lowrank" not in spec:  # its Q goes from step to step
+        assert bytes(encoder.encode(normal((40,)))) == before
+
+
+@each_spec
+@each_backend
+@pytest.mark.parametrize("bad", [np.nan, -np.inf, 1e18, -3e38])
+@pytest.mark.parametrize("feedback", [True, False])
+def test_a_value_that_is_not_fit_is_refused(
+    spec: str, backend: str, bad: float, feedback: bool
+) -> None:
+    shape = (CHUNK + 300,)
+    encoder = find(spec).encoder(shape, feedback=feedback, backend=backend)
+    values = normal(shape)
+    encoder.encode(values)
+    before = None if encoder.rest is None else encoder.rest.copy()
+    values[CHUNK + 17] = bad
+    given = values.copy()
+    with pytest.raises(NotFinite, match=f"element {CHUNK + 17} of the tensor is") as caught:
+        encoder.encode(values)
+    assert caught.value.index == CHUNK + 17
+    np.testing.assert_array_equal(values, given)
+    if before is not None:
+        np.testing.assert_array_equal(encoder.rest, before)
+
+
+@each_spec
+@each_backend
+def test_values_are_left_alone(spec: str, backend: str) -> None:
+    values = normal((70, 65))
+    values.flags.writeable = False
+    given = values.copy()
+    for feedback in (True, False):
+        encoder = find(spec).encoder((70, 65), feedback=feedback, backend=backend)
+        encoder.encode(values)
+        encoder.encode(values)
+    np.testing.assert_array_equal(values, given)
+
+
+@each_spec
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sums_that_grow_too_large_are_kept(spec: str, backend: str) -> None:
+    """A rest and a value together may reach 1e18: the payload stays one that can be read."""
+    shape = (8, 40)
+    encoder = find(spec).encoder(shape, feedback=True, backend=backend)
+    values = np.full(320, 9e17, np.float32)
+    for _ in range(4):
+        payload = np.frombuffer(bytes(encoder.encode(values)), np.uint8)
+        assert kind_of(spec).check(payload, shape, backend) is None
+        encoder.take_back()
+    assert encoder.rest is not None
+    np.testing.assert_allclose(encoder.rest, 4 * values, rtol=1e-5)
+
+
+@each_spec
+@pytest.mark.parametrize(
+    "values",
+    [np.zeros(9, np.float32), np.zeros(8, np.float64), np.zeros(16, np.float32)[::2]],
+    ids=["size", "dtype", "strides"],
+)
+def test_an_array_that_does_not_fit_is_refused(spec: str, values: np.ndarray) -> None:
+    encoder = find(spec).encoder((8,), feedback=False)
+    with pytest.raises(UsageError, match="the encoder of 8 elements was given"):
+        encoder.encode(values)
+
+
+@each_spec
+@each_backend
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 100, 5000])
+def test_a_payload_of_another_length_is_refused(spec: str, backend: str, length: int) -> None:
+    shape = (30, 10)
+    payload = encoded(spec, normal(shape), shape, backend)
+    if length != len(payload):
+        fault = kind_of(spec).check(np.full(length, 255, np.uint8), shape, backend)
+        assert fault is not None
+        assert fault.split()[0] in ("has", "ends", "goes")
+    for other in (payload[:-1], np.append(payload, np.uint8(0))):
+        assert kind_of(spec).check(other, shape, backend)
