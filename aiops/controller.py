@@ -24,8 +24,12 @@ from typing import Any
 
 from aiops.bucket import USABLE
 
-_TARGET = 0.97 * USABLE
+_TARGET = 0.985 * USABLE
 """The share of the budget aimed at: a little below what can cross, so that a lack can be seen."""
+
+_QUEUED, _QUEUED_FEW = 1.5, 8.0
+"""F that is borne, for many workers and in addition for few: with chance in it, full use needs a
+line now and then, and few workers make it only by wanting more than there is."""
 
 _GAIN = 0.6  # of the integrator, per time constant: well damped with the averaging
 _FASTEST, _SLOWEST = 1.0, 30.0  # seconds: bounds of the time constant
@@ -191,5 +195,5 @@ class Controller:
         if workers > 1 and use > 0.9:
             computing = max(1.0 - self._waiting / workers, 0.05)
             short = (workers - 1) / workers / computing
-            error += max(0.0, math.log(short / (1.25 + 6.0 / workers)))
+            error += max(0.0, math.log(short / (_QUEUED + _QUEUED_FEW / workers)))
         return error
