@@ -163,7 +163,7 @@ class PacedLink(Link):
         self._pacer.budget.crossed(self.flow, nbytes, self._pacer.now())
         drained = nbytes < self._offered
         super().buffer_updated(nbytes)
-        if self._unread or self._closing:
+        if self._unread or self.transport is None or self.transport.is_closing():
             return
         if drained and self._allowed > 1:
             self._leave_allowed(1)

@@ -127,6 +127,7 @@ class Server:
         self._pacer = _pacer_of(config)
         self._pacing: asyncio.TimerHandle | None = None
         self._spent = 0  # bytes that had crossed under the budget at the last look
+        self._idle = True  # nothing was on its way then
         self._most = config.max_connections
         if self._pacer is not None:
             self._most = min(self._most, self._pacer.narrowed // _CONNECTION)
@@ -518,13 +519,13 @@ class Server:
         """Tell the engine now and then what crosses."""
         assert self._loop is not None
         self._pacing = self._loop.call_later(_PACED_EVERY, self._look_at_pace, pacer)
-        budget, now = pacer.budget, self._now()
+        budget, now, total = pacer.budget, self._now(), pacer.budget.total
         crossed, self._spent = budget.spent - self._spent, budget.spent
-        second, peak = (
-            (budget.total.used(now), budget.total.peak) if budget.total is not None else (0, 0)
-        )
-        pressed = pacer.pressed()
-        self.post(Paced(now, crossed, second, peak, budget.wanted, pacer.busy(), pressed))
+        second, peak = (total.used(now), total.peak) if total is not None else (0, 0)
+        busy, pressed = pacer.busy(), pacer.pressed()
+        idle, self._idle = self._idle, not (crossed or second or busy)
+        if not (idle and self._idle):  # there is nothing new about nothing
+            self.post(Paced(now, crossed, second, peak, budget.wanted, busy, pressed))
 
     # ------------------------------------------------------------ deadlines
 

@@ -11,6 +11,7 @@ from typing import Any
 from aiops import address
 from aiops.client.backoff import check_timeout
 from aiops.client.conversation import Conversation, Request
+from aiops.client.rows import RowsInto
 from aiops.errors import UsageError
 
 
@@ -79,6 +80,7 @@ class Facade:
             nbytes = layout.nbytes if layout is not None else 0
             if request is not None:  # the offer of a model that is not known yet, or rows
                 nbytes += sum(len(view) for views in request.payloads for view in views)
+                nbytes += request.into.out.nbytes if isinstance(request.into, RowsInto) else 0
             allowed += slow * nbytes
         return allowed
 
