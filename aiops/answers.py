@@ -14,9 +14,10 @@ from aiops.controller import Controller
 from aiops.crew import Member
 from aiops.errors import BadPush, NotReady, Refused, StaleGradient
 from aiops.events import Effect, Received, Reply
-from aiops.intake import Incoming
+from aiops.incoming import Incoming
 from aiops.messages import Ack, Again, Error, Fetch, Model, Params, Parts, Push, PushRows, Sparse
 from aiops.recall import Recalled
+from aiops.shadowing import Shadowing
 from aiops.store import Store
 from aiops.versions import Wanted
 
@@ -47,6 +48,7 @@ class Answers:
         self.effects = effects
         self.store: Store | None = None
         self.budget: Controller | None = None
+        self.shadowing: Shadowing | None = None  # answers coded fetches, where there are any
         self.tables: Sparse = ()
         self.now = 0.0
         self.refused: Counter[str] = Counter()
@@ -64,6 +66,11 @@ class Answers:
         """Send the tensors that the client wants and does not have, when they can be read."""
         store = self._defined()
         wanted = self._wanted(message)
+        if message.coded and self.shadowing is not None:
+            self._note_sent(store, member)
+            params = Params(message.id, store.version, (), store.vbar(), store.vbars())
+            self.shadowing.answer(peer, params, wanted)
+            return
         if not store.readable:
             self._readers.append((peer, partial(self.fetch, peer, message, member)))
             return
@@ -88,6 +95,8 @@ class Answers:
     def left(self, peer: int) -> None:
         """Forget a connection: what its pushes come to is only remembered."""
         self._readers = [reader for reader in self._readers if reader[0] != peer]
+        if self.shadowing is not None:
+            self.shadowing.left(peer)
         for pending in self._pending.values():
             if pending.peer == peer:
                 pending.peer = None
@@ -107,9 +116,10 @@ class Answers:
             member.ignored += 1
         member.staleness = pending.staleness
         parts: Parts = ()
+        coded = message.fetch and message.coded and self.shadowing is not None
         if pending.peer is not None and message.fetch:
             self._note_sent(store, member)
-            parts = store.current.parts_for(self._wanted(message))
+            parts = () if coded else store.current.parts_for(self._wanted(message))
         ack = Ack(
             message.id,
             store.version,
@@ -123,7 +133,10 @@ class Answers:
             self._gate(store),
         )
         self._settle(pending, ack)
-        if pending.peer is not None:  # no update is under way, so the parameters can be read
+        if pending.peer is not None and coded:
+            assert self.shadowing is not None
+            self.shadowing.answer(pending.peer, ack, self._wanted(message))
+        elif pending.peer is not None:  # no update is under way, so the parameters can be read
             self.effects.append(Reply(pending.peer, ack, store.lease() if parts else None))
 
     def refuse(self, pending: Pending, fault: Refused) -> None:
@@ -134,7 +147,8 @@ class Answers:
         pending.sink.free()
         if pending.peer is None:
             return
-        parts = store.current.parts_for(self._wanted(message)) if message.fetch else ()
+        wants = message.fetch and not (message.coded and self.shadowing)  # else it must ask again
+        parts = store.current.parts_for(self._wanted(message)) if wants else ()
         if isinstance(fault, StaleGradient) and parts and store.readable:
             self._note_sent(store, pending.member)
             lease = store.lease()
@@ -213,7 +227,13 @@ class Answers:
     ) -> None:
         """Send an acknowledgement again, with what are now the parameters if it asks for them."""
         store = self._defined()
+        said = (ack.used, ack.staleness, ack.mean_staleness, ack.vbar, ack.vbars)
         parts: Parts = ()
+        if message.fetch and message.coded and self.shadowing is not None:
+            self._note_sent(store, member)
+            answer = Ack(message.id, ack.version, store.version, *said)
+            self.shadowing.answer(peer, answer, self._wanted(message))
+            return
         if message.fetch:
             if not store.readable:
                 again = partial(self._acknowledge_again, peer, message, ack, member)
@@ -221,7 +241,6 @@ class Answers:
                 return
             self._note_sent(store, member)
             parts = store.current.parts_for(self._wanted(message))
-        said = (ack.used, ack.staleness, ack.mean_staleness, ack.vbar, ack.vbars)
         answer = Ack(message.id, ack.version, store.version, *said, parts, self._gate(store))
         self.effects.append(Reply(peer, answer, store.lease() if parts else None))
 

@@ -23,8 +23,16 @@ _SECONDS = (
     *("worker_deadline", "hello_deadline", "stall_deadline", "heartbeat", "drain_deadline"),
     "save_every",
 )
-_COUNTS = ("workers", "live_versions", "max_model", "max_connections", "min_rate")
-_MAY_BE_0 = ("drain_deadline", "min_rate")
+_COUNTS = (
+    "workers",
+    "live_versions",
+    "max_model",
+    "max_connections",
+    "min_rate",
+    "recall",
+    "fetch_lag",
+)
+_MAY_BE_0 = ("drain_deadline", "min_rate", "recall", "fetch_lag")
 _LONGEST = 1e9  # seconds (30 years): what every clock and timer can still count
 _MOST = 1 << 62
 
@@ -49,6 +57,11 @@ class Config:
     worker_deadline: float = _option(300.0, "Seconds a barrier waits for one worker's compute.")
     consistency: str = _option("leased", "'leased': reads see one version. 'relaxed': may mix.")
     live_versions: int = _option(8, "At most so many versions of the parameters alive at once.")
+    gate: str = _option("", "When workers push and fetch: bfasgd:c_push=0.08, periodic, constant.")
+    recall: int = _option(256 << 20, "Bytes of gradients kept for a gate with skipped=reapply.")
+    push_codec: list[str] = _option([], "How gradients travel: topk:0.01, int8@fc*; repeat.")
+    fetch_codec: list[str] = _option([], "How parameters travel, as increments: int8, topk:0.1.")
+    fetch_lag: int = _option(0, "Versions that these may be behind; 0: as seems best.")
     init: Path | None = _option(None, "Start with the model in this .safetensors file.")
     save: Path | None = _option(None, "Write the model to this .safetensors file at the end.")
     save_every: float | None = _option(None, "Also write it every so many seconds.")
@@ -132,6 +145,11 @@ class Config:
             heartbeat=self.heartbeat,
             budget=total,
             worker_budget=each,
+            gate=self.gate,
+            recall=self.recall,
+            push_codec=tuple(self.push_codec),
+            fetch_codec=tuple(self.fetch_codec),
+            fetch_lag=self.fetch_lag,
         )
 
     def settings(self) -> dict[str, Any]:

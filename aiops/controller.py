@@ -1,10 +1,10 @@
 """What chooses the gates' constants, so that workers ask for what a bandwidth budget can carry.
 
-A worker transmits with the probability p = 1 / (1 + c / v̄) (B-FASGD, Odena 2016, equation 9). The
+A worker transmits with the probability p = 1 / (1 + c / (v̄ + ε)) (B-FASGD, Odena 2016, eq 9). The
 controller chooses one c for pushes, and a multiple of it for fetches, by integral control of
-y = -ln p = ln(1 + c / v̄). Demand is proportional to p, so in y the loop has the same gain
-everywhere; y = 0 is c = 0, where the integrator stops (no wind-up); and c = v̄ (eʸ - 1) follows a
-falling v̄ by itself.
+y = -ln p = ln(1 + c / (v̄ + ε)). Demand is proportional to p, so in y the loop has the same gain
+everywhere; y = 0 is c = 0, where the integrator stops (no wind-up); and c = (v̄ + ε) (eʸ - 1)
+follows a falling v̄ by itself.
 
 How much more the workers want than crosses cannot be seen while the budget is the bottleneck: it
 is inferred from how many of them are waiting. With λ workers of which a share f waits, transfers
@@ -19,6 +19,7 @@ which, at full use of the budget, each does once; but at least one second.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +34,7 @@ line now and then, and few workers make it only by wanting more than there is.""
 
 _GAIN = 0.6  # of the integrator, per time constant: well damped with the averaging
 _FASTEST, _SLOWEST = 1.0, 30.0  # seconds: bounds of the time constant
+_FIRST_VBAR = 1.0  # FASGD's v begins at 1
 _REMEMBERED = 64  # transmissions that tell how large one is
 _MOST = math.log(1e4)  # bound of y
 _LEAST_USE = 0.01  # a use below this share counts as this
@@ -74,13 +76,20 @@ class Controller:
     ratio
         c of a fetch, relative to that of a push.
     depth
-        y = ln(1 + c / v̄) to begin with.
+        y = ln(1 + c / (v̄ + ε)) to begin with.
+    eps, floor
+        The gate's ε, and what it takes off v̄ first.
+    steers
+        Whether there is a gate that goes by the constants.
     """
 
     budget: int | None
     each: int | None = None
     ratio: float = 1.0
     depth: float = 0.0
+    eps: float = 0.0
+    floor: float = 0.0
+    steers: bool = True
     _time: float | None = None
     _use: float = 0.0  # share of the budget that crosses, averaged
     _waiting: float = 0.0  # workers with a message on its way, averaged
@@ -90,12 +99,32 @@ class Controller:
     _last: Crossing | None = None
     _pressed: list[float] = field(default_factory=lambda: [0.0, 0.0])  # bytes, and bytes possible
 
-    def constants(self, vbar: float | None) -> tuple[float, float]:
-        """Return c of a push and c of a fetch, to go with this v̄ (None: the gates take 1 for it).
+    @classmethod
+    def beside(
+        cls, gate: Mapping[str, Any] | None, budget: int | None, each: int | None
+    ) -> Controller | None:
+        """Return what steers a gate, by its entry in the client plan; None without a budget.
+
+        The gate's own constants are where it begins, and their ratio is kept.
+        """
+        if budget is None and each is None:
+            return None
+        if gate is None or gate.get("kind") != "bfasgd":
+            return cls(budget, each, steers=False)
+        push, fetch = gate["c_push"], gate["c_fetch"]
+        eps, floor = gate["eps"], gate["floor"]
+        depth = math.log1p((push or fetch) / (_FIRST_VBAR + eps))
+        ratio = fetch / push if push and fetch else 1.0
+        return cls(budget, each, ratio, min(depth, _MOST), eps, floor)
+
+    def constants(self, vbar: float | None) -> tuple[float, ...]:
+        """Return c of a push and c of a fetch, to go with this v̄; nothing without a gate.
 
         Both are 0 while the budget is not needed.
         """
-        c = (1.0 if vbar is None else vbar) * math.expm1(self.depth)
+        if not self.steers or vbar is None:
+            return ()
+        c = (max(vbar - self.floor, 0.0) + self.eps) * math.expm1(self.depth)
         return c, c * self.ratio
 
     def seconds_per_byte(self, workers: int) -> float:
@@ -157,7 +186,7 @@ class Controller:
     def report(self, vbar: float | None) -> dict[str, Any]:
         """Return what the statistics show of the budget, with the constants for this v̄."""
         last, (crossed, possible) = self._last, self._pressed
-        c_push, c_fetch = self.constants(vbar)
+        c_push, c_fetch = self.constants(vbar) or (None, None)
         return {
             "bytes_per_second": self.budget,
             "worker_bytes_per_second": self.each,

@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aiops import messages
+from aiops import gates, messages
 from aiops.algorithms.base import Algorithm
 from aiops.answers import Answers, Pending
+from aiops.codecs.choice import Choice
 from aiops.controller import Controller, Crossing
 from aiops.crew import Crew, Member
 from aiops.errors import (
@@ -51,7 +52,8 @@ from aiops.events import (
     Tick,
     Warm,
 )
-from aiops.intake import Incoming, Intake, Offer
+from aiops.incoming import Incoming
+from aiops.intake import Intake, Offer
 from aiops.kernels.rule import Rule
 from aiops.layout import Arena, Array, Ints, Layout, aligned
 from aiops.meeting import Meeting
@@ -75,6 +77,8 @@ from aiops.messages import (
 from aiops.rows import TableStore
 from aiops.rowsdesk import RowsDesk
 from aiops.rowsintake import RowsIncoming, RowsIntake
+from aiops.shadow import Shadow
+from aiops.shadowing import Shadowing
 from aiops.store import Store
 from aiops.tables import ID_BYTES, NamedTable, Tables
 from aiops.updates import Updates
@@ -104,6 +108,11 @@ class Engine:
         algorithm.check(workers, self.options.relaxed)
         told = {"patience": deadline, "heartbeat": self.options.heartbeat}
         self.plan = {**algorithm.plan(workers), **told}
+        recall = self._plan_gate()
+        self.codecs = Choice.of(self.options.push_codec), Choice.of(self.options.fetch_codec)
+        for key, choice in zip(("push_codec", "fetch_codec"), self.codecs, strict=True):
+            if choice:
+                self.plan[key] = choice.announced
         self.store: Store | None = None
         self.rows: RowsDesk | None = None
         self.stopping = False
@@ -112,14 +121,24 @@ class Engine:
         self.intake = Intake(self.options.max_model, self.options.backend)
         self.answers = Answers(self._effects)
         self.updates = Updates(algorithm, workers, self.crew, self.answers, self._effects)
+        self.updates.recall.bound = recall
         self.meeting = Meeting(self.plan.get("average"), self._effects)
         budget, each = self.options.budget, self.options.worker_budget
-        self.budget = Controller(budget, each) if budget or each else None
+        self.budget = Controller.beside(self.plan.get("gate"), budget, each)
         self.answers.budget = self.budget
         self.intake.budget = min(filter(None, (budget, each)), default=None)
         self.now = self.started = 0.0
         self._tables = Tables({})
         self._seconds: deque[tuple[float, int]] = deque(maxlen=12)  # (time, version then)
+
+    def _plan_gate(self) -> int:
+        """Add the gate to the plan; return how many bytes of gradients to keep for it."""
+        if not self.options.gate:
+            return 0
+        gate = gates.find(self.options.gate)
+        gate.check(self.algorithm, self.options.workers)
+        self.plan |= gate.plan(self.algorithm)
+        return self.options.recall if gate.skipped == "reapply" else 0
 
     def handle(self, event: Event) -> list[Effect]:
         """Take in an event; return what is to be done, in order."""
@@ -161,7 +180,7 @@ class Engine:
             proof=event.proof,
             policy=self.algorithm.name,
             settings=self.algorithm.settings(),
-            plan=self._plan_now(),
+            plan={**self._plan_now(), "worker": member.number},
             version=self.answers.version,
             model=self.store.layout.rows if self.store else (),
             last_seq=member.last_seq,
@@ -340,6 +359,10 @@ class Engine:
         self.intake.defined(layout)
         self.answers.store = self.store
         self.updates.begin(self.store)
+        if self.codecs[1]:
+            shadow = Shadow(self.store.current, self.codecs[1], options.backend, options.fetch_lag)
+            queue = partial(self.updates.work, first=True)
+            self.answers.shadowing = Shadowing(self.store, shadow, self._effects, queue)
         self._tables = tables
         self.answers.tables = self._tables.described
         self.rows = RowsDesk(
@@ -470,6 +493,7 @@ class Engine:
             "rows_bytes_peak": rows.peak,
             "waiting": len(self.updates.held),
             "waited_for": sorted(self.updates.waited_for),
+            "shadow": self.answers.shadowing.shadow.report() if self.answers.shadowing else None,
             "averages": self.meeting.report(),
             "budget": self.budget.report(store.vbar() if store else None) if self.budget else None,
             "workers": [member.report(self.now) for member in self.crew],

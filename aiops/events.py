@@ -17,6 +17,7 @@ from aiops.layout import Ints
 from aiops.messages import Hello, Message
 from aiops.rows import RowJob
 from aiops.rowsintake import RowsIncoming
+from aiops.shadow import ShadowJob
 from aiops.store import Job
 from aiops.values import value
 from aiops.versions import Lease
@@ -129,7 +130,7 @@ class Apply:
     """Run a kernel (`run`, on any thread) and come back with `Applied`."""
 
     ticket: int
-    job: Job | RowJob
+    job: Job | RowJob | ShadowJob
 
     @property
     def run(self) -> Callable[[], Ints]:
@@ -179,6 +180,9 @@ Effect: TypeAlias = Reply | Apply | Warm | Drop | WakeAt | Note | Shares
 # ---------------------------------------------------------------- how an engine is run
 
 
+_BANDWIDTH = ("gate", "recall", "push_codec", "fetch_codec", "fetch_lag")
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """How a server is run, beside its algorithm.
@@ -189,6 +193,9 @@ class Options:
     of silence after which a client is pinged (clients are told, so that they look in time).
     ``run``: what this run is called, random (clients are told, so that they notice another).
     ``budget``, ``worker_budget``: bytes per second, both ways, of all clients together and of each.
+    ``gate``: `aiops.gates.find` knows it. ``recall``: bytes of gradients kept to be applied again.
+    ``push_codec``, ``fetch_codec``: `aiops.codecs.choice.Choice` reads them. ``fetch_lag``: by how
+    many versions coded parameters may be behind, 0: as many as seems best.
     """
 
     workers: int | None = None
@@ -201,6 +208,11 @@ class Options:
     run: str = ""
     budget: int | None = None
     worker_budget: int | None = None
+    gate: str = ""
+    recall: int = 256 << 20
+    push_codec: tuple[str, ...] = ()
+    fetch_codec: tuple[str, ...] = ()
+    fetch_lag: int = 0
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -210,3 +222,11 @@ class Options:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise UsageError(f"{name} must be more than 0, not {value}")
+        for name in ("recall", "fetch_lag"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name} must be 0 or more, not {getattr(self, name)}")
+
+    def deciding(self) -> dict[str, Any]:
+        """Return those by which the engine decides, for a replay."""
+        names = ("workers", "worker_deadline", "budget", "worker_budget", *_BANDWIDTH)
+        return {name: getattr(self, name) for name in names}

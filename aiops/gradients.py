@@ -2,21 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from aiops import kernels
-from aiops.layout import Array, Cover, Ints, Layout, Section, compute_dtype
+from aiops.codecs import codec_named, raw
+from aiops.layout import Array, Bytes, Cover, Ints, Layout, Section, compute_dtype
+from aiops.messages import Parts
 
 
 @dataclass(slots=True)
 class Gradient:
-    """A received push: the bytes, and which tensors they are."""
+    """A received push: the bytes, which tensors they are, and how written (nothing: all raw)."""
 
-    data: npt.NDArray[np.uint8]
+    data: Bytes
     cover: Cover
+    parts: Parts = ()
+
+    def dense(self, layout: Layout, room: Callable[[], Bytes], backend: str) -> Gradient:
+        """Return the same with every tensor raw, decoded into ``room()`` if need be."""
+        if not self.parts:
+            return self
+        out, begin = room(), 0
+        for part in self.parts:
+            payload = self.data[begin : begin + part.nbytes]
+            begin += part.nbytes
+            index = layout.tensor_at(part.start)
+            tensor = layout.tensors[index]
+            row = int(np.searchsorted(self.cover.tensors, index))
+            place = int(self.cover.starts[row]) + part.start - tensor.offset
+            target = out[place : place + part.stop - part.start]
+            if part.codec == raw.NAME:
+                target[:] = payload
+                continue
+            codec = codec_named(part.codec)
+            assert codec is not None
+            typed = target.view(tensor.dtype)
+            if tensor.dtype == np.float32:
+                codec.decode(payload, tensor.shape, typed, backend=backend)
+                continue
+            single = np.empty(typed.size, np.float32)
+            codec.decode(payload, tensor.shape, single, backend=backend)
+            with np.errstate(over="ignore"):
+                typed[:] = single
+        return Gradient(out, self.cover)
 
 
 def section_size(section: Section) -> int:

@@ -2,24 +2,20 @@
 
 The wire asks `Intake.place` where a message's payloads belong, as soon as its header is complete.
 A push that does not fit the model is drained and refused; one that fits gets a buffer from a pool
-with a total bound (when it is empty the peer waits unread); what arrives is surveyed chunk by chunk
-while it is still in the cache: finite and below 1e18 in magnitude, since a finite 1e20 squares to
-infinity and would freeze a moving average of squares for ever.
+with a total bound (when it is empty the peer waits unread), and is looked over as it comes
+(`aiops.incoming`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
-
-import numpy as np
+from collections.abc import Callable, Sequence
 
 from aiops import kernels
-from aiops.codecs import CODECS
+from aiops.codecs import BUILT_IN, codec_named, raw
 from aiops.errors import BadPush, NotReady, Refused, UsageError, nearest
-from aiops.gradients import Gradient, rows_in
+from aiops.incoming import CodedIncoming, Incoming
 from aiops.kernels.scan import Surveyor
-from aiops.layout import Array, Bytes, Cover, Layout, aligned
+from aiops.layout import Bytes, Cover, Layout, aligned
 from aiops.messages import Define, FetchRows, Message, Parts, Push, PushRows
 from aiops.pool import Pool
 from aiops.rates import too_slow
@@ -27,102 +23,6 @@ from aiops.tables import MAX_ROWS_BYTES
 from aiops.wire import Discard, Sink
 
 _ROOM = 64 << 20  # bytes: what pushes may take, or so many models
-SURVEY = 256 * 1024  # bytes per survey: within the cache, whatever the size of the chunks
-
-
-class Incoming:
-    """The sink of one push or one offered model: a buffer, surveyed as it fills."""
-
-    __slots__ = ("_done", "_layout", "_offsets", "_pool", "_runs", "buffer", "cover", "fault")
-
-    def __init__(
-        self,
-        buffer: Bytes,
-        lengths: list[int],
-        layout: Layout,
-        cover: Cover,
-        pool: Pool | None,
-        surveys: Sequence[Surveyor],
-    ) -> None:
-        self.buffer, self.cover, self._layout, self._pool = buffer, cover, layout, pool
-        self.fault: Refused | None = None
-        self._offsets = [0] if len(lengths) == 1 else list(accumulate(lengths, initial=0))
-        self._runs = list(self._typed_runs(surveys))
-        self._done = 0  # bytes surveyed
-
-    def view(self, part: int, offset: int) -> memoryview:
-        """Return the rest of the buffer from there."""
-        return self.buffer.data[self._offsets[part] + offset :]
-
-    def filled(self, part: int, offset: int, nbytes: int) -> None:
-        """Survey what is complete: whole blocks, and the last one when it ends the payload."""
-        end = self._offsets[part] + offset + nbytes
-        if self.fault is not None:
-            return
-        for begin, typed, survey in self._runs:
-            stop = begin + typed.nbytes
-            low = max(self._done, begin)
-            high = stop if end >= stop else begin + (end - begin) // SURVEY * SURVEY
-            if high > low:
-                item = typed.itemsize
-                first = (low - begin) // item
-                bad = survey(typed[first : (high - begin) // item])
-                self._done = high
-                if bad >= 0:
-                    self.fault = self._bad_value(begin, typed, first + bad)
-                    return
-            if end < stop:
-                return
-
-    def take(self) -> Gradient:
-        """Return what was received."""
-        return Gradient(self.buffer, self.cover)
-
-    def keep(self) -> Gradient:
-        """Return what was received; its buffer is the caller's from here on."""
-        if self._pool is not None:
-            pool, self._pool = self._pool, None
-            pool.hand_over(self.buffer)
-        return self.take()
-
-    def free(self) -> None:
-        """Put the buffer back: nobody needs what was received any more."""
-        if self._pool is not None:
-            pool, self._pool = self._pool, None
-            pool.give(self.buffer)
-
-    def abandoned(self) -> None:
-        """The rest will never come."""
-        self.free()
-
-    def _typed_runs(self, surveys: Sequence[Surveyor]) -> Iterator[tuple[int, Array, Surveyor]]:
-        """Yield, per dtype, where its bytes begin in the buffer, a typed view, and its survey."""
-        cover, layout = self.cover, self._layout
-        for section, survey in zip(layout.sections, surveys, strict=True):
-            if cover.whole:
-                typed = self.buffer[section.start : section.stop].view(section.dtype)
-                yield section.start, typed, survey
-                continue
-            rows = rows_in(cover.tensors, section)
-            if len(rows):
-                begin = int(cover.starts[rows[0]])
-                last = rows[-1]
-                end = int(cover.starts[last] + layout.nbytes_each[cover.tensors[last]])
-                yield begin, self.buffer[begin:end].view(section.dtype), survey
-
-    def _bad_value(self, begin: int, typed: Array, index: int) -> BadPush:
-        place = begin + index * typed.itemsize
-        row = int(np.searchsorted(self.cover.starts, place, side="right")) - 1
-        tensor = self._layout.tensors[int(self.cover.tensors[row])]
-        element = (place - int(self.cover.starts[row])) // typed.itemsize
-        where = tuple(int(i) for i in np.unravel_index(element, tensor.shape))
-        value = float(typed[index])
-        return BadPush(
-            f"{tensor.name!r} holds {value} at {list(where)}: every value must be finite and"
-            " below 1e18 in magnitude; nothing of this push was applied",
-            tensor=tensor.name,
-            value=repr(value),
-        )
 
 
 class Intake:
@@ -188,12 +88,15 @@ class Intake:
     def _place_push(self, message: Push) -> Sink | None:
         if self.layout is None:
             raise NotReady("nobody has defined the model yet: define it before the first push")
-        check_codecs(message.parts)
+        check_codecs(message.parts, coded=True)
         cover = self.layout.covered(message.parts)
         lengths = [part.nbytes for part in message.parts]
         buffer = self.pool.take(sum(lengths))
         if buffer is None:
             return None
+        if any(part.codec != raw.NAME for part in message.parts):
+            parts = message.parts
+            return CodedIncoming(buffer, parts, self.layout, cover, self.pool, self._surveys)
         return Incoming(buffer, lengths, self.layout, cover, self.pool, self._surveys)
 
     def _place_define(self, message: Define) -> Sink | None:
@@ -259,8 +162,13 @@ class Offer(Incoming):
             intake.offer_ended()
 
 
-def check_codecs(parts: Parts) -> None:
-    """Refuse a codec that this server does not decode."""
+def check_codecs(parts: Parts, *, coded: bool = False) -> None:
+    """Refuse a codec that this server does not decode; without ``coded`` all but raw."""
     for part in parts:
-        if part.codec not in CODECS:
-            raise BadPush(f"codec {part.codec!r} is not known here; {nearest(part.codec, CODECS)}")
+        if part.codec == raw.NAME or (coded and codec_named(part.codec) is not None):
+            continue
+        if coded:
+            raise BadPush(
+                f"codec {part.codec!r} is not known here; {nearest(part.codec, BUILT_IN)}"
+            )
+        raise BadPush(f"codec {part.codec!r} is only for gradients of tensors: send this raw")

@@ -35,7 +35,7 @@ from aiops.events import (
     Stopping,
     Tick,
 )
-from aiops.intake import Incoming
+from aiops.incoming import Incoming
 from aiops.layout import aligned
 from aiops.messages import Message
 from aiops.wire import Discard, Sink
@@ -66,14 +66,7 @@ class Journal:
             )
         self._file = file
         self._pack = msgpack.Packer().pack
-        run: dict[str, Any] = {
-            "workers": options.workers,
-            "worker_deadline": options.worker_deadline,
-        }
-        if options.budget is not None:
-            run["budget"] = options.budget
-        if options.worker_budget is not None:
-            run["worker_budget"] = options.worker_budget
+        run = options.deciding()
         head = {"aiops-journal": FORMAT, "policy": policy, "settings": settings, "options": run}
         self._file.write(self._pack(head))
 

@@ -256,14 +256,14 @@ class Layout:
             end = self.nbytes if last == len(self.tensors) else int(self.starts[last])
             begin = -1 if first == len(self.tensors) else int(self.starts[first])
             if begin != start or end != stop:
-                whose = self.tensors[self._tensor_at(start)].name
+                whose = self.tensors[self.tensor_at(start)].name
                 raise BadPush(
                     f"a part covers bytes {start} to {stop}, which is not whole tensors"
                     f" (it begins in {whose!r}): push whole tensors",
                     tensor=whose,
                 )
             if first < reached:
-                whose = self.tensors[self._tensor_at(start)].name
+                whose = self.tensors[self.tensor_at(start)].name
                 raise BadPush(f"{whose!r} comes twice or out of order", tensor=whose)
             tensors.append(np.arange(first, last, dtype=np.int64))
             bases_of.append(np.full(last - first, version, np.int64))
@@ -293,15 +293,33 @@ class Layout:
                 f"a part ends at byte {part.stop}, but the model has {self.nbytes} bytes:"
                 " was it made for another model?"
             )
-        if part.nbytes != part.stop - part.start:
-            whose = self.tensors[self._tensor_at(part.start)].name
+        if part.codec != "raw":
+            self._check_coded(part)
+        elif part.nbytes != part.stop - part.start:
+            whose = self.tensors[self.tensor_at(part.start)].name
             raise BadPush(
                 f"{whose!r}: {part.nbytes} bytes were sent for a range of"
                 f" {part.stop - part.start}: check the dtype",
                 tensor=whose,
             )
 
-    def _tensor_at(self, offset: int) -> int:
+    def _check_coded(self, part: Part) -> None:
+        """A coded part is one tensor, and shorter than it would be raw."""
+        tensor = self.tensors[self.tensor_at(part.start)]
+        if (part.start, part.stop) != (tensor.offset, tensor.offset + tensor.nbytes):
+            raise BadPush(
+                f"{tensor.name!r}: a part in the codec {part.codec!r} covers bytes {part.start} to"
+                f" {part.stop}, which is not this one tensor: send tensor by tensor",
+                tensor=tensor.name,
+            )
+        if part.nbytes > tensor.nbytes:
+            raise BadPush(
+                f"{tensor.name!r}: {part.nbytes} bytes of {part.codec!r} for a tensor of"
+                f" {tensor.nbytes}: send it raw",
+                tensor=tensor.name,
+            )
+
+    def tensor_at(self, offset: int) -> int:
         """Return the index of the tensor with elements that holds the byte at ``offset``."""
         return int(np.searchsorted(self.starts, offset, side="right")) - 1
 

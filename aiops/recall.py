@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from aiops.gradients import Gradient
-from aiops.intake import Incoming
+from aiops.incoming import Incoming
 from aiops.layout import Cover
 
 

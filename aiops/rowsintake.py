@@ -15,7 +15,8 @@ import numpy as np
 
 from aiops import kernels
 from aiops.errors import BadPush
-from aiops.intake import SURVEY, Incoming, Intake, check_codecs
+from aiops.incoming import SURVEY, Incoming
+from aiops.intake import Intake, check_codecs
 from aiops.kernels.scan import Surveyor
 from aiops.layout import Array, Bytes, Ints
 from aiops.messages import FetchRows, PushRows

@@ -576,7 +576,8 @@ async def serve(**settings: Any) -> AsyncIterator[Server]:
     Parameters
     ----------
     settings
-        The fields of `aiops.config.Config`; ``set`` may be a dict of the policy's settings.
+        The fields of `aiops.config.Config`; ``set`` may be a dict of the policy's settings, a codec
+        may be given alone.
 
     Raises
     ------
@@ -586,6 +587,9 @@ async def serve(**settings: Any) -> AsyncIterator[Server]:
     chosen = settings.get("set")
     if isinstance(chosen, dict):
         settings["set"] = [f"{key}={value}" for key, value in chosen.items()]
+    for name in ("push_codec", "fetch_codec"):
+        if isinstance(settings.get(name), str):
+            settings[name] = [settings[name]]
     try:
         config = Config(**settings)
     except TypeError:

@@ -12,8 +12,6 @@ as in ElasticDL's asynchronous design (lock-free reads), for those who want that
 from __future__ import annotations
 
 import math
-import weakref
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -23,11 +21,8 @@ from aiops import kernels
 from aiops.errors import UsageError
 from aiops.gradients import Accumulator, Gradient, rows_in, section_size, spans_of
 from aiops.kernels.rule import Rule
-from aiops.layout import Arena, Array, Ints, Layout, compute_dtype
-from aiops.versions import Lease, Version
-
-_SPARES = 4
-"""Arenas kept for later versions: memory fresh from the system costs more than the update."""
+from aiops.layout import Arena, Array, Bytes, Ints, Layout, aligned, compute_dtype
+from aiops.versions import Lease, Shelf, Version
 
 
 @dataclass(slots=True)
@@ -60,6 +55,8 @@ class Job:
 
     def run(self) -> Ints:
         """Do it; return the statistic's fixed-point sums of the tensors of the step."""
+        if self.gradient is not None:
+            self.gradient = self.store.dense(self.gradient)
         if self.gradient is not None and self.weights is not None:
             self.store.accumulator.fold(self.gradient, self.weights)
         return np.empty(0, np.int64) if self.target is None else self.store.step(self)
@@ -95,9 +92,9 @@ class Store:
         relaxed: bool = False,
         arena: Arena | None = None,
     ) -> None:
-        self.layout, self.rule, self.live, self.relaxed = layout, rule, live, relaxed
+        self.layout, self.rule, self.relaxed = layout, rule, relaxed
         levels = np.zeros(len(layout.tensors), np.int64)
-        self.current = Version(0, arena or Arena(layout), levels, 0)
+        self._shelf = Shelf(Version(0, arena or Arena(layout), levels, 0), live)
         self.state: list[tuple[Array, ...]] = []
         self.masters: list[Array | None] = []
         self._kernels = [kernels.build(rule, s.dtype, backend) for s in layout.sections]
@@ -116,17 +113,19 @@ class Store:
         if arena is not None:
             self._fill_masters()
         self._accumulator: Accumulator | None = None
+        self._decoded: Bytes | None = None
         self._backend = backend
-        self._returned: deque[Version] = deque()
-        self._alive: list[Version] = [self.current]  # those with readers, and the current one
-        self._spare: list[Arena] = []
         self.cost = layout.nbytes * (3 + len(rule.state))  # bytes that an update reads and writes
         self.busy = False  # the current version is being overwritten
-        self.copies = 0
         self.sums = self._first_sums()
         self._total = int(self.sums.sum())
 
     # ------------------------------------------------------------ reading
+
+    @property
+    def current(self) -> Version:
+        """The newest version."""
+        return self._shelf.current
 
     @property
     def version(self) -> int:
@@ -141,8 +140,12 @@ class Store:
     @property
     def alive(self) -> int:
         """How many versions are alive."""
-        self._settle()
-        return len(self._alive)
+        return self._shelf.alive
+
+    @property
+    def copies(self) -> int:
+        """How many slow readers were given a copy."""
+        return self._shelf.copies
 
     @property
     def backend(self) -> str:
@@ -154,12 +157,7 @@ class Store:
         assert self.readable, "the current version is being overwritten"
         if self.relaxed:
             return Lease(self.current, None)
-        self._settle()
-        if not self.current.readers:
-            self.current.leases.clear()
-        lease = Lease(self.current, self._returned)
-        self.current.leases.append(weakref.ref(lease))
-        return lease
+        return self._shelf.lease()
 
     # ------------------------------------------------------------ writing
 
@@ -169,6 +167,15 @@ class Store:
         if self._accumulator is None:
             self._accumulator = Accumulator(self.layout, self._backend)
         return self._accumulator
+
+    def dense(self, gradient: Gradient) -> Gradient:
+        """Return a gradient with every tensor raw; it is valid until the next is asked for."""
+        return gradient.dense(self.layout, self._decoding_room, self._backend)
+
+    def _decoding_room(self) -> Bytes:
+        if self._decoded is None:
+            self._decoded = aligned(self.layout.nbytes)
+        return self._decoded
 
     def set(self, arrays: Mapping[str, Array]) -> None:
         """Fill the current version with these arrays and make the masters follow.
@@ -199,24 +206,19 @@ class Store:
 
     def begin(self) -> Version:
         """Return where the next version is to be written: in place, or a spare arena."""
-        self._settle()
         assert not self.busy, "one update at a time"
-        self.busy = True
-        if self.relaxed or not self.current.readers:
+        if self.relaxed:
+            self.busy = True
             return self.current
-        if len(self._alive) >= self.live:
-            self._evict()
-        arena = self._spare.pop() if self._spare else Arena(self.layout)
-        self.busy = False  # readers of the current version are not disturbed
-        return self.current.following(arena)
+        target = self._shelf.target()
+        self.busy = target is self.current  # else readers of the current version go on
+        return target
 
     def commit(self, target: Version, touched: Ints, sums: Ints) -> None:
         """Publish what was written: ``touched`` tensors have one more update."""
         self.busy = False
         target.advance(self.current.number + 1, touched)
-        if target is not self.current:
-            self.current = target
-            self._alive.append(target)
+        self._shelf.publish(target)
         if self.rule.statistic is not None:
             if touched is self.layout.all:
                 self.sums = sums
@@ -335,36 +337,3 @@ class Store:
         first = self.rule.state[self.rule.statistic]
         each = int(min(first * kernels.STATISTIC_SCALE, kernels.STATISTIC_CAP))
         return self.layout.sizes * each
-
-    # ------------------------------------------------------------ leases
-
-    def _settle(self) -> None:
-        """Count the leases that ended, and keep the arenas that nobody reads any more."""
-        while self._returned:
-            self._returned.popleft().readers -= 1
-        if len(self._alive) == 1:
-            return
-        kept: list[Version] = []
-        for version in self._alive:
-            if version.readers or version is self.current:
-                kept.append(version)
-            elif len(self._spare) < _SPARES:
-                self._spare.append(version.arena)
-        self._alive = kept
-
-    def _evict(self) -> None:
-        """Give the readers of the oldest version that has any a copy of what they have not sent.
-
-        Versions that are kept because their workers' gradients will be compared with them
-        (`Rule.reads`) have no such readers: they do not count.
-        """
-        for version in self._alive:
-            leases = [reference() for reference in version.leases]
-            slow = [lease for lease in leases if lease is not None and lease.evict is not None]
-            for lease in slow:
-                assert lease.evict is not None
-                lease.evict(lease)
-                self.copies += 1
-            if slow:
-                break
-        self._settle()

@@ -16,10 +16,11 @@ from aiops.answers import Answers, Pending
 from aiops.crew import Crew
 from aiops.errors import Refused, StaleGradient, Unavailable
 from aiops.events import Applied, Apply, Effect, Note, WakeAt
-from aiops.intake import Incoming
+from aiops.incoming import Incoming
 from aiops.layout import Array, Cover, Ints
 from aiops.recall import Recall, Recalled
 from aiops.rows import RowJob
+from aiops.shadow import ShadowJob
 from aiops.store import Job, Store
 from aiops.versions import Lease, Version
 
@@ -28,9 +29,9 @@ _EXACT = 1024
 
 
 class Work(Protocol):
-    """Work on rows of a table, which takes its turn among the updates."""
+    """Work on rows of a table or on the shadow, which takes its turn among the updates."""
 
-    def issue(self) -> RowJob:
+    def issue(self) -> RowJob | ShadowJob:
         """Return what is to be done, now that its turn has come."""
 
     def applied(self, sums: Ints) -> None:
@@ -114,9 +115,12 @@ class Updates:
             self.crew_changed()
         self._advance()
 
-    def work(self, work: Work) -> None:
-        """Have work on rows take its turn."""
-        self._queue.append(work)
+    def work(self, work: Work, *, first: bool = False) -> None:
+        """Have work on rows, or on the shadow, take its turn (``first``: before all that wait)."""
+        if first:
+            self._queue.appendleft(work)
+        else:
+            self._queue.append(work)
         self._advance()
 
     def crew_changed(self) -> None:

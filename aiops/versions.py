@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 
 import numpy as np
 
 from aiops.errors import BadPush
-from aiops.layout import Arena, Ints, Layout, split
+from aiops.layout import Arena, Bytes, Ints, Layout, split
 from aiops.messages import Part, Parts, Wants
+
+_SPARES = 4
+"""Arenas kept for later versions: memory fresh from the system costs more than the update."""
 
 
 class Wanted:
@@ -30,6 +33,11 @@ class Wanted:
     def __init__(self, have: int, wants: Wants = ()) -> None:
         self.have, self.wants = have, wants
 
+    @property
+    def newest(self) -> int:
+        """The newest version held of any tensor."""
+        return max([self.have, *(run[2] for run in self.wants)])
+
     def mask(self, changed: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Return which tensors have changed since, given when each last did."""
         if not self.wants:
@@ -38,6 +46,13 @@ class Wanted:
         for first, last, have in self.wants:
             mask[first:last] = changed[first:last] > have
         return mask
+
+    def held(self, tensors: int) -> Ints:
+        """Return the model version held of each tensor (of those that are not wanted too)."""
+        held = np.full(tensors, self.have, np.int64)
+        for first, last, have in self.wants:
+            held[first:last] = have
+        return held
 
     def known(self, version: int, tensors: int) -> Wanted:
         """Return the same, without claims to hold versions that do not exist yet.
@@ -52,7 +67,7 @@ class Wanted:
                 f"tensors up to number {self.wants[-1][1]} are asked for, but the model has"
                 f" {tensors}: was it made for another model?"
             )
-        if max([self.have, *(run[2] for run in self.wants)]) <= version:
+        if self.newest <= version:
             return self
         runs = tuple((a, b, have if have <= version else -1) for a, b, have in self.wants)
         return Wanted(self.have if self.have <= version else -1, runs)
@@ -109,6 +124,17 @@ class Version:
         """Return what the next version is to be made of, in another arena."""
         return Version(self.number, arena, self.tensor_versions, self.level, self._changed)
 
+    def follow(self, other: Version, tensors: Ints) -> None:
+        """Become the version of another's number, with some of its tensors."""
+        changed = self.changed.copy()
+        changed[tensors] = other.number
+        self._changed, self._parts = changed, None
+        self.number, self.tensor_versions, self.level = (
+            other.number,
+            other.tensor_versions,
+            other.level,
+        )
+
     def parts_for(self, wanted: Wanted) -> Parts:
         """Return the parts that bring what a reader wants and does not have."""
         if not wanted.wants:
@@ -145,10 +171,16 @@ class Lease:
     are alive, and the sender then copies what is still unsent and lets the version go.
     """
 
-    __slots__ = ("__weakref__", "_open", "_returned", "evict", "version")
+    __slots__ = ("__weakref__", "_coded", "_open", "_returned", "evict", "version")
 
-    def __init__(self, version: Version, returned: deque[Version] | None) -> None:
+    def __init__(
+        self,
+        version: Version,
+        returned: deque[Version] | None,
+        coded: Mapping[int, Bytes] | None = None,
+    ) -> None:
         self.version = version
+        self._coded = coded or {}  # payloads of parts that are not raw, by their place
         self.evict: Callable[[Lease], None] | None = None
         self._returned = returned
         self._open = 1  # the lease itself, until `release`
@@ -159,12 +191,18 @@ class Lease:
         """Return views to be copied before the lease is released, one list per part (of all)."""
         parts = self.version.parts if parts is None else parts
         data = self.version.arena.data.data
-        return [[data[part.start : part.stop]] for part in parts]
+        return [
+            [self._coded[place].data if place in self._coded else data[part.start : part.stop]]
+            for place, part in enumerate(parts)
+        ]
 
     def payloads(self, parts: Parts | None = None) -> list[list[memoryview]]:
         """Return views to send, one list per part; each keeps the version until it is let go."""
         parts, found = self.version.parts if parts is None else parts, []
-        for part in parts:
+        for place, part in enumerate(parts):
+            if place in self._coded:  # nobody writes to it any more
+                found.append([self._coded[place].data])
+                continue
             array = self.version.arena.data[part.start : part.stop]
             self._open += 1
             weakref.finalize(array, self._close).atexit = False
@@ -181,6 +219,88 @@ class Lease:
         self._open -= 1
         if self._open == 0 and self._returned is not None:
             self._returned.append(self.version)
+
+
+class Shelf:
+    """The versions of one model that are alive: those that somebody reads, and the current one.
+
+    Parameters
+    ----------
+    current
+        The first.
+    live
+        At most so many are alive; beyond it the readers of the oldest are given a copy of what they
+        have not sent yet (counted in `copies`).
+    """
+
+    def __init__(self, current: Version, live: int) -> None:
+        self.current, self.live = current, live
+        self.copies = 0
+        self._returned: deque[Version] = deque()
+        self._alive = [current]
+        self._spare: list[Arena] = []
+
+    @property
+    def alive(self) -> int:
+        """How many versions are alive."""
+        self.settle()
+        return len(self._alive)
+
+    def lease(self, coded: Mapping[int, Bytes] | None = None) -> Lease:
+        """Take hold of the current version; ``coded`` are the payloads of parts that are coded."""
+        self.settle()
+        if not self.current.readers:
+            self.current.leases.clear()
+        lease = Lease(self.current, self._returned, coded)
+        self.current.leases.append(weakref.ref(lease))
+        return lease
+
+    def target(self) -> Version:
+        """Return where the next version is to be written: in place, or in a spare arena."""
+        self.settle()
+        if not self.current.readers:
+            return self.current
+        if len(self._alive) >= self.live:
+            self._evict()
+        arena = self._spare.pop() if self._spare else Arena(self.current.arena.layout)
+        return self.current.following(arena)
+
+    def publish(self, version: Version) -> None:
+        """Make what `target` returned the current version."""
+        if version is not self.current:
+            self.current = version
+            self._alive.append(version)
+
+    def settle(self) -> None:
+        """Count the leases that ended, and keep the arenas that nobody reads any more."""
+        while self._returned:
+            self._returned.popleft().readers -= 1
+        if len(self._alive) == 1:
+            return
+        kept: list[Version] = []
+        for version in self._alive:
+            if version.readers or version is self.current:
+                kept.append(version)
+            elif len(self._spare) < _SPARES:
+                self._spare.append(version.arena)
+        self._alive = kept
+
+    def _evict(self) -> None:
+        """Give the readers of the oldest version that has any a copy of what they have not sent.
+
+        Versions that are kept because their workers' gradients will be compared with them
+        (`Rule.reads`) have no such readers: they do not count.
+        """
+        for version in self._alive:
+            leases = [reference() for reference in version.leases]
+            slow = [lease for lease in leases if lease is not None and lease.evict is not None]
+            for lease in slow:
+                assert lease.evict is not None
+                lease.evict(lease)
+                self.copies += 1
+            if slow:
+                break
+        self.settle()
 
 
 def _chosen(

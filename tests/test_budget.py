@@ -337,7 +337,7 @@ class TestRefused:
 
 class TestEngine:
     def test_answers_bring_the_constants(self) -> None:
-        inline = Inline("fasgd", budget=1000 * KB)
+        inline = Inline("fasgd", budget=1000 * KB, gate="bfasgd")
         inline.define({"w": np.zeros(10, np.float32)})
         inline.join(1)
         for tick in range(300):
@@ -362,7 +362,8 @@ class TestEngine:
     @pytest.mark.slow
     def test_a_replay_chooses_the_same(self, tmp_path: Path) -> None:
         path = tmp_path / "run.journal"
-        with ServerThread(policy="fasgd", bandwidth_budget="100KB/s", record=path) as server:
+        settings = {"policy": "fasgd", "gate": "bfasgd", "record": path}
+        with ServerThread(bandwidth_budget="100KB/s", **settings) as server:
             workers = Busy(server.url, 10 * KB)
             for _ in range(3):
                 workers.join()

@@ -6,6 +6,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ class Worker:
 
     number: int
     ready: float | None  # when its next step is done; None: it waits
-    gate: tuple[float, float] = (0.0, 0.0)
+    gate: tuple[float, ...] = ()
     vbar: float = 1.0
     waits: int = 0
 
@@ -195,7 +196,27 @@ def test_the_constants_keep_their_ratio_and_follow_the_statistic() -> None:
     push, fetch = controller.constants(0.5)
     assert fetch == 2 * push
     assert controller.constants(0.25) == (push / 2, fetch / 2)
-    assert controller.constants(None)[0] == pytest.approx(2 * push)
+
+
+def test_it_begins_where_the_gate_says() -> None:
+    gate = {"kind": "bfasgd", "c_push": 0.08, "c_fetch": 0.12, "eps": 1e-4, "floor": 0.01}
+    controller = Controller.beside(gate, MB, None)
+    assert controller is not None
+    assert controller.constants(1.01) == pytest.approx((0.08, 0.12))
+    push, _fetch = controller.constants(0.11)  # a tenth above the floor: the same probability
+    assert push == pytest.approx(0.008, rel=1e-2)
+
+
+@pytest.mark.parametrize("gate", [None, {"kind": "periodic"}])
+def test_without_a_gate_that_can_be_steered_there_are_no_constants(gate: Any) -> None:
+    controller = Controller.beside(gate, MB, None)
+    assert controller is not None
+    assert controller.constants(1.0) == ()
+    assert controller.report(1.0)["c_push"] is None
+
+
+def test_without_a_budget_there_is_no_controller() -> None:
+    assert Controller.beside({"kind": "bfasgd"}, None, None) is None
 
 
 def test_budgets_per_worker_are_a_budget_too() -> None:

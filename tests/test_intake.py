@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from aiops import messages
 from aiops.errors import BadPush, NotReady, Refused, RemoteProtocolError
-from aiops.intake import Incoming, Intake, Offer
+from aiops.incoming import Incoming
+from aiops.intake import Intake, Offer
 from aiops.layout import Layout
 from aiops.messages import Define, Fetch, Message, Part, Ping, Push
 from aiops.wire import Discard, Sink, Wire
@@ -187,7 +188,7 @@ class TestPushes:
             ((Part(0, 8, "raw", 9, 0),), "'d': 9 bytes were sent for a range of 8"),
             ((Part(0, 8, "raw", 0, 0),), "'d': 0 bytes were sent for a range of 8"),
             ((Part(0, 99, "raw", 99, 0),), "ends at byte 99, but the model has 38"),
-            ((Part(0, 38, "int8", 38, 0),), "codec 'int8' is not known here"),
+            ((Part(0, 38, "zip", 38, 0),), "codec 'zip' is not known here"),
             ((Part(0, 8, "raw", 8, 0), Part(8, 32, "rae", 24, 0)), "did you mean 'raw'?"),
         ],
     )

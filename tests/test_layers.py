@@ -33,12 +33,12 @@ ROOMS: Mapping[str, str] = {
     "wire":         "wire handshake",
     "kernels":      "kernels",
     "codecs":       "codecs",
-    "store":        "gradients versions store rows",
-    "algorithms":   "algorithms",
-    "engine":       "crew events pool intake recall answers updates meeting rowsintake rowsdesk"
-                    " engine journal",
-    "conversation": "client.params client.outgoing client.incoming client.rows client.conversation"
-                    " client.transfer",
+    "store":        "gradients versions shadow store rows",
+    "algorithms":   "algorithms gates",
+    "engine":       "crew events pool incoming intake recall shadowing answers updates meeting"
+                    " rowsintake rowsdesk engine journal",
+    "conversation": "client.params client.coding client.outgoing client.incoming client.rows"
+                    " client.conversation client.transfer",
     "routines":     "client.routines",
     "collective":   "collective",
     "workloads":    "workloads",

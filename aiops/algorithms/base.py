@@ -198,6 +198,16 @@ class Algorithm:
         return lambda update: self.lr * schedule(update)
 
     @property
+    def gated(self) -> bool:
+        """Whether its workers may keep pushes back: nobody waits for one of a certain worker."""
+        return True
+
+    @property
+    def floor(self) -> float:
+        """What the mean of the rule's statistic cannot fall below."""
+        return 0.0
+
+    @property
     def linear(self) -> bool:
         """Whether a step is proportional to its gradient, and to nothing else.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,6 +103,11 @@ class FASGD(Algorithm):
             "eps": self.eps,
         }
         return Rule(fasgd, {"n": 0.0, "b": 0.0, "v": 1.0}, constants, statistic="v")
+
+    @property
+    def floor(self) -> float:
+        """Return sqrt(ε), where v ends when all gradients are alike."""
+        return math.sqrt(self.eps)
 
     @property
     def sparse(self) -> bool:

@@ -79,6 +79,11 @@ class Hardsync(Optimised):
             text = f"hardsync: admission must be 'wait' or 'reject', not {self.admission!r}"
             raise UsageError(text)
 
+    @property
+    def gated(self) -> bool:
+        """Others wait for each worker's pushes."""
+        return False
+
     def policy(self, workers: int | None) -> Policy:
         """Return the barrier, or the one that rejects."""
         count = workers or 1

@@ -94,6 +94,11 @@ class SSP(Optimised):
         why = " (local steps run one ahead)" if least else ""
         self.require("s", self.s >= least, f"{least} or more{why}")
 
+    @property
+    def gated(self) -> bool:
+        """Others wait for each worker's pushes."""
+        return False
+
     def policy(self, workers: int | None) -> Policy:
         """Hold who is too far ahead."""
         return Bounded(self.s - (self.get_model_frequency > 1))

@@ -24,10 +24,12 @@ import numpy as np
 
 import aiops
 from aiops import handshake, messages
+from aiops.client.coding import Coding, Encoded
 from aiops.client.incoming import Into, wants_of
 from aiops.client.outgoing import little_endian, parts_of
 from aiops.client.params import Params, Stamped
 from aiops.client.rows import Asked, Rows, RowsInto
+from aiops.codecs.choice import Choice
 from aiops.errors import (
     AiopsError,
     ConnectionLost,
@@ -113,6 +115,7 @@ class Request:
     done: bool = False
     result: Any = None
     error: AiopsError | None = None
+    encoded: Encoded = field(default_factory=list)  # what its push carries coded
     wants: Wants = ()  # of `into`, as they were asked for last
     news: News | None = None  # what the answer says of the statistics
     on_done: Callable[[], None] = field(default=lambda: None)
@@ -187,6 +190,8 @@ class Conversation:
         self.welcome: Welcome | None = None
         self.layout: Layout | None = None
         self.rows = Rows()
+        self._coding: Coding | None = None
+        self._increments = False  # whether coded increments can be read here
 
     # ------------------------------------------------------------ the connection
 
@@ -330,17 +335,37 @@ class Conversation:
         With ``into`` (which may be ``at``) the parameters after the push are received there: those
         of the ``wanted`` tensors (None: all). ``count``: of how many mini-batches.
         """
-        parts, payloads = parts_of(at.layout, gradients, at.versions)
+        encoded: Encoded = []
+        parts, payloads = parts_of(at.layout, gradients, at.versions, self._coding, encoded)
         self._seq += 1
         seq = self._seq
 
         def make(id: int) -> Message:
             have, request.wants = (-1, ()) if into is None else self._wants(into, wanted)
             fetch = into is not None
-            return messages.Push(id, seq, fetch, have, parts, request.wants, count=count)
+            wants, coded = request.wants, self._increments
+            return messages.Push(id, seq, fetch, have, parts, wants, coded, count)
 
         what = "the answer to its push"
         request = Request(what, make, self._receipt, payloads, into, at.connection)
+        request.encoded = encoded
+        return self._ask(request)
+
+    def reapply(self, at: Stamped, into: Params | None, wanted: Ints | None = None) -> Request:
+        """Have the server apply this client's last gradient again; the result is a `Receipt`.
+
+        Its ``used`` is False if the server does not keep that gradient any more.
+        """
+        self._seq += 1
+        seq = self._seq
+
+        def make(id: int) -> Message:
+            have, request.wants = (-1, ()) if into is None else self._wants(into, wanted)
+            fetch = into is not None
+            return messages.Again(id, seq, fetch, have, request.wants, self._increments)
+
+        what = "the answer to its push"
+        request = Request(what, make, self._receipt, into=into, connection=at.connection)
         return self._ask(request)
 
     def again(self, request: Request) -> Request:
@@ -355,7 +380,7 @@ class Conversation:
 
         def make(id: int) -> Message:
             have, request.wants = self._wants(into, wanted)
-            return messages.Fetch(id, have, request.wants)
+            return messages.Fetch(id, have, request.wants, self._increments)
 
         def finish(message: Message) -> bool:
             assert isinstance(message, messages.Params)
@@ -455,6 +480,11 @@ class Conversation:
         client, epoch = request.connection
         return client == self.client and epoch < self._run_since
 
+    def _take_back(self, request: Request) -> None:
+        """A push was not taken: what it carried coded is to travel with the next."""
+        if self._coding is not None:
+            self._coding.take_back(request.encoded)
+
     def _restarted(self) -> Restarted:
         return Restarted(
             f"{self.server} was restarted since this gradient was computed, and its parameters are"
@@ -470,6 +500,7 @@ class Conversation:
         self._pending[id] = request
         if self._outlived(request):
             del self._pending[id]
+            self._take_back(request)
             request.resolve(error=self._restarted())
         elif self.ready:
             self._send(request.make(id), request.payloads)
@@ -519,6 +550,8 @@ class Conversation:
             self.rows.versions.clear()
         self.rows.connection = (self.client, self._epoch)
         self.welcome, self.ready = welcome, True
+        if self.layout is not None and self._coding is None:
+            self._plan_coding()
         # Anything asked before, or on a connection since lost, is (again) asked now, in order.
         pending, self._pending = self._pending, {}
         for request in pending.values():
@@ -531,6 +564,7 @@ class Conversation:
         if isinstance(message, Error):
             self._note_parameters(request, message, sink)
             error = refusal(message.code, f"{self.server}: {message.text}", message.details)
+            self._take_back(request)
             request.resolve(error=error)
             return
         try:
@@ -575,6 +609,7 @@ class Conversation:
             raise RemoteProtocolError(f"{self.server} describes its tables in another order")
         if self.layout is None:
             self.layout = layout
+            self._plan_coding()
             self.rows.learn(tables)
             return
         difference = layout.difference(self.layout) or tables.difference(self.rows.tables)
@@ -582,6 +617,16 @@ class Conversation:
             difference = "its tensors are in another order"
         if difference:
             raise Unauthorised(f"{self.server} now has another model: {difference}")
+
+    def _plan_coding(self) -> None:
+        """Take note of how the server wants tensors to travel."""
+        if self.welcome is None or self.layout is None:
+            return
+        plan = self.welcome.plan
+        self._coding = Coding.planned(self.layout, plan)
+        # Who only looks on is shown the model itself.
+        increments = Choice.told(plan.get("fetch_codec", ()))
+        self._increments = self.role == "worker" and bool(increments)
 
     def _receipt(self, message: Message) -> Receipt:
         assert isinstance(message, Ack)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from aiops.client.coding import Coding, Encoded
 from aiops.client.params import Params
 from aiops.codecs import raw
 from aiops.errors import UsageError, nearest
@@ -14,19 +15,24 @@ from aiops.messages import Part, Parts
 
 
 def parts_of(
-    layout: Layout, arrays: Mapping[str, Array], versions: Ints
+    layout: Layout,
+    arrays: Mapping[str, Array],
+    versions: Ints,
+    coding: Coding | None = None,
+    encoded: Encoded | None = None,
 ) -> tuple[Parts, list[list[memoryview]]]:
     """Return the parts and views that some tensors travel as, in arena order.
 
-    Neighbours of equal version share a part: an ungated push of a whole model is one payload.
+    Neighbours of equal version share a part: an ungated push of a whole model is one payload. With
+    ``coding`` some may travel coded; what they were encoded to is noted in ``encoded``.
     """
     if not layout.tensors:
         raise UsageError("the push holds no tensor: this model has none, only tables")
-    if isinstance(arrays, Params) and arrays.layout is layout:
+    if coding is None and isinstance(arrays, Params) and arrays.layout is layout:
         parts = layout.parts(versions)
         data = arrays.arena.data.data
         return parts, [[data[part.start : part.stop]] for part in parts]
-    whole = _whole(layout, arrays, versions)
+    whole = _whole(layout, arrays, versions) if coding is None else None
     if whole is not None:
         return whole
     chosen = sorted(_index(layout, name) for name in arrays)
@@ -36,6 +42,13 @@ def parts_of(
     payloads: list[list[memoryview]] = []
     for index in chosen:
         tensor, version = layout.tensors[index], int(versions[index])
+        if coding is not None and coding.coded(index):
+            assert encoded is not None
+            name, payload = coding.encode(index, _checked(tensor, arrays[tensor.name]), encoded)
+            stop = tensor.offset + tensor.nbytes
+            found.append(Part(tensor.offset, stop, name, len(payload), version))
+            payloads.append([payload.data])
+            continue
         view = raw.encode(_checked(tensor, arrays[tensor.name]))
         for part in split(tensor.offset, tensor.offset + tensor.nbytes, raw.NAME, version):
             piece = view[part.start - tensor.offset : part.stop - tensor.offset]
@@ -92,6 +105,7 @@ def gather(layout: Layout, arrays: Mapping[str, Array], into: Params) -> Ints:
 def _join(left: Part, right: Part) -> Part | None:
     joined = Part(left.start, right.stop, left.codec, left.nbytes + right.nbytes, left.version)
     fits = left.stop == right.start and left.version == right.version
+    fits = fits and left.codec == right.codec
     return joined if fits and joined.nbytes <= MAX_PART else None
 
 

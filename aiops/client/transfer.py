@@ -26,6 +26,8 @@ class Transfer:
         Which tensors are wanted, in arena order; None: all.
     count
         How many mini-batches' gradients are pushed.
+    again
+        Nothing new is pushed: the server is to apply the last gradient once more.
     request
         What it became when it was first carried.
     """
@@ -35,6 +37,7 @@ class Transfer:
     into: Params | None
     wanted: Ints | None = None
     count: int = 1
+    again: bool = False
     request: Request | None = None
 
     def ask(self, talk: Conversation) -> Request:
@@ -43,6 +46,8 @@ class Transfer:
             self.request = talk.again(self.request)
         elif self.arrays is not None:
             self.request = talk.push(self.arrays, self.at, self.into, self.wanted, self.count)
+        elif self.again:
+            self.request = talk.reapply(self.at, self.into, self.wanted)
         else:
             assert self.into is not None
             self.request = talk.fetch(self.into, self.wanted)

@@ -27,9 +27,11 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
 def _with_config_flags(function: Callable[[Config], None]) -> Callable[..., None]:
     """Make a command whose flags are the fields of `Config`, and ``--config``."""
     hints = get_type_hints(Config)
+    lists = [f.name for f in dataclasses.fields(Config) if f.default is dataclasses.MISSING]
 
     def command(config: Path | None = None, **values: Any) -> None:
-        values["set"] = list(values["set"] or [])
+        for name in lists:
+            values[name] = list(values[name] or [])
         function(Config(**values))
 
     parameters = [
@@ -49,7 +51,7 @@ def _with_config_flags(function: Callable[[Config], None]) -> Callable[..., None
     ]
     for field in dataclasses.fields(Config):
         flag = "--" + field.name.replace("_", "-")
-        default = None if field.name == "set" else field.default
+        default = None if field.name in lists else field.default
         option = typer.Option(
             default,
             flag,

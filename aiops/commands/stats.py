@@ -143,7 +143,8 @@ def _budget(report: Mapping[str, Any]) -> Iterator[RenderableType]:
     text.append(f"  last second {used}, busiest {peak}")
     if budget["utilisation"] is not None:
         text.append(f", {words.percent(budget['utilisation'])} while more was wanted")
-    text.append(f"  c_push {budget['c_push']:.3g}  c_fetch {budget['c_fetch']:.3g}")
+    if budget["c_push"] is not None:
+        text.append(f"  c_push {budget['c_push']:.3g}  c_fetch {budget['c_fetch']:.3g}")
     yield ""
     yield text
 

@@ -17,8 +17,9 @@ they were.
 
 The plan's keys: ``routine`` names the routine; ``push_every``, ``fetch_every`` (steps), ``inner``
 (an optimiser and its settings, `aiops.algorithms.optimizers`), ``overlap``, ``limit``,
-``fragments``, ``in_step``, ``mix``, ``moving_rate`` and ``lookahead`` are explained where they are
-used. A plan comes from a server, so its values are checked (`aiops.client.routines.plan`).
+``fragments``, ``in_step``, ``mix``, ``moving_rate``, ``lookahead``, ``gate`` and ``worker`` are
+explained where they are used. A plan comes from a server, so its values are checked
+(`aiops.client.routines.plan`).
 """
 
 from __future__ import annotations
@@ -76,10 +77,17 @@ def _elastic(plan: Mapping[str, Any], params: Params) -> Routine:
     return Elastic(plan, params)
 
 
+def _gated(plan: Mapping[str, Any], params: Params) -> Routine:
+    from aiops.client.routines.gated import Gated
+
+    return Gated(plan, params)
+
+
 # Workers whose gradients travel as they are need no kernels, so these are imported when wanted.
 _ROUTINES: Mapping[str, Callable[[Mapping[str, Any], Params], Routine]] = {
     "direct": lambda plan, params: Direct(params),
     "accumulate": _accumulate,
     "local": _local,
     "elastic": _elastic,
+    "gated": _gated,
 }

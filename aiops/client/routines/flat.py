@@ -73,6 +73,52 @@ def note_version(params: Params, fresh: Params) -> None:
     params.versions[:] = fresh.versions
 
 
+class Intake:
+    """Takes the gradients of a training loop, and looks them over.
+
+    Parameters
+    ----------
+    params
+        The model's.
+    """
+
+    def __init__(self, params: Params) -> None:
+        self._layout = params.layout
+        self._gradient = params.like()
+        self._surveys = [kernels.surveyor(s.dtype) for s in params.layout.sections]
+
+    def take(self, gradients: Mapping[str, Array]) -> tuple[Params, Ints]:
+        """Check a gradient; return it in one arena, and which tensors it has, in arena order.
+
+        Raises
+        ------
+        UsageError, BadPush
+            As `Routine.apply`; nothing has changed.
+        """
+        layout = self._layout
+        whole = isinstance(gradients, Params) and gradients.layout is layout
+        into = gradients if whole else self._gradient
+        assert isinstance(into, Params)
+        tensors = layout.all if whole else gather(layout, gradients, into)
+        for tensor in tensors.tolist():
+            if (bad := self._bad(into, tensor)) >= 0:
+                name = layout.tensors[tensor].name
+                value = float(into[name].reshape(-1)[bad])
+                raise BadPush(
+                    f"{name!r} holds {value} at element {bad}: every value of a gradient must be"
+                    " finite and below 1e18 in magnitude; no step was taken",
+                    tensor=name,
+                    value=repr(value),
+                )
+        return into, tensors
+
+    def _bad(self, params: Params, tensor: int) -> int:
+        for section, survey in zip(self._layout.sections, self._surveys, strict=True):
+            if section.first <= tensor < section.last:
+                return survey(params[self._layout.tensors[tensor].name].reshape(-1))
+        return -1
+
+
 class Model:
     """A worker's own model: parameters that it trains itself, by an optimiser of its own.
 
@@ -94,44 +140,16 @@ class Model:
         self.rate = 0.0  # the learning rate of the last step
         rule = self._optimizer.rule
         self._kernels = [kernels.build(rule, s.dtype) for s in self.layout.sections]
-        self._surveys = [kernels.surveyor(s.dtype) for s in self.layout.sections]
         self._state = [
             tuple(np.full_like(array, value) for value in rule.state.values()) for array in self.x
         ]
-        self._gradient = params.like()
+        self._intake = Intake(params)
         self._times = np.zeros(len(self.layout.tensors), np.int64)  # steps of each tensor
         self.steps = 0
 
     def take(self, gradients: Mapping[str, Array]) -> tuple[Params, Ints]:
-        """Check a gradient; return it in one arena, and which tensors it has.
-
-        Raises
-        ------
-        UsageError, BadPush
-            As `Routine.apply`; nothing has changed.
-        """
-        whole = isinstance(gradients, Params) and gradients.layout is self.layout
-        into = gradients if whole else self._gradient
-        assert isinstance(into, Params)
-        tensors = self.layout.all if whole else gather(self.layout, gradients, into)
-        for tensor in tensors.tolist():
-            if (bad := self._bad(into, tensor)) >= 0:
-                name = self.layout.tensors[tensor].name
-                value = float(into[name].reshape(-1)[bad])
-                raise BadPush(
-                    f"{name!r} holds {value} at element {bad}: every value of a gradient must be"
-                    " finite and below 1e18 in magnitude; no step was taken",
-                    tensor=name,
-                    value=repr(value),
-                )
-        return into, tensors
-
-    def _bad(self, params: Params, tensor: int) -> int:
-        for section, survey in zip(self.layout.sections, self._surveys, strict=True):
-            if section.first <= tensor < section.last:
-                name = self.layout.tensors[tensor].name
-                return survey(params[name].reshape(-1))
-        return -1
+        """Check a gradient; return it in one arena, and which tensors it has (see `Intake`)."""
+        return self._intake.take(gradients)
 
     def step(self, gradient: Params, tensors: Ints, update: int | None = None) -> None:
         """Take a step of the optimiser with a gradient that `take` has checked.

@@ -1,0 +1,238 @@
+"""Push and fetch when a gate lets pass: B-FASGD and its kin (`aiops.gates`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from aiops.client.conversation import Receipt
+from aiops.client.params import Params, Stamp
+from aiops.client.routines.base import Routine
+from aiops.client.routines.flat import Intake, ranges, rounded, zeros
+from aiops.client.routines.plan import Plan
+from aiops.client.transfer import Transfer
+from aiops.errors import UsageError
+from aiops.gates import Gate
+from aiops.layout import Array, Ints
+
+
+class Gated(Routine):
+    """One decision per direction after each mini-batch, for the model or for each tensor.
+
+    What is not fetched keeps its true version, so that the staleness of its next gradient is
+    counted right. What is not pushed is accumulated, with the count and a stamp; or the server
+    applies the last gradient again; or it is dropped (`aiops.gates.Gate.skipped`).
+
+    The plan: ``gate``, its settings; ``worker``, this worker's number, with which the gate's seed
+    makes its random stream.
+    """
+
+    def __init__(self, plan: Mapping[str, Any], params: Params) -> None:
+        super().__init__(params)
+        told = plan.get("gate")
+        if not isinstance(told, Mapping):
+            raise UsageError("the server's plan announces a gate, and does not say which")
+        self._gate = Gate.told(told)
+        number = Plan(plan).whole("worker", 0, 0)
+        self._random = np.random.Generator(np.random.PCG64([self._gate.seed, number]))
+        tensors = len(params.layout.tensors)
+        self._each = tensors if self._gate.by == "tensor" else 1
+        self._steps = 0
+        self._statistic: Array | None = None
+        self._constants: tuple[float, ...] = ()
+        self._passed = np.zeros((2, self._each), np.int64)  # opportunities passed over, in a row
+        self._gradients: Mapping[str, Array] = {}
+        self._kept = _Sum(params, self._gate) if self._gate.skipped == "accumulate" else None
+        self._sent_once = False  # the server has a gradient that it can apply again
+        self.local = self._kept is not None
+        self.skipped_pushes = self.skipped_fetches = 0  # mini-batches, of the first tensor asked
+
+    def apply(self, gradients: Mapping[str, Array]) -> None:
+        """Add it to what is to be pushed."""
+        self._steps += 1
+        if self._kept is not None:
+            self._kept.add(gradients, self.params)
+        else:
+            self._gradients = gradients
+
+    def transfer(self) -> Transfer | None:
+        """Push what the gate lets pass, and fetch what it lets pass."""
+        chances = self._gate.chances(self._steps, self._statistic, self._constants)
+        drawn = self._random.random((2, self._each))
+        opened = np.empty((2, self._each), bool)
+        for direction, chance in enumerate(chances):
+            opened[direction] = drawn[direction] < chance
+        opened |= self._passed >= self._gate.longest
+        push, fetch = self._tensors(opened[0]), self._tensors(opened[1])
+        self._passed[opened] = 0
+        self._passed[~opened] += 1
+        self.skipped_pushes += not len(push)
+        self.skipped_fetches += not len(fetch)
+        into = self.params if len(fetch) else None
+        wanted = None if len(fetch) == len(self.params.layout.tensors) else fetch
+        self.under_way = self._made(push, into, wanted)
+        return self.under_way
+
+    def _tensors(self, opened: Array) -> Ints:
+        everything = self.params.layout.all
+        if self._gate.by == "tensor":
+            return np.flatnonzero(opened)
+        return everything if opened[0] else everything[:0]
+
+    def _made(self, push: Ints, into: Params | None, wanted: Ints | None) -> Transfer | None:
+        """Return the transfer of some tensors, if there is anything to be moved."""
+        if self._kept is not None:
+            out = self._kept.take(push)
+            if out is not None:
+                arrays, stamp, count = out
+                return Transfer(arrays, stamp, into, wanted, count)
+        elif len(push) or (self._gate.skipped == "reapply" and not self._sent_once):
+            names = {self.params.layout.tensors[tensor].name for tensor in push.tolist()}
+            arrays = {name: g for name, g in self._gradients.items() if name in names or not names}
+            if arrays:
+                return Transfer(arrays, Stamp.of(self.params), into, wanted)
+        elif self._gate.skipped == "reapply":
+            return Transfer(None, Stamp.of(self.params), into, wanted, again=True)
+        return None if into is None else Transfer(None, self.params, into, wanted)
+
+    def arrived(self, receipt: Receipt | None) -> None:
+        """Learn the statistic; what was pushed is done with."""
+        transfer = self.under_way
+        assert transfer is not None
+        news = transfer.request.news if transfer.request is not None else None
+        if news is not None:
+            self._constants = news.gate
+            if news.vbar is not None:
+                by_tensor = self._gate.by == "tensor" and len(news.vbars)
+                self._statistic = news.vbars if by_tensor else np.array([news.vbar])
+        if receipt is not None:
+            self._sent_once = receipt.used
+        if self._kept is not None:
+            self._kept.settled(transfer.into if transfer.arrays is None else None)
+        super().arrived(receipt)
+
+    def failed(self) -> None:
+        """Put back what was to be pushed."""
+        if self._kept is not None and self.under_way is not None:
+            self._kept.put_back()
+        super().failed()
+
+    def rest(self) -> Transfer | None:
+        """Push what has been accumulated since the last push."""
+        if self._kept is not None:
+            self.under_way = self._made(self.params.layout.all, None, None)
+        return self.under_way
+
+    def refresh(self) -> Transfer:
+        """Fetch; what has been accumulated stays for the next push."""
+        self.under_way = Transfer(None, self.params, self.params)
+        return self.under_way
+
+    def restarted(self) -> None:
+        """Stamp what has been accumulated with the versions that are fetched next."""
+        self._sent_once = False
+        if self._kept is not None:
+            self._kept.anew = True
+
+
+class _Sum:
+    """Gradients that have not been pushed: their sum, count and stamp, for each tensor.
+
+    Sums are in the compute dtype: what rounding to 16 bits takes from one stays in it.
+    """
+
+    def __init__(self, params: Params, gate: Gate) -> None:
+        self._layout, self._gate = params.layout, gate
+        self._intake = Intake(params)
+        tensors = len(params.layout.tensors)
+        self._sum = zeros(params.layout)
+        self._count = np.zeros(tensors, np.int64)
+        self._versions = np.zeros(tensors, np.int64)  # their minimum, sum or last
+        self._connection = params.connection
+        self._out = params.like()
+        self._sent: tuple[Ints, Ints, Ints] | None = None  # tensors, counts, versions
+        self.anew = False  # the server was restarted: older versions mean nothing
+
+    def add(self, gradients: Mapping[str, Array], params: Params) -> None:
+        """Add a gradient that was computed at these parameters."""
+        gradient, tensors = self._intake.take(gradients)
+        for number, part in ranges(self._layout, tensors):
+            self._sum[number][part] += gradient.arena.sections[number][part]
+        now = params.versions[tensors]
+        if self._gate.stamp == "mean":
+            self._versions[tensors] = np.where(self._count[tensors], self._versions[tensors], 0)
+            self._versions[tensors] += now
+        elif self._gate.stamp == "newest":
+            self._versions[tensors] = now
+        else:
+            known = np.where(self._count[tensors], self._versions[tensors], now)
+            self._versions[tensors] = np.minimum(known, now)
+        held = self._count.any()
+        self._connection = min(self._connection, params.connection) if held else params.connection
+        self._count[tensors] += 1
+
+    def take(self, tensors: Ints) -> tuple[Mapping[str, Array], Stamp, int] | None:
+        """Move what some tensors have accumulated into the buffer that travels.
+
+        Returns the arrays, their stamp, and of how many mini-batches they are; None if there is
+        nothing.
+        """
+        tensors = tensors[self._count[tensors] > 0]
+        if not len(tensors):
+            return None
+        counts, versions = self._count[tensors], self._versions[tensors]
+        stamp = Stamp(self._layout, self._versions.copy(), self._connection)
+        if self._gate.stamp == "mean":
+            stamp.versions[tensors] //= counts
+        for tensor, count in zip(tensors.tolist(), counts.tolist(), strict=True):
+            divide = count if self._gate.combine == "mean" else 1
+            for number, part in ranges(self._layout, [tensor]):
+                total, out = self._sum[number], self._out.arena.sections[number]
+                out[part] = rounded(total[part] / divide, out.dtype)
+                if out.dtype == total.dtype:
+                    total[part] = 0
+                else:
+                    total[part] -= out[part].astype(total.dtype) * divide
+        self._sent = tensors, counts, versions
+        self._count[tensors] = 0
+        if len(tensors) == len(self._layout.tensors):
+            return self._out, stamp, int(counts.max())
+        names = [self._layout.tensors[tensor].name for tensor in tensors.tolist()]
+        return {name: self._out[name] for name in names}, stamp, int(counts.max())
+
+    def settled(self, fetched: Params | None) -> None:
+        """What was taken has arrived; or parameters have been fetched."""
+        if self.anew and fetched is not None:
+            self._restamp(fetched)
+        if fetched is None:
+            self._sent = None
+
+    def put_back(self) -> None:
+        """Add again what was taken, which was refused."""
+        if self._sent is None:
+            return
+        tensors, counts, versions = self._sent
+        self._sent = None
+        for tensor, count in zip(tensors.tolist(), counts.tolist(), strict=True):
+            times = count if self._gate.combine == "mean" else 1
+            for number, part in ranges(self._layout, [tensor]):
+                out = self._out.arena.sections[number][part]
+                self._sum[number][part] += out.astype(self._sum[number].dtype) * times
+        empty = self._count[tensors] == 0
+        both = self._versions[tensors]
+        if self._gate.stamp == "mean":
+            merged = np.where(empty, versions, both + versions)
+        elif self._gate.stamp == "newest":
+            merged = np.where(empty, versions, both)
+        else:
+            merged = np.where(empty, versions, np.minimum(both, versions))
+        self._versions[tensors] = merged
+        self._count[tensors] += counts
+
+    def _restamp(self, params: Params) -> None:
+        self.anew = False
+        times = self._count if self._gate.stamp == "mean" else 1
+        self._versions[:] = params.versions * times
+        self._connection = params.connection

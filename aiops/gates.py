@@ -1,0 +1,335 @@
+"""Bandwidth gates: when a worker pushes and fetches, and what becomes of what it does not push.
+
+A `Gate` is a value, its settings; the server announces it in the client plan, and the worker's
+routine (`aiops.client.routines.gated`) asks `Gate.chances` before each transfer. What a user writes
+is ``--gate bfasgd:c_push=0.08,c_fetch=0.125,stamp=newest``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from aiops.algorithms.base import Algorithm
+from aiops.errors import ConflictError, UsageError, nearest
+from aiops.layout import Array
+
+SKIPPED = ("accumulate", "reapply", "discard")
+COMBINE = ("mean", "sum")
+STAMPS = ("oldest", "mean", "newest")
+BY = ("model", "tensor")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """The settings that every gate has.
+
+    Settings
+    --------
+    skipped : str, default ``accumulate``
+        What becomes of a gradient that is not pushed. ``accumulate``: it is kept, and travels with
+        those that follow. ``reapply``: the server applies the worker's last gradient again (Odena
+        2016). ``discard``: nothing.
+    combine : str, default ``mean``
+        Whether accumulated gradients travel as their ``mean`` (one step) or their ``sum`` (no step
+        is lost).
+    stamp : str, default ``oldest``
+        The version that accumulated gradients are said to be computed at: of the ``oldest``, their
+        ``mean``, or the ``newest``.
+    by : str, default ``model``
+        Whether one decision holds for the whole ``model``, or each ``tensor`` has its own.
+    longest : int, default 100
+        A run of so many opportunities passed over opens the gate, whatever else.
+    seed : int, default 0
+        Of the workers' random streams; each worker has its own.
+    """
+
+    name: ClassVar[str] = ""
+    needs_statistic: ClassVar[bool] = False
+
+    skipped: str = "accumulate"
+    combine: str = "mean"
+    stamp: str = "oldest"
+    by: str = "model"
+    longest: int = 100
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        for setting, known in (
+            ("skipped", SKIPPED),
+            ("combine", COMBINE),
+            ("stamp", STAMPS),
+            ("by", BY),
+        ):
+            value = getattr(self, setting)
+            if value not in known:
+                raise UsageError(
+                    f"gate {self.name}: {setting} is one of {', '.join(known)}, not {value!r};"
+                    f" {nearest(str(value), known)}"
+                )
+        self._require("longest", 1 <= self.longest <= 1_000_000, "from 1 to 1,000,000")
+        self._require("seed", 0 <= self.seed < 1 << 63, "0 or more")
+        if self.skipped == "reapply" and self.by == "tensor":
+            raise ConflictError(
+                f"gate {self.name}: skipped=reapply applies a worker's last gradient as a whole, so"
+                " it does not go with by=tensor; choose by=model, or skipped=accumulate"
+            )
+
+    def _require(self, setting: str, holds: bool, what: str) -> None:
+        value = getattr(self, setting)
+        if not holds or not math.isfinite(value):
+            raise UsageError(f"gate {self.name}: {setting} must be {what}, not {value!r}")
+
+    @classmethod
+    def make(cls, settings: str) -> Self:
+        """Make the gate of settings as a user writes them, ``key=value`` with commas between.
+
+        Raises
+        ------
+        UsageError
+            For a setting that is unknown or given twice, or a value that cannot be.
+        """
+        known = {field.name: field for field in dataclasses.fields(cls)}
+        given: dict[str, Any] = {}
+        for item in filter(None, (item.strip() for item in settings.split(","))):
+            key, equals, text = (part.strip() for part in item.partition("="))
+            if not equals:
+                raise UsageError(f"gate {cls.name}: write setting=value, not {item!r}")
+            if key not in known:
+                raise UsageError(f"gate {cls.name} has no setting {key!r}; {nearest(key, known)}")
+            if key in given:
+                raise UsageError(f"gate {cls.name} was given {key!r} twice; leave one out")
+            kind: Any = type(known[key].default)
+            words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+            try:
+                given[key] = words[text.lower()] if kind is bool else kind(text)
+            except (ValueError, KeyError):
+                raise UsageError(
+                    f"gate {cls.name}: {key} must be a {kind.__name__}, not {text!r}"
+                ) from None
+        return cls(**given)
+
+    @property
+    def spec(self) -> str:
+        """What a user writes to get this: the settings that are not the defaults."""
+        values = [(f.name, getattr(self, f.name), f.default) for f in dataclasses.fields(self)]
+        written = ",".join(f"{name}={value}" for name, value, default in values if value != default)
+        return f"{self.name}:{written}" if written else self.name
+
+    def check(self, algorithm: Algorithm, workers: int | None) -> None:
+        """Refuse an algorithm that does not go with this gate.
+
+        Raises
+        ------
+        ConflictError
+            With a sentence that says why, and what to do.
+        """
+        name, plan = algorithm.name, algorithm.plan(workers)
+        if not algorithm.gated:
+            raise ConflictError(
+                f"{name} waits for the pushes of all its workers, and a gate keeps some of them"
+                " back: drop --gate, or choose a policy without a barrier, such as fasgd"
+            )
+        if plan.get("routine", "direct") != "direct":
+            raise ConflictError(
+                f"under {name} a worker decides by its own plan when it pushes and fetches: drop"
+                " --gate and choose that plan's settings, or choose a policy to which workers push"
+                " every gradient, such as fasgd"
+            )
+        if algorithm.rule().reads:
+            raise ConflictError(
+                f"{name} compares each gradient with the parameters that its worker was sent, and"
+                " behind a gate a worker has been sent several versions: drop --gate, or choose"
+                " another policy, such as fasgd"
+            )
+        if self.needs_statistic and algorithm.rule().statistic is None:
+            raise ConflictError(
+                f"the gate {self.name} goes by a statistic of the gradients, and {name} keeps none:"
+                " choose fasgd, or a gate that needs none (periodic, constant)"
+            )
+
+    def plan(self, algorithm: Algorithm) -> dict[str, Any]:
+        """Return what is added to the client plan."""
+        values = dataclasses.asdict(self)
+        return {"routine": "gated", "gate": {"kind": self.name, **values}}
+
+    @classmethod
+    def told(cls, values: Mapping[str, Any]) -> Gate:
+        """Return the gate that a client plan announces.
+
+        Raises
+        ------
+        UsageError
+            When this client does not know it.
+        """
+        kind = KINDS.get(str(values.get("kind")))
+        known = {field.name: field for field in dataclasses.fields(kind or Gate)}
+        if kind is None or {*values} - {*known, "kind"}:
+            raise UsageError(
+                f"the server's gate {values!r:.80} is not known to this client: upgrade aiops here"
+            )
+        try:
+            kinds: dict[str, Any] = {key: type(field.default) for key, field in known.items()}
+            return kind(**{key: kinds[key](values[key]) for key in known if key in values})
+        except (TypeError, ValueError):
+            raise UsageError(
+                f"the server announces a gate that cannot be: {values!r:.80}"
+            ) from None
+
+    def chances(
+        self, step: int, statistic: Array | None, constants: tuple[float, ...]
+    ) -> tuple[Array | float, Array | float]:
+        """Return the probabilities of a push and of a fetch after a step.
+
+        Parameters
+        ----------
+        step
+            The worker's mini-batches so far, this one included: 1, 2, ...
+        statistic
+            The algorithm's: one number for the model, or float[tensors]; None: not known yet.
+        constants
+            c_push and c_fetch as the server has chosen them last to keep to a budget, or none.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class BFASGD(Gate):
+    """B-FASGD's: the larger the gradients' deviation v̄, the more likely a transfer.
+
+    .. math::
+
+        transmit  iff  r < 1 / (1 + c / (v̄ + ε)),   r uniform in [0, 1)
+
+    Settings
+    --------
+    c_push, c_fetch : float, default 0
+        c of each direction; 0 always transmits. Under ``--bandwidth-budget`` where it begins.
+    eps : float, default 1e-4
+        ε.
+    floor_free : bool, default False
+        Take off v̄ what it cannot fall below (FASGD's sqrt(ε)), so that the gate sees the deviation
+        itself.
+    floor : float, default 0
+        What is taken off; ``floor_free`` has the algorithm say it.
+
+    Source
+    ------
+    Odena, *Faster Asynchronous SGD*, eq 9. The text's "inversely proportional" is a slip: the right
+    side grows with v̄.
+    """
+
+    name = "bfasgd"
+    needs_statistic = True
+
+    c_push: float = 0.0
+    c_fetch: float = 0.0
+    eps: float = 1e-4
+    floor_free: bool = False
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        for setting in ("c_push", "c_fetch", "floor"):
+            self._require(setting, getattr(self, setting) >= 0, "0 or more")
+        self._require("eps", self.eps > 0, "more than 0")
+
+    def plan(self, algorithm: Algorithm) -> dict[str, Any]:
+        """Tell the workers the algorithm's floor."""
+        plan = super().plan(algorithm)
+        if self.floor_free:
+            plan["gate"]["floor"] = algorithm.floor
+        return plan
+
+    def chances(
+        self, step: int, statistic: Array | None, constants: tuple[float, ...]
+    ) -> tuple[Array | float, Array | float]:
+        """Return eq 9's right side; 1 while the statistic is not known."""
+        if statistic is None:
+            return 1.0, 1.0
+        deviation = np.maximum(statistic - self.floor, 0.0) + self.eps
+        push, fetch = constants or (self.c_push, self.c_fetch)
+        return 1.0 / (1.0 + push / deviation), 1.0 / (1.0 + fetch / deviation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Periodic(Gate):
+    """Every k-th step pushes, every k-th step fetches (Dean et al. 2012).
+
+    Settings
+    --------
+    k_push, k_fetch : int, default 1
+        Mini-batches from one push, or fetch, to the next.
+    """
+
+    name = "periodic"
+
+    k_push: int = 1
+    k_fetch: int = 1
+    longest: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        for setting in ("k_push", "k_fetch"):
+            self._require(setting, getattr(self, setting) >= 1, "1 or more")
+
+    def chances(
+        self, step: int, statistic: Array | None, constants: tuple[float, ...]
+    ) -> tuple[Array | float, Array | float]:
+        """Return 1 when it is time, and 0 otherwise."""
+        return float(step % self.k_push == 0), float(step % self.k_fetch == 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant(Gate):
+    """A coin: the control experiment beside B-FASGD's gate at equal traffic.
+
+    Settings
+    --------
+    p_push, p_fetch : float, default 1
+        Probability of a transfer.
+    """
+
+    name = "constant"
+
+    p_push: float = 1.0
+    p_fetch: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        for setting in ("p_push", "p_fetch"):
+            self._require(setting, 0 < getattr(self, setting) <= 1, "more than 0, at most 1")
+
+    def chances(
+        self, step: int, statistic: Array | None, constants: tuple[float, ...]
+    ) -> tuple[Array | float, Array | float]:
+        """Return them."""
+        return self.p_push, self.p_fetch
+
+
+KINDS: Mapping[str, type[Gate]] = {kind.name: kind for kind in (BFASGD, Periodic, Constant)}
+"""The gates, by name."""
+
+
+def find(spec: str) -> Gate:
+    """Return the gate that a user speaks of: ``"bfasgd:c_push=0.08"``.
+
+    Raises
+    ------
+    UsageError
+        When there is none of that name, with the nearest, or a setting cannot be.
+    """
+    name, _colon, settings = spec.partition(":")
+    kind = KINDS.get(name.strip())
+    if kind is None:
+        raise UsageError(f"no gate is called {name!r}; {nearest(name, KINDS)}")
+    return kind.make(settings)

@@ -1,0 +1,189 @@
+"""Where the payloads of a push go, and what is looked over while they come.
+
+What arrives is surveyed chunk by chunk while it is still in the cache: finite and below 1e18 in
+magnitude, since a finite 1e20 squares to infinity and would freeze a moving average of squares for
+ever. What is coded is checked by its codec, and kept as it came until the thread that updates
+decodes it (`aiops.gradients`): so what waits takes no more room than what was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from aiops.codecs import codec_named, raw
+from aiops.errors import BadPush, Refused
+from aiops.gradients import Gradient, rows_in
+from aiops.kernels.scan import Surveyor
+from aiops.layout import Array, Bytes, Cover, Layout
+from aiops.messages import Part, Parts
+from aiops.pool import Pool
+
+SURVEY = 256 * 1024  # bytes per survey: within the cache, whatever the size of the chunks
+
+
+class Incoming:
+    """The sink of one push or one offered model: a buffer, surveyed as it fills."""
+
+    __slots__ = ("_done", "_layout", "_offsets", "_pool", "_runs", "buffer", "cover", "fault")
+
+    def __init__(
+        self,
+        buffer: Bytes,
+        lengths: list[int],
+        layout: Layout,
+        cover: Cover,
+        pool: Pool | None,
+        surveys: Sequence[Surveyor],
+    ) -> None:
+        self.buffer, self.cover, self._layout, self._pool = buffer, cover, layout, pool
+        self.fault: Refused | None = None
+        self._offsets = [0] if len(lengths) == 1 else list(accumulate(lengths, initial=0))
+        self._runs = list(self._typed_runs(surveys))
+        self._done = 0  # bytes surveyed
+
+    def view(self, part: int, offset: int) -> memoryview:
+        """Return the rest of the buffer from there."""
+        return self.buffer.data[self._offsets[part] + offset :]
+
+    def filled(self, part: int, offset: int, nbytes: int) -> None:
+        """Survey what is complete: whole blocks, and the last one when it ends the payload."""
+        end = self._offsets[part] + offset + nbytes
+        if self.fault is not None:
+            return
+        for begin, typed, survey in self._runs:
+            stop = begin + typed.nbytes
+            low = max(self._done, begin)
+            high = stop if end >= stop else begin + (end - begin) // SURVEY * SURVEY
+            if high > low:
+                item = typed.itemsize
+                first = (low - begin) // item
+                bad = survey(typed[first : (high - begin) // item])
+                self._done = high
+                if bad >= 0:
+                    self.fault = self._bad_value(begin, typed, first + bad)
+                    return
+            if end < stop:
+                return
+
+    def take(self) -> Gradient:
+        """Return what was received."""
+        return Gradient(self.buffer, self.cover)
+
+    def keep(self) -> Gradient:
+        """Return what was received; its buffer is the caller's from here on."""
+        if self._pool is not None:
+            pool, self._pool = self._pool, None
+            pool.hand_over(self.buffer)
+        return self.take()
+
+    def free(self) -> None:
+        """Put the buffer back: nobody needs what was received any more."""
+        if self._pool is not None:
+            pool, self._pool = self._pool, None
+            pool.give(self.buffer)
+
+    def abandoned(self) -> None:
+        """The rest will never come."""
+        self.free()
+
+    def _typed_runs(self, surveys: Sequence[Surveyor]) -> Iterator[tuple[int, Array, Surveyor]]:
+        """Yield, per dtype, where its bytes begin in the buffer, a typed view, and its survey."""
+        cover, layout = self.cover, self._layout
+        for section, survey in zip(layout.sections, surveys, strict=True):
+            if cover.whole:
+                typed = self.buffer[section.start : section.stop].view(section.dtype)
+                yield section.start, typed, survey
+                continue
+            rows = rows_in(cover.tensors, section)
+            if len(rows):
+                begin = int(cover.starts[rows[0]])
+                last = rows[-1]
+                end = int(cover.starts[last] + layout.nbytes_each[cover.tensors[last]])
+                yield begin, self.buffer[begin:end].view(section.dtype), survey
+
+    def _bad_value(self, begin: int, typed: Array, index: int) -> BadPush:
+        place = begin + index * typed.itemsize
+        row = int(np.searchsorted(self.cover.starts, place, side="right")) - 1
+        offset = self._layout.tensors[int(self.cover.tensors[row])].offset
+        here = offset + place - int(self.cover.starts[row])
+        return bad_value(self._layout, here, float(typed[index]))
+
+
+class CodedIncoming(Incoming):
+    """The sink of one push with coded parts."""
+
+    __slots__ = ("_next", "_parts", "_surveys")
+
+    def __init__(
+        self,
+        buffer: Bytes,
+        parts: Parts,
+        layout: Layout,
+        cover: Cover,
+        pool: Pool,
+        surveys: list[Surveyor],
+    ) -> None:
+        self.buffer, self.cover, self._layout, self._pool = buffer, cover, layout, pool
+        self.fault = None
+        self._parts, self._surveys = parts, surveys
+        self._offsets = list(accumulate((part.nbytes for part in parts), initial=0))
+        self._next = 0  # the first part that has not been looked over
+
+    def filled(self, part: int, offset: int, nbytes: int) -> None:
+        """Look over each part when all of it is there."""
+        end = self._offsets[part] + offset + nbytes
+        while self._next < len(self._parts) and self._offsets[self._next + 1] <= end:
+            if self.fault is None:
+                self.fault = self._fault(self._next)
+            self._next += 1
+
+    def take(self) -> Gradient:
+        """Return what was received."""
+        return Gradient(self.buffer, self.cover, self._parts)
+
+    def _fault(self, number: int) -> BadPush | None:
+        part, begin = self._parts[number], self._offsets[number]
+        payload = self.buffer[begin : begin + part.nbytes]
+        if part.codec == raw.NAME:
+            return self._raw_fault(part, payload)
+        tensor = self._layout.tensors[self._layout.tensor_at(part.start)]
+        codec = codec_named(part.codec)
+        assert codec is not None, "the codec was looked up before there was a sink"
+        why = codec.check(payload, tensor.shape)
+        if why is None:
+            return None
+        return BadPush(
+            f"{tensor.name!r}: its payload is no {part.codec} of this tensor: it {why}; nothing of"
+            " this push was applied",
+            tensor=tensor.name,
+        )
+
+    def _raw_fault(self, part: Part, payload: Bytes) -> BadPush | None:
+        for section, survey in zip(self._layout.sections, self._surveys, strict=True):
+            low, high = max(part.start, section.start), min(part.stop, section.stop)
+            if low >= high:
+                continue
+            piece = payload[low - part.start : high - part.start]
+            aligned = piece.ctypes.data % section.dtype.itemsize == 0
+            typed = (piece if aligned else piece.copy()).view(section.dtype)
+            bad = survey(typed)
+            if bad >= 0:
+                place = low + bad * typed.itemsize
+                return bad_value(self._layout, place, float(typed[bad]))
+        return None
+
+
+def bad_value(layout: Layout, place: int, value: float) -> BadPush:
+    """Return the refusal of a value at a byte of the arena."""
+    tensor = layout.tensors[layout.tensor_at(place)]
+    element = (place - tensor.offset) // tensor.dtype.itemsize
+    where = tuple(int(i) for i in np.unravel_index(element, tensor.shape))
+    return BadPush(
+        f"{tensor.name!r} holds {value} at {list(where)}: every value must be finite and"
+        " below 1e18 in magnitude; nothing of this push was applied",
+        tensor=tensor.name,
+        value=repr(value),
+    )

@@ -1,0 +1,80 @@
+"""Answers that bring coded parameters: they wait until the shadow is near enough to the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from aiops.events import Effect, Reply
+from aiops.layout import Ints
+from aiops.messages import Ack, Params
+from aiops.shadow import Shadow, ShadowJob
+from aiops.store import Store
+from aiops.versions import Wanted
+
+
+class Shadowing:
+    """One engine's coded answers.
+
+    Parameters
+    ----------
+    store, shadow
+        The model, and what follows it.
+    effects
+        The engine's list of effects, appended to.
+    queue
+        Has the shadow's work take its turn among the updates, before those that wait.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        shadow: Shadow,
+        effects: list[Effect],
+        queue: Callable[[Shadowing], None],
+    ) -> None:
+        self.shadow, self._store = shadow, store
+        self._effects, self._queue = effects, queue
+        self._queued = False
+        self._job: ShadowJob | None = None
+        self._waiting: list[tuple[int, Ack | Params, Wanted]] = []
+
+    def answer(self, peer: int, message: Ack | Params, wanted: Wanted) -> None:
+        """Send an answer with what its reader wants of the shadow."""
+        self.shadow.asked(self._store.version, wanted)
+        if wanted.newest > self.shadow.current.number:  # what it holds never was the shadow's
+            wanted = wanted.known(self.shadow.current.number, len(self._store.layout.tensors))
+        if not self._queued and not self.shadow.due(self._store.version):
+            self._send(peer, message, wanted)
+            return
+        self._waiting.append((peer, message, wanted))
+        if not self._queued:
+            self._queued = True
+            self._queue(self)
+
+    def left(self, peer: int) -> None:
+        """Forget a connection."""
+        self._waiting = [entry for entry in self._waiting if entry[0] != peer]
+
+    def issue(self) -> ShadowJob:
+        """Fix what the shadow is to follow, now that its turn has come."""
+        self._job = self.shadow.follow(self._store.current)
+        return self._job
+
+    def applied(self, sums: Ints) -> None:
+        """The shadow has followed: answer those who waited."""
+        assert self._job is not None
+        job, self._job, self._queued = self._job, None, False
+        self.shadow.followed(job)
+        waiting, self._waiting = self._waiting, []
+        for entry in waiting:
+            self._send(*entry)
+
+    def _send(self, peer: int, message: Ack | Params, wanted: Wanted) -> None:
+        parts, lease = self.shadow.answer(wanted)
+        number = self.shadow.current.number
+        if isinstance(message, Ack):
+            answer: Ack | Params = replace(message, current=number, parts=parts)
+        else:
+            answer = replace(message, version=number, parts=parts)
+        self._effects.append(Reply(peer, answer, lease))

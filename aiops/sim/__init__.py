@@ -1,0 +1,1 @@
+"""Deterministic shells: the engine and its clients in one thread, with no sockets and no clocks."""
