@@ -193,7 +193,7 @@ class Controller:
             "used": last.second if last else 0,
             "peak": last.peak if last else 0,
             "backlog": last.backlog if last else 0,
-            "utilisation": crossed / possible if possible else None,
+            "utilisation": min(crossed / possible, 1.0) if possible else None,
             "c_push": c_push,
             "c_fetch": c_fetch,
         }

@@ -84,10 +84,13 @@ def model(nbytes: int, value: float = 0.0) -> dict[str, Any]:
 
 
 class Busy:
-    """Workers that exchange all the time, each in a thread, until they are told to stop."""
+    """Workers that exchange all the time, each in a thread, until they are told to stop.
 
-    def __init__(self, url: str, nbytes: int) -> None:
-        self._url, self._nbytes = url, nbytes
+    ``gated``: they take steps, and a gate says what travels.
+    """
+
+    def __init__(self, url: str, nbytes: int, *, gated: bool = False) -> None:
+        self._url, self._nbytes, self._gated = url, nbytes, gated
         self._threads: list[threading.Thread] = []
         self._stops: list[threading.Event] = []
         self.exchanges: list[int] = []
@@ -114,14 +117,24 @@ class Busy:
 
     def _run(self, number: int, stop: threading.Event) -> None:
         try:
-            with aiops.Client(self._url, role="worker", name=f"w{number}") as client:
-                params = client.define(model(self._nbytes))
-                gradients = model(self._nbytes, 1.0)
-                while not stop.is_set():
-                    client.exchange(params, gradients)
-                    self.exchanges[number] += 1
+            (self._step if self._gated else self._exchange)(number, stop)
         except BaseException as error:
             self.errors.append(error)
+
+    def _exchange(self, number: int, stop: threading.Event) -> None:
+        with aiops.Client(self._url, role="worker", name=f"w{number}") as client:
+            params = client.define(model(self._nbytes))
+            gradients = model(self._nbytes, 1.0)
+            while not stop.is_set():
+                client.exchange(params, gradients)
+                self.exchanges[number] += 1
+
+    def _step(self, number: int, stop: threading.Event) -> None:
+        with aiops.Worker(self._url, model(self._nbytes), name=f"w{number}") as worker:
+            gradients = model(self._nbytes, 1.0)
+            while not stop.wait(0.005):  # what a mini-batch takes
+                worker.step(gradients)
+                self.exchanges[number] += 1
 
 
 def wait_until(server: ServerThread, true: Callable[[Server], bool]) -> None:
@@ -360,16 +373,21 @@ class TestEngine:
         assert ack.gate == ()
 
     @pytest.mark.slow
-    def test_a_replay_chooses_the_same(self, tmp_path: Path) -> None:
+    def test_the_gate_is_steered_and_a_replay_steers_the_same(
+        self, tmp_path: Path, counter: Counter
+    ) -> None:
         path = tmp_path / "run.journal"
         settings = {"policy": "fasgd", "gate": "bfasgd", "record": path}
-        with ServerThread(bandwidth_budget="100KB/s", **settings) as server:
-            workers = Busy(server.url, 10 * KB)
+        with ServerThread(bandwidth_budget="500KB/s", **settings) as server:
+            workers = Busy(server.url, 20 * KB, gated=True)
             for _ in range(3):
                 workers.join()
-            wait_until(server, past(1.2))
+            wait_until(server, lambda s: s.engine.budget is not None and s.engine.budget.depth > 1)
+            gate = server.call(lambda s: s.engine.report()["budget"])
             workers.end()
             engine = server.server.engine if server.server is not None else None
+        assert gate["c_push"] == gate["c_fetch"] > 0
+        assert counter.busiest() <= 500 * KB
         assert engine is not None
         assert engine.budget is not None
         with path.open("rb") as file:
