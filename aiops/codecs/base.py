@@ -31,11 +31,10 @@ __all__ = [
     "Floats",
     "NotFinite",
     "Shape",
-    "blocks",
+    "check_choices",
     "choice",
     "elements",
     "length_fault",
-    "pieces",
 ]
 
 Bytes = npt.NDArray[np.uint8]
@@ -263,22 +262,6 @@ def check_choices(codec: Codec) -> None:
 def elements(shape: Shape) -> int:
     """Return how many elements a tensor of this shape has."""
     return math.prod(shape)
-
-
-def blocks(size: int, block: int) -> int:
-    """Return how many blocks so many elements fill; the last may be shorter."""
-    return -(-size // block)
-
-
-def pieces(size: int, block: int) -> list[tuple[int, int, int]]:
-    """Cut elements into rows of a block each: start, stop and width of the whole ones and the last.
-
-    >>> pieces(600, 256)
-    [(0, 512, 256), (512, 600, 88)]
-    """
-    whole = size - size % block
-    cut = [(0, whole, block), (whole, size, size - whole)]
-    return [(start, stop, width) for start, stop, width in cut if start < stop]
 
 
 def length_fault(payload: Bytes, expected: int) -> str | None:

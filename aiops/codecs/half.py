@@ -10,12 +10,13 @@ Payload of n elements: ``uint16[n]``, little endian.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from aiops.codecs.base import (
+    CHUNK,
     Bytes,
     ChunkEncoder,
     Codec,
@@ -26,6 +27,7 @@ from aiops.codecs.base import (
     length_fault,
 )
 from aiops.kernels import reaches, resolve
+from aiops.kernels.packed import half_values
 
 __all__ = ["BF16", "BF16_LARGEST", "FP16", "FP16_LARGEST", "decode", "encode", "halves_fault"]
 
@@ -112,7 +114,7 @@ def encode(form: str, values: Floats, rest: Floats, halves: Halves, backend: str
         odd = bits >> np.uint32(16) & np.uint32(1)
         halves[:] = (bits + odd + np.uint32(0x7FFF)) >> np.uint32(16)
     if rest.size:
-        rest -= _read(form, halves)
+        rest -= half_values(form, halves)
 
 
 def decode(form: str, halves: Halves, out: Floats, add: bool, backend: str) -> None:
@@ -122,11 +124,7 @@ def decode(form: str, halves: Halves, out: Floats, add: bool, backend: str) -> N
 
         half_cpu.loops(form)[1](halves, out, add)
         return
-    read = _read(form, halves)
-    np.add(out, read, out=out) if add else np.copyto(out, read)
-
-
-def _read(form: str, halves: Halves) -> Any:
-    if form == "fp16":
-        return halves.view("<f2").astype(np.float32)
-    return (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    for start in range(0, out.size, CHUNK):
+        into = out[start : start + CHUNK]
+        read = half_values(form, halves[start : start + CHUNK])
+        np.add(into, read, out=into) if add else np.copyto(into, read)

@@ -15,21 +15,18 @@ import numpy as np
 from numba import types
 
 from aiops.codecs.half import BF16_LARGEST, FP16_LARGEST
-from aiops.kernels.jit_cpu import array_of, compiled, disjoint
+from aiops.kernels.jit_cpu import array_of, bf16_to_float, compiled, disjoint, fp16_to_float
 
-__all__ = ["bf16_to_float", "fp16_to_float", "loops"]
+__all__ = ["loops"]
 
 _F, _U = np.float32, np.uint32
 _SIGN, _MAGNITUDE = _U(0x8000_0000), _U(0x7FFF_FFFF)
 _LEAST_NORMAL = _U(113 << 23)  # 2**-14, the least normal number of fp16
-_LEAST_NORMAL_VALUE = _F(2.0**-14)
 _MAGIC = _F(0.5)  # added to a magnitude below 2**-14, rounds it to a multiple of 2**-24
 _MAGIC_BITS = _U(126 << 23)
 _REBIAS = _U((15 - 127) % 2**32 << 23 & 0xFFFF_FFFF)
-_BIAS = _U((127 - 15) << 23)
 _S13, _S16, _ONE = _U(13), _U(16), _U(1)
 _ROUND_13, _ROUND_16 = _U(0xFFF), _U(0x7FFF)
-_FP16_MAGNITUDE, _FP16_SIGN, _FP16_EXPONENT = _U(0x7FFF), _U(0x8000), _U(0x7C00)
 
 
 @functools.cache
@@ -55,18 +52,7 @@ def _fp16(value: Any) -> Any:
     odd = _U(_U(magnitude >> _S13) & _ONE)
     normal = _U(_U(_U(_U(magnitude + _REBIAS) + _ROUND_13) + odd) >> _S13)
     half = small if magnitude < _LEAST_NORMAL else normal
-    return np.uint16(_U(half | _U(_U(bits & _SIGN) >> _S16)))
-
-
-@numba.njit(forceinline=True, error_model="numpy")  # type: ignore[untyped-decorator]
-def fp16_to_float(half: Any) -> Any:
-    """Return the float32 that the bits of a finite binary16 stand for."""
-    magnitude = _U(_U(_U(half) & _FP16_MAGNITUDE) << _S13)
-    normal = _U(magnitude + _BIAS)
-    small = _F(_U(magnitude + _LEAST_NORMAL).view(np.float32) - _LEAST_NORMAL_VALUE)
-    tiny = _U(_U(half) & _FP16_EXPONENT) == _U(0)
-    bits = _F(small).view(np.uint32) if tiny else normal
-    return _U(bits | _U(_U(_U(half) & _FP16_SIGN) << _S16)).view(np.float32)
+    return _U(half | _U(_U(bits & _SIGN) >> _S16))
 
 
 @numba.njit(forceinline=True, error_model="numpy")  # type: ignore[untyped-decorator]
@@ -76,13 +62,7 @@ def _bf16(value: Any) -> Any:
     value = value if value > -BF16_LARGEST else -BF16_LARGEST
     bits = _F(value).view(np.uint32)
     odd = _U(_U(bits >> _S16) & _ONE)
-    return np.uint16(_U(_U(_U(bits + odd) + _ROUND_16) >> _S16))
-
-
-@numba.njit(forceinline=True, error_model="numpy")  # type: ignore[untyped-decorator]
-def bf16_to_float(half: Any) -> Any:
-    """Return the float32 of which these bits are the upper half."""
-    return _U(_U(half) << _S16).view(np.float32)
+    return _U(_U(_U(bits + odd) + _ROUND_16) >> _S16)
 
 
 # One pair of loops for each format, in full: Numba does not keep closures on disk.

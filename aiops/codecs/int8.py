@@ -15,23 +15,21 @@ import numpy as np
 import numpy.typing as npt
 
 from aiops.codecs.base import (
+    CHUNK,
     Bytes,
     ChunkEncoder,
     Codec,
     Encoder,
     Floats,
     Shape,
-    blocks,
     elements,
     length_fault,
-    pieces,
 )
 from aiops.kernels import resolve
+from aiops.kernels.packed import FORMS, blocks, int8_values, pieces
+from aiops.kernels.packed import INT8_BLOCK as BLOCK
 
 __all__ = ["BLOCK", "Int8", "decode", "encode", "scales_fault", "top_scale"]
-
-BLOCK = 256
-"""Elements that share a scale."""
 
 
 def top_scale(codes: float) -> np.float32:
@@ -81,7 +79,7 @@ class Int8(Codec):
 
 def length(size: int) -> int:
     """Return how many bytes a payload of so many elements has."""
-    return size + 4 * blocks(size, BLOCK)
+    return int(FORMS["int8"].length(size))
 
 
 def sections(payload: Bytes, size: int) -> tuple[Floats, npt.NDArray[np.int8]]:
@@ -139,8 +137,7 @@ def decode(scales: Floats, codes: Any, out: Floats, add: bool, backend: str) -> 
 
         int8_cpu.loops()[1](scales, codes, out, add)
         return
-    for start, stop, width in pieces(out.size, BLOCK):
-        into = out[start:stop].reshape(-1, width)
-        scale = scales[start // BLOCK : blocks(stop, BLOCK), None]
-        read = codes[start:stop].reshape(-1, width).astype(np.float32) * scale
+    for start in range(0, out.size, CHUNK):
+        into, code = out[start : start + CHUNK], codes[start : start + CHUNK]
+        read = int8_values(scales[start // BLOCK :][: blocks(code.size, BLOCK)], code)
         np.add(into, read, out=into) if add else np.copyto(into, read)

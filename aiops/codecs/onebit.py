@@ -21,28 +21,26 @@ import numpy as np
 import numpy.typing as npt
 
 from aiops.codecs.base import (
+    CHUNK,
     Bytes,
     ChunkEncoder,
     Codec,
     Encoder,
     Floats,
     Shape,
-    blocks,
     elements,
     length_fault,
-    pieces,
 )
 from aiops.codecs.int8 import SMALLEST, scales_fault, top_scale
 from aiops.kernels import resolve
+from aiops.kernels.packed import FORMS, blocks, onebit_values, pieces
+from aiops.kernels.packed import ONEBIT_BITS as BITS
+from aiops.kernels.packed import ONEBIT_BLOCK as BLOCK
 
 __all__ = ["BITS", "BLOCK", "LANES", "LARGEST", "OneBit"]
 
 Words: TypeAlias = npt.NDArray[np.uint32]
 
-BLOCK = 1024
-"""Elements that share a scale."""
-
-BITS = 32
 LANES = 64
 """Sums that run side by side in a block."""
 
@@ -92,7 +90,7 @@ class OneBit(Codec):
 
 def length(size: int) -> int:
     """Return how many bytes a payload of so many elements has."""
-    return 4 * (blocks(size, BLOCK) + blocks(size, BITS))
+    return int(FORMS["onebit"].length(size))
 
 
 def sections(payload: Bytes, size: int) -> tuple[Floats, Words]:
@@ -151,12 +149,8 @@ def _means(block: Any) -> Floats:
 
 
 def _decode(scales: Floats, words: Words, out: Floats, add: bool) -> None:
-    for start, stop, width in pieces(out.size, BLOCK):
-        into = out[start:stop].reshape(-1, width)
-        wide = blocks(width, BITS)
-        word = words[start // BITS : blocks(stop, BITS)].reshape(-1, 1, wide)
-        shifts = np.arange(BITS, dtype=np.uint32)[:, None]
-        signs = (word >> shifts << np.uint32(31)).reshape(-1, BITS * wide)[:, :width]
-        scale = scales[start // BLOCK : blocks(stop, BLOCK)].view("<u4")
-        read = (signs | scale[:, None]).view(np.float32)
+    for start in range(0, out.size, CHUNK):
+        into = out[start : start + CHUNK]
+        word = words[start // BITS :][: blocks(into.size, BITS)]
+        read = onebit_values(scales[start // BLOCK :], word, into.size)
         np.add(into, read, out=into) if add else np.copyto(into, read)

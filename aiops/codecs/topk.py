@@ -25,13 +25,13 @@ from aiops.codecs.base import (
     Encoder,
     Floats,
     Shape,
-    blocks,
     check_choices,
     choice,
     elements,
 )
 from aiops.errors import UsageError
 from aiops.kernels import resolve
+from aiops.kernels.packed import blocks
 
 __all__ = ["GAP_BYTES", "HEADER", "TopK"]
 

@@ -30,6 +30,12 @@ def kernels(context: typer.Context) -> None:
 
 
 @app.command(context_settings=_PASS_ON)
+def codecs(context: typer.Context) -> None:
+    """Measure how fast tensors are encoded and decoded, and how long they become."""
+    _run("codecs", context.args)
+
+
+@app.command(context_settings=_PASS_ON)
 def tables(context: typer.Context) -> None:
     """Measure rows of a sparse table fetched and pushed over TCP."""
     _run("tables", context.args)

@@ -28,6 +28,7 @@ import numpy.typing as npt
 from aiops.errors import UsageError
 from aiops.kernels.backend import resolve
 from aiops.kernels.half import MasterKernel
+from aiops.kernels.packed import form_named
 from aiops.kernels.reader import read
 from aiops.kernels.reference import NumpyKernel
 from aiops.kernels.rule import FIRST, FOLD, Rule
@@ -52,18 +53,32 @@ __all__ = [
 ]
 
 
-def build(rule: Rule, dtype: npt.DTypeLike, backend: str = "auto") -> Kernel:
+def build(
+    rule: Rule, dtype: npt.DTypeLike, backend: str = "auto", grad: str | None = None
+) -> Kernel:
     """Make ``rule`` executable over tensors of ``dtype``.
 
     ``dtype`` is float32, float64, float16 or bfloat16 (``ml_dtypes.bfloat16``); the 16-bit ones
     keep a float32 master, see :class:`Kernel`. ``backend`` is ``"numba"``, ``"numpy"`` or
     ``"auto"``: Numba where it can be imported, else NumPy, with one line of advice in the log.
 
-    Raises :class:`~aiops.errors.UsageError` for another dtype or backend, and for a rule that
-    uses anything outside the vocabulary, whatever the backend.
+    ``grad`` is the name of a codec (``fp16``, ``bf16``, ``int8``, ``onebit``; dtype float32 only).
+    The kernel's ``grad`` is then a buffer of bytes, uint8, that holds a whole payload for every
+    span, from byte ``src`` on, at any address. It has been checked: a payload is read whatever it
+    is. The result has the bits of decoding first and updating then.
+
+    Raises :class:`~aiops.errors.UsageError` for another dtype, backend or codec, and for a rule
+    that uses anything outside the vocabulary, whatever the backend.
     """
     wanted = np.dtype(dtype)
     program = read(rule)
+    packed = None if grad is None else form_named(grad)
+    if packed is not None and wanted != np.float32:
+        raise UsageError(
+            f"rule {rule.name!r} cannot be built to read gradients of {grad!r} for dtype {wanted}:"
+            " that codec is for float32; decode them first",
+            dtype=str(wanted),
+        )
     if wanted.isnative and wanted.name in ("float16", "bfloat16"):
         return MasterKernel(rule, wanted, build(rule, np.float32, backend))
     if not wanted.isnative or wanted.name not in ("float32", "float64"):
@@ -73,7 +88,7 @@ def build(rule: Rule, dtype: npt.DTypeLike, backend: str = "auto") -> Kernel:
             dtype=str(wanted),
         )
     if resolve(backend) == "numpy":
-        return NumpyKernel(rule, wanted)
+        return NumpyKernel(rule, wanted, packed)
     from aiops.kernels.fused_cpu import NumbaKernel
 
-    return NumbaKernel(rule, program, wanted)
+    return NumbaKernel(rule, program, wanted, packed)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aiops.kernels import cache, source
+from aiops.kernels.packed import Form
 from aiops.kernels.program import Program
 from aiops.kernels.rule import Rule
 from aiops.kernels.spans import Spans, check
@@ -31,10 +32,13 @@ class NumbaKernel:
 
     backend = "numba"
 
-    def __init__(self, rule: Rule, program: Program, dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self, rule: Rule, program: Program, dtype: np.dtype[Any], packed: Form | None = None
+    ) -> None:
         self.rule = rule
         self.dtype = dtype
-        self.text = source.numba_text(program, dtype.name)
+        self.packed = packed
+        self.text = source.numba_text(program, dtype.name, None if packed is None else packed.name)
         self._scalars, self._reads = len(rule.scalars), len(rule.reads)
         self._constants = np.array(list(rule.constants.values()), dtype)
         self._update: Update = self._first_update
@@ -82,6 +86,7 @@ class NumbaKernel:
                 reads,
                 compute=self.dtype,
                 wire=self.dtype,
+                packed=self.packed,
             )
             raise
 
@@ -95,6 +100,7 @@ class NumbaKernel:
             states=len(rule.state),
             reads=self._reads,
             scalars=self._scalars > 0,
+            packed=self.packed is not None,
         )
 
     def _first_update(self, *arguments: Any) -> npt.NDArray[np.int64]:
@@ -104,7 +110,14 @@ class NumbaKernel:
 
 @functools.cache
 def _compile(
-    name: str, text: str, real: str, *, states: int, reads: int = 0, scalars: bool = False
+    name: str,
+    text: str,
+    real: str,
+    *,
+    states: int,
+    reads: int = 0,
+    scalars: bool = False,
+    packed: bool = False,
 ) -> Update:
     from numba import types
 
@@ -114,7 +127,8 @@ def _compile(
     integers, read, written = array_of("int64"), array_of(real), array_of(real, writable=True)
     numbers = [array_of("float64")] * (2 if scalars else 1)
     arguments = [integers, integers, integers, *numbers, types.float64]
-    arguments += [read, read, written, *[written] * states, *[read] * reads, read]
+    gradient = array_of("uint8") if packed else read
+    arguments += [read, gradient, written, *[written] * states, *[read] * reads, read]
     signature = types.Array(types.int64, 1, "C")(*arguments)
     update: Update = compiled(module.update, signature, cache=on_disk)
     return update

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aiops.kernels.packed import Form
 from aiops.kernels.rule import Rule
 from aiops.kernels.spans import STATISTIC_CAP, STATISTIC_SCALE, Spans, check
 from aiops.kernels.vocabulary import Array
@@ -27,9 +28,10 @@ class NumpyKernel:
 
     backend = "numpy"
 
-    def __init__(self, rule: Rule, dtype: np.dtype[Any]) -> None:
+    def __init__(self, rule: Rule, dtype: np.dtype[Any], packed: Form | None = None) -> None:
         self.rule = rule
         self.dtype = dtype
+        self.packed = packed
         self._constants = {name: dtype.type(value) for name, value in rule.constants.items()}
         self._tiny = np.finfo(dtype).tiny
         self._statistic = (
@@ -60,6 +62,7 @@ class NumpyKernel:
             reads,
             compute=self.dtype,
             wire=self.dtype,
+            packed=self.packed,
         )
         real = self.dtype.type
         sums = np.zeros(len(spans), np.int64)
@@ -69,7 +72,11 @@ class NumpyKernel:
                 numbers = [real(step), *map(real, spans.more[row].tolist())]
                 for start in range(lo, hi, BLOCK):
                     stop = min(start + BLOCK, hi)
-                    gradient = grad[src + start - lo : src + stop - lo] * scale
+                    if self.packed is None:
+                        gradient = grad[src + start - lo : src + stop - lo] * scale
+                    else:
+                        read = self.packed.read(grad[src:], hi - lo, start - lo, stop - lo)
+                        gradient = read * scale
                     arrays = [base[start:stop], gradient]
                     arrays += [array[start:stop] for array in reads]
                     written = [array[start:stop] for array in state]

@@ -14,12 +14,13 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from aiops.kernels.loaders import LOADERS, PLAIN, Loader
 from aiops.kernels.program import ARITY, Expression, Literal, Name, Operation, Program
 from aiops.kernels.spans import STATISTIC_CAP, STATISTIC_SCALE
 
 __all__ = ["GENERATOR", "Dialect", "NumbaDialect", "numba_text", "statements", "write"]
 
-GENERATOR = 3
+GENERATOR = 4
 """Version of the generated text; part of a compiled kernel's identity."""
 
 
@@ -101,7 +102,7 @@ class NumbaDialect:
         return f"{name} = {_bare(value)}"
 
 
-def numba_text(program: Program, real: str) -> str:
+def numba_text(program: Program, real: str, packed: str | None = None) -> str:
     """Return the Python module that computes ``program`` over arrays of dtype ``real``.
 
     Its function ``update(lo, hi, src, step, more, factor, base, grad, target, *state, *reads,
@@ -109,10 +110,12 @@ def numba_text(program: Program, real: str) -> str:
     then) and returns the statistic's sum per span. ``more`` holds the scalars of one span after
     those of another, in one dimension; it is left out for a rule without scalars. The function
     runs as plain Python, too, except for ``_disjoint``; :mod:`aiops.kernels.fused_cpu` compiles it.
+    ``packed`` is the codec of the payloads that ``grad`` then holds.
     """
     dialect = NumbaDialect()
-    loops = [_loop(program, dialect, in_place=place) for place in (True, False)]
-    words = sorted({*dialect.words} | {"disjoint", "overlap", "misfit"})
+    loader = PLAIN if packed is None else LOADERS[packed]
+    loops = [_loop(program, dialect, loader, in_place=place) for place in (True, False)]
+    words = sorted({*dialect.words, *loader.words} | {"disjoint", "overlap", "misfit"})
     imports = "".join(f"from aiops.kernels.jit_cpu import {word} as _{word}\n" for word in words)
     constants = "".join(f"{name} = _real({value})\n" for value, name in dialect.literals.items())
     if program.statistic is not None:
@@ -128,11 +131,11 @@ def numba_text(program: Program, real: str) -> str:
     )
     return (
         f"{header}\n\nimport numpy as _np\nfrom numba import njit as _njit\n\n{imports}\n"
-        f"_real = _np.{real}\n{constants}\n" + "\n".join(loops) + "\n" + _entry(program)
+        f"_real = _np.{real}\n{constants}\n" + "\n".join(loops) + "\n" + _entry(program, loader)
     )
 
 
-def _loop(program: Program, dialect: NumbaDialect, *, in_place: bool) -> str:
+def _loop(program: Program, dialect: NumbaDialect, loader: Loader, *, in_place: bool) -> str:
     """Spell the loop over one span; base and target are one array if ``in_place``.
 
     There are two loops so that each can declare all its arrays disjoint. LLVM would otherwise
@@ -144,9 +147,9 @@ def _loop(program: Program, dialect: NumbaDialect, *, in_place: bool) -> str:
     states = [_outer(state) for state in program.states]
     target = "_w_" if in_place else "_target"
     read = {name: _outer(name) for name in (*program.reads, *program.states)}
-    arrays = ["_w_", *([] if in_place else ["_target"]), "_g_", *read.values()]
+    arrays = ["_w_", *([] if in_place else ["_target"]), *loader.parameters, *read.values()]
     body = [f"{name} = {outer}" for name, outer in hidden.items() if name != outer]
-    body += ["w = _w_[_i]", "g = _g_[_i] * _factor"]
+    body += ["w = _w_[_i]", f"g = {loader.gradient} * _factor"]
     body += [f"{name} = {array}[_i]" for name, array in read.items()]
     body += statements(program, dialect)
     # A result may be the old value of another array: by now they are all in scalars.
@@ -161,7 +164,7 @@ def _loop(program: Program, dialect: NumbaDialect, *, in_place: bool) -> str:
             f"_x = {write(observed, dialect)} * _scale",
             "_x = _x if _x < _cap else _cap",
             "_x = _x if _x > -_cap else -_cap",
-            "_sum += _np.int64(_np.int32(_x))",
+            *_ADD_UP,
         ]
     name = "_in_place" if in_place else "_out_of_place"
     return f"""
@@ -169,13 +172,33 @@ def _loop(program: Program, dialect: NumbaDialect, *, in_place: bool) -> str:
 def {name}({", ".join([*arrays, "_factor", *hidden.values()])}):
     _disjoint()
     _sum = 0
-    for _i in range(_w_.size):
-{textwrap.indent(chr(10).join(body), " " * 8)}
+{_nested(loader, body, program.statistic is not None)}
     return _sum
 """
 
 
-def _entry(program: Program) -> str:
+# A sum of 64 bits in the loop would halve the vectors that all of it is calculated in. So the upper
+# and the lower 16 bits of a block's items are added up in 32 bits, which cannot overflow.
+_ADD_UP = (
+    "_q = _np.int32(_x)",
+    "_low = _np.int32(_low + (_q & _np.int32(65535)))",
+    "_high = _np.int32(_high + (_q >> _np.int32(16)))",
+)
+_BEFORE = ("_low = _np.int32(0)", "_high = _np.int32(0)")
+_AFTER = "_sum += _np.int64(_low) + _np.int64(_high) * 65536"
+
+
+def _nested(loader: Loader, body: Sequence[str], adding: bool) -> str:
+    """Indent the lines of a loader and of a loop's body, each as deep as it lies."""
+    head, *loops = loader.blocks if adding else loader.loops
+    lines, depth = [], 1
+    for line in (head, *(_BEFORE if adding else ()), *loops, *body):
+        lines.append(" " * 4 * depth + line)
+        depth += line.endswith(":")
+    return "\n".join([*lines, *([" " * 8 + _AFTER] if adding else [])])
+
+
+def _entry(program: Program, loader: Loader) -> str:
     """Spell ``update``: check everything, then run the loop that fits over every span."""
     states = [_outer(state) for state in program.states]
     reads = [_outer(read) for read in program.reads]
@@ -187,6 +210,19 @@ def _entry(program: Program) -> str:
     smallest = ", ".join(f"{array}.size" for array in ("_base", *written, *reads))
     width = len(program.scalars)
     short = f" or _more.size != _lo.size * {width}" if width else ""
+    sections = "".join(f"        {line}\n" for line in loader.sections)
+    if sections:
+        sections = f"        _n = _z - _a\n{sections}"
+    fits = "_misfit(_lo, _hi, _src, _step, _size, _grad.size)"
+    beyond = ""
+    if loader.length:  # of bytes, and a span's gradient begins at any of them
+        fits = "_src.size != _lo.size or _misfit(_lo, _hi, _lo, _step, _size, _size)"
+        beyond = f"""
+    for _t in range(_lo.size):
+        _n = _hi[_t] - _lo[_t]
+        if _src[_t] < 0 or _src[_t] > _grad.size - ({loader.length}):
+            raise ValueError("a span does not fit")"""
+    gradient = "".join(f"                {argument},\n" for argument in loader.arguments)
     passed = [f"{array}[_a:_z]" for array in (*reads, *states)]
     passed += ["_real(_factor)", "_real(_step[_t])"]
     passed += [f"_real(_more[_t * {width} + {index}])" for index in range(width)]
@@ -202,22 +238,20 @@ def update({", ".join([*parameters, "_constants"])}):
 {clash}    ):
         raise ValueError("arrays overlap")
     _size = min({smallest})
-    if _misfit(_lo, _hi, _src, _step, _size, _grad.size){short}:
-        raise ValueError("a span does not fit")
+    if {fits}{short}:
+        raise ValueError("a span does not fit"){beyond}
     _sums = _np.zeros(_lo.size, _np.int64)
     for _t in range(_lo.size):
         _a, _z, _s = _lo[_t], _hi[_t], _src[_t]
-        if _same:
+{sections}        if _same:
             _sums[_t] = _in_place(
                 _target[_a:_z],
-                _grad[_s : _s + (_z - _a)],
-{shared}            )
+{gradient}{shared}            )
         else:
             _sums[_t] = _out_of_place(
                 _base[_a:_z],
                 _target[_a:_z],
-                _grad[_s : _s + (_z - _a)],
-{shared}            )
+{gradient}{shared}            )
     return _sums
 """
 

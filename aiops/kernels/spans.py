@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aiops.errors import UsageError
+from aiops.kernels.packed import Form
 from aiops.kernels.rule import Rule
 from aiops.kernels.vocabulary import Array
 
@@ -31,7 +32,8 @@ class Spans:
     """Which tensors a kernel updates, one row each; anything that makes such arrays is taken.
 
     ``lo`` and ``hi``: int64[n], the element range of each tensor in the arena section.
-    ``src``: int64[n], where the tensor's first element lies in the gradient buffer.
+    ``src``: int64[n], where the tensor's first element lies in the gradient buffer; for a kernel
+    that reads payloads, the byte at which the tensor's payload begins.
     ``step``: float64[n], learning rate times modulation; cast to the compute dtype when used.
     ``more``: float64[n, k], the k scalars of the rule for each tensor, cast like ``step``; by
     default float64[n, 0], for a rule that has none.
@@ -130,11 +132,12 @@ def check(
     *,
     compute: np.dtype[Any],
     wire: np.dtype[Any],
+    packed: Form | None = None,
 ) -> None:
     """Raise :class:`~aiops.errors.UsageError` unless the rule's kernel can carry out the call.
 
     ``compute`` is the dtype of ``base`` and ``state``, ``wire`` that of ``grad``, ``reads`` and
-    ``target``.
+    ``target``; ``packed`` is the form of the payloads that ``grad`` holds instead, as bytes.
     """
     name = rule.name
     for kind, given, wanted in (("state", state, rule.state), ("read-only", reads, rule.reads)):
@@ -144,7 +147,8 @@ def check(
                 f"{len(wanted)}; pass them in the rule's order",
                 kernel=name,
             )
-    arrays = {"base": (base, compute), "grad": (grad, wire), "target": (target, wire)}
+    gradient = wire if packed is None else np.dtype(np.uint8)
+    arrays = {"base": (base, compute), "grad": (grad, gradient), "target": (target, wire)}
     arrays |= {f"state[{index}]": (array, compute) for index, array in enumerate(state)}
     only_read = {"grad"} if compute != wire else {"grad", "base"}
     for index, array in enumerate(reads):
@@ -153,7 +157,7 @@ def check(
     for role, (array, dtype) in arrays.items():
         _check_array(name, role, array, dtype, written=role not in only_read)
     size = min(array.size for array in (base, target, *state, *reads))
-    _check_spans(name, spans, size, grad.size, rule.scalars)
+    _check_spans(name, spans, size, grad.size, rule.scalars, packed)
     for (one, (first, _)), (two, (second, _)) in combinations(arrays.items(), 2):
         in_place = {one, two} == {"base", "target"} and _start(first) == _start(second)
         harmless = in_place or {one, two} <= only_read
@@ -186,7 +190,12 @@ def _check_array(
 
 
 def _check_spans(
-    name: str, spans: Spans, size: int, grad_size: int, scalars: Sequence[str]
+    name: str,
+    spans: Spans,
+    size: int,
+    grad_size: int,
+    scalars: Sequence[str],
+    packed: Form | None,
 ) -> None:
     lo, hi, src = spans.lo, spans.hi, spans.src
     if not len(lo) == len(hi) == len(src) == len(spans.step):
@@ -202,12 +211,14 @@ def _check_spans(
             f"{', '.join(scalars) or 'the rule has none'}",
             kernel=name,
         )
-    good = (lo >= 0) & (hi >= lo) & (hi <= size) & (src >= 0) & (src <= grad_size - (hi - lo))
+    taken = hi - lo if packed is None else packed.length(hi - lo)
+    good = (lo >= 0) & (hi >= lo) & (hi <= size) & (src >= 0) & (src <= grad_size - taken)
     if not good.all():
         row = int(np.argmin(good))
         raise UsageError(
             f"span {row} of kernel {name!r} updates elements {lo[row]} to {hi[row]} of {size} from "
-            f"gradient elements {src[row]} on, of {grad_size}; correct the span or the arrays",
+            f"gradient {'elements' if packed is None else 'bytes'} {src[row]} on, of {grad_size}"
+            f"{f' ({taken[row]} are needed)' if packed else ''}; correct the span or the arrays",
             kernel=name,
             span=row,
         )

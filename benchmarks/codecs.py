@@ -1,0 +1,244 @@
+"""How fast codecs are, and how much they leave: ``python -m benchmarks.codecs``.
+
+Every codec is measured on one core, beside the same mathematics as one would write it down in NumPy
+and in PyTorch (which do less: no error feedback, no packed payload where that is not one call, and
+no check of what came), and beside a plain copy of the tensor. Figures are bytes of float32 tensor
+per second, medians. Then the update kernels that read their gradient out of payloads, beside
+decoding first, and beside a loop that only moves as many bytes (the limit). Everything is measured
+in one run, each contender once per round and in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from aiops.codecs import Codec, find
+from aiops.kernels import Kernel, Rule, Spans, build
+from aiops.kernels.vocabulary import Array
+from benchmarks import report
+from benchmarks.codec_peers import peers
+from benchmarks.kernels import rules
+
+__all__ = ["SPECS", "main", "run"]
+
+SPECS = (
+    "fp16",
+    "bf16",
+    "int8",
+    "onebit",
+    "topk:fraction=0.01",
+    "topk:fraction=0.001",
+    "lowrank:rank=4",
+)
+APPLIED = {
+    "fp16": (np.uint16, 1),
+    "bf16": (np.uint16, 1),
+    "int8": (np.int8, 1),
+    "onebit": (np.uint32, 32),
+}
+"""The codecs that kernels read, and what their payloads are made of: items of so many elements."""
+
+WIDTH = 120
+"""Columns of the report: figures are never cut off."""
+
+WAYS = ("encode", "with feedback", "decode", "decode and add", "check")
+
+
+def run(size: int = 1 << 24, repeats: int = 9) -> dict[str, Any]:
+    """Measure every codec over a matrix of about ``size`` float32 elements, on one core.
+
+    Returns the machine's description and, per codec, ``bytes_per_element`` and ``gb_per_s``:
+    contender → way (see `WAYS`) → figure. ``copy`` is that of a plain copy. ``applied``: rule →
+    codec (``"float32"``: none) → ``ms`` of the kernel that reads its payload (``fused``), of
+    decoding first (``apart``), and of a loop that reads and writes as many bytes (``limit``).
+    """
+    about = report.machine(("numpy", "numba", "torch"))
+    rows = max(1, int(size**0.5))
+    shape = (rows, max(1, size // rows))
+    tensor = np.random.default_rng(0).standard_normal(shape, np.float32)
+    other = np.zeros_like(tensor)
+    with _one_core():
+        found = {spec: _measure(find(spec), tensor, repeats) for spec in SPECS}
+        copied = _medians({"copy": lambda: np.copyto(other, tensor)}, repeats)["copy"]
+        applied = {
+            name: _applied(rule, tensor.reshape(-1), repeats) for name, rule in rules().items()
+        }
+    return {
+        "benchmark": "codecs",
+        "shape": shape,
+        "repeats": repeats,
+        "copy": tensor.nbytes / copied / 1e9,
+        "codecs": found,
+        "applied": applied,
+        "machine": about,
+    }
+
+
+def _measure(codec: Codec, tensor: Array, repeats: int) -> dict[str, Any]:
+    flat, shape, out = tensor.reshape(-1), tensor.shape, np.zeros(tensor.size, np.float32)
+    plain = codec.encoder(shape, feedback=False)
+    keeping = codec.encoder(shape, feedback=True)
+    kind = type(codec)
+    payload = np.frombuffer(bytes(plain.encode(flat)), np.uint8)
+    ours: dict[str, Callable[[], object]] = {
+        "encode": lambda: plain.encode(flat),
+        "with feedback": lambda: keeping.encode(flat),
+        "decode": lambda: kind.decode(payload, shape, out),
+        "decode and add": lambda: kind.decode(payload, shape, out, add=True),
+        "check": lambda: kind.check(payload, shape),
+    }
+    calls = {("aiops", way): call for way, call in ours.items()}
+    for name, (encode, decode) in peers(codec, tensor).items():
+        calls |= {(name, "encode"): encode, (name, "decode"): decode}
+    speeds: dict[str, dict[str, float]] = {}
+    for (name, way), seconds in _medians(calls, repeats).items():
+        speeds.setdefault(name, {})[way] = flat.nbytes / seconds / 1e9
+    return {"bytes_per_element": len(payload) / flat.size, "gb_per_s": speeds}
+
+
+def _applied(rule: Rule, gradient: Array, repeats: int) -> dict[str, dict[str, float]]:
+    """Measure an update whose gradient is a payload, in place, beside its limit."""
+    size, spans = gradient.size, Spans.whole(gradient.size, 0.005)
+    weights, decoded = np.zeros_like(gradient), np.zeros_like(gradient)
+    state = [np.full(size, value, np.float32) for value in rule.state.values()]
+    plain, limit = build(rule, np.float32), _limit(len(state), 1)
+    calls: dict[tuple[str, str], Callable[[], object]] = {
+        ("float32", "fused"): lambda: plain(spans, 1.0, weights, gradient, weights, state),
+        ("float32", "limit"): lambda: limit(weights, gradient, *state, np.float32(1.0)),
+    }
+    for name, (item, per) in APPLIED.items():
+        kernel, kind = build(rule, np.float32, grad=name), type(find(name))
+        encoded = find(name).encoder((size,), feedback=False).encode(gradient)
+        payload = np.array(np.frombuffer(encoded, np.uint8))
+        items, loop = np.zeros(size // per, item), _limit(len(state), per)
+
+        def fused(kernel: Kernel = kernel, payload: Array = payload) -> None:
+            kernel(spans, 1.0, weights, payload, weights, state)
+
+        def apart(kind: type[Codec] = kind, payload: Array = payload) -> None:
+            kind.decode(payload, (size,), decoded)
+            plain(spans, 1.0, weights, decoded, weights, state)
+
+        def moved(items: Array = items, loop: Callable[..., None] = loop) -> None:
+            loop(weights, items, *state, np.float32(1.0))
+
+        calls |= {(name, "fused"): fused, (name, "apart"): apart, (name, "limit"): moved}
+    found: dict[str, dict[str, float]] = {}
+    for (name, way), seconds in _medians(calls, repeats).items():
+        found.setdefault(name, {})[way] = 1e3 * seconds
+    return found
+
+
+def _limit(states: int, per: int) -> Callable[..., None]:
+    """Compile the loop that moves a rule's streams, and items of ``per`` elements each."""
+    import numba
+
+    def move_1(w: Any, g: Any, scale: Any) -> None:
+        for k in range(g.size):
+            item = np.float32(g[k])
+            for i in range(np.uintp(per)):
+                at = np.uintp(k * per) + i
+                w[at] = (w[at] + item) * scale
+
+    def move_4(w: Any, g: Any, n: Any, b: Any, v: Any, scale: Any) -> None:
+        for k in range(g.size):
+            item = np.float32(g[k])
+            for i in range(np.uintp(per)):
+                at = np.uintp(k * per) + i
+                w[at] = (w[at] + item) * scale
+                n[at] = n[at] * scale
+                b[at] = b[at] * scale
+                v[at] = v[at] * scale
+
+    loop: Callable[..., None] = numba.njit(nogil=True)(move_4 if states else move_1)
+    return loop
+
+
+def _medians(calls: Mapping[Any, Callable[[], object]], repeats: int) -> dict[Any, float]:
+    times: dict[Any, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        call()  # compiles, and touches every page
+    for _ in range(repeats):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+@contextmanager
+def _one_core() -> Iterator[None]:
+    """Stay on one core, where the system can be told so: libraries would use all."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    usable = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(usable)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, usable)
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print the report of :func:`run` as a table."""
+    rows: list[Sequence[str]] = [
+        ("raw", "plain copy", "4.000", *[f"{found['copy']:.2f}"] * 1, *[""] * (len(WAYS) - 1))
+    ]
+    for spec, each in found["codecs"].items():
+        rows.append(())
+        for index, (name, speeds) in enumerate(each["gb_per_s"].items()):
+            figures = [f"{speeds[way]:.2f}" if way in speeds else "" for way in WAYS]
+            length = f"{each['bytes_per_element']:.3f}" if not index else ""
+            rows.append(("" if index else spec, name, length, *figures))
+    title = (
+        f"{' x '.join(map(str, found['shape']))} float32 on one core, GB/s of tensor,"
+        f" median of {found['repeats']}"
+    )
+    columns = ("codec", "written in", "bytes/element", *WAYS)
+    console = Console(width=WIDTH)
+    console.print(report.table(title, columns, rows, text_columns=2))
+    report.show(_applied_table(found), found["machine"], console)
+
+
+def _applied_table(found: dict[str, Any]) -> Table:
+    rows: list[Sequence[str]] = []
+    for rule, each in found["applied"].items():
+        if rows:
+            rows.append(())
+        for name, ms in each.items():
+            apart = f"{ms['apart'] / ms['fused']:.2f}" if "apart" in ms else ""
+            rows.append(
+                (rule, name, f"{ms['fused']:.2f}", f"{ms['limit'] / ms['fused']:.2f}", apart)
+            )
+    title = "an update that reads its gradient out of the payload, in place"
+    columns = ("rule", "gradient", "ms", "of limit", "x decoding first")
+    return report.table(title, columns, rows, text_columns=2)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the benchmark from the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.codecs", description=__doc__)
+    parser.add_argument("--size", type=int, default=1 << 24, help="elements (default 16777216)")
+    parser.add_argument("--repeats", type=int, default=9, help="rounds (default 9)")
+    parser.add_argument("--json", type=Path, help="write the report to this file as well")
+    options = parser.parse_args(arguments)
+    found = run(options.size, options.repeats)
+    show(found)
+    if options.json is not None:
+        report.write_json(options.json, found)
+
+
+if __name__ == "__main__":
+    main()
