@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import socket
 import struct
 import threading
@@ -12,10 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 from safetensors.numpy import save_file
 
 import aiops
 from aiops import address
+from aiops.bucket import Budget
+from aiops.commands.stats import tables
 from aiops.config import Config
 from aiops.errors import AiopsError, BadPush, ConflictError, ConnectionLost, Unavailable, UsageError
 from aiops.events import Paced
@@ -31,17 +36,19 @@ KB = 1000
 
 
 class Counter:
-    """What every socket of a server moves, counted where it moves, not by the budget itself."""
+    """What every socket of a server moves, and when by the server's own reading of the clock.
+
+    The bytes are counted a second time where they move, so that none can go around the budget.
+    """
 
     def __init__(self) -> None:
-        self.moved: list[tuple[float, object, int]] = []
+        self.moved: list[tuple[float, int, int]] = []  # when, on which connection, how many bytes
+        self.read = self.written = 0
 
-    def note(self, link: object, nbytes: int) -> None:
-        self.moved.append((time.monotonic(), link, nbytes))
-
-    def busiest(self, link: object = None) -> int:
+    def busiest(self, flow: int | None = None) -> int:
         """Return the most bytes in any window of one second."""
-        items = [(t, n) for t, whose, n in self.moved if link is None or whose is link]
+        assert sum(nbytes for _when, _flow, nbytes in self.moved) == self.read + self.written
+        items = [(t, n) for t, whose, n in self.moved if flow is None or whose == flow]
         most = total = first = 0
         for when, nbytes in items:
             total += nbytes
@@ -51,29 +58,31 @@ class Counter:
             most = max(most, total)
         return most
 
-    def total(self, since: float, until: float) -> int:
-        return sum(nbytes for when, _link, nbytes in self.moved if since <= when < until)
-
 
 @pytest.fixture
 def counter(monkeypatch: pytest.MonkeyPatch) -> Counter:
     counter = Counter()
-    received, set_up = PacedLink.buffer_updated, PacedLink._set_up
+    crossed, received, set_up = Budget.crossed, PacedLink.buffer_updated, PacedLink._set_up
+
+    def noted(self: Budget, flow: int, nbytes: int, now: float) -> None:
+        counter.moved.append((now, flow, nbytes))
+        crossed(self, flow, nbytes, now)
 
     def buffer_updated(self: PacedLink, nbytes: int) -> None:
-        counter.note(self, nbytes)
+        counter.read += nbytes
         received(self, nbytes)
 
     def wrapped(self: PacedLink, transport: Any) -> None:
         write = transport.write
 
         def counted(data: Any) -> None:
-            counter.note(self, len(data))
+            counter.written += len(data)
             write(data)
 
         transport.write = counted
         set_up(self, transport)
 
+    monkeypatch.setattr(Budget, "crossed", noted)
     monkeypatch.setattr(PacedLink, "buffer_updated", buffer_updated)
     monkeypatch.setattr(PacedLink, "_set_up", wrapped)
     return counter
@@ -94,6 +103,7 @@ class Busy:
         self._threads: list[threading.Thread] = []
         self._stops: list[threading.Event] = []
         self.exchanges: list[int] = []
+        self._made = threading.Condition()
         self.errors: list[BaseException] = []
 
     def join(self) -> None:
@@ -106,6 +116,12 @@ class Busy:
 
     def leave(self, number: int) -> None:
         self._stops[number].set()
+
+    def wait_for(self, exchanges: int) -> None:
+        """Wait until each has made so many."""
+        with self._made:
+            done = self._made.wait_for(lambda: min(self.exchanges) >= exchanges, PATIENCE)
+        assert done
 
     def end(self) -> None:
         for stop in self._stops:
@@ -121,26 +137,43 @@ class Busy:
         except BaseException as error:
             self.errors.append(error)
 
+    def _count(self, number: int) -> None:
+        with self._made:
+            self.exchanges[number] += 1
+            self._made.notify_all()
+
     def _exchange(self, number: int, stop: threading.Event) -> None:
         with aiops.Client(self._url, role="worker", name=f"w{number}") as client:
             params = client.define(model(self._nbytes))
             gradients = model(self._nbytes, 1.0)
             while not stop.is_set():
                 client.exchange(params, gradients)
-                self.exchanges[number] += 1
+                self._count(number)
 
     def _step(self, number: int, stop: threading.Event) -> None:
         with aiops.Worker(self._url, model(self._nbytes), name=f"w{number}") as worker:
             gradients = model(self._nbytes, 1.0)
             while not stop.wait(0.005):  # what a mini-batch takes
                 worker.step(gradients)
-                self.exchanges[number] += 1
+                self._count(number)
 
 
 def wait_until(server: ServerThread, true: Callable[[Server], bool]) -> None:
+    """Look whenever something happens at a server (under a budget ten times a second)."""
     until = time.monotonic() + PATIENCE
+    assert server.server is not None
+    assert server._loop is not None
     while not server.call(true):
         assert time.monotonic() < until, "it did not come true"
+        change = server.server._change(PATIENCE)
+        asyncio.run_coroutine_threadsafe(change, server._loop).result(PATIENCE)
+
+
+def utilisation(server: ServerThread) -> float:
+    """Return the share of the budget that crossed while somebody waited for it all the time."""
+    share: float | None = server.call(lambda s: s.engine.report()["budget"]["utilisation"])
+    assert share is not None, "nobody ever waited"
+    return share
 
 
 def past(seconds: float) -> Callable[[Server], bool]:
@@ -170,10 +203,10 @@ class TestCeiling:
             for _ in range(3):
                 workers.join()
             wait_until(server, past(4.0))
-            until = time.monotonic()
+            share = utilisation(server)
             workers.end()
         assert counter.busiest() <= 1000 * KB
-        assert counter.total(until - 2.5, until) >= 0.8 * 2.5 * 1000 * KB
+        assert share >= 0.7
         assert min(workers.exchanges) >= 1
 
     @pytest.mark.slow
@@ -188,10 +221,10 @@ class TestCeiling:
             for number in range(4):
                 workers.leave(number)
             wait_until(server, past(4.0))
-            until = time.monotonic()
+            share = utilisation(server)
             workers.end()
         assert counter.busiest() <= 1000 * KB
-        assert counter.total(until - 3.0, until) >= 0.8 * 3.0 * 1000 * KB
+        assert share >= 0.7
 
     @pytest.mark.slow
     def test_strangers_count(self, counter: Counter, raw: Callable[[str], socket.socket]) -> None:
@@ -203,7 +236,7 @@ class TestCeiling:
             with aiops.Client(server.url) as client:
                 report = client.stats()
         assert counter.busiest() <= 20 * KB
-        assert sum(nbytes for _when, _link, nbytes in counter.moved) >= 40 * KB  # it had to hold
+        assert counter.read + counter.written >= 40 * KB  # it had to hold
         assert report["budget"]["bytes_per_second"] == 20 * KB
 
     @pytest.mark.slow
@@ -215,13 +248,13 @@ class TestCeiling:
             for _ in range(3):
                 workers.join()
             wait_until(server, past(3.0))
-            links = server.call(lambda s: [peer.link for peer in s._peers.values()])
-            until = time.monotonic()
+            flows = server.call(lambda s: [peer.link.flow for peer in s._peers.values()])
+            share = utilisation(server)
             workers.end()
-        assert len(links) == 3
-        for link in links:
-            assert counter.busiest(link) <= 200 * KB
-        assert counter.total(until - 2.0, until) >= 0.8 * 2.0 * 600 * KB  # side by side
+        assert len(flows) == 3
+        for flow in flows:
+            assert counter.busiest(flow) <= 200 * KB
+        assert share >= 0.7
 
     @pytest.mark.slow
     def test_a_worker_that_connects_again_has_no_new_budget(self, counter: Counter) -> None:
@@ -237,7 +270,7 @@ class TestCeiling:
             for _ in range(6):
                 client.fetch()
                 server.call(lose)
-        assert len({link for _when, link, _nbytes in counter.moved}) > 3
+        assert len({flow for _when, flow, _nbytes in counter.moved}) > 3
         assert counter.busiest() <= 50 * KB
 
     @pytest.mark.slow
@@ -248,13 +281,30 @@ class TestCeiling:
             for _ in range(3):
                 workers.join()
             with aiops.Client(server.url) as client:
-                report = client.stats()
-                while report["seconds"] < 3.0:
-                    report = client.stats()
+                workers.wait_for(2)
+                budget = client.stats()["budget"]
             workers.end()
-        budget = report["budget"]
-        assert 0.8 * 1000 * KB <= budget["peak"] <= 1000 * KB
-        assert budget["utilisation"] >= 0.8
+        assert 0 < budget["peak"] <= 1000 * KB
+        assert budget["utilisation"] >= 0.7
+
+    @pytest.mark.slow
+    def test_where_nobody_can_tell_what_there_is_to_read(
+        self, counter: Counter, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As on systems without FIONREAD: idle connections take nothing from those that talk."""
+        monkeypatch.setattr("aiops.paced.readable", lambda sock: None)
+        with ServerThread(policy="asgd", bandwidth_budget="200KB/s") as server:
+            idle = [aiops.Client(server.url, name=f"idle-{i}") for i in range(20)]
+            workers = Busy(server.url, 20 * KB)
+            for _ in range(3):
+                workers.join()
+            wait_until(server, past(3.0))
+            share = utilisation(server)
+            workers.end()
+            for client in idle:
+                client.close()
+        assert counter.busiest() <= 200 * KB
+        assert share >= 0.7
 
     def test_without_a_budget_nothing_is_in_the_way(self) -> None:
         with ServerThread(policy="asgd") as server, aiops.Client(server.url) as client:
@@ -262,6 +312,29 @@ class TestCeiling:
             assert client.stats()["budget"] is None
             assert "seconds_per_byte" not in client.plan
         assert kinds == {Link}
+
+
+class TestShown:
+    def test_the_table_of_statistics(self) -> None:
+        inline = Inline("fasgd", budget=1000 * KB, worker_budget=300 * KB, gate="bfasgd")
+        inline.define({"w": np.zeros(10, np.float32)})
+        inline.join(1)
+        assert "while more was wanted" not in shown(inline)
+        inline.post(Paced(2.0, 27 * KB, 270 * KB, 290 * KB, 500 * KB, 1, True))
+        text = shown(inline)
+        assert "budget  1.0 MB/s, 300 kB/s each  last second 270 kB, busiest 290 kB" in text
+        assert "90.0% while more was wanted" in text
+        assert "c_push 0  c_fetch 0" in text
+
+    def test_without_a_budget(self) -> None:
+        inline = Inline("asgd")
+        assert "budget" not in shown(inline)
+
+
+def shown(inline: Inline) -> str:
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(tables("aiops://localhost", inline.engine.report()))
+    return console.export_text()
 
 
 class TestWhole:
