@@ -27,6 +27,7 @@ import aiops
 # room              its modules (under aiops; a package means all in it)
 ROOMS: Mapping[str, str] = {
     "errors":       "errors address values words",
+    "budget":       "bucket controller rates",
     "messages":     "messages",
     "layout":       "layout tables",
     "wire":         "wire handshake",
@@ -43,13 +44,14 @@ ROOMS: Mapping[str, str] = {
     "workloads":    "workloads",
     "sockets":      "sockets spin",
     "client":       "client",
-    "server":       "server link peer applier config files",
+    "server":       "server link paced peer applier config files",
     "tools":        "cli __main__ commands demo pages wire_examples sim experiments",
 }  # fmt: skip
 
 # room              the rooms that it may import from, beside itself
 ARROWS: Mapping[str, str] = {
     "errors":       "",
+    "budget":       "errors",
     "messages":     "errors",
     "layout":       "errors messages",
     "wire":         "errors messages",
@@ -57,15 +59,15 @@ ARROWS: Mapping[str, str] = {
     "codecs":       "errors layout kernels",
     "store":        "errors messages layout kernels codecs",
     "algorithms":   "errors layout kernels",
-    "engine":       "errors messages layout wire kernels codecs store algorithms",
+    "engine":       "errors budget messages layout wire kernels codecs store algorithms",
     "conversation": "errors messages layout wire codecs",
     "routines":     "errors layout kernels codecs algorithms conversation",
     "collective":   "errors messages layout wire",
     "workloads":    "errors",
     "sockets":      "",
     "client":       "errors messages layout wire codecs conversation routines collective sockets",
-    "server":       "errors messages layout wire codecs store algorithms engine sockets",
-    "tools":        "errors messages layout wire kernels codecs store algorithms engine"
+    "server":       "errors budget messages layout wire codecs store algorithms engine sockets",
+    "tools":        "errors budget messages layout wire kernels codecs store algorithms engine"
                     " conversation routines collective workloads client server",
 }  # fmt: skip
 
