@@ -356,6 +356,7 @@ class Engine:
             relaxed=options.relaxed,
             arena=Arena(layout, data),
         )
+        self.store.read_packed({codec.name for _pattern, codec in self.codecs[0].pairs})
         self.intake.defined(layout)
         self.answers.store = self.store
         self.updates.begin(self.store)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,6 +48,60 @@ class Gradient:
             with np.errstate(over="ignore"):
                 typed[:] = single
         return Gradient(out, self.cover)
+
+
+@dataclass(slots=True)
+class Group:
+    """The tensors of a gradient that a kernel can read in one call.
+
+    ``codec``: how they are written. ``rows``: which of the cover's tensors. ``source``: where each
+    begins in ``data``, in bytes of a payload, or in elements if they are raw.
+    """
+
+    codec: str
+    rows: Ints
+    source: Ints
+    data: Array
+
+
+def groups(layout: Layout, gradient: Gradient, readable: Container[str]) -> list[Group] | None:
+    """Return a coded gradient's tensors by codec, for kernels that read payloads themselves.
+
+    None if one is in a codec that is not ``readable``, or is no whole tensor.
+    """
+    rows: dict[str, list[int]] = {}
+    sources: dict[str, list[int]] = {}
+    raws: list[Bytes] = []
+    begin = elements = 0
+    for part in gradient.parts:
+        first = int(np.searchsorted(layout.starts, part.start, side="left"))
+        last = len(layout.tensors)
+        if part.stop < layout.nbytes:
+            last = int(np.searchsorted(layout.starts, part.stop, side="left"))
+        end = layout.nbytes if last == len(layout.tensors) else int(layout.starts[last])
+        whole = first < last and int(layout.starts[first]) == part.start and end == part.stop
+        if not whole or (part.codec != raw.NAME and part.codec not in readable):
+            return None
+        row = int(np.searchsorted(gradient.cover.tensors, first))
+        rows.setdefault(part.codec, []).extend(range(row, row + last - first))
+        if part.codec == raw.NAME:
+            ahead = (layout.starts[first:last] - part.start) // 4 + elements
+            sources.setdefault(part.codec, []).extend(ahead.tolist())
+            raws.append(gradient.data[begin : begin + part.nbytes])
+            elements += part.nbytes // 4
+        else:
+            sources.setdefault(part.codec, []).append(begin)
+        begin += part.nbytes
+    joined = np.concatenate(raws).view(np.float32) if raws else None  # aligned; they are small
+    return [
+        Group(
+            codec,
+            np.array(rows[codec], np.int64),
+            np.array(sources[codec], np.int64),
+            joined if codec == raw.NAME and joined is not None else gradient.data,
+        )
+        for codec in rows
+    ]
 
 
 def section_size(section: Section) -> int:

@@ -12,14 +12,22 @@ as in ElasticDL's asynchronous design (lock-free reads), for those who want that
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from aiops import kernels
 from aiops.errors import UsageError
-from aiops.gradients import Accumulator, Gradient, rows_in, section_size, spans_of
+from aiops.gradients import (
+    Accumulator,
+    Gradient,
+    Group,
+    groups,
+    rows_in,
+    section_size,
+    spans_of,
+)
 from aiops.kernels.rule import Rule
 from aiops.layout import Arena, Array, Bytes, Ints, Layout, aligned, compute_dtype
 from aiops.versions import Lease, Shelf, Version
@@ -53,9 +61,13 @@ class Job:
         """Bytes read and written, at most."""
         return self.store.cost
 
+    def _packed(self) -> bool:
+        """Say whether the update can read the gradient as it came."""
+        return self.weights is None and not self.clip and self.store.reads_packed
+
     def run(self) -> Ints:
         """Do it; return the statistic's fixed-point sums of the tensors of the step."""
-        if self.gradient is not None:
+        if self.gradient is not None and self.gradient.parts and not self._packed():
             self.gradient = self.store.dense(self.gradient)
         if self.gradient is not None and self.weights is not None:
             self.store.accumulator.fold(self.gradient, self.weights)
@@ -114,6 +126,7 @@ class Store:
             self._fill_masters()
         self._accumulator: Accumulator | None = None
         self._decoded: Bytes | None = None
+        self._packed: dict[str, kernels.Kernel] = {}  # by the codec that they read
         self._backend = backend
         self.cost = layout.nbytes * (3 + len(rule.state))  # bytes that an update reads and writes
         self.busy = False  # the current version is being overwritten
@@ -197,9 +210,23 @@ class Store:
             if master is not None:
                 np.copyto(master, section)
 
+    def read_packed(self, codecs: Iterable[str]) -> None:
+        """Have updates read gradients in these codecs as they came, where there is a kernel for it.
+
+        Others are decoded first.
+        """
+        if [section.dtype for section in self.layout.sections] == [np.float32]:
+            for name in kernels.PACKED & set(codecs):
+                self._packed[name] = kernels.build(self.rule, np.float32, self._backend, name)
+
+    @property
+    def reads_packed(self) -> bool:
+        """Whether there are such kernels."""
+        return bool(self._packed)
+
     def warm(self) -> None:
         """Compile the kernels now, so that the first push need not wait for it."""
-        for kernel in (*self._kernels, *self._wide):
+        for kernel in (*self._kernels, *self._wide, *self._packed.values()):
             kernel.warm()
         for section in self.layout.sections:
             kernels.survey(np.zeros(1, section.dtype), self._backend)
@@ -241,6 +268,11 @@ class Store:
     def _step_from(
         self, job: Job, gradient: Gradient, base: Version, target: Version, steps: Array
     ) -> Ints:
+        if gradient.parts:
+            found = groups(self.layout, gradient, self._packed)
+            if found is not None:
+                return self._step_packed(job, gradient, found, base, target, steps)
+            gradient = self.dense(gradient)
         sums, work = [], []
         for index, section in enumerate(self.layout.sections):
             if gradient.cover.whole:  # the usual case, and its spans are known
@@ -264,6 +296,34 @@ class Store:
             reads = [] if job.sent is None else [job.sent.arena.sections[index]]
             sums.append(self._kernels[index](spans, factor, source, grad, output, state, reads))
         return sums[0] if len(sums) == 1 else np.concatenate(sums)
+
+    def _step_packed(
+        self,
+        job: Job,
+        gradient: Gradient,
+        found: list[Group],
+        base: Version,
+        target: Version,
+        steps: Array,
+    ) -> Ints:
+        """Update from payloads: all tensors are float32, so there is one section and no master."""
+        tensors = gradient.cover.tensors
+        sums = np.zeros(len(tensors), np.int64)
+        source, output = base.arena.sections[0], target.arena.sections[0]
+        reads = [] if job.sent is None else [job.sent.arena.sections[0]]
+        for group in found:
+            chosen = tensors[group.rows]
+            lo = self.layout.starts[chosen] // source.itemsize
+            spans = kernels.Spans(
+                lo, lo + self.layout.sizes[chosen], group.source, steps[group.rows]
+            )
+            if job.scalars is not None:
+                spans.more = job.scalars[group.rows]
+            kernel = self._packed.get(group.codec, self._kernels[0])
+            sums[group.rows] = kernel(
+                spans, job.factor, source, group.data, output, self.state[0], reads
+            )
+        return sums
 
     def _clipped(self, clip: float, factor: float, gradients: list[Array]) -> float:
         """Return what brings the norm of a gradient, times a factor, down to the limit."""

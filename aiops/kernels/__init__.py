@@ -5,10 +5,9 @@ A :class:`Rule` is a plain NumPy function over a small vocabulary. :func:`build`
 Numba one fused loop generated from its source. Any NaN counts as the same NaN: its payload is
 the only thing backends may differ in.
 
-A state that has become subnormal (below 1.2e-38 in float32) is stored as 0 of its
-sign. A moving average of a
-gradient that has ended would stay there for ever, and processors calculate with such numbers 20 to
-50 times slower.
+A state that has become subnormal (below 1.2e-38 in float32) is stored as 0 of its sign. A moving
+average of a gradient that has ended would stay there for ever, and processors calculate with such
+numbers 20 to 50 times slower.
 
 >>> import numpy as np
 >>> def sgd(w, g, step):
@@ -28,7 +27,7 @@ import numpy.typing as npt
 from aiops.errors import UsageError
 from aiops.kernels.backend import resolve
 from aiops.kernels.half import MasterKernel
-from aiops.kernels.packed import form_named
+from aiops.kernels.packed import FORMS, form_named
 from aiops.kernels.reader import read
 from aiops.kernels.reference import NumpyKernel
 from aiops.kernels.rule import FIRST, FOLD, Rule
@@ -38,6 +37,7 @@ from aiops.kernels.spans import STATISTIC_CAP, STATISTIC_SCALE, Kernel, Spans
 __all__ = [
     "FIRST",
     "FOLD",
+    "PACKED",
     "STATISTIC_CAP",
     "STATISTIC_SCALE",
     "Kernel",
@@ -51,6 +51,9 @@ __all__ = [
     "survey",
     "surveyor",
 ]
+
+PACKED = frozenset(FORMS)
+"""The codecs whose payloads a kernel can read; see `build`."""
 
 
 def build(
