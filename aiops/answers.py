@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from aiops.controller import Controller
 from aiops.crew import Member
 from aiops.errors import BadPush, NotReady, Refused, StaleGradient
 from aiops.events import Effect, Received, Reply
@@ -46,6 +47,7 @@ class Answers:
     def __init__(self, effects: list[Effect]) -> None:
         self.effects = effects
         self.store: Store | None = None
+        self.budget: Controller | None = None
         self.shadowing: Shadowing | None = None  # answers coded fetches, where there are any
         self.tables: Sparse = ()
         self.now = 0.0
@@ -74,7 +76,8 @@ class Answers:
             return
         self._note_sent(store, member)
         parts = store.current.parts_for(wanted)
-        params = Params(message.id, store.version, parts, store.vbar(), store.vbars())
+        said = store.vbar(), store.vbars(), self._gate(store)
+        params = Params(message.id, store.version, parts, *said)
         self.effects.append(Reply(peer, params, store.lease() if parts else None))
 
     def describe(self, peer: int, id: int, created: bool = False) -> None:
@@ -127,6 +130,7 @@ class Answers:
             store.vbar(),
             store.vbars(),
             parts,
+            self._gate(store),
         )
         self._settle(pending, ack)
         if pending.peer is not None and coded:
@@ -199,6 +203,10 @@ class Answers:
             raise NotReady("nobody has defined the model yet: a worker must do it")
         return self.store
 
+    def _gate(self, store: Store) -> tuple[float, ...]:
+        """Return the constants of the gates, where a budget chooses them."""
+        return self.budget.constants(store.vbar()) if self.budget is not None else ()
+
     def _wanted(self, message: Fetch | Push | Again) -> Wanted:
         """Return what a request wants, checked."""
         store = self._defined()
@@ -233,7 +241,7 @@ class Answers:
                 return
             self._note_sent(store, member)
             parts = store.current.parts_for(self._wanted(message))
-        answer = Ack(message.id, ack.version, store.version, *said, parts)
+        answer = Ack(message.id, ack.version, store.version, *said, parts, self._gate(store))
         self.effects.append(Reply(peer, answer, store.lease() if parts else None))
 
     def _settle(self, pending: Pending, answer: Ack | Error) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from aiops.address import PORT, is_loopback
 from aiops.errors import ConflictError, UsageError, nearest
 from aiops.events import Options
+from aiops.rates import parse_rate
 
 _SECONDS = (
     *("worker_deadline", "hello_deadline", "stall_deadline", "heartbeat", "drain_deadline"),
@@ -72,6 +73,10 @@ class Config:
     hello_deadline: float = _option(10.0, "Seconds a new connection has to introduce itself.")
     stall_deadline: float = _option(30.0, "Seconds a peer may be slower than --min-rate.")
     min_rate: int = _option(1024, "Bytes per second a peer must manage in mid-message.")
+    bandwidth_budget: str | None = _option(
+        None, "Bytes per second that cross, both ways, all clients together: 2MB/s, 16Mbit/s."
+    )
+    worker_budget: str | None = _option(None, "The same for each client: 200KB/s.")
     heartbeat: float = _option(20.0, "Seconds of silence after which a client is pinged.")
     drain_deadline: float = _option(10.0, "Seconds that answers still unsent at the end get.")
     log_format: str = _option("text", "'text' or 'json'.")
@@ -113,11 +118,24 @@ class Config:
                 "relaxed reads cannot be recorded: which versions they mix depends on the moment;"
                 " drop --record or --consistency relaxed"
             )
+        self.budgets()
         if self.save_every is not None and self.save is None:
             raise UsageError("--save-every needs --save FILE.safetensors to write to")
 
+    def budgets(self) -> tuple[int | None, int | None]:
+        """Return the bytes per second of all clients together, and of each one."""
+        total = parse_rate("--bandwidth-budget", self.bandwidth_budget)
+        each = parse_rate("--worker-budget", self.worker_budget)
+        if total is not None and each is not None and each > total:
+            raise UsageError(
+                f"--worker-budget {self.worker_budget} is more than --bandwidth-budget"
+                f" {self.bandwidth_budget} has for all workers together: lower it, or drop it"
+            )
+        return total, each
+
     def options(self) -> Options:
         """Return what the engine needs to know."""
+        total, each = self.budgets()
         return Options(
             workers=self.workers,
             worker_deadline=self.worker_deadline,
@@ -126,6 +144,8 @@ class Config:
             max_model=self.max_model,
             backend=self.kernels,
             heartbeat=self.heartbeat,
+            budget=total,
+            worker_budget=each,
             gate=self.gate,
             recall=self.recall,
             push_codec=tuple(self.push_codec),
@@ -169,6 +189,8 @@ def read_file(path: Path) -> dict[str, Any]:
         if name == "set" and isinstance(value, dict):
             value = [f"{k}={v}" for k, v in value.items()]
         text, kinds = _KINDS[str(known[name].type).partition(" ")[0]]
+        if name in ("bandwidth_budget", "worker_budget") and type(value) is int:
+            value = str(value)  # bytes per second
         if type(value) not in kinds or (
             isinstance(value, list) and not all(isinstance(item, str) for item in value)
         ):

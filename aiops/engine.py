@@ -24,6 +24,7 @@ from aiops import gates, messages
 from aiops.algorithms.base import Algorithm
 from aiops.answers import Answers, Pending
 from aiops.codecs.choice import Choice
+from aiops.controller import Controller, Crossing
 from aiops.crew import Crew, Member
 from aiops.errors import (
     BadPush,
@@ -43,8 +44,10 @@ from aiops.events import (
     Joined,
     Left,
     Options,
+    Paced,
     Received,
     Reply,
+    Shares,
     Stopping,
     Tick,
     Warm,
@@ -120,6 +123,10 @@ class Engine:
         self.updates = Updates(algorithm, workers, self.crew, self.answers, self._effects)
         self.updates.recall.bound = recall
         self.meeting = Meeting(self.plan.get("average"), self._effects)
+        budget, each = self.options.budget, self.options.worker_budget
+        self.budget = Controller.beside(self.plan.get("gate"), budget, each)
+        self.answers.budget = self.budget
+        self.intake.budget = min(filter(None, (budget, each)), default=None)
         self.now = self.started = 0.0
         self._tables = Tables({})
         self._seconds: deque[tuple[float, int]] = deque(maxlen=12)  # (time, version then)
@@ -178,7 +185,7 @@ class Engine:
             proof=event.proof,
             policy=self.algorithm.name,
             settings=self.algorithm.settings(),
-            plan={**self.plan, "worker": member.number},
+            plan={**self._plan_now(), "worker": member.number},
             version=self.answers.version,
             model=self.store.layout.rows if self.store else (),
             last_seq=member.last_seq,
@@ -187,8 +194,30 @@ class Engine:
         self._effects.append(Reply(event.peer, welcome))
         self.updates.crew_changed()
 
+    def _plan_now(self) -> dict[str, Any]:
+        """Return what a client is told now: under a budget also how long its bytes may take."""
+        if self.budget is None:
+            return self.plan
+        workers = max(self.options.workers or 1, len(self.crew.present()))
+        return {**self.plan, "seconds_per_byte": self.budget.seconds_per_byte(workers)}
+
+    def _on_paced(self, event: Paced) -> None:
+        if self.budget is None:
+            return
+        crossing = Crossing(
+            *(event.time, event.nbytes, event.second, event.peak),
+            *(event.backlog, event.busy, event.pressed),
+        )
+        workers = len(self.crew.present())
+        self.budget.paced(crossing, workers)
+        weights = self.budget.shares(self.answers.version, workers)
+        if weights:
+            self._effects.append(Shares(weights))
+
     def _on_left(self, event: Left) -> None:
         self.meeting.left(event.peer, self.now)
+        if self.budget is not None:
+            self.budget.left(event.peer)
         member = self.crew.leave(event.peer)
         if member is not None:
             member.forget_sent()
@@ -220,6 +249,8 @@ class Engine:
         if member is not None:
             taken = event.sink is not None and not isinstance(event.sink, Discard)
             member.ledger.asked(event.message, taken)
+        if self.budget is not None and isinstance(event.message, _TRANSMISSIONS):
+            self.budget.transmitted(event.peer, self.answers.version)
         try:
             handler(self, event)
         except Refused as fault:
@@ -262,6 +293,9 @@ class Engine:
 
     def _on_initialised(self, event: Initialised) -> None:
         layout = Layout(event.rows, empty=bool(event.tables))
+        slow = self.intake.too_slow(layout)
+        if slow is not None:
+            raise ConflictError(f"the model to begin with is too large: {slow}")
         tables = Tables.told((row for row, _count in event.tables), layout.index)
         why = self.algorithm.tables() if tables else None
         if why is not None:
@@ -473,6 +507,7 @@ class Engine:
             "shadow": self.answers.shadowing.shadow.report() if self.answers.shadowing else None,
             "averages": self.meeting.report(),
             "ledger": self.crew.ledger(),
+            "budget": self.budget.report(store.vbar() if store else None) if self.budget else None,
             "workers": [member.report(self.now) for member in self.crew],
         }
 
@@ -547,7 +582,11 @@ _HANDLERS: dict[type, Callable[[Engine, Any], None]] = {
     Tick: Engine._on_tick,
     Applied: Engine._on_applied,
     Stopping: Engine._on_stopping,
+    Paced: Engine._on_paced,
 }
+
+_TRANSMISSIONS = (Push, Again, Fetch, PushRows, FetchRows)
+"""What a gate lets through, or not."""
 
 _MESSAGES: dict[type[Message], Callable[[Engine, Received], None]] = {
     Push: Engine._on_push,

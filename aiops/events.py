@@ -92,7 +92,25 @@ class Stopping:
     time: float
 
 
-Event: TypeAlias = Initialised | Joined | Received | Left | Tick | Applied | Stopping
+@value
+class Paced:
+    """What crossed under a bandwidth budget since the last such event, about 0.1 s ago.
+
+    ``nbytes`` crossed, both ways; ``second`` of them and before in the last second, ``peak`` in the
+    busiest second so far (0 without a budget for all together); ``backlog`` bytes wait; ``busy``
+    connections have a message on its way; ``pressed``: somebody waited all the time.
+    """
+
+    time: float
+    nbytes: int
+    second: int = 0
+    peak: int = 0
+    backlog: int = 0
+    busy: int = 0
+    pressed: bool = False
+
+
+Event: TypeAlias = Initialised | Joined | Received | Left | Tick | Applied | Stopping | Paced
 
 # ---------------------------------------------------------------- effects
 
@@ -149,7 +167,14 @@ class Note:
     text: str
 
 
-Effect: TypeAlias = Reply | Apply | Warm | Drop | WakeAt | Note
+@value
+class Shares:
+    """Weigh these connections anew in the line for the bandwidth budget."""
+
+    weights: tuple[tuple[int, float], ...]
+
+
+Effect: TypeAlias = Reply | Apply | Warm | Drop | WakeAt | Note | Shares
 
 
 # ---------------------------------------------------------------- how an engine is run
@@ -167,6 +192,7 @@ class Options:
     reads may mix versions. ``max_model``: bytes. ``backend``: which kernels. ``heartbeat``: seconds
     of silence after which a client is pinged (clients are told, so that they look in time).
     ``run``: what this run is called, random (clients are told, so that they notice another).
+    ``budget``, ``worker_budget``: bytes per second, both ways, of all clients together and of each.
     ``gate``: `aiops.gates.find` knows it. ``recall``: bytes of gradients kept to be applied again.
     ``push_codec``, ``fetch_codec``: `aiops.codecs.choice.Choice` reads them. ``fetch_lag``: by how
     many versions coded parameters may be behind, 0: as many as seems best.
@@ -180,6 +206,8 @@ class Options:
     backend: str = "auto"
     heartbeat: float = 20.0
     run: str = ""
+    budget: int | None = None
+    worker_budget: int | None = None
     gate: str = ""
     recall: int = 256 << 20
     push_codec: tuple[str, ...] = ()
@@ -188,7 +216,9 @@ class Options:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        for name in ("workers", "worker_deadline", "live", "max_model"):
+        for name in (
+            *("workers", "worker_deadline", "live", "max_model", "budget", "worker_budget"),
+        ):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise UsageError(f"{name} must be more than 0, not {value}")
@@ -198,5 +228,5 @@ class Options:
 
     def deciding(self) -> dict[str, Any]:
         """Return those by which the engine decides, for a replay."""
-        names = ("workers", "worker_deadline", *_BANDWIDTH)
+        names = ("workers", "worker_deadline", "budget", "worker_budget", *_BANDWIDTH)
         return {name: getattr(self, name) for name in names}

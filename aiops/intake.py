@@ -18,6 +18,7 @@ from aiops.kernels.scan import Surveyor
 from aiops.layout import Bytes, Cover, Layout, aligned
 from aiops.messages import Define, FetchRows, Message, Parts, Push, PushRows
 from aiops.pool import Pool
+from aiops.rates import too_slow
 from aiops.tables import MAX_ROWS_BYTES
 from aiops.wire import Discard, Sink
 
@@ -47,6 +48,13 @@ class Intake:
         self.layout: Layout | None = None
         self.place_rows: Callable[[FetchRows | PushRows], Sink | None] | None = None
         self._defining = False
+        self.budget: int | None = None  # bytes per second that a client may move
+
+    def too_slow(self, layout: Layout) -> str | None:
+        """Return why a bandwidth budget cannot carry a model, or None."""
+        if self.budget is None:
+            return None
+        return too_slow(self.budget, ((t.name, t.nbytes) for t in layout.tensors))
 
     def defined(self, layout: Layout) -> None:
         """Take note of the model: pushes are checked against it from here on."""
@@ -106,6 +114,9 @@ class Intake:
                 f"a model of {layout.nbytes} bytes is larger than this server takes"
                 f" ({self.max_model}): start it with a larger --max-model"
             )
+        slow = self.too_slow(layout)
+        if slow is not None:
+            raise BadPush(f"the model is too large for this server's bandwidth budget: {slow}")
         check_codecs(message.parts)
         cover = layout.covered(message.parts)
         if not cover.whole:

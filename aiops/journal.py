@@ -29,6 +29,7 @@ from aiops.events import (
     Joined,
     Left,
     Options,
+    Paced,
     Received,
     Reply,
     Stopping,
@@ -120,6 +121,9 @@ def _row(event: Event) -> list[Any]:
         return [event.time, "left", event.peer]
     if isinstance(event, Applied):
         return [event.time, "applied", event.ticket, event.sums.astype("<i8").tobytes()]
+    if isinstance(event, Paced):
+        counts = event.nbytes, event.second, event.peak, event.backlog, event.busy
+        return [event.time, "paced", *counts, int(event.pressed)]
     return [event.time, "stopping" if isinstance(event, Stopping) else "tick"]
 
 
@@ -242,6 +246,9 @@ def _event(engine: Engine, row: Any, payload: bytes | None) -> Event:
         return Left(time, row[2])
     if kind == "applied":
         return Applied(time, row[2], np.frombuffer(row[3], "<i8").astype(np.int64))  # its own copy
+    if kind == "paced":
+        nbytes, second, peak, backlog, busy, pressed = row[2:]
+        return Paced(time, nbytes, second, peak, backlog, busy, bool(pressed))
     return Stopping(time) if kind == "stopping" else Tick(time)
 
 

@@ -39,7 +39,7 @@ class Owner(Protocol):
 
 
 class Link(asyncio.BufferedProtocol):
-    """One connection.
+    """One connection. `aiops.paced.PacedLink` is one under a bandwidth budget.
 
     Parameters
     ----------
@@ -48,6 +48,8 @@ class Link(asyncio.BufferedProtocol):
     owner
         Told of everything that happens.
     """
+
+    _at_once = _CHUNK  # a buffer of at most so many bytes is written without being queued
 
     def __init__(self, wire: Wire, owner: Owner) -> None:
         self.wire, self._owner = wire, owner
@@ -67,7 +69,10 @@ class Link(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Set the socket up."""
-        transport = cast(asyncio.Transport, transport)  # uvloop's derives from nothing of asyncio's
+        self._set_up(cast(asyncio.Transport, transport))  # uvloop's derives from nothing of asyncio
+        self._owner.link_made(self)
+
+    def _set_up(self, transport: asyncio.Transport) -> None:
         self.transport = transport
         sock: socket.socket | None = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
@@ -76,7 +81,6 @@ class Link(asyncio.BufferedProtocol):
         if isinstance(address, tuple) and len(address) >= 2:
             self.peer_name = f"{address[0]}:{address[1]}"
         transport.set_write_buffer_limits(high=_CHUNK // 2)
-        self._owner.link_made(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Offer the wire's buffer."""
@@ -165,6 +169,10 @@ class Link(asyncio.BufferedProtocol):
         """Whether this peer is being read from."""
         return not self._unread
 
+    def held(self, now: float) -> float:
+        """Return for how many seconds so far a bandwidth budget, not the peer, held it up."""
+        return 0.0
+
     def _stop_reading(self, why: str) -> None:
         if not self._unread and self.transport is not None and not self.transport.is_closing():
             self.transport.pause_reading()
@@ -197,7 +205,12 @@ class Link(asyncio.BufferedProtocol):
         """Send these buffers, in order; a lease is let go as its bytes go out."""
         if self.transport is None or self.transport.is_closing():
             return
-        if not self._out and not self._full and len(buffers) == 1 and len(buffers[0]) <= _CHUNK:
+        if (
+            not self._out
+            and not self._full
+            and len(buffers) == 1
+            and len(buffers[0]) <= self._at_once
+        ):
             self.pumped += len(buffers[0])
             self.transport.write(buffers[0])
             return
@@ -223,12 +236,16 @@ class Link(asyncio.BufferedProtocol):
             self._unsent -= len(view)
             self.pumped += len(view)
             transport.write(view)
+        self._pumped()
+
+    def _pumped(self) -> None:
+        """See what follows from having less to send."""
         if self._unsent <= _BEHIND and "behind" in self._unread:
             self._go_on_reading("behind")
             if self._heard:  # later, for this may run in the midst of an event's handling
                 asyncio.get_running_loop().call_soon(self._pass_on)
-        if not self._out and self._closing and transport is not None:
-            transport.close()
+        if not self._out and self._closing and self.transport is not None:
+            self.transport.close()
 
     def _evict(self, lease: Lease) -> None:
         """Copy what is still unsent of a lease's parameters, so that they can be let go."""

@@ -40,6 +40,7 @@ class Peer:
         ``crowded_rows``: for one to be sent rows in, so who reads or asks for some must be.
         """
         link = self.link
+        now -= link.held(now)  # by the clock that stands while the server's budget holds it up
         if not self.joined and now - self.since > config.hello_deadline:
             return DeadlineExceeded(f"it did not introduce itself in {config.hello_deadline:g} s")
         came = link.wire.traffic.bytes_in

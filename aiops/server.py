@@ -24,6 +24,7 @@ import numpy as np
 from aiops import address
 from aiops.algorithms import find
 from aiops.applier import Applier
+from aiops.bucket import Budget
 from aiops.config import Config
 from aiops.engine import Engine
 from aiops.errors import (
@@ -42,8 +43,10 @@ from aiops.events import (
     Joined,
     Left,
     Note,
+    Paced,
     Received,
     Reply,
+    Shares,
     Stopping,
     Tick,
     WakeAt,
@@ -56,8 +59,10 @@ from aiops.layout import Ints, Layout, aligned
 from aiops.ledgerfile import EVERY, LedgerFile
 from aiops.link import Link
 from aiops.messages import Error, Message
+from aiops.paced import PacedLink, Pacer
 from aiops.peer import Peer
 from aiops.rowsintake import RowsIncoming
+from aiops.sockets import narrow
 from aiops.spin import Spin
 from aiops.wire import SMALL, Sink, Wire
 
@@ -73,6 +78,12 @@ _BACKLOG = 1024
 
 _UNMOVED = 0.5
 """Seconds: answers of which nothing was read for so long do not hold up the end of a server."""
+
+_PACED_EVERY = 0.1
+"""Seconds between two looks at what crosses under a budget."""
+
+_CONNECTION = 16
+"""Bytes per second that a budget must have per connection: each holds a grant of one byte."""
 
 _SPARE_FILES = 64
 """Open files that a server needs beside its connections."""
@@ -117,6 +128,13 @@ class Server:
         self._changed: Callable[[], None] = lambda: None
         self._spin = Spin()
         self._looking = self._heard = False  # for a next message, and whether one came meanwhile
+        self._pacer = _pacer_of(config)
+        self._pacing: asyncio.TimerHandle | None = None
+        self._spent = 0  # bytes that had crossed under the budget at the last look
+        self._idle = True  # nothing was on its way then
+        self._most = config.max_connections
+        if self._pacer is not None:
+            self._most = min(self._most, self._pacer.narrowed // _CONNECTION)
 
     # ------------------------------------------------------------ life
 
@@ -149,6 +167,8 @@ class Server:
         for pool in self.engine.intake.pools:
             pool.wake = partial(self._loop.call_soon_threadsafe, pool.settle)
         self._sweep()
+        if self._pacer is not None:
+            self._look_at_pace(self._pacer)
         if config.save_every is not None:
             self._saving = self._loop.create_task(self._save_now_and_then(config.save_every))
         return self.url
@@ -157,10 +177,17 @@ class Server:
         assert self._loop is not None
         host, port = self.config.host, self.config.port
         try:
-            return await self._loop.create_server(self._accept, host, port, backlog=_BACKLOG)
+            listener = await self._loop.create_server(
+                self._accept, host, port, backlog=_BACKLOG, start_serving=False
+            )
+            if self._pacer is not None:  # a window is announced before a connection is accepted
+                for sock in listener.sockets:
+                    narrow(sock, self._pacer.narrowed)
+            await listener.start_serving()
         except OSError as error:
             why = error.strerror or error
             raise UsageError(f"cannot listen on {host}:{port}: {why}") from None
+        return listener
 
     @property
     def url(self) -> str:
@@ -192,7 +219,7 @@ class Server:
         if not self._broken:
             self.post(Stopping(self._now()))
             await self._drain()
-        for handle in (self._sweeper, self._tick, self._noting):
+        for handle in (self._sweeper, self._tick, self._noting, self._pacing):
             if handle is not None:
                 handle.cancel()
         for peer in list(self._peers.values()):
@@ -200,6 +227,8 @@ class Server:
         until = self._loop.time() + _UNMOVED
         while self._peers and self._loop.time() < until:  # each goes as the loop comes round to it
             await self._change(0.05)
+        if self._pacer is not None:
+            self._pacer.stop()
         for pool in self.engine.intake.pools:
             pool.wake = None
         if self._applier is not None:
@@ -416,13 +445,21 @@ class Server:
         delay = max(0.0, effect.time - self._now())
         self._tick = self._loop.call_later(delay, lambda: self.post(Tick(self._now())))
 
+    def _share(self, effect: Shares) -> None:
+        if self._pacer is not None:
+            for number, weight in effect.weights:
+                peer = self._peers.get(number)
+                if peer is not None and isinstance(peer.link, PacedLink):
+                    self._pacer.budget.weigh(peer.link.flow, weight)
+
     def _note(self, effect: Note) -> None:
         _log.warning("%s", effect.text)
 
     # ------------------------------------------------------------ connections
 
     def _accept(self) -> Link:
-        return Link(Wire("server", self.engine.intake.place), self)
+        wire = Wire("server", self.engine.intake.place)
+        return Link(wire, self) if self._pacer is None else PacedLink(wire, self, self._pacer)
 
     def link_made(self, link: Link) -> None:
         """Greet a new connection, or refuse one too many."""
@@ -430,8 +467,8 @@ class Server:
         link.number = self._numbers
         greeter = Greeter(self.config.token, secrets.token_bytes(16))
         self._peers[link.number] = Peer(link, greeter, self._now())
-        if len(self._peers) > self.config.max_connections:
-            text = f"the server has its {self.config.max_connections} connections already"
+        if len(self._peers) > self._most:
+            text = f"the server has its {self._most} connections already"
             link.send(link.wire.send(Error(0, Unavailable.code, text, {}, True)))
             link.close()
 
@@ -474,6 +511,8 @@ class Server:
         assert greeter.hello is not None
         peer.joined = True
         hello = greeter.hello
+        if isinstance(link, PacedLink):
+            link.joined(hello.client)
         _log.info("%s %r joined from %s", hello.role, hello.name, link.peer_name)
         traffic = link.wire.traffic
         self.post(Joined(self._now(), link.number, hello, greeter.proof, traffic))
@@ -493,6 +532,20 @@ class Server:
         if peer.joined:
             self.post(Left(self._now(), link.number))
         self._changed()
+
+    # ------------------------------------------------------------ the bandwidth budget
+
+    def _look_at_pace(self, pacer: Pacer) -> None:
+        """Tell the engine now and then what crosses."""
+        assert self._loop is not None
+        self._pacing = self._loop.call_later(_PACED_EVERY, self._look_at_pace, pacer)
+        budget, now, total = pacer.budget, self._now(), pacer.budget.total
+        crossed, self._spent = budget.spent - self._spent, budget.spent
+        second, peak = (total.used(now), total.peak) if total is not None else (0, 0)
+        busy, pressed = pacer.busy(), pacer.pressed()
+        idle, self._idle = self._idle, not (crossed or second or busy)
+        if not (idle and self._idle):  # there is nothing new about nothing
+            self.post(Paced(now, crossed, second, peak, budget.wanted, busy, pressed))
 
     # ------------------------------------------------------------ deadlines
 
@@ -518,7 +571,17 @@ _PERFORM: dict[type[Any], Callable[[Server, Any], None]] = {
     Drop: Server._drop,
     WakeAt: Server._wake_at,
     Note: Server._note,
+    Shares: Server._share,
 }
+
+
+def _pacer_of(config: Config) -> Pacer | None:
+    """Return what paces the connections of a server with a bandwidth budget."""
+    total, each = config.budgets()
+    rates = [rate for rate in (total, each) if rate is not None]
+    if not rates:
+        return None
+    return Pacer(Budget(total, each, time.monotonic()), time.monotonic, min(rates))
 
 
 @contextlib.asynccontextmanager

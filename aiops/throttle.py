@@ -23,6 +23,7 @@ from typing import Literal, Self, TypeAlias
 
 from aiops import address
 from aiops.errors import ConnectionLost, UsageError
+from aiops.rates import parse_rate
 
 Direction: TypeAlias = Literal["up", "down"]
 """Up: from the workers to the server."""
@@ -76,7 +77,7 @@ class Throttle:
     server
         ``aiops://host:port``.
     rate
-        Bytes per second each way.
+        Bytes per second each way, or text such as ``"20Mbit/s"`` (`aiops.rates.parse_rate`).
     up, down
         The same for one way; default ``rate``.
     delay
@@ -106,21 +107,18 @@ class Throttle:
         self,
         server: str,
         *,
-        rate: float,
-        up: float | None = None,
-        down: float | None = None,
+        rate: float | str,
+        up: float | str | None = None,
+        down: float | str | None = None,
         delay: float = 0.0,
         each: bool = False,
         watch: Callable[[Direction, float, int], None] | None = None,
     ) -> None:
         self._server = address.parse(server)
         self._rates: dict[Direction, float] = {
-            "up": rate if up is None else up,
-            "down": rate if down is None else down,
+            "up": _read("up", rate if up is None else up),
+            "down": _read("down", rate if down is None else down),
         }
-        for way, speed in self._rates.items():
-            if not 1000 <= speed < float("inf"):
-                raise UsageError(f"a link of {speed:g} B/s {way} is too slow: give 1,000 or more")
         if not 0 <= delay <= 10:
             raise UsageError(f"a delay of {delay:g} s cannot be: give 0 to 10 seconds")
         self._delay, self._watch = delay, watch
@@ -274,6 +272,13 @@ class _Shared:
                 if not wait:
                     return now
                 await asyncio.sleep(wait)
+
+
+def _read(way: Direction, rate: float | str) -> float:
+    """Return a rate in bytes per second."""
+    found = parse_rate(f"a link's rate {way}:", str(rate))
+    assert found is not None
+    return float(found)
 
 
 def _narrow(sock: socket.socket, receives: float, sends: float) -> None:

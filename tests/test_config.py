@@ -48,6 +48,8 @@ VALUES: dict[str, tuple[Any, Any, Any]] = {
     "hello_deadline": (1.0, 2.0, 3.0),
     "stall_deadline": (1.0, 2.0, 3.0),
     "min_rate": (0, 100, 200),
+    "bandwidth_budget": ("1MB/s", "2MB/s", "3MB/s"),
+    "worker_budget": ("1KB/s", "2KB/s", "3KB/s"),
     "heartbeat": (1.0, 2.0, 3.0),
     "drain_deadline": (0.0, 1.0, 2.0),
     "log_format": ("json", "text", "json"),

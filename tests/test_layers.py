@@ -27,6 +27,7 @@ import aiops
 # room              its modules (under aiops; a package means all in it)
 ROOMS: Mapping[str, str] = {
     "errors":       "errors address values words",
+    "budget":       "bucket controller rates",
     "messages":     "messages",
     "layout":       "layout tables",
     "wire":         "wire handshake",
@@ -44,7 +45,7 @@ ROOMS: Mapping[str, str] = {
     "workloads":    "workloads",
     "sockets":      "sockets spin",
     "client":       "client",
-    "server":       "server link peer applier config files ledgerfile",
+    "server":       "server link paced peer applier config files ledgerfile",
     "tools":        "cli __main__ accounts throttle commands demo pages wire_examples sim"
                     " experiments",
 }  # fmt: skip
@@ -52,6 +53,7 @@ ROOMS: Mapping[str, str] = {
 # room              the rooms that it may import from, beside itself
 ARROWS: Mapping[str, str] = {
     "errors":       "",
+    "budget":       "errors",
     "messages":     "errors",
     "layout":       "errors messages",
     "wire":         "errors messages",
@@ -60,7 +62,7 @@ ARROWS: Mapping[str, str] = {
     "codecs":       "errors layout kernels",
     "store":        "errors messages layout kernels codecs",
     "algorithms":   "errors layout kernels",
-    "engine":       "errors messages layout wire ledger kernels codecs store algorithms",
+    "engine":       "errors budget messages layout wire ledger kernels codecs store algorithms",
     "conversation": "errors messages layout wire ledger codecs",
     "routines":     "errors layout kernels codecs algorithms conversation",
     "collective":   "errors messages layout wire",
@@ -68,9 +70,10 @@ ARROWS: Mapping[str, str] = {
     "sockets":      "",
     "client":       "errors messages layout wire ledger codecs conversation routines collective"
                     " sockets",
-    "server":       "errors messages layout wire ledger codecs store algorithms engine sockets",
-    "tools":        "errors messages layout wire ledger kernels codecs store algorithms engine"
-                    " conversation routines collective workloads client server",
+    "server":       "errors budget messages layout wire ledger codecs store algorithms engine"
+                    " sockets",
+    "tools":        "errors budget messages layout wire ledger kernels codecs store algorithms"
+                    " engine conversation routines collective workloads client server",
 }  # fmt: skip
 
 SHELLS = {"sockets", "client", "server", "tools"}

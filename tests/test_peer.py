@@ -19,6 +19,7 @@ def member(**link: Any) -> tuple[Peer, Any]:
         midway=True, missing=1 << 20, state="open", traffic=SimpleNamespace(bytes_in=0)
     )
     played = SimpleNamespace(wire=wire, reading=True, unsent=0, sent=0, peer_name="p", **link)
+    played.held = lambda now: 0.0
     greeter: Any = SimpleNamespace(hello=SimpleNamespace(pongs=False))
     played_as: Any = played
     peer = Peer(played_as, greeter, 0.0)

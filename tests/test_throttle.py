@@ -6,6 +6,7 @@ import socket
 import threading
 from collections import defaultdict
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import pytest
@@ -160,7 +161,7 @@ class TestThrottle:
         model = {"w": np.zeros(1000, np.float32)}
         with (
             ServerThread(policy="asgd", set={"lr": 1}, kernels="numpy") as server,
-            Throttle(server.url, rate=1e6, up=5e5, delay=0.001) as link,
+            Throttle(server.url, rate=1_000_000, up="4Mbit/s", delay=0.001) as link,
         ):
             with Worker(link.url, model) as worker:
                 for _ in range(3):
@@ -173,7 +174,7 @@ class TestThrottle:
 
     def test_the_end_of_a_link_ends_its_connections(self) -> None:
         with Echo() as echo:
-            with Throttle(echo.url, rate=1e6) as link:
+            with Throttle(echo.url, rate=1_000_000) as link:
                 sock = socket.create_connection(address.parse(link.url), timeout=PATIENCE)
                 sock.sendall(b"unfinished")
             with sock:
@@ -184,7 +185,7 @@ class TestThrottle:
             unused.bind(("127.0.0.1", 0))
             url = address.write(*unused.getsockname()[:2])
             with (
-                Throttle(url, rate=1e6) as link,
+                Throttle(url, rate=1_000_000) as link,
                 socket.create_connection(address.parse(link.url), timeout=PATIENCE) as sock,
             ):
                 assert ended(sock)
@@ -192,11 +193,12 @@ class TestThrottle:
     @pytest.mark.parametrize(
         ("settings", "why"),
         [
-            ({"rate": 10.0}, "too slow"),
-            ({"rate": 1e6, "down": float("nan")}, "too slow"),
-            ({"rate": 1e6, "delay": -1.0}, "cannot be"),
+            ({"rate": 10.0}, "rate up: 10.0 is 10 bytes per second"),
+            ({"rate": 1_000_000, "down": float("nan")}, "rate down: 'nan' is not a rate"),
+            ({"rate": "2 MBs"}, "rate up: '2 MBs' is not a rate"),
+            ({"rate": 1_000_000, "delay": -1.0}, "cannot be"),
         ],
     )
-    def test_what_no_link_can_be(self, settings: dict[str, float], why: str) -> None:
+    def test_what_no_link_can_be(self, settings: dict[str, Any], why: str) -> None:
         with pytest.raises(UsageError, match=why):
-            Throttle("aiops://127.0.0.1:1", **settings)  # type: ignore[arg-type]
+            Throttle("aiops://127.0.0.1:1", **settings)

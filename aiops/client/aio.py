@@ -303,7 +303,7 @@ class AsyncClient(Facade):
         request.on_done = on_done
         if self._driver is not None:
             self._driver.flush()
-        allowed = self.timeout + float(self.plan.get("patience", 0.0))
+        allowed = self._patience_for(request)
         try:
             async with asyncio.timeout(allowed):
                 await answered

@@ -88,11 +88,6 @@ class Client(Facade):
         self._interrupted = threading.Event()
         self._run(None, timeout)
 
-    @property
-    def patience(self) -> float:
-        """Seconds that an answer may take: the timeout, and what the server's barrier may need."""
-        return self.timeout + float(self.plan.get("patience", 0.0))
-
     # ------------------------------------------------------------ what it can do
 
     def offer(self, arrays: Mapping[str, Array], tables: Mapping[str, Table] | None = None) -> bool:
@@ -347,7 +342,7 @@ class Client(Facade):
             raise UsageError("this client is closed")
         now = time.monotonic()
         if timeout is None:
-            timeout = self.patience
+            timeout = self._patience_for(request)
         until, soon = now + timeout, now + min(timeout, self.timeout)  # soon: to have a connection
         pauses: Iterator[float] | None = None
         try:

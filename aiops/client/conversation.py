@@ -543,7 +543,7 @@ class Conversation:
     def _hear_welcome(self, welcome: Welcome) -> None:
         assert self._hello is not None
         handshake.check_welcome(welcome, self._hello, self._challenge, self._token, self.server)
-        for key in ("patience", "heartbeat"):
+        for key in ("patience", "heartbeat", "seconds_per_byte"):
             seconds = welcome.plan.get(key, 0.0)
             if type(seconds) not in (int, float) or not 0 <= seconds <= _LONGEST_WAIT:
                 text = f"{self.server} announces a {key} of {seconds!r:.60} seconds"

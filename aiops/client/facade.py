@@ -10,7 +10,8 @@ from typing import Any
 
 from aiops import address
 from aiops.client.backoff import check_timeout
-from aiops.client.conversation import Conversation
+from aiops.client.conversation import Conversation, Request
+from aiops.client.rows import RowsInto
 from aiops.errors import UsageError
 from aiops.ledger import Ledger
 
@@ -61,6 +62,28 @@ class Facade:
     def plan(self) -> Mapping[str, Any]:
         """The workers' part of the algorithm, as the server announced it."""
         return self._talk.welcome.plan if self._talk.welcome else {}
+
+    @property
+    def patience(self) -> float:
+        """Seconds that an answer may take.
+
+        The timeout, what the server's barrier may need, and under a bandwidth budget what a push
+        and a fetch of the model may take.
+        """
+        return self._patience_for(None)
+
+    def _patience_for(self, request: Request | None) -> float:
+        plan = self.plan
+        allowed = self.timeout + float(plan.get("patience", 0.0))
+        slow = float(plan.get("seconds_per_byte", 0.0))
+        if slow:
+            layout = self._talk.layout
+            nbytes = layout.nbytes if layout is not None else 0
+            if request is not None:  # the offer of a model that is not known yet, or rows
+                nbytes += sum(len(view) for views in request.payloads for view in views)
+                nbytes += request.into.out.nbytes if isinstance(request.into, RowsInto) else 0
+            allowed += slow * nbytes
+        return allowed
 
     def _check_direct(self) -> None:
         """See that gradients are what the server wants pushed.

@@ -79,8 +79,10 @@ def _line(report: Mapping[str, Any]) -> str:
 
 def tables(url: str, report: Mapping[str, Any]) -> RenderableType:
     """Lay a report out for people."""
-    bytes_of = accounts.tables(report["ledger"])
-    parts = (_facts(report), *_tables(report), *_staleness(report), *bytes_of, "", _crew(report))
+    parts = (
+        *(_facts(report), *_budget(report), *_tables(report), *_staleness(report)),
+        *(*accounts.tables(report["ledger"]), "", _crew(report)),
+    )
     return Group(_heading(url, report), "", *parts)
 
 
@@ -123,6 +125,28 @@ def _facts(report: Mapping[str, Any]) -> Table:
     for first in range(0, len(facts), 3):
         grid.add_row(*(cell for fact in facts[first : first + 3] for cell in fact))
     return grid
+
+
+def _budget(report: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Lay out what crosses under a bandwidth budget, in a line."""
+    budget = report.get("budget")
+    if not budget:
+        return
+    limits = [
+        f"{words.nbytes(budget[key])}/s{whose}"
+        for key, whose in (("bytes_per_second", ""), ("worker_bytes_per_second", " each"))
+        if budget[key]
+    ]
+    text = Text("budget  ", style="dim")
+    text.append(", ".join(limits), style="bold")
+    used, peak = (words.nbytes(budget[key]) for key in ("used", "peak"))
+    text.append(f"  last second {used}, busiest {peak}")
+    if budget["utilisation"] is not None:
+        text.append(f", {words.percent(budget['utilisation'])} while more was wanted")
+    if budget["c_push"] is not None:
+        text.append(f"  c_push {budget['c_push']:.3g}  c_fetch {budget['c_fetch']:.3g}")
+    yield ""
+    yield text
 
 
 def _tables(report: Mapping[str, Any]) -> Iterator[RenderableType]:

@@ -18,7 +18,9 @@ class Loader:
     ``_s`` is where the span's gradient begins in ``_grad``, and ``_n`` the span's elements.
     ``loops`` are lines, each indented beneath the one before where that opens a block; within the
     last, ``gradient`` is the element with index ``_i``. ``blocks`` are the same, with at most
-    `BLOCK` elements to a turn of the outer loop. ``sections`` are lines of ``update`` that precede
+    `BLOCK` elements to a turn of the outer loop; ``again`` are loops over the elements of such a
+    turn, for adding up what it has stored, where the loops are too short to do that within.
+    ``sections`` are lines of ``update`` that precede
     the loops. ``words`` come from `aiops.kernels.jit_cpu`.
     """
 
@@ -27,6 +29,7 @@ class Loader:
     loops: tuple[str, ...]
     blocks: tuple[str, ...]
     gradient: str
+    again: tuple[str, ...] = ()
     sections: tuple[str, ...] = ()
     length: str = ""
     words: frozenset[str] = frozenset()
@@ -103,6 +106,10 @@ LOADERS: Mapping[str, Loader] = {
         arguments=_SCALED,
         loops=_ONEBIT,
         blocks=_ONEBIT,
+        again=(
+            f"for _j in range(min({ONEBIT_BLOCK}, _w_.size - _b * {ONEBIT_BLOCK})):",
+            f"_i = _np.uintp(_b * {ONEBIT_BLOCK} + _j)",
+        ),
         gradient=f"_onebit_to_float(_g_[_np.uintp(_b * {ONEBIT_BITS} + _j)], _k, _unit)",
         sections=(
             f"_c = _s + 4 * ((_n + {ONEBIT_BLOCK - 1}) // {ONEBIT_BLOCK})",

@@ -158,10 +158,13 @@ def _loop(program: Program, dialect: NumbaDialect, loader: Loader, *, in_place: 
     for state, value in zip(states, fresh, strict=True):
         dialect.words |= {"absolute", "where"}
         body += [f"_y = {value}", f"{state}[_i] = _where(_absolute(_y) < _tiny, _y * _zero, _y)"]
+    count: list[str] = []
     if program.statistic is not None:
         observed = program.results[1 + program.states.index(program.statistic)]
-        body += [
-            f"_x = {write(observed, dialect)} * _scale",
+        # What is stored differs from it only where a subnormal became zero: both count as 0.
+        counted = f"{_outer(program.statistic)}[_i]" if loader.again else write(observed, dialect)
+        count = [
+            f"_x = {counted} * _scale",
             "_x = _x if _x < _cap else _cap",
             "_x = _x if _x > -_cap else -_cap",
             *_ADD_UP,
@@ -172,7 +175,7 @@ def _loop(program: Program, dialect: NumbaDialect, loader: Loader, *, in_place: 
 def {name}({", ".join([*arrays, "_factor", *hidden.values()])}):
     _disjoint()
     _sum = 0
-{_nested(loader, body, program.statistic is not None)}
+{_nested(loader, body, count)}
     return _sum
 """
 
@@ -188,14 +191,25 @@ _BEFORE = ("_low = _np.int32(0)", "_high = _np.int32(0)")
 _AFTER = "_sum += _np.int64(_low) + _np.int64(_high) * 65536"
 
 
-def _nested(loader: Loader, body: Sequence[str], adding: bool) -> str:
-    """Indent the lines of a loader and of a loop's body, each as deep as it lies."""
-    head, *loops = loader.blocks if adding else loader.loops
-    lines, depth = [], 1
-    for line in (head, *(_BEFORE if adding else ()), *loops, *body):
-        lines.append(" " * 4 * depth + line)
+def _nested(loader: Loader, body: Sequence[str], count: Sequence[str]) -> str:
+    """Put a loader's lines around a loop's body and around what adds up the statistic, if any."""
+    if not count:
+        return _indented([*loader.loops, *body], 1)
+    head, *loops = loader.blocks
+    if loader.again:
+        inner = [_indented([*loops, *body], 2), _indented([*loader.again, *count], 2)]
+    else:
+        inner = [_indented([*loops, *body, *count], 2)]
+    return "\n".join([_indented([head], 1), _indented(_BEFORE, 2), *inner, _indented([_AFTER], 2)])
+
+
+def _indented(lines: Sequence[str], depth: int) -> str:
+    """Indent lines, those after the opening of a block deeper."""
+    text = []
+    for line in lines:
+        text.append(" " * 4 * depth + line)
         depth += line.endswith(":")
-    return "\n".join([*lines, *([" " * 8 + _AFTER] if adding else [])])
+    return "\n".join(text)
 
 
 def _entry(program: Program, loader: Loader) -> str:

@@ -74,10 +74,12 @@ MEANINGS = {
     " something else, so a client that does not know it may fetch, but not push. Ignore other keys"
     " that you do not know. `recompute` (boolean): be ready to compute a refused gradient again."
     " `linear` (boolean): steps are proportional to their gradients. `patience` (float): seconds"
-    " that an answer to a push may take because others are waited for. `heartbeat` (float): seconds"
-    " of silence after which a client that promised pongs is pinged; after three times as long it"
-    " is dropped. `average` (map, under the policy of that name): `interval`, `grace`, `stall`"
-    " (floats, seconds), `warmup` (integer, steps) and `lr` (float); see"
+    " that an answer to a push may take because others are waited for. `seconds_per_byte` (float):"
+    " under a bandwidth budget, seconds to allow in addition per byte of the model, for a push of"
+    " it and a fetch. `heartbeat` (float): seconds of silence after which a client that promised"
+    " pongs is pinged; after three times as long it is dropped. `average` (map, under the policy of"
+    " that name): `interval`, `grace`, `stall` (floats, seconds), `warmup` (integer, steps) and"
+    " `lr` (float); see"
     " [Averaging](#averaging-models).",
     "version": "The model's version: how many updates have been applied to it. In messages about"
     " rows the table's: how many pushes have been applied to it.",

@@ -61,6 +61,13 @@ def test_what_one_element_counts(value: float, units: int, dtype: type, backend:
 
 
 @pytest.mark.parametrize("backend", ["numba", "numpy"])
+@pytest.mark.parametrize("units", [2**30, -(2**30), 2**16 - 1, -1, -(2**16) - 1])
+def test_many_of_the_largest_do_not_overflow(units: int, backend: str) -> None:
+    values = np.full(70_000, units / STATISTIC_SCALE, np.float32)
+    assert sums_of(values, Spans.whole(70_000, 1.0), backend) == [70_000 * units]
+
+
+@pytest.mark.parametrize("backend", ["numba", "numpy"])
 def test_it_does_not_depend_on_how_tensors_are_cut(backend: str) -> None:
     values = np.random.default_rng(4).random(40_000).astype(np.float32)
     whole = sums_of(values, Spans.whole(40_000, 1.0), backend)

@@ -1,0 +1,358 @@
+"""A ceiling on bytes per second, and the fair line of those who wait under it.
+
+Pure: time is handed in (seconds of any monotonic clock), and nothing here waits. Bytes are *taken*
+before they cross, so that what several connections are allowed never adds up to more than there
+is; then they either *cross*, or are *put back*. The driver does only this::
+
+    budget.ask(flow, OUT, nbytes)                     # somebody wants to move bytes
+    for flow, way, nbytes in budget.grants(now):      # who may, and how many
+        ...
+    budget.crossed(flow, nbytes, now)                 # they did
+    budget.next(now)                                  # when to look again
+
+The line is deficit round robin (Shreedhar and Varghese, SIGCOMM 1995) with a weight per flow.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+Way: TypeAlias = Literal[0, 1]
+IN: Way = 0
+OUT: Way = 1
+
+USABLE = 0.96
+"""The share of a budget earned per second; the rest lets bursts be forgotten, and newcomers in."""
+
+_DEPTH = 0.125
+"""Seconds of a budget that may be saved up and cross at once."""
+
+_SLOTS = 128  # per second, in the ledger
+_KEPT = _SLOTS + 2  # slots summed: any second, and 1/128 s for clocks read a little apart
+_CRUMB = 256  # shares of a second's budget: less is not worth a system call
+_QUANTUM = (1, 256 * 1024)  # bytes per turn, at least and at most
+_TURNS = 64  # turns per second, between those bounds
+_SPARE = 64  # the part of a second's budget that is kept for those who just come
+_IDLE = 1.0  # seconds after which nothing is remembered of who went
+
+
+class Bucket:
+    """What may cross per second: at most ``rate`` bytes in any second, earned evenly.
+
+    A token bucket makes the traffic smooth (it fills at 0.96 of the rate, and holds 1/8 s of it, so
+    that a late wake-up loses nothing). A ledger of the last second, kept in slots of 1/128 s, has
+    the last word: whatever the pattern, no window of one second sees more than ``rate`` bytes.
+
+    Parameters
+    ----------
+    rate
+        Bytes per second, at least 1.
+    now
+        The time, in seconds.
+    """
+
+    __slots__ = ("_at", "_depth", "_slot", "_slots", "_tokens", "_window", "peak", "rate", "taken")
+
+    def __init__(self, rate: int, now: float) -> None:
+        self.rate = rate
+        self._depth = max(1.0, _DEPTH * rate)
+        self._tokens = self._depth
+        self._at = now
+        self._slot = int(now * _SLOTS)
+        self._slots = [0] * _KEPT  # bytes that crossed, by slot modulo their number
+        self._window = 0  # their sum
+        self.taken = 0  # bytes that may cross any time now
+        self.peak = 0  # most bytes that crossed in a window so far
+
+    def room(self, now: float) -> int:
+        """Return how many bytes may be taken now."""
+        self._advance(now)
+        left = self.rate - self.rate // _SPARE - self._window - self.taken
+        return max(0, min(int(self._tokens), left))
+
+    def spare(self, now: float) -> bool:
+        """Return whether one byte may be taken although there may be no `room`."""
+        self._advance(now)
+        return self._window + self.taken < self.rate
+
+    def take(self, nbytes: int) -> None:
+        """Take bytes that `room` said there are."""
+        self._tokens -= nbytes
+        self.taken += nbytes
+
+    def put_back(self, nbytes: int) -> None:
+        """Put back bytes that will not cross."""
+        self.taken -= nbytes
+        self._tokens = min(self._depth, self._tokens + nbytes)
+
+    def crossed(self, nbytes: int, now: float) -> None:
+        """Write down that bytes which were taken have crossed."""
+        self._advance(now)
+        self.taken -= nbytes
+        self._slots[self._slot % _KEPT] += nbytes
+        self._window += nbytes
+        self.peak = max(self.peak, self._window)
+
+    def used(self, now: float) -> int:
+        """Return how many bytes crossed in the last second."""
+        self._advance(now)
+        return self._window
+
+    def absorb(self, other: Bucket, now: float) -> None:
+        """Take over what another bucket of the same rate has counted: the two were one flow."""
+        self._advance(now)
+        other._advance(now)
+        for slot in range(self._slot - _KEPT + 1, self._slot + 1):
+            self._slots[slot % _KEPT] += other._slots[slot % _KEPT]
+        self._window += other._window
+        self.taken += other.taken
+        self._tokens -= other._depth - other._tokens  # what the other has spent of its savings
+
+    def when(self, nbytes: int, now: float) -> float:
+        """Return when so many bytes can be taken, if nobody else takes any."""
+        self._advance(now)
+        due = now + max(0.0, min(nbytes, self._depth) - self._tokens) / (USABLE * self.rate)
+        excess = self._window + self.taken + nbytes + self.rate // _SPARE - self.rate
+        slot = self._slot - _KEPT
+        while excess > 0 and slot < self._slot:
+            slot += 1
+            excess -= self._slots[slot % _KEPT]
+        if slot > self._slot - _KEPT:
+            due = max(due, (slot + _KEPT) / _SLOTS)
+        return due
+
+    def _advance(self, now: float) -> None:
+        if now > self._at:
+            self._tokens = min(self._depth, self._tokens + (now - self._at) * USABLE * self.rate)
+            self._at = now
+        slot = int(now * _SLOTS)
+        for new in range(max(self._slot + 1, slot - _KEPT + 1), slot + 1):
+            self._window -= self._slots[new % _KEPT]
+            self._slots[new % _KEPT] = 0
+        self._slot = max(self._slot, slot)
+
+
+@dataclass(slots=True)
+class _Flow:
+    """One connection under a budget."""
+
+    weight: float = 1.0
+    own: Bucket | None = None
+    key: str | None = None  # whose bucket that is
+    wants: list[int] = field(default_factory=lambda: [0, 0])  # by way
+    way: Way = IN  # which is looked at first
+    deficit: float = 0.0  # bytes that it may still take in this turn
+    credited: bool = False  # its turn has begun
+    queued: bool = False
+    taken: int = 0
+
+
+class Budget:
+    """Who may move how many bytes, of all connections of a server.
+
+    Parameters
+    ----------
+    total
+        Bytes per second of all of them together, both ways; None: no ceiling.
+    each
+        Bytes per second of one client, both ways, over however many connections; None: none.
+    now
+        The time, in seconds.
+    """
+
+    def __init__(self, total: int | None, each: int | None, now: float) -> None:
+        rate = min(r for r in (total, each) if r is not None)
+        least, most = _QUANTUM
+        self.quantum = max(least, min(most, rate // _TURNS))
+        self._crumb = max(1, min(self.quantum, rate // _CRUMB))
+        self.total = Bucket(total, now) if total is not None else None
+        self._each = each
+        self._flows: dict[int, _Flow] = {}
+        self._owners: dict[str, Bucket] = {}
+        self._gone: deque[tuple[float, str]] = deque()  # owners to be forgotten, and when
+        self._line: deque[int] = deque()
+        self.spent = 0  # bytes that have crossed so far
+        self.wanted = 0  # bytes that are waited for
+
+    # ------------------------------------------------------------ who is there
+
+    def open(self, flow: int, now: float) -> None:
+        """Let a connection take part."""
+        own = Bucket(self._each, now) if self._each is not None else None
+        self._flows[flow] = _Flow(own=own)
+
+    def join(self, flow: int, client: str, now: float) -> None:
+        """Say whose connection it is: a client has one budget, however often it connects."""
+        entry = self._flows[flow]
+        if entry.own is None:
+            return
+        own = self._owners.get(client)
+        if own is None:
+            self._owners[client] = entry.own
+        else:
+            own.absorb(entry.own, now)
+            entry.own = own
+        entry.key = client
+
+    def close(self, flow: int, now: float) -> None:
+        """Forget a connection; what it had taken goes back."""
+        entry = self._flows.pop(flow, None)
+        if entry is None:
+            return
+        self._put_back(entry, entry.taken)
+        self.wanted -= sum(entry.wants)
+        if entry.queued:
+            self._line.remove(flow)
+        if entry.key is not None:
+            self._gone.append((now + _IDLE, entry.key))
+        self._forget(now)
+
+    def weigh(self, flow: int, weight: float) -> None:
+        """Set the share of a connection, relative to others', when all want more than there is."""
+        entry = self._flows.get(flow)
+        if entry is not None:
+            entry.weight = weight
+
+    # ------------------------------------------------------------ asking
+
+    def ask(self, flow: int, way: Way, nbytes: int) -> None:
+        """Stand in line for so many bytes, in place of what was asked for that way before."""
+        entry = self._flows[flow]
+        self.wanted += nbytes - entry.wants[way]
+        entry.wants[way] = nbytes
+        if nbytes and not entry.queued:
+            entry.queued = True
+            self._line.append(flow)
+        elif entry.queued and not any(entry.wants):
+            self._line.remove(flow)
+            self._unqueue(entry)
+
+    def asked(self, flow: int, way: Way) -> int:
+        """Return how many bytes a connection waits for."""
+        return self._flows[flow].wants[way]
+
+    def at_once(self, flow: int, nbytes: int, now: float) -> int:
+        """Take up to so many bytes without standing in line: none when somebody does."""
+        if self._line:
+            return 0
+        entry = self._flows[flow]
+        count = min(nbytes, self.quantum, self._room(entry, now))
+        self._take(entry, count)
+        return count
+
+    def borrow(self, flow: int, now: float) -> bool:
+        """Take the one byte that an event loop insists on offering; return whether there is one."""
+        entry = self._flows[flow]
+        if not all(b.spare(now) for b in (self.total, entry.own) if b is not None):
+            return False
+        self._take(entry, 1)
+        return True
+
+    def grants(self, now: float) -> list[tuple[int, Way, int]]:
+        """Return who may move how many bytes now; they are taken."""
+        found: list[tuple[int, Way, int]] = []
+        line, passed = self._line, 0
+        while line and passed < len(line):
+            flow = line[0]
+            entry = self._flows[flow]
+            if not entry.credited:
+                entry.credited = True
+                entry.deficit += self.quantum * entry.weight
+            way = entry.way if entry.wants[entry.way] else _other(entry.way)
+            count = min(entry.wants[way], max(1, int(entry.deficit)))
+            least = min(count, self._crumb)
+            if self.total is not None and self.total.room(now) < least:
+                break
+            if entry.own is not None and entry.own.room(now) < least:
+                line.rotate(-1)  # its own ceiling holds it up: that must not hold up the others
+                passed += 1
+                continue
+            count, passed = min(count, self._room(entry, now)), 0
+            self._take(entry, count)
+            entry.wants[way] -= count
+            self.wanted -= count
+            entry.way = _other(way)
+            entry.deficit -= count
+            found.append((flow, way, count))
+            if not any(entry.wants):
+                line.popleft()
+                self._unqueue(entry)
+            elif entry.deficit < 1:
+                entry.credited = False
+                line.rotate(-1)
+        return found
+
+    def next(self, now: float) -> float | None:
+        """Return when there will be something for those in line; None when nobody is."""
+        if not self._line:
+            return None
+        due = now
+        if self.total is not None:
+            due = self.total.when(self._least(self._flows[self._line[0]]), now)
+        if self._each is None:
+            return due
+        soonest = min(self._when(self._flows[flow], now) for flow in self._line)
+        return max(due, soonest)
+
+    # ------------------------------------------------------------ what becomes of it
+
+    def crossed(self, flow: int, nbytes: int, now: float) -> None:
+        """Write down that a connection moved bytes that it had taken."""
+        entry = self._flows[flow]
+        entry.taken -= nbytes
+        self.spent += nbytes
+        if self.total is not None:
+            self.total.crossed(nbytes, now)
+        if entry.own is not None:
+            entry.own.crossed(nbytes, now)
+
+    def put_back(self, flow: int, nbytes: int) -> None:
+        """Put back bytes that a connection had taken and does not need now."""
+        self._put_back(self._flows[flow], nbytes)
+
+    # ------------------------------------------------------------ inside
+
+    def _room(self, entry: _Flow, now: float) -> int:
+        rooms = [b.room(now) for b in (self.total, entry.own) if b is not None]
+        return min(rooms)
+
+    def _take(self, entry: _Flow, nbytes: int) -> None:
+        entry.taken += nbytes
+        for bucket in (self.total, entry.own):
+            if bucket is not None:
+                bucket.take(nbytes)
+
+    def _put_back(self, entry: _Flow, nbytes: int) -> None:
+        entry.taken -= nbytes
+        for bucket in (self.total, entry.own):
+            if bucket is not None:
+                bucket.put_back(nbytes)
+
+    def _least(self, entry: _Flow) -> int:
+        return min(max(entry.wants), self._crumb)
+
+    def _when(self, entry: _Flow, now: float) -> float:
+        assert entry.own is not None
+        return entry.own.when(self._least(entry), now)
+
+    def _unqueue(self, entry: _Flow) -> None:
+        entry.queued = entry.credited = False
+        entry.deficit = 0.0
+
+    def _forget(self, now: float) -> None:
+        """Forget the buckets of clients that went long ago."""
+        while self._gone and self._gone[0][0] <= now:
+            _when, key = self._gone.popleft()
+            owner = self._owners.get(key)
+            if owner is None or any(entry.own is owner for entry in self._flows.values()):
+                continue
+            if owner.used(now):
+                self._gone.append((now + _IDLE, key))
+                break
+            del self._owners[key]
+
+
+def _other(way: Way) -> Way:
+    return OUT if way == IN else IN

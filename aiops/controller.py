@@ -1,0 +1,228 @@
+"""What chooses the gates' constants, so that workers ask for what a bandwidth budget can carry.
+
+A worker transmits with the probability p = 1 / (1 + c / (v̄ + ε)) (B-FASGD, Odena 2016, eq 9). The
+controller chooses one c for pushes, and a multiple of it for fetches, by integral control of
+y = -ln p = ln(1 + c / (v̄ + ε)). Demand is proportional to p, so in y the loop has the same gain
+everywhere; y = 0 is c = 0, where the integrator stops (no wind-up); and c = (v̄ + ε) (eʸ - 1)
+follows a falling v̄ by itself.
+
+How much more the workers want than crosses cannot be seen while the budget is the bottleneck: it
+is inferred from how many of them are waiting. With λ workers of which a share f waits, transfers
+of s seconds follow each other without a gap, so a worker's cycle takes λs, of which it computes
+(1 - f) λs; it would have to compute (λ - 1) s for the demand to be the budget. The quotient of the
+two, F = (λ - 1) / ((1 - f) λ), is what 1/p is short of.
+
+A worker hears of new constants only when it transmits. So the loop's time constant is the time in
+which, at full use of the budget, each does once; but at least one second.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiops.bucket import USABLE
+
+_TARGET = 0.985 * USABLE
+"""The share of the budget aimed at: a little below what can cross, so that a lack can be seen."""
+
+_QUEUED, _QUEUED_FEW = 1.5, 8.0
+"""F that is borne, for many workers and in addition for few: with chance in it, full use needs a
+line now and then, and few workers make it only by wanting more than there is."""
+
+_GAIN = 0.6  # of the integrator, per time constant: well damped with the averaging
+_FASTEST, _SLOWEST = 1.0, 30.0  # seconds: bounds of the time constant
+_FIRST_VBAR = 1.0  # FASGD's v begins at 1
+_REMEMBERED = 64  # transmissions that tell how large one is
+_MOST = math.log(1e4)  # bound of y
+_LEAST_USE = 0.01  # a use below this share counts as this
+_BEAT = 0.1  # seconds between two looks, when nobody says
+_STALEST = 4.0  # weight of who has not transmitted for long, against 1
+
+
+@dataclass(slots=True)
+class _Seen:
+    """One connection, as the line's shares are made."""
+
+    version: int  # when it last transmitted
+    weight: float = 1.0
+
+
+@dataclass(slots=True)
+class Crossing:
+    """What crossed under a budget between two looks; see `aiops.events.Paced`."""
+
+    time: float
+    nbytes: int
+    second: int
+    peak: int
+    backlog: int
+    busy: int
+    pressed: bool
+
+
+@dataclass(slots=True)
+class Controller:
+    """The constants of the gates, and the shares of the workers.
+
+    Parameters
+    ----------
+    budget
+        Bytes per second of all workers together; None: only ``each`` bounds them.
+    each
+        Bytes per second of one worker; None: none.
+    ratio
+        c of a fetch, relative to that of a push.
+    depth
+        y = ln(1 + c / (v̄ + ε)) to begin with.
+    eps, floor
+        The gate's ε, and what it takes off v̄ first.
+    steers
+        Whether there is a gate that goes by the constants.
+    """
+
+    budget: int | None
+    each: int | None = None
+    ratio: float = 1.0
+    depth: float = 0.0
+    eps: float = 0.0
+    floor: float = 0.0
+    steers: bool = True
+    _time: float | None = None
+    _use: float = 0.0  # share of the budget that crosses, averaged
+    _waiting: float = 0.0  # workers with a message on its way, averaged
+    _sizes: list[float] = field(default_factory=lambda: [0.0, 0.0])  # bytes, and transmissions
+    _sent: int = 0  # transmissions since the last look
+    _seen: dict[int, _Seen] = field(default_factory=dict)
+    _last: Crossing | None = None
+    _pressed: list[float] = field(default_factory=lambda: [0.0, 0.0])  # bytes, and bytes possible
+
+    @classmethod
+    def beside(
+        cls, gate: Mapping[str, Any] | None, budget: int | None, each: int | None
+    ) -> Controller | None:
+        """Return what steers a gate, by its entry in the client plan; None without a budget.
+
+        The gate's own constants are where it begins, and their ratio is kept.
+        """
+        if budget is None and each is None:
+            return None
+        if gate is None or gate.get("kind") != "bfasgd":
+            return cls(budget, each, steers=False)
+        push, fetch = gate["c_push"], gate["c_fetch"]
+        eps, floor = gate["eps"], gate["floor"]
+        depth = math.log1p((push or fetch) / (_FIRST_VBAR + eps))
+        ratio = fetch / push if push and fetch else 1.0
+        return cls(budget, each, ratio, min(depth, _MOST), eps, floor)
+
+    def constants(self, vbar: float | None) -> tuple[float, ...]:
+        """Return c of a push and c of a fetch, to go with this v̄; nothing without a gate.
+
+        Both are 0 while the budget is not needed.
+        """
+        if not self.steers or vbar is None:
+            return ()
+        c = (max(vbar - self.floor, 0.0) + self.eps) * math.expm1(self.depth)
+        return c, c * self.ratio
+
+    def seconds_per_byte(self, workers: int) -> float:
+        """Return how long a client is to allow for a byte of an exchange, with so many workers.
+
+        Four times what it takes when all of them push and fetch at once: more may come, and
+        others may be ahead in the line.
+        """
+        return 4 * 2 * max(workers, 1) / (USABLE * self._rate(workers))
+
+    # ------------------------------------------------------------ what happens
+
+    def transmitted(self, peer: int, version: int) -> None:
+        """Take note of a push or a fetch: its sender is up to date with ``version``."""
+        self._sent += 1
+        seen = self._seen.get(peer)
+        if seen is None:
+            self._seen[peer] = _Seen(version)
+        else:
+            seen.version = version
+
+    def left(self, peer: int) -> None:
+        """Forget a connection."""
+        self._seen.pop(peer, None)
+
+    def paced(self, crossing: Crossing, workers: int) -> None:
+        """Take a look: what crossed since the last, with so many workers connected."""
+        last = self._time if self._time is not None else crossing.time - _BEAT
+        self._time, self._last = crossing.time, crossing
+        seconds = crossing.time - last
+        rate = self._rate(workers)
+        if seconds <= 0 or not workers:
+            return
+        constant = self._constant(crossing.nbytes, workers, rate)
+        weight = seconds / (constant + seconds)
+        self._use += weight * (crossing.nbytes / (rate * seconds) - self._use)
+        self._waiting += weight * (min(crossing.busy, workers) - self._waiting)
+        if crossing.pressed:
+            self._pressed[0] += crossing.nbytes
+            self._pressed[1] += rate * seconds
+        step = _GAIN * self._error(workers) * seconds / constant
+        self.depth = min(max(self.depth + step, 0.0), _MOST)
+
+    def shares(self, version: int, workers: int) -> tuple[tuple[int, float], ...]:
+        """Return the connections whose weight in the line has changed, with it.
+
+        Who has not transmitted for many versions goes first: a worker's weight grows from 1 to 4
+        with the versions since then, in units of as many as there are workers.
+        """
+        changed = []
+        for peer, seen in self._seen.items():
+            behind = (version - seen.version) / max(workers, 1)
+            weight = min(1.0 + math.floor(behind), _STALEST)
+            if weight != seen.weight:
+                seen.weight = weight
+                changed.append((peer, weight))
+        return tuple(changed)
+
+    def report(self, vbar: float | None) -> dict[str, Any]:
+        """Return what the statistics show of the budget, with the constants for this v̄."""
+        last, (crossed, possible) = self._last, self._pressed
+        c_push, c_fetch = self.constants(vbar) or (None, None)
+        return {
+            "bytes_per_second": self.budget,
+            "worker_bytes_per_second": self.each,
+            "used": last.second if last else 0,
+            "peak": last.peak if last else 0,
+            "backlog": last.backlog if last else 0,
+            "utilisation": min(crossed / possible, 1.0) if possible else None,
+            "c_push": c_push,
+            "c_fetch": c_fetch,
+        }
+
+    # ------------------------------------------------------------ inside
+
+    def _constant(self, nbytes: int, workers: int, rate: float) -> float:
+        """Return the loop's time constant in seconds."""
+        sizes = self._sizes
+        sizes[0], sizes[1] = sizes[0] + nbytes, sizes[1] + self._sent
+        self._sent = 0
+        if sizes[1] > _REMEMBERED:  # what was long ago matters less and less
+            sizes[:] = [size / 2 for size in sizes]
+        return min(max(workers * sizes[0] / max(sizes[1], 1.0) / rate, _FASTEST), _SLOWEST)
+
+    def _rate(self, workers: int) -> float:
+        rates = [float(self.budget)] if self.budget is not None else []
+        if self.each is not None:
+            rates.append(float(self.each * max(workers, 1)))
+        return min(rates)
+
+    def _error(self, workers: int) -> float:
+        """Return by how much y is short, roughly: above 0 when the workers want too much."""
+        use = self._use / _TARGET
+        if use < 0.5:
+            return math.log(max(use, _LEAST_USE))
+        error = min(use, 2.0) - 1.0
+        if workers > 1 and use > 0.9:
+            computing = max(1.0 - self._waiting / workers, 0.05)
+            short = (workers - 1) / workers / computing
+            error += max(0.0, math.log(short / (_QUEUED + _QUEUED_FEW / workers)))
+        return error

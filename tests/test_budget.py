@@ -1,0 +1,472 @@
+"""The bandwidth budget over real sockets: what crosses, who is refused, who is let wait."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from safetensors.numpy import save_file
+
+import aiops
+from aiops import address
+from aiops.bucket import Budget
+from aiops.commands.stats import tables
+from aiops.config import Config
+from aiops.errors import AiopsError, BadPush, ConflictError, ConnectionLost, Unavailable, UsageError
+from aiops.events import Paced
+from aiops.journal import replay
+from aiops.link import Link
+from aiops.messages import Ack, Fetch, Params
+from aiops.paced import PacedLink
+from aiops.server import Server
+from tests.inline import Inline
+from tests.support import PATIENCE, ServerThread, assert_same, server_process
+
+KB = 1000
+
+
+class Counter:
+    """What every socket of a server moves, and when by the server's own reading of the clock.
+
+    The bytes are counted a second time where they move, so that none can go around the budget.
+    """
+
+    def __init__(self) -> None:
+        self.moved: list[tuple[float, int, int]] = []  # when, on which connection, how many bytes
+        self.read = self.written = 0
+
+    def busiest(self, flow: int | None = None) -> int:
+        """Return the most bytes in any window of one second."""
+        assert sum(nbytes for _when, _flow, nbytes in self.moved) == self.read + self.written
+        items = [(t, n) for t, whose, n in self.moved if flow is None or whose == flow]
+        most = total = first = 0
+        for when, nbytes in items:
+            total += nbytes
+            while items[first][0] < when - 1.0:
+                total -= items[first][1]
+                first += 1
+            most = max(most, total)
+        return most
+
+
+@pytest.fixture
+def counter(monkeypatch: pytest.MonkeyPatch) -> Counter:
+    counter = Counter()
+    crossed, received, set_up = Budget.crossed, PacedLink.buffer_updated, PacedLink._set_up
+
+    def noted(self: Budget, flow: int, nbytes: int, now: float) -> None:
+        counter.moved.append((now, flow, nbytes))
+        crossed(self, flow, nbytes, now)
+
+    def buffer_updated(self: PacedLink, nbytes: int) -> None:
+        counter.read += nbytes
+        received(self, nbytes)
+
+    def wrapped(self: PacedLink, transport: Any) -> None:
+        write = transport.write
+
+        def counted(data: Any) -> None:
+            counter.written += len(data)
+            write(data)
+
+        transport.write = counted
+        set_up(self, transport)
+
+    monkeypatch.setattr(Budget, "crossed", noted)
+    monkeypatch.setattr(PacedLink, "buffer_updated", buffer_updated)
+    monkeypatch.setattr(PacedLink, "_set_up", wrapped)
+    return counter
+
+
+def model(nbytes: int, value: float = 0.0) -> dict[str, Any]:
+    return {"w": np.full(nbytes // 4, value, np.float32)}
+
+
+class Busy:
+    """Workers that exchange all the time, each in a thread, until they are told to stop.
+
+    ``gated``: they take steps, and a gate says what travels.
+    """
+
+    def __init__(self, url: str, nbytes: int, *, gated: bool = False) -> None:
+        self._url, self._nbytes, self._gated = url, nbytes, gated
+        self._threads: list[threading.Thread] = []
+        self._stops: list[threading.Event] = []
+        self.exchanges: list[int] = []
+        self._made = threading.Condition()
+        self.errors: list[BaseException] = []
+
+    def join(self) -> None:
+        stop, number = threading.Event(), len(self.exchanges)
+        self.exchanges.append(0)
+        thread = threading.Thread(target=self._run, args=(number, stop), daemon=True)
+        self._threads.append(thread)
+        self._stops.append(stop)
+        thread.start()
+
+    def leave(self, number: int) -> None:
+        self._stops[number].set()
+
+    def wait_for(self, exchanges: int) -> None:
+        """Wait until each has made so many."""
+        with self._made:
+            done = self._made.wait_for(lambda: min(self.exchanges) >= exchanges, PATIENCE)
+        assert done
+
+    def end(self) -> None:
+        for stop in self._stops:
+            stop.set()
+        for thread in self._threads:
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+        assert not self.errors
+
+    def _run(self, number: int, stop: threading.Event) -> None:
+        try:
+            (self._step if self._gated else self._exchange)(number, stop)
+        except BaseException as error:
+            self.errors.append(error)
+
+    def _count(self, number: int) -> None:
+        with self._made:
+            self.exchanges[number] += 1
+            self._made.notify_all()
+
+    def _exchange(self, number: int, stop: threading.Event) -> None:
+        with aiops.Client(self._url, role="worker", name=f"w{number}") as client:
+            params = client.define(model(self._nbytes))
+            gradients = model(self._nbytes, 1.0)
+            while not stop.is_set():
+                client.exchange(params, gradients)
+                self._count(number)
+
+    def _step(self, number: int, stop: threading.Event) -> None:
+        with aiops.Worker(self._url, model(self._nbytes), name=f"w{number}") as worker:
+            gradients = model(self._nbytes, 1.0)
+            while not stop.wait(0.005):  # what a mini-batch takes
+                worker.step(gradients)
+                self._count(number)
+
+
+def wait_until(server: ServerThread, true: Callable[[Server], bool]) -> None:
+    """Look whenever something happens at a server (under a budget ten times a second)."""
+    until = time.monotonic() + PATIENCE
+    assert server.server is not None
+    assert server._loop is not None
+    while not server.call(true):
+        assert time.monotonic() < until, "it did not come true"
+        change = server.server._change(PATIENCE)
+        asyncio.run_coroutine_threadsafe(change, server._loop).result(PATIENCE)
+
+
+def utilisation(server: ServerThread) -> float:
+    """Return the share of the budget that crossed while somebody waited for it all the time."""
+    share: float | None = server.call(lambda s: s.engine.report()["budget"]["utilisation"])
+    assert share is not None, "nobody ever waited"
+    return share
+
+
+def past(seconds: float) -> Callable[[Server], bool]:
+    """Return what tells whether a server has paced for so long."""
+    return lambda server: server.engine.now - server.engine.started >= seconds
+
+
+@pytest.fixture
+def raw() -> Iterator[Callable[[str], socket.socket]]:
+    """Return what connects to a server without a client."""
+    opened: list[socket.socket] = []
+
+    def connect(url: str) -> socket.socket:
+        opened.append(socket.create_connection(address.parse(url), timeout=PATIENCE))
+        return opened[-1]
+
+    yield connect
+    for sock in opened:
+        sock.close()
+
+
+class TestCeiling:
+    @pytest.mark.slow
+    def test_no_second_sees_more_and_little_is_left(self, counter: Counter) -> None:
+        with ServerThread(policy="asgd", bandwidth_budget="1MB/s") as server:
+            workers = Busy(server.url, 200 * KB)
+            for _ in range(3):
+                workers.join()
+            wait_until(server, past(4.0))
+            share = utilisation(server)
+            workers.end()
+        assert counter.busiest() <= 1000 * KB
+        assert share >= 0.7
+        assert min(workers.exchanges) >= 1
+
+    @pytest.mark.slow
+    def test_workers_that_join_and_leave(self, counter: Counter) -> None:
+        with ServerThread(policy="asgd", bandwidth_budget="1MB/s") as server:
+            workers = Busy(server.url, 50 * KB)
+            workers.join()
+            wait_until(server, past(1.0))
+            for _ in range(5):
+                workers.join()
+            wait_until(server, past(2.5))
+            for number in range(4):
+                workers.leave(number)
+            wait_until(server, past(4.0))
+            share = utilisation(server)
+            workers.end()
+        assert counter.busiest() <= 1000 * KB
+        assert share >= 0.7
+
+    @pytest.mark.slow
+    def test_strangers_count(self, counter: Counter, raw: Callable[[str], socket.socket]) -> None:
+        """Who has not joined is held to the ceiling too, and keeps nobody out for ever."""
+        with ServerThread(policy="asgd", bandwidth_budget="20KB/s") as server:
+            for _ in range(30):
+                sock = raw(server.url)
+                sock.sendall(b"\xce" + struct.pack(">I", 4000) + bytes(3000))
+            with aiops.Client(server.url) as client:
+                report = client.stats()
+        assert counter.busiest() <= 20 * KB
+        assert counter.read + counter.written >= 40 * KB  # it had to hold
+        assert report["budget"]["bytes_per_second"] == 20 * KB
+
+    @pytest.mark.slow
+    def test_one_worker_is_held_to_its_own_budget(self, counter: Counter) -> None:
+        with ServerThread(
+            policy="asgd", bandwidth_budget="1MB/s", worker_budget="200KB/s"
+        ) as server:
+            workers = Busy(server.url, 50 * KB)
+            for _ in range(3):
+                workers.join()
+            wait_until(server, past(3.0))
+            flows = server.call(lambda s: [peer.link.flow for peer in s._peers.values()])
+            share = utilisation(server)
+            workers.end()
+        assert len(flows) == 3
+        for flow in flows:
+            assert counter.busiest(flow) <= 200 * KB
+        assert share >= 0.7
+
+    @pytest.mark.slow
+    def test_a_worker_that_connects_again_has_no_new_budget(self, counter: Counter) -> None:
+        def lose(server: Server) -> None:
+            for peer in server._peers.values():
+                peer.link.fault(ConnectionLost("for the test"))
+
+        with (
+            ServerThread(policy="asgd", worker_budget="50KB/s") as server,
+            aiops.Client(server.url, role="worker") as client,
+        ):
+            client.define(model(8 * KB))
+            for _ in range(6):
+                client.fetch()
+                server.call(lose)
+        assert len({flow for _when, flow, _nbytes in counter.moved}) > 3
+        assert counter.busiest() <= 50 * KB
+
+    @pytest.mark.slow
+    def test_the_other_event_loop(self) -> None:
+        """The server as a process, which runs on uvloop where that is installed."""
+        with server_process("--policy", "asgd", "--bandwidth-budget", "1MB/s") as server:
+            workers = Busy(server.url, 100 * KB)
+            for _ in range(3):
+                workers.join()
+            with aiops.Client(server.url) as client:
+                workers.wait_for(2)
+                budget = client.stats()["budget"]
+            workers.end()
+        assert 0 < budget["peak"] <= 1000 * KB
+        assert budget["utilisation"] >= 0.7
+
+    @pytest.mark.slow
+    def test_where_nobody_can_tell_what_there_is_to_read(
+        self, counter: Counter, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As on systems without FIONREAD: idle connections take nothing from those that talk."""
+        monkeypatch.setattr("aiops.paced.readable", lambda sock: None)
+        with ServerThread(policy="asgd", bandwidth_budget="200KB/s") as server:
+            idle = [aiops.Client(server.url, name=f"idle-{i}") for i in range(20)]
+            workers = Busy(server.url, 20 * KB)
+            for _ in range(3):
+                workers.join()
+            wait_until(server, past(3.0))
+            share = utilisation(server)
+            workers.end()
+            for client in idle:
+                client.close()
+        assert counter.busiest() <= 200 * KB
+        assert share >= 0.7
+
+    def test_without_a_budget_nothing_is_in_the_way(self) -> None:
+        with ServerThread(policy="asgd") as server, aiops.Client(server.url) as client:
+            kinds = server.call(lambda s: {type(peer.link) for peer in s._peers.values()})
+            assert client.stats()["budget"] is None
+            assert "seconds_per_byte" not in client.plan
+        assert kinds == {Link}
+
+
+class TestShown:
+    def test_the_table_of_statistics(self) -> None:
+        inline = Inline("fasgd", budget=1000 * KB, worker_budget=300 * KB, gate="bfasgd")
+        inline.define({"w": np.zeros(10, np.float32)})
+        inline.join(1)
+        assert "while more was wanted" not in shown(inline)
+        inline.post(Paced(2.0, 27 * KB, 270 * KB, 290 * KB, 500 * KB, 1, True))
+        text = shown(inline)
+        assert "budget  1.0 MB/s, 300 kB/s each  last second 270 kB, busiest 290 kB" in text
+        assert "90.0% while more was wanted" in text
+        assert "c_push 0  c_fetch 0" in text
+
+    def test_without_a_budget(self) -> None:
+        inline = Inline("asgd")
+        assert "budget" not in shown(inline)
+
+
+def shown(inline: Inline) -> str:
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(tables("aiops://localhost", inline.engine.report()))
+    return console.export_text()
+
+
+class TestWhole:
+    @pytest.mark.slow
+    def test_a_model_of_more_than_a_second_arrives_whole(self, counter: Counter) -> None:
+        arrays = {f"w{i}": np.random.default_rng(i).random(10_000, np.float32) for i in range(4)}
+        with (
+            ServerThread(policy="asgd", bandwidth_budget="100KB/s") as server,
+            aiops.Client(server.url, role="worker") as client,
+        ):
+            params = client.define(arrays)
+            assert_same(params, arrays)
+        assert counter.busiest() <= 100 * KB
+
+    @pytest.mark.slow
+    def test_who_is_paced_is_neither_dropped_nor_gives_up(self) -> None:
+        """Three seconds for an answer, where a stall is half a second, and so is the patience."""
+        settings = {"stall_deadline": 0.5, "min_rate": 100 * KB, "worker_deadline": 0.1}
+        with ServerThread(policy="asgd", bandwidth_budget="60KB/s", **settings) as server:
+            workers = [
+                aiops.Client(server.url, role="worker", timeout=0.5, name=f"w{i}") for i in range(3)
+            ]
+            threads, found, errors = [], [], []
+
+            def define(client: Any) -> None:
+                try:
+                    found.append(client.define(model(30 * KB, 1.0)))
+                except AiopsError as error:
+                    errors.append(error)
+
+            for client in workers:
+                threads.append(threading.Thread(target=define, args=(client,)))
+                threads[-1].start()
+            for thread in threads:
+                thread.join(PATIENCE)
+            for client in workers:
+                client.close()
+        assert not errors
+        for params in found:
+            assert_same(params, model(30 * KB, 1.0))
+
+    def test_who_stalls_by_itself_is_dropped_all_the_same(
+        self, raw: Callable[[str], socket.socket]
+    ) -> None:
+        settings = {"stall_deadline": 0.4, "hello_deadline": 0.4}
+        with ServerThread(policy="asgd", bandwidth_budget="1MB/s", **settings) as server:
+            sock = raw(server.url)
+            sock.sendall(b"\xce" + struct.pack(">I", 4000) + bytes(10))
+            assert sock.recv(1) == b""
+
+
+class TestRefused:
+    def test_a_tensor_that_takes_too_long(self) -> None:
+        with ServerThread(policy="asgd", bandwidth_budget="500KB/s") as server:
+            server.call(lambda s: setattr(s.engine.intake, "budget", 1 * KB))
+            with aiops.Client(server.url, role="worker") as client:
+                with pytest.raises(BadPush, match=r"'w' has 70000 bytes.* is 1\.22KB/s"):
+                    client.define(model(70_000))
+                client.define({"a": model(35_000)["w"][:5000], "b": model(20_000)["w"]})
+
+    def test_a_model_to_begin_with(self, tmp_path: Path) -> None:
+        path = tmp_path / "model.safetensors"
+        save_file(model(70_000), str(path))
+        with pytest.raises(ConflictError, match=r"'w' has 70000 bytes.* is 1\.22KB/s"):
+            ServerThread(policy="asgd", bandwidth_budget="1KB/s", init=path).__enter__()
+
+    @pytest.mark.parametrize("name", ["bandwidth_budget", "worker_budget"])
+    def test_a_budget_that_is_none(self, name: str) -> None:
+        flag = "--" + name.replace("_", "-")
+        for text in ("much", "2M", "1B/s"):
+            with pytest.raises(UsageError, match=flag):
+                Config(**{name: text})
+
+    def test_a_worker_with_more_than_there_is(self) -> None:
+        with pytest.raises(UsageError, match="--worker-budget 2MB/s is more than"):
+            Config(bandwidth_budget="1MB/s", worker_budget="2MB/s")
+
+    @pytest.mark.slow
+    def test_more_connections_than_a_budget_has_bytes_for(self) -> None:
+        with ServerThread(policy="asgd", bandwidth_budget="1KB/s") as server:
+            assert server.call(lambda s: s._most) == 62
+            server.call(lambda s: setattr(s, "_most", 1))
+            with aiops.Client(server.url), pytest.raises((Unavailable, ConnectionLost)):
+                aiops.Client(server.url, timeout=1.0)
+
+
+class TestEngine:
+    def test_answers_bring_the_constants(self) -> None:
+        inline = Inline("fasgd", budget=1000 * KB, gate="bfasgd")
+        inline.define({"w": np.zeros(10, np.float32)})
+        inline.join(1)
+        for tick in range(300):
+            inline.post(Paced(2.0 + tick / 10, 96 * KB, 960 * KB, 990 * KB, 500 * KB, 1, True))
+        ack = inline.push(1, {"w": np.ones(10, np.float32)})
+        assert isinstance(ack, Ack)
+        assert inline.engine.budget is not None
+        assert ack.gate == inline.engine.budget.constants(ack.vbar)
+        assert ack.gate[0] > 0
+        params = inline.receive(1, Fetch(7, -1))
+        assert isinstance(params, Params)
+        assert params.gate == ack.gate
+
+    def test_without_a_budget_there_are_none(self) -> None:
+        inline = Inline("fasgd")
+        inline.define({"w": np.zeros(10, np.float32)})
+        inline.join(1)
+        ack = inline.push(1, {"w": np.ones(10, np.float32)})
+        assert isinstance(ack, Ack)
+        assert ack.gate == ()
+
+    @pytest.mark.slow
+    def test_the_gate_is_steered_and_a_replay_steers_the_same(
+        self, tmp_path: Path, counter: Counter
+    ) -> None:
+        path = tmp_path / "run.journal"
+        settings = {"policy": "fasgd", "gate": "bfasgd", "record": path}
+        with ServerThread(bandwidth_budget="500KB/s", **settings) as server:
+            workers = Busy(server.url, 20 * KB, gated=True)
+            for _ in range(3):
+                workers.join()
+            wait_until(server, lambda s: s.engine.budget is not None and s.engine.budget.depth > 1)
+            gate = server.call(lambda s: s.engine.report()["budget"])
+            workers.end()
+            engine = server.server.engine if server.server is not None else None
+        assert gate["c_push"] == gate["c_fetch"] > 0
+        assert counter.busiest() <= 500 * KB
+        assert engine is not None
+        assert engine.budget is not None
+        with path.open("rb") as file:
+            again = replay(file)
+        assert again.complete
+        assert again.engine.budget is not None
+        assert again.engine.budget.depth == engine.budget.depth
+        assert again.engine.report()["budget"] == engine.report()["budget"]
+        assert engine.budget.report(None)["peak"] > 0
