@@ -14,6 +14,9 @@ _SHOWN = 12  # tensors of one run that can be told apart
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c8c8c")
 
 
+_MARKERS = "os^D"
+
+
 def front(rows: Sequence[Row]) -> list[Row]:
     """Return the runs that no other beats in both bytes and error, fewest bytes first."""
     found: list[Row] = []
@@ -57,8 +60,11 @@ def _pareto(rows: Sequence[Row], axes: Any) -> None:
     axes.plot([total(r) / 1e6 for r in best], [r["error"] for r in best], color="#8c8c8c", zorder=1)
     for number, row in enumerate(rows):
         point = total(row) / 1e6, row["error"]
-        axes.scatter(*point, color=_colour(number), label=row["name"], zorder=2)
+        marker = _MARKERS[number // len(_COLOURS) % len(_MARKERS)]
+        axes.scatter(*point, color=_colour(number), marker=marker, label=row["name"], zorder=2)
     axes.set_xscale("log")
+    for axis in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+        axis("{x:g}")
     axes.set_xlabel("bytes, both ways (MB)")
     axes.set_ylabel("test error")
     axes.set_title("What a byte buys")
@@ -71,7 +77,8 @@ def _time(rows: Sequence[Row], axes: Any) -> None:
         curve = row["curve"]
         crossed = [(s["pushed"] + s["fetched"]) / 1e6 for s in curve]
         seconds = [s["seconds"] for s in curve]
-        axes.plot(seconds, crossed, color=_colour(number), label=row["name"])
+        line = ("-", "--", ":")[number // len(_COLOURS) % 3]
+        axes.plot(seconds, crossed, line, color=_colour(number), label=row["name"])
     axes.set_yscale("symlog")
     axes.set_xlabel("seconds")
     axes.set_ylabel("bytes, both ways (MB)")
