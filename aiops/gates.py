@@ -333,3 +333,16 @@ def find(spec: str) -> Gate:
     if kind is None:
         raise UsageError(f"no gate is called {name!r}; {nearest(name, KINDS)}")
     return kind.make(settings)
+
+
+def for_budget(algorithm: Algorithm, workers: int | None) -> Gate | None:
+    """Return the gate with which a bandwidth budget is kept, when no other was asked for.
+
+    None where the algorithm does not go with it: its transfers are paced, and not chosen.
+    """
+    gate = BFASGD()
+    try:
+        gate.check(algorithm, workers)
+    except ConflictError:
+        return None
+    return gate
