@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from aiops import kernels
 from aiops.codecs import codec_named, raw
 from aiops.layout import Array, Bytes, Cover, Ints, Layout, Section, compute_dtype
 from aiops.messages import Parts
+
+_HALF = np.float32(65504.0)
+"""The largest float16."""
 
 
 @dataclass(slots=True)
@@ -45,9 +49,19 @@ class Gradient:
                 continue
             single = np.empty(typed.size, np.float32)
             codec.decode(payload, tensor.shape, single, backend=backend)
-            with np.errstate(over="ignore"):
-                typed[:] = single
+            typed[:] = narrowed(single, tensor.dtype)
         return Gradient(out, self.cover)
+
+
+def narrowed(array: Array, dtype: np.dtype[Any]) -> Array:
+    """Return an array in another dtype; what is too large for it becomes its largest.
+
+    A gradient's 1e5 must not become float16's infinity, which would end the training.
+    """
+    if dtype == np.float16:
+        array = np.clip(array, -_HALF, _HALF)
+    found: Array = array.astype(dtype)
+    return found
 
 
 def section_size(section: Section) -> int:
