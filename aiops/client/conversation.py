@@ -481,7 +481,7 @@ class Conversation:
         return client == self.client and epoch < self._run_since
 
     def _take_back(self, request: Request) -> None:
-        """A push was not taken: what it carried coded is to travel with the next."""
+        """A push was not taken: its gradient is its owner's again, and nothing of it stays here."""
         if self._coding is not None:
             self._coding.take_back(request.encoded)
 
@@ -569,6 +569,9 @@ class Conversation:
             return
         try:
             self._note_parameters(request, message, sink)
+            if isinstance(message, Ack) and not message.used:
+                self._take_back(request)
+            request.encoded.clear()
             request.resolve(request.finish(message))
         except (RemoteProtocolError, Refused) as error:
             request.resolve(error=error)
