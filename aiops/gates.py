@@ -136,6 +136,11 @@ class Gate:
                 f"{name} waits for the pushes of all its workers, and a gate keeps some of them"
                 " back: drop --gate, or choose a policy without a barrier, such as fasgd"
             )
+        if "average" in plan:
+            raise ConflictError(
+                f"under {name} workers push no gradients, so there is nothing to keep back: drop"
+                " --gate, or choose a policy to which workers push every gradient, such as fasgd"
+            )
         if plan.get("routine", "direct") != "direct":
             raise ConflictError(
                 f"under {name} a worker decides by its own plan when it pushes and fetches: drop"

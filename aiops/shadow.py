@@ -104,6 +104,10 @@ class Shadow:
         """How many versions it may be behind."""
         return self._lag or max(1, round(self._gap / 2))
 
+    def lease(self) -> Lease:
+        """Take hold of its newest version."""
+        return self._shelf.lease()
+
     def asked(self, version: int, wanted: Wanted) -> None:
         """Take note of a fetch at a model version."""
         have = max([run[2] for run in wanted.wants], default=wanted.have)
