@@ -92,6 +92,8 @@ class Into:
         asked = np.full(len(params.held), not wants)
         for first, last, _have in wants:
             asked[first:last] = True
+        # A part also covers the tensors without elements at its edges, whoever asked for them.
+        self._tensors = self._tensors[(asked | (params.layout.sizes > 0))[self._tensors]]
         lacking = asked & (params.held < 0) & (params.layout.sizes > 0)
         lacking[self._tensors] = False
         lacking[list(self._late)] = False
