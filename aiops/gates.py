@@ -136,6 +136,11 @@ class Gate:
                 f"{name} waits for the pushes of all its workers, and a gate keeps some of them"
                 " back: drop --gate, or choose a policy without a barrier, such as fasgd"
             )
+        if "average" in plan:
+            raise ConflictError(
+                f"under {name} workers push no gradients, so there is nothing to keep back: drop"
+                " --gate, or choose a policy to which workers push every gradient, such as fasgd"
+            )
         if plan.get("routine", "direct") != "direct":
             raise ConflictError(
                 f"under {name} a worker decides by its own plan when it pushes and fetches: drop"
@@ -177,7 +182,7 @@ class Gate:
         try:
             kinds: dict[str, Any] = {key: type(field.default) for key, field in known.items()}
             return kind(**{key: kinds[key](values[key]) for key in known if key in values})
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise UsageError(
                 f"the server announces a gate that cannot be: {values!r:.80}"
             ) from None
@@ -256,7 +261,8 @@ class BFASGD(Gate):
             return 1.0, 1.0
         deviation = np.maximum(statistic - self.floor, 0.0) + self.eps
         push, fetch = constants or (self.c_push, self.c_fetch)
-        return 1.0 / (1.0 + push / deviation), 1.0 / (1.0 + fetch / deviation)
+        with np.errstate(over="ignore"):  # c beyond all measure: never
+            return 1.0 / (1.0 + push / deviation), 1.0 / (1.0 + fetch / deviation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,7 +285,8 @@ class Periodic(Gate):
         """Check the settings."""
         super().__post_init__()
         for setting in ("k_push", "k_fetch"):
-            self._require(setting, getattr(self, setting) >= 1, "1 or more")
+            holds = 1 <= getattr(self, setting) <= 1_000_000
+            self._require(setting, holds, "from 1 to 1,000,000")
 
     def chances(
         self, step: int, statistic: Array | None, constants: tuple[float, ...]

@@ -51,11 +51,11 @@ class Gated(Routine):
 
     def apply(self, gradients: Mapping[str, Array]) -> None:
         """Add it to what is to be pushed."""
-        self._steps += 1
         if self._kept is not None:
             self._kept.add(gradients, self.params)
         else:
             self._gradients = gradients
+        self._steps += 1
 
     def transfer(self) -> Transfer | None:
         """Push what the gate lets pass, and fetch what it lets pass."""
