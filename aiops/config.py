@@ -66,6 +66,7 @@ class Config:
     save: Path | None = _option(None, "Write the model to this .safetensors file at the end.")
     save_every: float | None = _option(None, "Also write it every so many seconds.")
     record: Path | None = _option(None, "Record the run in this journal, for `aiops replay`.")
+    ledger: Path | None = _option(None, "Write bytes by tensor and reason here, once a second.")
     kernels: str = _option("auto", "'numba', 'numpy', or 'auto': numba when it is installed.")
     max_model: int = _option(8 << 30, "Largest model a worker may define, in bytes.")
     max_connections: int = _option(4096, "Connections beyond this are refused.")

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from aiops.layout import Layout
+from aiops.ledger import Ledger
 from aiops.messages import REMEMBERED, Message
 from aiops.versions import Lease
 from aiops.wire import Traffic
@@ -43,6 +45,7 @@ class Member:
     staleness: int = 0
     traffic: Traffic = field(default_factory=Traffic)
     before: Traffic = field(default_factory=Traffic)  # of its earlier connections
+    ledger: Ledger = field(default_factory=Ledger)
     sent: Lease | None = None  # on the version it computes at, where a rule needs it
 
     def remember(self, seq: int, answer: Message) -> None:
@@ -79,6 +82,7 @@ class Member:
             "staleness": self.staleness,
             "bytes_pushed": self.bytes_in(),
             "bytes_fetched": self.bytes_out(),
+            "ledger": self.ledger.brief(),
             "seconds_since_answer": round(max(0.0, now - self.answered), 3),
         }
 
@@ -102,6 +106,9 @@ class Crew:
         self._by_peer: dict[int, Member] = {}
         self._numbers = 0
         self.ever = 0  # workers that have come so far
+        self._layout: Layout | None = None
+        # What workers that are gone had to do with single tensors, and all of those forgotten.
+        self._past = Ledger()
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members.values())
@@ -127,6 +134,7 @@ class Crew:
             self._numbers += 1
             shown = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
             member = self._members[client] = Member(self._numbers, client, shown, worker)
+            member.ledger.layout = self._layout
             self.ever += worker
             self._forget()
         elif member.peer is not None and epoch < member.epoch:
@@ -145,10 +153,31 @@ class Crew:
         member = self._by_peer.pop(peer, None)
         if member is not None:
             member.peer = None
-            member.before.bytes_in += member.traffic.bytes_in
-            member.before.bytes_out += member.traffic.bytes_out
+            member.before.add(member.traffic)
             member.traffic = Traffic()
+            member.ledger.settle(self._past if member.worker else Ledger(self._layout))
         return member
+
+    def defined(self, layout: Layout) -> None:
+        """Hear what the model is."""
+        self._layout = self._past.layout = layout
+        for member in self:
+            member.ledger.layout = layout
+
+    def ledger(self) -> dict[str, Any]:
+        """Return the account of all workers together, and what crossed for observers."""
+        total, watching = Ledger(self._layout), Traffic()
+        total.add(self._past)
+        for member in self:
+            if member.worker:
+                total.add(member.ledger)
+                total.traffic.add(member.traffic)
+                total.traffic.add(member.before)
+            else:
+                watching.add(member.traffic)
+                watching.add(member.before)
+        aside = {"pushed": watching.bytes_in, "fetched": watching.bytes_out}
+        return {**total.report(), "observers": aside}
 
     def waited_for(self) -> frozenset[int]:
         """Return the numbers of the workers that a barrier waits for now."""
@@ -180,4 +209,7 @@ class Crew:
         if excess > 0:
             gone = (m.client for m in self._members.values() if m.peer is None)
             for client in list(islice(gone, excess)):
-                del self._members[client]
+                member = self._members.pop(client)
+                if member.worker:
+                    self._past.add(member.ledger)
+                    self._past.traffic.add(member.before)

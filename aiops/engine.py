@@ -151,6 +151,11 @@ class Engine:
         _HANDLERS[type(event)](self, event)
         effects = self._effects.copy()
         self._effects.clear()
+        for effect in effects:
+            if type(effect) is Reply:
+                member = self.crew.at(effect.peer)
+                if member is not None:
+                    member.ledger.answered(effect.message)
         return effects
 
     @property
@@ -244,6 +249,10 @@ class Engine:
         if handler is None:
             self._effects.append(Drop(event.peer, f"{event.message.kind!r} is not a request"))
             return
+        member = self.crew.at(event.peer)
+        if member is not None:
+            taken = event.sink is not None and not isinstance(event.sink, Discard)
+            member.ledger.asked(event.message, taken)
         if self.budget is not None and isinstance(event.message, _TRANSMISSIONS):
             self.budget.transmitted(event.peer, self.answers.version)
         try:
@@ -362,6 +371,7 @@ class Engine:
         )
         self.store.read_packed({codec.name for _pattern, codec in self.codecs[0].pairs})
         self.intake.defined(layout)
+        self.crew.defined(layout)
         self.answers.store = self.store
         self.updates.begin(self.store)
         if self.codecs[1]:
@@ -500,6 +510,7 @@ class Engine:
             "waited_for": sorted(self.updates.waited_for),
             "shadow": self.answers.shadowing.shadow.report() if self.answers.shadowing else None,
             "averages": self.meeting.report(),
+            "ledger": self.crew.ledger(),
             "budget": self.budget.report(store.vbar() if store else None) if self.budget else None,
             "workers": [member.report(self.now) for member in self.crew],
         }

@@ -56,6 +56,7 @@ from aiops.files import check_writable, read_model, read_tables, write_model
 from aiops.handshake import Greeter
 from aiops.journal import Journal
 from aiops.layout import Ints, Layout, aligned
+from aiops.ledgerfile import EVERY, LedgerFile
 from aiops.link import Link
 from aiops.messages import Error, Message
 from aiops.paced import PacedLink, Pacer
@@ -119,6 +120,9 @@ class Server:
         self._tick: asyncio.TimerHandle | None = None
         self._journal: Journal | None = None
         self._journal_file: BinaryIO | None = None
+        self._ledger: LedgerFile | None = None
+        self._noting: asyncio.TimerHandle | None = None  # the next line of the ledger
+        self._began = 0.0
         self._ended: asyncio.Future[None] | None = None
         self._saving: asyncio.Task[None] | None = None
         self._changed: Callable[[], None] = lambda: None
@@ -145,6 +149,8 @@ class Server:
         try:
             if config.record is not None:
                 self._open_journal(config.record)
+            if config.ledger is not None:
+                self._ledger = LedgerFile(config.ledger)
             if config.init is not None:
                 self._initialise(config.init)
             self._listener = await self._listen()
@@ -152,7 +158,12 @@ class Server:
             self._applier.close()
             if self._journal_file is not None:
                 self._journal_file.close()
+            if self._ledger is not None:
+                self._ledger.close()
             raise
+        self._began = self._now()
+        if self._ledger is not None:
+            self._write_ledger(self._ledger)
         for pool in self.engine.intake.pools:
             pool.wake = partial(self._loop.call_soon_threadsafe, pool.settle)
         self._sweep()
@@ -208,7 +219,7 @@ class Server:
         if not self._broken:
             self.post(Stopping(self._now()))
             await self._drain()
-        for handle in (self._sweeper, self._tick, self._pacing):
+        for handle in (self._sweeper, self._tick, self._noting, self._pacing):
             if handle is not None:
                 handle.cancel()
         for peer in list(self._peers.values()):
@@ -225,6 +236,9 @@ class Server:
         if self._journal is not None and self._journal_file is not None:
             self._journal.end(self._now(), self.engine)
             self._journal_file.close()
+        if self._ledger is not None:
+            self._ledger.write(self._now() - self._began, self.engine.crew.ledger())
+            self._ledger.close()
         if self._saving is not None:
             await asyncio.wait([self._saving])
         if self.config.save is not None:
@@ -289,6 +303,12 @@ class Server:
             finally:  # also when cancelled: a write that went on could overtake the last one
                 await asyncio.wait([writing])
                 lease.release()
+
+    def _write_ledger(self, file: LedgerFile) -> None:
+        """Write a line now, and again before long."""
+        assert self._loop is not None
+        file.write(self._now() - self._began, self.engine.crew.ledger())
+        self._noting = self._loop.call_later(EVERY, self._write_ledger, file)
 
     def _open_journal(self, path: Path) -> None:
         try:

@@ -19,8 +19,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
 from aiops import messages
@@ -79,14 +80,54 @@ class Limits:
     parts: int = 1 << 16
 
 
+class Kind:
+    """What all messages of one kind came to, in one direction.
+
+    Attributes
+    ----------
+    messages
+        How many there were.
+    overhead
+        Their bytes that are no payload: headers, and what announces headers and payloads.
+    payload
+        Bytes of their payloads.
+    """
+
+    __slots__ = ("messages", "overhead", "payload")
+
+    def __init__(self) -> None:
+        self.messages = self.overhead = self.payload = 0
+
+
 @dataclass(slots=True)
 class Traffic:
-    """What crossed one connection so far, in bytes and messages, headers included."""
+    """What crossed one connection so far, in bytes and messages, headers included.
+
+    ``kinds_in`` and ``kinds_out`` say the same by kind of message. What has come of a message that
+    is not complete is in ``bytes_in`` already, and in no kind.
+    """
 
     bytes_in: int = 0
     bytes_out: int = 0
     messages_in: int = 0
     messages_out: int = 0
+    kinds_in: dict[str, Kind] = field(default_factory=lambda: defaultdict(Kind))
+    kinds_out: dict[str, Kind] = field(default_factory=lambda: defaultdict(Kind))
+
+    def add(self, other: Traffic) -> None:
+        """Count what crossed another connection too."""
+        self.bytes_in += other.bytes_in
+        self.bytes_out += other.bytes_out
+        self.messages_in += other.messages_in
+        self.messages_out += other.messages_out
+        for mine, theirs in (
+            (self.kinds_in, other.kinds_in),
+            (self.kinds_out, other.kinds_out),
+        ):
+            for name, kind in theirs.items():
+                mine[name].messages += kind.messages
+                mine[name].overhead += kind.overhead
+                mine[name].payload += kind.payload
 
 
 class Sink(Protocol):
@@ -138,7 +179,8 @@ class Wire:
     """
 
     __slots__ = (
-        *("_begin", "_end", "_filled", "_head", "_inside", "_message", "_part", "_parts"),
+        *("_begin", "_end", "_filled", "_head", "_inside", "_length", "_message", "_part"),
+        "_parts",
         *("_side", "_sink", "limits", "place", "state", "traffic", "waiting"),
     )
 
@@ -152,6 +194,7 @@ class Wire:
         self._head = memoryview(bytearray(_HEAD))
         self._begin = self._end = 0  # the bytes of _head that are not read yet
         self._message: Message | None = None
+        self._length = 0  # of its header, in bytes
         self._parts: Parts = ()
         self._sink: Sink | None = None
         self._part = self._filled = 0  # which payload is being received, and how much is there
@@ -178,16 +221,22 @@ class Wire:
         parts: Parts = getattr(message, "parts", ())
         traffic = self.traffic
         traffic.messages_out += 1
-        total = 5 + len(header)
+        counted = traffic.kinds_out[kind]
+        counted.messages += 1
+        overhead = 5 + len(header) + 5 * len(parts)
+        counted.overhead += overhead
         prefix = _PREFIX.pack(_MAP_PREFIX, len(header))
         if not parts:
-            traffic.bytes_out += total
+            traffic.bytes_out += overhead
             return [prefix + header]
         chunks: list[Buffer] = [prefix, header]
+        payload = 0
         for part, views in zip(parts, payloads, strict=True):
-            total += 5 + part.nbytes
+            payload += part.nbytes
             chunks.append(_PREFIX.pack(_BIN_PREFIX, part.nbytes))
             chunks += views
+        counted.payload += payload
+        total = overhead + payload
         traffic.bytes_out += total
         if total <= SMALL:
             return [b"".join(chunks)]
@@ -264,7 +313,7 @@ class Wire:
                     break
                 assert self._message is not None
                 whole.append((self._message, self._sink))
-                self.traffic.messages_in += 1
+                self._count(self._message.kind)
                 self._message, self._sink, self._parts = None, None, ()
                 if len(self._head) > _HEAD:  # one long header must not cost memory for ever
                     self._resize(_HEAD)
@@ -274,6 +323,16 @@ class Wire:
                     sink.abandoned()
             raise
         return whole
+
+    def _count(self, kind: str) -> None:
+        """Count a message that is complete."""
+        traffic, parts = self.traffic, self._parts
+        traffic.messages_in += 1
+        counted = traffic.kinds_in[kind]
+        counted.messages += 1
+        counted.overhead += 5 + self._length + 5 * len(parts)
+        for part in parts:
+            counted.payload += part.nbytes
 
     def _read_message(self) -> bool:
         """Read a header with its prefix, once all of it is there."""
@@ -305,6 +364,7 @@ class Wire:
                 f"{message.kind}.parts: {len(parts)} parts, at most {self.limits.parts} allowed"
             )
         self._message, self._parts, self._part = message, parts, 0
+        self._length = length
         return True
 
     def _check_length(self, length: int) -> None:

@@ -48,6 +48,7 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = address.write(*self._listener.getsockname()[:2])
         self.connections = 0
+        self.carried: dict[Direction, int] = {"up": 0, "down": 0}  # bytes, of all connections
         self._lock = threading.Lock()
         self._armed: dict[Direction, Fault] = {}
         self._rates: dict[Direction, float] = {}
@@ -151,6 +152,8 @@ class Proxy:
                 while data:
                     count, fault = self._allowed(direction, len(data))
                     sink.sendall(data[:count])
+                    with self._lock:
+                        self.carried[direction] += count
                     data = data[count:]
                     if fault is not None:
                         fault.happened.set()

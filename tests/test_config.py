@@ -41,6 +41,7 @@ VALUES: dict[str, tuple[Any, Any, Any]] = {
     "save": (Path("d.safetensors"), Path("e.safetensors"), Path("f.safetensors")),
     "save_every": (10.0, 20.0, 30.0),
     "record": (Path("g.journal"), Path("h.journal"), Path("i.journal")),
+    "ledger": (Path("j.jsonl"), Path("k.jsonl"), Path("l.jsonl")),
     "kernels": ("numpy", "numba", "numpy"),
     "max_model": (1 << 20, 1 << 21, 1 << 22),
     "max_connections": (10, 20, 30),

@@ -31,6 +31,7 @@ ROOMS: Mapping[str, str] = {
     "messages":     "messages",
     "layout":       "layout tables",
     "wire":         "wire handshake",
+    "ledger":       "ledger tally",
     "kernels":      "kernels",
     "codecs":       "codecs",
     "store":        "gradients versions shadow store rows",
@@ -44,8 +45,9 @@ ROOMS: Mapping[str, str] = {
     "workloads":    "workloads",
     "sockets":      "sockets spin",
     "client":       "client",
-    "server":       "server link paced peer applier config files",
-    "tools":        "cli __main__ commands demo pages wire_examples sim experiments",
+    "server":       "server link paced peer applier config files ledgerfile",
+    "tools":        "cli __main__ accounts throttle commands demo pages wire_examples sim"
+                    " experiments",
 }  # fmt: skip
 
 # room              the rooms that it may import from, beside itself
@@ -55,20 +57,23 @@ ARROWS: Mapping[str, str] = {
     "messages":     "errors",
     "layout":       "errors messages",
     "wire":         "errors messages",
+    "ledger":       "errors messages layout wire",
     "kernels":      "errors",
     "codecs":       "errors layout kernels",
     "store":        "errors messages layout kernels codecs",
     "algorithms":   "errors layout kernels",
-    "engine":       "errors budget messages layout wire kernels codecs store algorithms",
-    "conversation": "errors messages layout wire codecs",
+    "engine":       "errors budget messages layout wire ledger kernels codecs store algorithms",
+    "conversation": "errors messages layout wire ledger codecs",
     "routines":     "errors layout kernels codecs algorithms conversation",
     "collective":   "errors messages layout wire",
     "workloads":    "errors",
     "sockets":      "",
-    "client":       "errors messages layout wire codecs conversation routines collective sockets",
-    "server":       "errors budget messages layout wire codecs store algorithms engine sockets",
-    "tools":        "errors budget messages layout wire kernels codecs store algorithms engine"
-                    " conversation routines collective workloads client server",
+    "client":       "errors messages layout wire ledger codecs conversation routines collective"
+                    " sockets",
+    "server":       "errors budget messages layout wire ledger codecs store algorithms engine"
+                    " sockets",
+    "tools":        "errors budget messages layout wire ledger kernels codecs store algorithms"
+                    " engine conversation routines collective workloads client server",
 }  # fmt: skip
 
 SHELLS = {"sockets", "client", "server", "tools"}

@@ -41,6 +41,7 @@ from aiops.errors import (
     refusal,
 )
 from aiops.layout import Array, Ints, Layout
+from aiops.ledger import Ledger
 from aiops.messages import Ack, Error, Message, Model, Parts, Report, TableRows, Wants, Welcome
 from aiops.tables import Table, Tables
 from aiops.wire import Buffer, Discard, Limits, Sink, Wire
@@ -193,6 +194,8 @@ class Conversation:
         self.rows = Rows()
         self._coding: Coding | None = None
         self._increments = False  # whether coded increments can be read here
+        self.ledger = Ledger(own=True)
+        self.ledger.traffic = self._wire.traffic
 
     # ------------------------------------------------------------ the connection
 
@@ -203,6 +206,7 @@ class Conversation:
         traffic = self._wire.traffic
         self._wire = Wire("client", self._place, _LIMITS)
         self._wire.traffic = traffic  # counts go on over all connections
+        self.ledger.disconnected()
         self._out, self._challenge = [], None
         self._hello = messages.Hello(
             id=0,
@@ -510,6 +514,7 @@ class Conversation:
 
     def _send(self, message: Message, payloads: Sequence[Sequence[memoryview]] = ()) -> None:
         self._out.extend(self._wire.send(message, payloads))
+        self.ledger.asked(message)
 
     def _place(self, message: Message) -> Sink:
         request = self._pending.get(message.id)
@@ -560,6 +565,7 @@ class Conversation:
             self._ask(request)
 
     def _hear_answer(self, message: Message, sink: Sink | None) -> None:
+        self.ledger.answered(message, not isinstance(sink, Discard))
         request = self._pending.pop(message.id, None)
         if request is None:
             return  # it was abandoned
@@ -612,7 +618,7 @@ class Conversation:
         if [named.name for named in tables.each] != [row[0] for row in told.tables]:
             raise RemoteProtocolError(f"{self.server} describes its tables in another order")
         if self.layout is None:
-            self.layout = layout
+            self.layout = self.ledger.layout = layout
             self._plan_coding()
             self.rows.learn(tables)
             return

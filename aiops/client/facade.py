@@ -13,6 +13,7 @@ from aiops.client.backoff import check_timeout
 from aiops.client.conversation import Conversation, Request
 from aiops.client.rows import RowsInto
 from aiops.errors import UsageError
+from aiops.ledger import Ledger
 
 
 class Facade:
@@ -109,3 +110,8 @@ class Facade:
     def traffic(self) -> tuple[int, int]:
         """Bytes received and sent so far, over all connections."""
         return self._talk.traffic
+
+    @property
+    def ledger(self) -> Ledger:
+        """What became of every byte so far, by tensor and reason, over all connections."""
+        return self._talk.ledger

@@ -11,6 +11,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
+import numpy as np
+
 from aiops.client.blocking import Client
 from aiops.client.conversation import Receipt
 from aiops.client.params import Params
@@ -25,6 +27,7 @@ from aiops.errors import (
     UsageError,
 )
 from aiops.layout import Array
+from aiops.ledger import Ledger
 from aiops.tables import Table
 
 Gradients: TypeAlias = Mapping[str, Array]
@@ -157,6 +160,15 @@ class Worker:
         """Bytes received and sent so far."""
         return self._client.traffic
 
+    @property
+    def ledger(self) -> Ledger:
+        """What became of every byte so far, by tensor and reason; `Ledger.report` has it all.
+
+        Whoever holds gradients or fetches back says so here (`Ledger.skipped_push`,
+        `Ledger.skipped_fetch`).
+        """
+        return self._client.ledger
+
     def step(self, gradients: Gradients | Compute) -> Receipt:
         """Hand in the gradients of one mini-batch, and have `params` brought up to date.
 
@@ -218,6 +230,8 @@ class Worker:
         routine.apply(gradients)
         self._settle(wait=routine.due)
         transfer = routine.transfer()
+        if "gate" in self.plan:
+            self._note_held(transfer)
         if transfer is not None and routine.waits:
             return self._carry(transfer)
         if transfer is not None:
@@ -225,6 +239,18 @@ class Worker:
             self._errands.put(self._errand)
         self._settle(wait=routine.waits)
         return self._nothing() if self.last is None else replace(self.last, pushed=False)
+
+    def _note_held(self, transfer: Transfer | None) -> None:
+        """Tell the ledger what the gates kept from travelling after a mini-batch."""
+        tensors = self.params.layout.tensors
+        pushed = transfer.arrays if transfer is not None else None
+        if pushed is not None and len(pushed) < len(tensors):
+            held = [index for index, tensor in enumerate(tensors) if tensor.name not in pushed]
+            self.ledger.skipped_push(np.array(held, np.int64))
+        elif pushed is None and not (transfer is not None and transfer.again):
+            self.ledger.skipped_push()
+        if transfer is None or transfer.into is None:
+            self.ledger.skipped_fetch()
 
     def _begin_anew(self) -> None:
         """Go on with a server that was restarted.

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from aiops import words
+from aiops import accounts, words
 from aiops.algorithms import BUILT_IN, find
 from aiops.commands.flags import Json, Timeout, Token, Url
 from aiops.errors import ConnectionLost
@@ -81,7 +81,7 @@ def tables(url: str, report: Mapping[str, Any]) -> RenderableType:
     """Lay a report out for people."""
     parts = (
         *(_facts(report), *_budget(report), *_tables(report), *_staleness(report)),
-        *("", _crew(report)),
+        *(*accounts.tables(report["ledger"]), "", _crew(report)),
     )
     return Group(_heading(url, report), "", *parts)
 

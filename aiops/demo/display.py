@@ -13,10 +13,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from aiops import words
+from aiops import accounts, words
 from aiops.demo.record import Crewman, Record, Sample
 
 _LINE_EVERY = 1.0  # seconds between two plain lines
+_TENSORS = 8  # that the summary lists
 _WIDTH = 96  # of the live table; wider ones are hard to read
 
 
@@ -107,6 +108,14 @@ def _summary(record: Record, plot: str | None) -> Iterator[tuple[str, str]]:
     yield "mean staleness", f"{last.mean_staleness:.2f} updates"
     yield "pushed", words.nbytes(last.bytes_pushed)
     yield "fetched", words.nbytes(last.bytes_fetched)
+    saved = accounts.saved(record.ledger) if record.ledger else 0
+    yield "saved", words.nbytes(saved) if saved else ""
+    for name, *counts in record.tensors()[:_TENSORS]:
+        pushed, fetched, spared = map(words.nbytes, counts)
+        yield (
+            name,
+            f"{pushed} pushed, {fetched} fetched" + (f", {spared} saved" if counts[2] else ""),
+        )
     wasted = record.report.get("wasted", 0)
     yield "wasted", f"{wasted:,} gradients" if wasted else ""
     lr = record.report.get("settings", {}).get("lr", settings.lr)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from aiops import accounts
 from aiops.demo.settings import Settings
 from aiops.demo.worker import Progress
 
@@ -116,6 +117,16 @@ class Record:
         counts = self.report.get("staleness", {})
         return {int(tau): int(count) for tau, count in counts.items()}
 
+    @property
+    def ledger(self) -> Mapping[str, Any]:
+        """The server's account of every byte, at the last look; empty before the first."""
+        found: Mapping[str, Any] = self.report.get("ledger", {})
+        return found
+
+    def tensors(self) -> list[accounts.Saved]:
+        """Return each tensor's bytes, the busiest first."""
+        return list(accounts.by_tensor(self.ledger)) if self.ledger else []
+
     def summary(self, *, complete: bool, plot: str | None) -> dict[str, Any]:
         """Return what ``--json`` prints: plain values, with None for what is not a number."""
         settings, last = self.settings, self.last
@@ -139,6 +150,11 @@ class Record:
             "mean_staleness": last.mean_staleness if last else 0.0,
             "bytes_pushed": last.bytes_pushed if last else 0,
             "bytes_fetched": last.bytes_fetched if last else 0,
+            "bytes_saved": accounts.saved(self.ledger) if self.ledger else 0,
+            "bytes_by_tensor": {
+                name: {"pushed": pushed, "fetched": fetched, "saved": saved}
+                for name, pushed, fetched, saved in self.tensors()
+            },
             "refused": dict(self.report.get("refused", {})),
             "kernels": self.report.get("kernels", ""),
             "plot": plot,

@@ -9,6 +9,9 @@ import pytest
 from aiops.demo.record import Record
 from aiops.demo.settings import Settings
 from aiops.demo.worker import Progress
+from aiops.layout import Layout
+from aiops.ledger import Ledger
+from aiops.messages import Ack, Part, Push
 
 
 def report(version: int, staleness: dict[str, int], pushed: int) -> dict[str, Any]:
@@ -26,8 +29,19 @@ def report(version: int, staleness: dict[str, int], pushed: int) -> dict[str, An
         "refused": {"stale": 3},
         "wasted": 3,
         "kernels": "numpy",
+        "ledger": ledger(),
         "workers": [*({**row, "name": name, "staleness": 1} for name in names), watcher],
     }
+
+
+def ledger() -> dict[str, Any]:
+    """A server's account of a model of one tensor, whose gradients were half held back."""
+    tally = Ledger(Layout([("w", "float32", (1,))]))
+    tally.asked(Push(1, 1, True, 0, (Part(0, 4, "int8", 1, 0),)))
+    tally.answered(Ack(1, 1, 1, True, 0, 0.0, None, b"", (Part(0, 4, "int8", 3, 0),)))
+    tally.asked(Push(2, 2, True, 0, (Part(0, 4, "raw", 4, 0),)))
+    tally.answered(Ack(2, 1, 1, True, 0, 0.0, None, b""))
+    return tally.report()
 
 
 @pytest.fixture

@@ -58,6 +58,8 @@ def test_the_summary(record: Record) -> None:
         "refused": {"stale": 3},
         "kernels": "numpy",
         "plot": "out/demo.png",
+        "bytes_saved": 8,
+        "bytes_by_tensor": {"w": {"pushed": 5, "fetched": 3, "saved": 8}},
     }
 
 

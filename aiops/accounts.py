@@ -1,0 +1,87 @@
+"""A server's ledger, for people: what crossed, what did not, and which tensors it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from aiops import words
+
+_TENSORS = 12  # that a screen has room for
+
+
+class Saved(NamedTuple):
+    """A tensor's bytes: what crossed each way, and what did not have to."""
+
+    name: str
+    pushed: int
+    fetched: int
+    saved: int
+
+
+def saved(account: Mapping[str, Any]) -> int:
+    """Return the bytes that did not have to cross, both ways: by codecs, gates and versions."""
+    pushed, fetched = account["pushed"], account["fetched"]
+    coded = pushed["raw"] - pushed["payload"] + fetched["raw"] - fetched["payload"]
+    held = pushed["reapplied"] + pushed["skipped"] + fetched["not_wanted"]
+    return int(coded + held + fetched["not_modified"])
+
+
+def by_tensor(account: Mapping[str, Any]) -> Iterator[Saved]:
+    """Yield each tensor's line, the busiest first."""
+    columns = account["tensors"]
+    for place, name in enumerate(columns["names"]):
+        row = {key: column[place] for key, column in columns.items() if key != "more"}
+        coded = row["pushed_raw"] - row["pushed"] + row["fetched_raw"] - row["fetched"]
+        held = row["reapplied"] + row["skipped"] + row["not_wanted"] + row["not_modified"]
+        yield Saved(name, row["pushed"], row["fetched"], coded + held)
+
+
+def tables(account: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Lay a ledger out: a line for each way, and one for each of the busiest tensors."""
+    if not account["pushed"]["bytes"]:
+        return
+    yield ""
+    yield _ways(account)
+    lines = list(by_tensor(account))
+    if len(lines) > 1:
+        yield ""
+        yield _tensors(account, lines)
+
+
+def _ways(account: Mapping[str, Any]) -> Table:
+    table = _table("bytes", "in all", "tensors", "raw", "overhead", "left out")
+    pushed, fetched = account["pushed"], account["fetched"]
+    left_out = (
+        {"re-applied": pushed["reapplied"], "skipped": pushed["skipped"]},
+        {"unchanged": fetched["not_modified"], "not wanted": fetched["not_wanted"]},
+    )
+    for name, way, reasons in (
+        ("pushed", pushed, left_out[0]),
+        ("fetched", fetched, left_out[1]),
+    ):
+        kept = [f"{words.nbytes(n)} {reason}" for reason, n in reasons.items() if n]
+        sums = (way["bytes"], way["payload"], way["raw"], way["overhead"])
+        table.add_row(name, *map(words.nbytes, sums), ", ".join(kept) or "–")
+    return table
+
+
+def _tensors(account: Mapping[str, Any], lines: list[Saved]) -> Table:
+    table = _table("tensor", "pushed", "fetched", "saved")
+    for line in lines[:_TENSORS]:
+        table.add_row(line.name, *map(words.nbytes, line[1:]))
+    more = len(lines) - _TENSORS + account["tensors"]["more"]
+    if more > 0:
+        table.add_row(f"... and {more:,} more", style="dim")
+    return table
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
+    table.add_column(first, overflow="fold")
+    for name in others:
+        table.add_column(name, justify="right")
+    return table

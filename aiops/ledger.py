@@ -1,0 +1,373 @@
+"""The ledger: what became of every byte between a client and its server, by tensor and reason.
+
+A connection's `Traffic` counts bytes and messages as they cross, payloads apart from the rest,
+which is overhead. The ledger says of those payloads which tensors they were, and of what did *not*
+cross why it did not:
+
+==============  ==================================================================================
+pushed          gradients' bytes that crossed; ``raw``: what they would have been without a codec
+reapplied       a push that was not sent, since the server applied the worker's last one again
+skipped         mini-batches whose gradient did not travel by itself, but with a later one
+fetched         parameters' bytes that crossed; ``raw`` as above
+not_modified    tensors that were asked for and not sent: they had not changed
+not_wanted      tensors that were not asked for
+==============  ==================================================================================
+
+Both sides keep one, of the same class: it is told of each request (`Ledger.asked`) and of each
+answer (`Ledger.answered`). What is left out is counted in the bytes that it would have been raw.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from aiops.layout import Ints, Layout
+from aiops.messages import (
+    Ack,
+    Again,
+    Error,
+    Fetch,
+    FetchRows,
+    Message,
+    Params,
+    Part,
+    Parts,
+    Push,
+    PushRows,
+    TableRows,
+    Wants,
+)
+from aiops.tally import Flow, Tally
+from aiops.wire import Kind, Traffic
+
+RAW = "raw"
+
+SHOWN = 256
+"""Tensors that a report lists, those first whose bytes were most; a model may have thousands."""
+
+_MODEL = ("define",)
+
+
+class Ledger:
+    """One client's account, kept by its server or by itself.
+
+    Parameters
+    ----------
+    layout
+        The model's; set it when it becomes known.
+    own
+        Whether the client keeps it. It knows what its gates hold back (`skipped_push`,
+        `skipped_fetch`); a server concludes that from what comes.
+
+    Attributes
+    ----------
+    traffic
+        What crossed in all, as the keeper's side counted it; may be replaced by a `Traffic` that
+        goes on being counted.
+    """
+
+    __slots__ = (
+        *("_batches", "_fetches", "_last", "_open", "_own", "_settled", "fetched", "layout"),
+        *("not_modified", "not_wanted", "pushed", "reapplied", "rows_fetched", "rows_pushed"),
+        *("skipped", "times", "traffic"),
+    )
+
+    def __init__(self, layout: Layout | None = None, *, own: bool = False) -> None:
+        self.layout = layout
+        self._own = own
+        self.traffic = Traffic()
+        self.pushed, self.fetched = Flow(), Flow()
+        self.reapplied, self.skipped = Tally(), Tally()
+        self.not_modified, self.not_wanted = Tally(), Tally()
+        self.rows_pushed: Counter[int] = Counter()  # bytes by table
+        self.rows_fetched: Counter[int] = Counter()
+        self.times: Counter[str] = Counter()  # how often a reason to send nothing was had
+        self._open: dict[int, Message] = {}  # requests that are not answered yet
+        self._last: Parts = ()  # of the last push that was used
+        self._settled = 0  # the sequence number of the last push whose meaning has been noted
+        self._batches = self._fetches = 0  # pushed, however many at a time; and made
+
+    # ------------------------------------------------------------ what crosses
+
+    def asked(self, message: Message, taken: bool = True) -> None:
+        """Note a request; ``taken``: its payloads are tensors of the model (or rows of a table)."""
+        kind = type(message)
+        if kind is Push:
+            if taken:
+                self._note(self.pushed, message.parts)  # type: ignore[attr-defined]
+        elif kind is PushRows or kind is FetchRows:
+            assert isinstance(message, PushRows | FetchRows)
+            if taken:
+                self.rows_pushed[message.table] += sum(part.nbytes for part in message.parts)
+        elif kind is not Fetch and kind is not Again:
+            return
+        self._open[message.id] = message
+
+    def answered(self, message: Message, taken: bool = True) -> None:
+        """Note an answer; ``taken``: its payloads found the place they were asked for."""
+        request = self._open.pop(message.id, None)
+        if request is None:
+            return
+        if isinstance(request, PushRows | FetchRows):
+            if isinstance(message, TableRows) and taken:
+                self.rows_fetched[request.table] += sum(part.nbytes for part in message.parts)
+            return
+        assert isinstance(request, Push | Again | Fetch)
+        if isinstance(message, Ack) and not isinstance(request, Fetch):
+            self._settle_push(request, message.used)
+            if not request.fetch:
+                return
+        elif not isinstance(message, Params):
+            if isinstance(message, Error) and message.parts and taken:
+                self._note(self.fetched, message.parts)
+            return
+        if request.wants or request.have >= 0:  # the first fetch follows no mini-batch
+            self._fetches += 1
+        if taken:
+            self._answer(message.parts, request.wants)
+
+    def disconnected(self) -> None:
+        """Forget what was asked: it will be asked again, or not at all."""
+        self._open.clear()
+
+    # ------------------------------------------------------------ what does not
+
+    def skipped_push(self, tensors: Ints | None = None) -> None:
+        """Note a mini-batch whose gradient was held back.
+
+        Parameters
+        ----------
+        tensors
+            Of which tensors, in arena order, where others are sent; None: of all.
+        """
+        self._leave_out(self.skipped, "skipped", tensors)
+
+    def skipped_fetch(self, tensors: Ints | None = None) -> None:
+        """Note parameters that were not asked for, of some tensors or (None) of all.
+
+        What a request leaves out by itself (its ``wants``) is noted when it is made.
+        """
+        self._leave_out(self.not_wanted, "not_wanted", tensors)
+
+    def _leave_out(self, tally: Tally, reason: str, tensors: Ints | None = None) -> None:
+        layout = self.layout
+        if tensors is None or (layout is not None and len(tensors) == len(layout.tensors)):
+            self.times[reason] += 1
+            tally.whole += 1
+        elif layout is not None:
+            tally.room(layout)[tensors] += layout.nbytes_each[tensors]
+
+    def _settle_push(self, request: Push | Again, used: bool) -> None:
+        """Note, once, what the acknowledgement of a push means for its gradients."""
+        if request.seq <= self._settled:
+            return
+        self._settled = request.seq
+        self._batches += request.count if isinstance(request, Push) else 1
+        if isinstance(request, Push):
+            if used:
+                self._last = request.parts
+            if request.count > 1 and not self._own:
+                self.times["skipped"] += request.count - 1
+                self._add_raw(self.skipped, request.parts, request.count - 1)
+        elif used:
+            self.times["reapplied"] += 1
+            self._add_raw(self.reapplied, self._last, 1)
+
+    @property
+    def unfetched(self) -> int:
+        """After how many mini-batches nothing was fetched, as a server can tell."""
+        return 0 if self._own else max(0, self._batches - self._fetches)
+
+    # ------------------------------------------------------------ by tensor
+
+    def _note(self, flow: Flow, parts: Parts) -> None:
+        flow.messages += 1
+        layout = self.layout
+        if layout is None:
+            return
+        if len(parts) == 1 and parts[0].nbytes == layout.nbytes and parts[0].codec == RAW:
+            flow.sent.whole += 1
+            return
+        sent = flow.sent.room(layout)
+        before: Part | None = None
+        for part in parts:
+            if part.codec == RAW:
+                self._spread(sent, part, 1)
+            else:
+                index = self._at(part.start)
+                sent[index] += part.nbytes
+                flow.coded.room(layout)[index] += part.nbytes
+                if before is None or before[:2] != part[:2]:  # several increments are one tensor
+                    flow.plain.room(layout)[index] += part.stop - part.start
+            before = part
+
+    def _answer(self, parts: Parts, wants: Wants) -> None:
+        """Note what a fetch brought, and what it did not."""
+        layout = self.layout
+        if parts:
+            self._note(self.fetched, parts)
+        else:
+            self.times["not_modified"] += 1
+        if layout is None or (not wants and self._is_whole(parts)):
+            return
+        if not wants and not parts:
+            self.not_modified.whole += 1
+            return
+        lacking = np.full(len(layout.tensors), not wants)
+        for first, last, _have in wants:
+            lacking[first:last] = True
+        if not lacking.all():
+            self._leave_out(self.not_wanted, "", np.flatnonzero(~lacking))
+        for part in parts:
+            first = self._at(part.start)
+            lacking[first : int(np.searchsorted(layout.starts, part.stop))] = False
+        if lacking.any():
+            left = np.flatnonzero(lacking)
+            self.not_modified.room(layout)[left] += layout.nbytes_each[left]
+
+    def _is_whole(self, parts: Parts) -> bool:
+        assert self.layout is not None
+        return len(parts) == 1 and parts[0].start == 0 and parts[0].stop == self.layout.nbytes
+
+    def _add_raw(self, tally: Tally, parts: Parts, times: int) -> None:
+        """Count tensors with the bytes that they have raw, so many times."""
+        if self.layout is None:
+            return
+        if self._is_whole(parts):
+            tally.whole += times
+            return
+        before: Part | None = None
+        for part in parts:
+            if before is None or before[:2] != part[:2]:
+                self._spread(tally.room(self.layout), part, times)
+            before = part
+
+    def _spread(self, counts: Ints, part: Part, times: int) -> None:
+        """Count the bytes of a range at the tensors that it lies in."""
+        assert self.layout is not None
+        first = self._at(part.start)
+        last = int(np.searchsorted(self.layout.starts, part.stop))
+        if last - first == 1:
+            counts[first] += times * (part.stop - part.start)
+            return
+        begins = self.layout.starts[first:last]
+        ends = begins + self.layout.nbytes_each[first:last]
+        shared = np.minimum(ends, part.stop) - np.maximum(begins, part.start)
+        counts[first:last] += times * np.maximum(shared, 0)
+
+    def _at(self, offset: int) -> int:
+        """Return the tensor with elements that holds a byte."""
+        assert self.layout is not None
+        return int(np.searchsorted(self.layout.starts, offset, side="right")) - 1
+
+    # ------------------------------------------------------------ sums
+
+    def _tallies(self) -> Iterable[Tally]:
+        for flow in (self.pushed, self.fetched):
+            yield from (flow.sent, flow.coded, flow.plain)
+        yield from (self.reapplied, self.skipped, self.not_modified, self.not_wanted)
+
+    def add(self, other: Ledger) -> None:
+        """Add another client's account, but for what it has settled."""
+        self.pushed.messages += other.pushed.messages
+        self.fetched.messages += other.fetched.messages
+        for mine, theirs in zip(self._tallies(), other._tallies(), strict=True):
+            mine.add(theirs)
+        self.not_wanted.whole += other.unfetched
+        self.times["not_wanted"] += other.unfetched
+        self.rows_pushed.update(other.rows_pushed)
+        self.rows_fetched.update(other.rows_fetched)
+        self.traffic.add(other.traffic)
+        self.times.update(other.times)
+
+    def settle(self, into: Ledger) -> None:
+        """Hand the bytes of single tensors over, and keep their sums: they take less room."""
+        self.disconnected()
+        for mine, theirs in zip(self._tallies(), into._tallies(), strict=True):
+            mine.settle(theirs)
+
+    def brief(self) -> dict[str, int]:
+        """Return the sums in bytes, by reason."""
+        found: dict[str, int] = {}
+        for name, flow in (("pushed", self.pushed), ("fetched", self.fetched)):
+            sent, coded, plain = (
+                tally.nbytes(self.layout) for tally in (flow.sent, flow.coded, flow.plain)
+            )
+            found |= {name: sent, f"{name}_raw": sent - coded + plain}
+        for name in ("reapplied", "skipped", "not_modified", "not_wanted"):
+            found[name] = getattr(self, name).nbytes(self.layout)
+        if self.layout is not None:
+            found["not_wanted"] += self.unfetched * self.layout.nbytes
+        return found
+
+    def tensors(self) -> dict[str, Any]:
+        """Return the same by tensor: a list of names, and for each reason one of bytes.
+
+        At most `SHOWN` tensors, those with most bytes first; ``more`` says how many are left out.
+        """
+        layout = self.layout
+        if layout is None:
+            return {"names": [], "more": 0}
+        columns: dict[str, Ints] = {"nbytes": layout.nbytes_each}
+        for name, flow in (("pushed", self.pushed), ("fetched", self.fetched)):
+            sent = columns[name] = flow.sent.by_tensor(layout)
+            spared = flow.plain.by_tensor(layout) - flow.coded.by_tensor(layout)
+            columns[f"{name}_raw"] = sent + spared
+        for name in ("reapplied", "skipped", "not_modified", "not_wanted"):
+            columns[name] = getattr(self, name).by_tensor(layout)
+        order = np.argsort(-(columns["pushed"] + columns["fetched"]), kind="stable")[:SHOWN]
+        names = [layout.tensors[index].name for index in order.tolist()]
+        lists = {name: column[order].tolist() for name, column in columns.items()}
+        return {"names": names, **lists, "more": len(layout.tensors) - len(names)}
+
+    def report(self) -> dict[str, Any]:
+        """Return everything as plain values; all counts are bytes where nothing else is said."""
+        brief, times, traffic = self.brief(), self.times, self.traffic
+        up, down = traffic.kinds_in, traffic.kinds_out
+        nbytes = traffic.bytes_in, traffic.bytes_out
+        if self._own:
+            up, down, nbytes = down, up, nbytes[::-1]
+        pushed = _direction(up, nbytes[0], self.pushed, brief["pushed"], self.rows_pushed)
+        pushed |= {name: brief[name] for name in ("reapplied", "skipped")}
+        pushed |= {"raw": brief["pushed_raw"], "times": _times(times, "reapplied", "skipped")}
+        fetched = _direction(down, nbytes[1], self.fetched, brief["fetched"], self.rows_fetched)
+        fetched |= {name: brief[name] for name in ("not_modified", "not_wanted")}
+        kept = _times(times, "not_modified", "not_wanted")
+        fetched |= {"raw": brief["fetched_raw"], "times": kept}
+        return {"pushed": pushed, "fetched": fetched, "tensors": self.tensors()}
+
+
+def _times(times: Counter[str], *reasons: str) -> dict[str, int]:
+    return {reason: times[reason] for reason in reasons}
+
+
+def _direction(
+    kinds: Mapping[str, Kind], nbytes: int, flow: Flow, sent: int, rows: Counter[int]
+) -> dict[str, Any]:
+    """Return what crossed one way: ``bytes`` is the sum of all the others.
+
+    ``payload``: of the tensors. ``model``: the offer that defines it. ``rows``: of tables, with
+    their ids. ``other``: payloads that were refused, or that nobody waited for any more.
+    ``unfinished``: of messages that are not complete, or never were.
+    """
+    overhead = {name: kind.overhead for name, kind in kinds.items()}
+    payloads = {name: kind.payload for name, kind in kinds.items()}
+    model = sum(payloads.get(name, 0) for name in _MODEL)
+    carried = sum(payloads.values())
+    in_tables = sum(rows.values())
+    return {
+        "bytes": nbytes,
+        "messages": {name: kind.messages for name, kind in kinds.items()},
+        "with_payload": flow.messages,
+        "payload": sent,
+        "model": model,
+        "rows": in_tables,
+        "other": carried - model - in_tables - sent,
+        "overhead": sum(overhead.values()),
+        "overhead_by_kind": overhead,
+        "unfinished": nbytes - carried - sum(overhead.values()),
+    }

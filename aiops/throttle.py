@@ -1,0 +1,288 @@
+"""A slow link between workers and their server: a TCP proxy with a stated rate and delay.
+
+::
+
+    with Throttle("aiops://127.0.0.1:7171", rate="20Mbit/s", delay=0.005) as link:
+        ...workers connect to link.url...
+
+The link is one line each way, which all connections share in turns, as the uplink of one server
+machine; with ``each`` every connection has its own. Bytes are TCP's payload, what sockets carry.
+Little is kept on the way (a portion per connection, and what travels), so whoever sends more than
+the line carries is made to wait, as by a real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Literal, Self, TypeAlias
+
+from aiops import address
+from aiops.errors import ConnectionLost, UsageError
+from aiops.rates import parse_rate
+
+Direction: TypeAlias = Literal["up", "down"]
+"""Up: from the workers to the server."""
+
+DEPTH = 0.025
+"""Seconds of its rate that a line which was idle may carry at once."""
+
+_PORTIONS = 4  # in a line's depth: connections take turns after each
+_QUEUED = 0.05  # seconds of the rate that may wait for a reader who does not read
+_SOCKET = (4 << 10, 256 << 10)  # bytes of a socket's buffer, each way: at least and at most
+_MOST_AT_ONCE = 256 << 10
+_TICK = 1e-5  # seconds: the shortest wait, since a clock may not show a shorter one
+_LAST = 1.0  # seconds that the thread has to end
+
+
+class Line:
+    """What one direction may carry by when: a token bucket; the time is handed in.
+
+    In any window of t seconds it carries at most ``rate · (t + DEPTH)`` bytes, however late its
+    user wakes up; who never lets it idle for longer than `DEPTH` gets all of ``rate · t``.
+
+    Parameters
+    ----------
+    rate
+        Bytes per second.
+    """
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+        self.depth = max(rate * DEPTH, _PORTIONS)
+        self.portion = min(int(self.depth) // _PORTIONS, _MOST_AT_ONCE)
+        self._tokens = self.depth
+        self._then: float | None = None
+
+    def take(self, now: float, nbytes: int) -> float:
+        """Take so many bytes (at most `depth`) and return 0; or the seconds to wait for them."""
+        then = now if self._then is None else self._then
+        self._tokens = min(self.depth, self._tokens + max(0.0, now - then) * self.rate)
+        self._then = max(now, then)
+        if self._tokens >= nbytes:
+            self._tokens -= nbytes
+            return 0.0
+        return max((nbytes - self._tokens) / self.rate, _TICK)
+
+
+class Throttle:
+    """The link; use it as a context manager. It runs on a thread of its own.
+
+    Parameters
+    ----------
+    server
+        ``aiops://host:port``.
+    rate
+        Bytes per second each way, or text such as ``"20Mbit/s"`` (`aiops.rates.parse_rate`).
+    up, down
+        The same for one way; default ``rate``.
+    delay
+        Seconds that a byte travels, each way; default 0.
+    each
+        Whether every connection has such a link of its own; default: they share one.
+    watch
+        Is told, on the link's thread, of every portion as it enters the line: which way, when
+        (seconds of a monotonic clock), and its bytes.
+
+    Attributes
+    ----------
+    url
+        Where workers connect.
+    carried
+        Bytes so far, by direction.
+    connections
+        How many there have been.
+
+    Raises
+    ------
+    UsageError
+        When a rate or the delay cannot be.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        *,
+        rate: float | str,
+        up: float | str | None = None,
+        down: float | str | None = None,
+        delay: float = 0.0,
+        each: bool = False,
+        watch: Callable[[Direction, float, int], None] | None = None,
+    ) -> None:
+        self._server = address.parse(server)
+        self._rates: dict[Direction, float] = {
+            "up": _read("up", rate if up is None else up),
+            "down": _read("down", rate if down is None else down),
+        }
+        if not 0 <= delay <= 10:
+            raise UsageError(f"a delay of {delay:g} s cannot be: give 0 to 10 seconds")
+        self._delay, self._watch = delay, watch
+        self._lines: dict[Direction, _Shared] | None = None if each else self._made()
+        self.url = ""
+        self.carried: dict[Direction, int] = {"up": 0, "down": 0}
+        self.connections = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ended: asyncio.Event | None = None
+        self._listener: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+        self._started = threading.Event()
+        self._open: dict[asyncio.Task[None], socket.socket] = {}
+
+    def _made(self) -> dict[Direction, _Shared]:
+        return {way: _Shared(Line(rate)) for way, rate in self._rates.items()}
+
+    # ------------------------------------------------------------ the caller's side
+
+    def __enter__(self) -> Self:
+        self._listener = listener = socket.socket()
+        try:
+            _narrow(listener, self._rates["up"], self._rates["down"])  # whom it accepts inherits it
+            listener.bind(("127.0.0.1", 0))
+            listener.listen(1024)
+            listener.setblocking(False)
+        except OSError as error:
+            listener.close()
+            raise UsageError(f"a link cannot listen on 127.0.0.1: {error.strerror}") from None
+        self.url = address.write(*listener.getsockname()[:2])
+        self._thread = threading.Thread(target=self._run, name="aiops-throttle", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._loop is not None
+        assert self._ended is not None
+        assert self._thread is not None
+        with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+            self._loop.call_soon_threadsafe(self._ended.set)
+        self._thread.join(_LAST)
+
+    def _run(self) -> None:
+        asyncio.run(self._serve())
+
+    # ------------------------------------------------------------ the thread's side
+
+    async def _serve(self) -> None:
+        assert self._listener is not None
+        self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
+        self._loop.add_reader(self._listener, self._accept)
+        self._started.set()
+        try:
+            await self._ended.wait()
+        finally:
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+            for task in self._open:
+                task.cancel()
+            await asyncio.gather(*self._open, return_exceptions=True)
+
+    def _accept(self) -> None:
+        """Take in a connection. (`sock_accept` would lose one when it is cancelled.)"""
+        assert self._loop is not None
+        assert self._listener is not None
+        try:
+            worker, _address = self._listener.accept()
+        except OSError:  # it has gone away already
+            return
+        self.connections += 1
+        task = self._loop.create_task(self._connect(worker))
+        self._open[task] = worker
+        task.add_done_callback(self._ended_one)
+
+    def _ended_one(self, task: asyncio.Task[None]) -> None:
+        self._open.pop(task).close()
+        if not task.cancelled():
+            task.result()  # what is no network's fault is a fault of ours: let it be heard
+
+    async def _connect(self, worker: socket.socket) -> None:
+        """Carry one connection until both its sides have ended."""
+        assert self._loop is not None
+        server = socket.socket()
+        try:
+            for sock in (worker, server):
+                sock.setblocking(False)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _narrow(server, self._rates["down"], self._rates["up"])
+            await self._loop.sock_connect(server, self._server)
+            lines = self._lines or self._made()
+            async with asyncio.TaskGroup() as ways:
+                ways.create_task(self._carry("up", worker, server, lines["up"]))
+                ways.create_task(self._carry("down", server, worker, lines["down"]))
+        except* OSError:
+            pass  # a side is gone; the other learns it as these sockets close
+        except* ConnectionLost:
+            pass
+        finally:
+            worker.close()
+            server.close()
+
+    async def _carry(
+        self, way: Direction, source: socket.socket, sink: socket.socket, line: _Shared
+    ) -> None:
+        """Pass one direction's bytes on until it ends."""
+        assert self._loop is not None
+        room = 1 + int((self._delay + _QUEUED) * line.line.rate / line.line.portion)
+        travelling: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(max(room, 16))
+        async with asyncio.TaskGroup() as both:
+            both.create_task(self._deliver(travelling, sink))
+            while data := await self._loop.sock_recv(source, line.line.portion):
+                now = await line.turn(len(data))
+                self.carried[way] += len(data)
+                if self._watch is not None:
+                    self._watch(way, now, len(data))
+                await travelling.put((now + self._delay, data))
+            await travelling.put((0.0, b""))
+
+    async def _deliver(
+        self, travelling: asyncio.Queue[tuple[float, bytes]], sink: socket.socket
+    ) -> None:
+        assert self._loop is not None
+        while (portion := await travelling.get())[1]:
+            due, data = portion
+            if (left := due - self._loop.time()) > 0:
+                await asyncio.sleep(left)
+            await self._loop.sock_sendall(sink, data)
+        sink.shutdown(socket.SHUT_WR)
+
+
+class _Shared:
+    """A line, and the queue of those who want to use it."""
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+        self._turn = asyncio.Lock()  # first come, first served
+
+    async def turn(self, nbytes: int) -> float:
+        """Wait until so many bytes may go; return the time."""
+        clock = asyncio.get_running_loop().time
+        async with self._turn:
+            while True:
+                now = clock()
+                wait = self.line.take(now, nbytes)
+                if not wait:
+                    return now
+                await asyncio.sleep(wait)
+
+
+def _read(way: Direction, rate: float | str) -> float:
+    """Return a rate in bytes per second."""
+    found = parse_rate(f"a link's rate {way}:", str(rate))
+    assert found is not None
+    return float(found)
+
+
+def _narrow(sock: socket.socket, receives: float, sends: float) -> None:
+    """Give a socket buffers in keeping with its rates, so that nothing piles up in them."""
+    for option, rate in ((socket.SO_RCVBUF, receives), (socket.SO_SNDBUF, sends)):
+        size = min(max(int(rate * _QUEUED) // 2, _SOCKET[0]), _SOCKET[1])
+        sock.setsockopt(socket.SOL_SOCKET, option, size)

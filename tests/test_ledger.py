@@ -1,0 +1,334 @@
+"""The ledger: every byte is counted once, under the tensor and the reason that it belongs to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiops.client import Client, Worker
+from aiops.errors import UsageError
+from aiops.layout import MAX_PART, Layout, split
+from aiops.ledger import SHOWN, Ledger
+from aiops.ledgerfile import LedgerFile
+from aiops.messages import Ack, Again, Error, Fetch, Message, Params, Part, Parts, Push, Wants
+from aiops.tables import Table
+from tests.inline import Inline
+from tests.peers import eventually
+from tests.proxy import Proxy
+from tests.support import ServerThread
+
+MODEL = {
+    "a": np.zeros((4, 5), np.float32),
+    "b": np.zeros(3, np.float32),
+    "c": np.zeros(7, np.float32),
+}
+LAYOUT = Layout.of(MODEL)
+A, B, C = 80, 12, 28
+WHOLE = (Part(0, A + B + C, "raw", A + B + C, 0),)
+
+
+def push(seq: int, parts: Parts, *, fetch: bool = True, count: int = 1, wants: Wants = ()) -> Push:
+    return Push(seq, seq, fetch, 0, parts, wants, count=count)
+
+
+def ack(id: int, parts: Parts = (), *, used: bool = True) -> Ack:
+    return Ack(id, 1, 1, used, 0, 0.0, None, b"", parts)
+
+
+def exchange(ledger: Ledger, request: Message, answer: Message) -> None:
+    ledger.asked(request)
+    ledger.answered(answer)
+
+
+def column(ledger: Ledger, name: str) -> dict[str, int]:
+    """Return one reason's bytes by tensor."""
+    tensors = ledger.tensors()
+    return dict(zip(tensors["names"], tensors[name], strict=True))
+
+
+def nothing_is_lost(direction: Mapping[str, Any]) -> None:
+    """Expect the parts of a direction to add up to what crossed, by two independent counts."""
+    parts = ("payload", "model", "rows", "other", "overhead", "unfinished")
+    assert sum(direction[name] for name in parts) == direction["bytes"]
+    assert min(direction[name] for name in parts) >= 0
+
+
+class TestByTensor:
+    def test_whole_models_are_distributed_when_asked(self) -> None:
+        ledger = Ledger(LAYOUT)
+        for seq in (1, 2, 3):
+            exchange(ledger, push(seq, WHOLE), ack(seq, WHOLE))
+        assert column(ledger, "pushed") == {"a": 3 * A, "b": 3 * B, "c": 3 * C}
+        assert column(ledger, "fetched") == column(ledger, "pushed")
+        brief = ledger.brief()
+        assert (brief["pushed"], brief["pushed_raw"]) == (360, 360)
+        assert (brief["not_modified"], brief["not_wanted"], brief["skipped"]) == (0, 0, 0)
+
+    def test_runs_of_tensors(self) -> None:
+        ledger = Ledger(LAYOUT)
+        parts = (Part(0, A, "raw", A, 3), Part(A + B, A + B + C, "raw", C, 2))
+        exchange(ledger, push(1, parts), ack(1, (Part(A, A + B + C, "raw", B + C, 4),)))
+        assert column(ledger, "pushed") == {"a": A, "b": 0, "c": C}
+        assert column(ledger, "fetched") == {"a": 0, "b": B, "c": C}
+        assert column(ledger, "not_modified") == {"a": A, "b": 0, "c": 0}
+
+    def test_a_tensor_in_several_parts(self) -> None:
+        big = Layout([("big", "float32", (MAX_PART // 2,)), ("small", "float32", (1,))])
+        ledger = Ledger(big)
+        ledger.asked(push(1, tuple(split(0, big.nbytes, "raw", 0))))
+        assert column(ledger, "pushed") == {"big": 2 * MAX_PART, "small": 4}
+
+    def test_empty_tensors_have_no_bytes(self) -> None:
+        layout = Layout([(n, "float32", (s,)) for n, s in (("x", 0), ("y", 2), ("z", 0))])
+        ledger = Ledger(layout)
+        exchange(ledger, push(1, (Part(0, 8, "bf16", 4, 0),)), ack(1, (Part(0, 8, "raw", 8, 1),)))
+        assert column(ledger, "pushed") == {"x": 0, "y": 4, "z": 0}
+        assert column(ledger, "fetched") == {"x": 0, "y": 8, "z": 0}
+        assert column(ledger, "not_modified") == {"x": 0, "y": 0, "z": 0}
+
+    def test_a_codec_is_shown_beside_what_it_spares(self) -> None:
+        ledger = Ledger(LAYOUT)
+        parts = (Part(0, A, "int8", 25, 0), Part(A, A + B, "raw", B, 0))
+        exchange(ledger, push(1, parts), ack(1))
+        assert column(ledger, "pushed") == {"a": 25, "b": B, "c": 0}
+        assert column(ledger, "pushed_raw") == {"a": A, "b": B, "c": 0}
+
+    def test_several_increments_spare_one_tensor(self) -> None:
+        ledger = Ledger(LAYOUT)
+        increments = (Part(0, A, "int8", 25, 1), Part(0, A, "int8", 25, 2))
+        exchange(ledger, Fetch(1, 0), Params(1, 2, increments))
+        assert column(ledger, "fetched")["a"] == 50
+        assert column(ledger, "fetched_raw")["a"] == A
+
+    def test_thousands_of_tensors_are_summed_up(self) -> None:
+        layout = Layout([(f"t{index}", "float32", (1,)) for index in range(SHOWN + 10)])
+        ledger = Ledger(layout)
+        end = layout.nbytes
+        ledger.asked(push(1, (Part(end - 4, end, "raw", 4, 0),)))
+        tensors = ledger.tensors()
+        assert tensors["names"][0] == f"t{SHOWN + 9}", "the busiest comes first"
+        assert (len(tensors["names"]), tensors["more"]) == (SHOWN, 10)
+        assert all(len(tensors[name]) == SHOWN for name in tensors if name != "more")
+
+
+class TestReasons:
+    def test_nothing_has_changed(self) -> None:
+        ledger = Ledger(LAYOUT)
+        exchange(ledger, Fetch(1, 5), Params(1, 5))
+        assert ledger.times["not_modified"] == 1
+        assert column(ledger, "not_modified") == {"a": A, "b": B, "c": C}
+
+    def test_some_tensors_are_not_wanted(self) -> None:
+        ledger = Ledger(LAYOUT)
+        wants = ((0, 2, 1),)
+        exchange(ledger, Fetch(1, 1, wants), Params(1, 5, (Part(A, A + B, "raw", B, 5),)))
+        assert column(ledger, "fetched") == {"a": 0, "b": B, "c": 0}
+        assert column(ledger, "not_modified") == {"a": A, "b": 0, "c": 0}
+        assert column(ledger, "not_wanted") == {"a": 0, "b": 0, "c": C}
+
+    def test_pushes_after_which_nothing_was_fetched(self) -> None:
+        """Mini-batches less fetches, in whatever order; the first fetch is no one's."""
+        ledger = Ledger(LAYOUT)
+        exchange(ledger, Fetch(9, -1), Params(9, 0, WHOLE))
+        for seq in (1, 2, 3):
+            exchange(ledger, push(seq, WHOLE, fetch=False), ack(seq))
+        exchange(ledger, Fetch(9, 0), Params(9, 3, WHOLE))
+        exchange(ledger, Fetch(9, 3), Params(9, 3))
+        exchange(ledger, push(4, WHOLE, count=2), ack(4, WHOLE))
+        assert ledger.unfetched == 2
+        assert ledger.brief()["not_wanted"] == 2 * LAYOUT.nbytes
+        total = Ledger(LAYOUT)
+        total.add(ledger)
+        total.add(ledger)
+        assert total.times["not_wanted"] == 4
+        assert column(total, "not_wanted") == {"a": 4 * A, "b": 4 * B, "c": 4 * C}
+
+    def test_a_push_of_several_mini_batches(self) -> None:
+        ledger = Ledger(LAYOUT)
+        exchange(ledger, push(1, WHOLE, count=3), ack(1, WHOLE))
+        exchange(ledger, push(2, (Part(0, A, "int8", 20, 0),), count=2), ack(2))
+        exchange(ledger, push(2, (Part(0, A, "int8", 20, 0),), count=2), ack(2))  # sent again
+        assert ledger.times["skipped"] == 3
+        assert column(ledger, "skipped") == {"a": 3 * A, "b": 2 * B, "c": 2 * C}
+
+    def test_a_gradient_that_is_applied_again(self) -> None:
+        ledger = Ledger(LAYOUT)
+        exchange(ledger, push(1, (Part(0, A, "int8", 20, 0),)), ack(1))
+        exchange(ledger, push(2, WHOLE), ack(2, used=False))  # it is not what is kept
+        exchange(ledger, Again(3, 3, True, 0), ack(3, WHOLE))
+        exchange(ledger, Again(4, 4, True, 0), ack(4, used=False))  # nothing is kept any more
+        assert ledger.times["reapplied"] == 1
+        assert column(ledger, "reapplied") == {"a": A, "b": 0, "c": 0}
+
+    def test_a_refusal_is_no_answer_about_tensors(self) -> None:
+        ledger = Ledger(LAYOUT)
+        exchange(ledger, push(1, WHOLE), Error(1, "stale", "", {}, False))
+        assert ledger.brief()["not_modified"] == 0
+        exchange(ledger, push(2, WHOLE), Error(2, "stale", "", {}, False, 3, WHOLE))
+        assert ledger.brief()["fetched"] == LAYOUT.nbytes
+
+    def test_what_a_client_holds_back_it_says_itself(self) -> None:
+        ledger = Ledger(LAYOUT, own=True)
+        ledger.skipped_push()
+        ledger.skipped_push(np.array([0, 2]))
+        ledger.skipped_fetch(np.arange(3))
+        exchange(ledger, push(1, WHOLE, count=2, fetch=False), ack(1))
+        exchange(ledger, push(2, WHOLE, count=1, fetch=False), ack(2))
+        assert column(ledger, "skipped") == {"a": 2 * A, "b": B, "c": 2 * C}
+        assert column(ledger, "not_wanted") == {"a": A, "b": B, "c": C}
+        assert ledger.times == {"skipped": 1, "not_wanted": 1}
+
+
+class TestEngine:
+    def test_the_sum_outlives_those_who_pushed(self) -> None:
+        inline = Inline("asgd", {"lr": 1})
+        inline.define(MODEL)
+        for peer in (1, 2):
+            inline.join(peer)
+            inline.push(peer, MODEL)
+            inline.push(peer, {"b": MODEL["b"]}, fetch=True)
+        inline.leave(1)
+        report = inline.engine.report()
+        assert report["ledger"]["pushed"]["payload"] == 2 * (LAYOUT.nbytes + B)
+        tensors = report["ledger"]["tensors"]
+        pushed = dict(zip(tensors["names"], tensors["pushed"], strict=True))
+        assert pushed == {"a": 2 * A, "b": 4 * B, "c": 2 * C}
+        for row in report["workers"]:
+            assert row["ledger"]["pushed"] == LAYOUT.nbytes + B
+            assert row["ledger"]["fetched"] == LAYOUT.nbytes
+
+    def test_observers_stand_aside(self) -> None:
+        inline = Inline("asgd", {"lr": 1})
+        inline.define(MODEL)
+        inline.join(1, role="observer")
+        inline.receive(1, Fetch(1, -1))
+        report = inline.engine.report()
+        assert report["ledger"]["fetched"]["payload"] == 0
+        assert report["workers"][0]["ledger"]["fetched"] == LAYOUT.nbytes
+
+    def test_a_push_that_fits_nothing_is_nobodys(self) -> None:
+        inline = Inline("asgd", {"lr": 1})
+        inline.define(MODEL)
+        inline.join(1)
+        odd = push(1, (Part(4, 12, "raw", 8, 0),))
+        assert isinstance(inline.receive(1, odd, bytes(8)), Error)
+        assert inline.engine.report()["ledger"]["pushed"]["payload"] == 0
+
+
+class TestExact:
+    """Against a proxy that counts what the sockets carry."""
+
+    def test_to_the_byte_from_three_sides(self) -> None:
+        with (
+            ServerThread(policy="asgd", kernels="numpy") as server,
+            Proxy(server.url) as proxy,
+        ):
+            with Worker(proxy.url, MODEL, tables={"t": Table(9, 2)}) as worker:
+                for _ in range(5):
+                    worker.step(dict(worker.params))
+                worker.fetch_rows("t", [1, 2, 3])
+                worker.push_rows("t", [1, 2], np.ones((2, 2), np.float32))
+                worker.stats()
+            eventually(lambda: server.call(lambda s: not s._peers), "it has left")
+            theirs = server.call(lambda s: s.engine.report()["ledger"])
+            ours = worker.ledger.report()
+            for name, way in (("pushed", "up"), ("fetched", "down")):
+                nothing_is_lost(theirs[name])
+                nothing_is_lost(ours[name])
+                assert theirs[name]["bytes"] == proxy.carried[way] == ours[name]["bytes"]
+                for part in ("payload", "model", "rows", "other", "overhead", "overhead_by_kind"):
+                    assert theirs[name][part] == ours[name][part], part
+                assert theirs[name]["other"] == theirs[name]["unfinished"] == 0
+            assert theirs["tensors"] == ours["tensors"]
+            assert theirs["pushed"]["payload"] == 5 * LAYOUT.nbytes
+            assert theirs["pushed"]["model"] == LAYOUT.nbytes
+
+    @pytest.mark.parametrize("skipped", ["accumulate", "reapply"])
+    def test_server_and_worker_agree_on_what_a_gate_holds_back(self, skipped: str) -> None:
+        gate = f"periodic:k_push=3,k_fetch=2,skipped={skipped}"
+        with ServerThread(policy="asgd", gate=gate, kernels="numpy") as server:
+            with Worker(server.url, MODEL) as worker:
+                for _ in range(12):
+                    worker.step(MODEL)
+                theirs = worker.stats()["ledger"]
+                ours = worker.ledger.report()
+            accumulated = skipped == "accumulate"
+            for side in (theirs, ours):
+                times = {**side["pushed"]["times"], **side["fetched"]["times"]}
+                assert times["skipped"] == (8 if accumulated else 0)
+                assert times["reapplied"] == (0 if accumulated else 7)  # the first is always sent
+                assert times["not_wanted"] == 6
+            assert theirs["tensors"] == ours["tensors"]
+
+    @pytest.mark.parametrize("way", ["up", "down"])
+    def test_over_connections_that_are_cut(self, way: Any) -> None:
+        size = {"w": np.zeros(50_000, np.float32)}
+        with (
+            ServerThread(policy="asgd", kernels="numpy") as server,
+            Proxy(server.url) as proxy,
+        ):
+            with Worker(proxy.url, size) as worker:
+                worker.step(size)
+                for after in (100, 123_456):
+                    fault = proxy.cut(way, after)
+                    worker.step(size)
+                    fault.wait()
+                worker.step(size)
+            assert proxy.connections == 3
+            eventually(lambda: server.call(lambda s: not s._peers), "it has left")
+            theirs = server.call(lambda s: s.engine.report()["ledger"])
+            ours = worker.ledger.report()
+            for side in (theirs, ours):
+                nothing_is_lost(side["pushed"])
+                nothing_is_lost(side["fetched"])
+            received = theirs["pushed"] if way == "up" else ours["fetched"]
+            assert received["bytes"] == proxy.carried[way]
+            assert received["unfinished"] == 123_456 + 100
+            assert (
+                received["bytes"] < (ours["pushed"] if way == "up" else theirs["fetched"])["bytes"]
+            )
+
+    def test_a_client_that_only_looks(self) -> None:
+        with ServerThread(policy="asgd", kernels="numpy") as server, Client(server.url) as client:
+            assert client.stats()["ledger"]["pushed"]["bytes"] == 0
+            assert client.ledger.report()["fetched"]["overhead_by_kind"].keys() == {
+                "welcome",
+                "report",
+            }
+
+
+class TestFile:
+    def test_the_last_line_has_all_of_it(self, tmp_path: Path) -> None:
+        path = tmp_path / "ledger.jsonl"
+        with ServerThread(policy="asgd", kernels="numpy", ledger=path) as server:
+            with Worker(server.url, MODEL) as worker:
+                worker.step(MODEL)
+            eventually(lambda: server.call(lambda s: not s._peers), "it has left")
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        assert lines[0]["pushed"]["bytes"] == 0
+        assert lines[-1]["pushed"] == worker.ledger.report()["pushed"]
+        assert lines[-1]["tensors"]["pushed"] == [A, C, B]
+        assert lines == sorted(lines, key=lambda line: float(line["seconds"]))
+
+    def test_a_folder_that_is_not_there(self, tmp_path: Path) -> None:
+        with (
+            pytest.raises(UsageError, match="No such file"),
+            ServerThread(ledger=tmp_path / "none" / "ledger.jsonl"),
+        ):
+            pass
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is full")
+    def test_a_full_disk_ends_the_file_and_not_the_server(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        file = LedgerFile(Path("/dev/full"))
+        account = Ledger(LAYOUT).report()
+        file.write(0.0, account)
+        file.write(1.0, account)
+        file.close()
+        assert "No space left" in caplog.text
