@@ -20,7 +20,7 @@ from aiops.errors import ConflictError, UsageError, nearest
 from aiops.layout import Array
 
 SKIPPED = ("accumulate", "reapply", "discard")
-COMBINE = ("mean", "sum")
+COMBINE = ("sum", "mean")
 STAMPS = ("oldest", "mean", "newest")
 BY = ("model", "tensor")
 
@@ -35,14 +35,18 @@ class Gate:
         What becomes of a gradient that is not pushed. ``accumulate``: it is kept, and travels with
         those that follow. ``reapply``: the server applies the worker's last gradient again (Odena
         2016). ``discard``: nothing.
-    combine : str, default ``mean``
-        Whether accumulated gradients travel as their ``mean`` (one step) or their ``sum`` (no step
-        is lost).
+    combine : str, default ``sum``
+        Whether accumulated gradients travel as their ``sum`` (no step is lost) or their ``mean``
+        (one step, as large as any).
     stamp : str, default ``oldest``
         The version that accumulated gradients are said to be computed at: of the ``oldest``, their
         ``mean``, or the ``newest``.
     by : str, default ``model``
         Whether one decision holds for the whole ``model``, or each ``tensor`` has its own.
+    local : float, default 0
+        Learning rate at which a worker takes its gradients as steps of its own too, until it
+        fetches (as under local SGD): what it computes next is then nearer to where the model is by
+        now. 0: it computes at the parameters as fetched.
     longest : int, default 100
         A run of so many opportunities passed over opens the gate, whatever else.
     seed : int, default 0
@@ -53,9 +57,10 @@ class Gate:
     needs_statistic: ClassVar[bool] = False
 
     skipped: str = "accumulate"
-    combine: str = "mean"
+    combine: str = "sum"
     stamp: str = "oldest"
     by: str = "model"
+    local: float = 0.0
     longest: int = 100
     seed: int = 0
 
@@ -74,6 +79,7 @@ class Gate:
                     f" {nearest(str(value), known)}"
                 )
         self._require("longest", 1 <= self.longest <= 1_000_000, "from 1 to 1,000,000")
+        self._require("local", 0 <= self.local < 1e37, "0 or more")
         self._require("seed", 0 <= self.seed < 1 << 63, "0 or more")
         if self.skipped == "reapply" and self.by == "tensor":
             raise ConflictError(

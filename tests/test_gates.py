@@ -68,7 +68,7 @@ class TestSettings:
             ("constant:longest=0", "longest must be from 1 to 1,000,000, not 0"),
             ("constant:seed=-1", "seed must be 0 or more"),
             ("constant:skipped=accumulat", "skipped is one of .*did you mean 'accumulate'"),
-            ("constant:combine=max", "combine is one of mean, sum, not 'max'"),
+            ("constant:combine=max", "combine is one of sum, mean, not 'max'"),
             ("constant:stamp=latest", "stamp is one of oldest, mean, newest"),
             ("constant:by=layer", "by is one of model, tensor"),
         ],

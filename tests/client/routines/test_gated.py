@@ -24,6 +24,8 @@ IGNORED = Receipt(1, 0, 0.0, None, {}, used=False)
 
 def routine_of(spec: str, dtype: str = "float64", worker: int = 1, **sizes: int) -> Gated:
     """A gated routine on tensors (w: 2 elements, b: 1) of version 0."""
+    if "combine" not in spec:  # means show what each push holds
+        spec += ("," if ":" in spec else ":") + "combine=mean"
     sizes = sizes or {"w": 2, "b": 1}
     params = Params(Layout([(name, dtype, (size,)) for name, size in sizes.items()]))
     params.arena.data[:] = 0
@@ -476,3 +478,52 @@ class TestPlans:
         params = Params(Layout([("w", "float32", (2,))]))
         with pytest.raises(UsageError, match=words):
             routine_for({"routine": "gated", **plan}, params)
+
+
+class TestLocal:
+    def test_gradients_are_steps_of_its_own_until_it_fetches(self) -> None:
+        routine = routine_of("periodic:k_push=2,k_fetch=3,local=0.5", "float32")
+        assert step(routine, 1.0) is None
+        assert routine.params["w"].tolist() == [-0.5, -0.5]
+        transfer = step(routine, 2.0, "w")
+        assert transfer is not None
+        assert transfer.into is None
+        assert routine.params["w"].tolist() == [-1.5, -1.5]
+        assert routine.params["b"].tolist() == [-0.5]
+        arrive(routine)
+        transfer = step(routine, 1.0)
+        assert transfer is not None
+        assert transfer.into is not None
+        assert transfer.into is not routine.params, "what is received must stay as it was received"
+        transfer.into["w"][:] = 7
+        transfer.into.version = 5
+        transfer.into.versions[:] = 5
+        routine.arrived(None)
+        assert routine.params["w"].tolist() == [7, 7]
+        assert (routine.params.version, routine.params.versions.tolist()) == (5, [5, 5])
+
+    def test_only_the_tensors_that_were_fetched_change(self) -> None:
+        routine = routine_of("bfasgd:by=tensor,local=0.5", "float32")
+        step(routine, 0.0)
+        news(routine, 1.0, 1.0, 0.0, told=(0.0, 1e30))
+        tensors = {t.name: n for n, t in enumerate(routine.params.layout.tensors)}
+        transfer = step(routine, 2.0)
+        assert transfer is not None
+        assert transfer.into is None, "the gate lets no fetch pass"
+        arrive(routine)
+        routine._passed[1, tensors["w"]] = 1000
+        transfer = step(routine, 2.0)
+        assert transfer is not None
+        assert transfer.wanted is not None
+        assert transfer.wanted.tolist() == [tensors["w"]]
+        assert transfer.into is not None
+        transfer.into["w"][:] = 9
+        arrive(routine)
+        assert routine.params["w"].tolist() == [9, 9]
+        assert routine.params["b"].tolist() == [-2]
+
+    def test_16_bits_keep_small_steps(self) -> None:
+        routine = routine_of("periodic:k_push=100,k_fetch=100,local=0.0001", "bfloat16")
+        for _ in range(50):
+            step(routine, 1.0)
+        assert float(routine.params["w"][0]) == pytest.approx(-0.005, rel=0.01)
