@@ -67,9 +67,8 @@ class Answers:
         store = self._defined()
         wanted = self._wanted(message)
         if message.coded and self.shadowing is not None:
-            self._note_sent(store, member)
             params = Params(message.id, store.version, (), store.vbar(), store.vbars())
-            self.shadowing.answer(peer, params, wanted)
+            self.shadowing.answer(peer, params, wanted, member)
             return
         if not store.readable:
             self._readers.append((peer, partial(self.fetch, peer, message, member)))
@@ -117,9 +116,9 @@ class Answers:
         member.staleness = pending.staleness
         parts: Parts = ()
         coded = message.fetch and message.coded and self.shadowing is not None
-        if pending.peer is not None and message.fetch:
+        if pending.peer is not None and message.fetch and not coded:
             self._note_sent(store, member)
-            parts = () if coded else store.current.parts_for(self._wanted(message))
+            parts = store.current.parts_for(self._wanted(message))
         ack = Ack(
             message.id,
             store.version,
@@ -135,7 +134,7 @@ class Answers:
         self._settle(pending, ack)
         if pending.peer is not None and coded:
             assert self.shadowing is not None
-            self.shadowing.answer(pending.peer, ack, self._wanted(message))
+            self.shadowing.answer(pending.peer, ack, self._wanted(message), member)
         elif pending.peer is not None:  # no update is under way, so the parameters can be read
             self.effects.append(Reply(pending.peer, ack, store.lease() if parts else None))
 
@@ -230,9 +229,8 @@ class Answers:
         said = (ack.used, ack.staleness, ack.mean_staleness, ack.vbar, ack.vbars)
         parts: Parts = ()
         if message.fetch and message.coded and self.shadowing is not None:
-            self._note_sent(store, member)
             answer = Ack(message.id, ack.version, store.version, *said)
-            self.shadowing.answer(peer, answer, self._wanted(message))
+            self.shadowing.answer(peer, answer, self._wanted(message), member)
             return
         if message.fetch:
             if not store.readable:

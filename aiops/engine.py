@@ -133,10 +133,14 @@ class Engine:
 
     def _plan_gate(self) -> int:
         """Add the gate to the plan; return how many bytes of gradients to keep for it."""
-        if not self.options.gate:
+        options = self.options
+        gate = gates.find(options.gate) if options.gate else None
+        if gate is not None:
+            gate.check(self.algorithm, options.workers)
+        elif options.budget or options.worker_budget:
+            gate = gates.for_budget(self.algorithm, options.workers)
+        if gate is None:
             return 0
-        gate = gates.find(self.options.gate)
-        gate.check(self.algorithm, self.options.workers)
         self.plan |= gate.plan(self.algorithm)
         return self.options.recall if gate.skipped == "reapply" else 0
 

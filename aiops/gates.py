@@ -20,7 +20,7 @@ from aiops.errors import ConflictError, UsageError, nearest
 from aiops.layout import Array
 
 SKIPPED = ("accumulate", "reapply", "discard")
-COMBINE = ("mean", "sum")
+COMBINE = ("sum", "mean")
 STAMPS = ("oldest", "mean", "newest")
 BY = ("model", "tensor")
 
@@ -35,14 +35,18 @@ class Gate:
         What becomes of a gradient that is not pushed. ``accumulate``: it is kept, and travels with
         those that follow. ``reapply``: the server applies the worker's last gradient again (Odena
         2016). ``discard``: nothing.
-    combine : str, default ``mean``
-        Whether accumulated gradients travel as their ``mean`` (one step) or their ``sum`` (no step
-        is lost).
+    combine : str, default ``sum``
+        Whether accumulated gradients travel as their ``sum`` (no step is lost) or their ``mean``
+        (one step, as large as any).
     stamp : str, default ``oldest``
         The version that accumulated gradients are said to be computed at: of the ``oldest``, their
         ``mean``, or the ``newest``.
     by : str, default ``model``
         Whether one decision holds for the whole ``model``, or each ``tensor`` has its own.
+    local : float, default 0
+        Learning rate at which a worker takes its gradients as steps of its own too, until it
+        fetches (as under local SGD): what it computes next is then nearer to where the model is by
+        now. 0: it computes at the parameters as fetched.
     longest : int, default 100
         A run of so many opportunities passed over opens the gate, whatever else.
     seed : int, default 0
@@ -53,9 +57,10 @@ class Gate:
     needs_statistic: ClassVar[bool] = False
 
     skipped: str = "accumulate"
-    combine: str = "mean"
+    combine: str = "sum"
     stamp: str = "oldest"
     by: str = "model"
+    local: float = 0.0
     longest: int = 100
     seed: int = 0
 
@@ -74,6 +79,7 @@ class Gate:
                     f" {nearest(str(value), known)}"
                 )
         self._require("longest", 1 <= self.longest <= 1_000_000, "from 1 to 1,000,000")
+        self._require("local", 0 <= self.local < 1e37, "0 or more")
         self._require("seed", 0 <= self.seed < 1 << 63, "0 or more")
         if self.skipped == "reapply" and self.by == "tensor":
             raise ConflictError(
@@ -136,6 +142,11 @@ class Gate:
                 f"{name} waits for the pushes of all its workers, and a gate keeps some of them"
                 " back: drop --gate, or choose a policy without a barrier, such as fasgd"
             )
+        if "average" in plan:
+            raise ConflictError(
+                f"under {name} workers push no gradients, so there is nothing to keep back: drop"
+                " --gate, or choose a policy to which workers push every gradient, such as fasgd"
+            )
         if plan.get("routine", "direct") != "direct":
             raise ConflictError(
                 f"under {name} a worker decides by its own plan when it pushes and fetches: drop"
@@ -177,7 +188,7 @@ class Gate:
         try:
             kinds: dict[str, Any] = {key: type(field.default) for key, field in known.items()}
             return kind(**{key: kinds[key](values[key]) for key in known if key in values})
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise UsageError(
                 f"the server announces a gate that cannot be: {values!r:.80}"
             ) from None
@@ -256,7 +267,8 @@ class BFASGD(Gate):
             return 1.0, 1.0
         deviation = np.maximum(statistic - self.floor, 0.0) + self.eps
         push, fetch = constants or (self.c_push, self.c_fetch)
-        return 1.0 / (1.0 + push / deviation), 1.0 / (1.0 + fetch / deviation)
+        with np.errstate(over="ignore"):  # c beyond all measure: never
+            return 1.0 / (1.0 + push / deviation), 1.0 / (1.0 + fetch / deviation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,7 +291,8 @@ class Periodic(Gate):
         """Check the settings."""
         super().__post_init__()
         for setting in ("k_push", "k_fetch"):
-            self._require(setting, getattr(self, setting) >= 1, "1 or more")
+            holds = 1 <= getattr(self, setting) <= 1_000_000
+            self._require(setting, holds, "from 1 to 1,000,000")
 
     def chances(
         self, step: int, statistic: Array | None, constants: tuple[float, ...]
@@ -333,3 +346,16 @@ def find(spec: str) -> Gate:
     if kind is None:
         raise UsageError(f"no gate is called {name!r}; {nearest(name, KINDS)}")
     return kind.make(settings)
+
+
+def for_budget(algorithm: Algorithm, workers: int | None) -> Gate | None:
+    """Return the gate with which a bandwidth budget is kept, when no other was asked for.
+
+    None where the algorithm does not go with it: its transfers are paced, and not chosen.
+    """
+    gate = BFASGD()
+    try:
+        gate.check(algorithm, workers)
+    except ConflictError:
+        return None
+    return gate

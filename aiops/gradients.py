@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from aiops import kernels
 from aiops.codecs import codec_named, raw
 from aiops.layout import Array, Bytes, Cover, Ints, Layout, Section, compute_dtype
 from aiops.messages import Parts
+
+_HALF = np.float32(65504.0)
+"""The largest float16."""
 
 
 @dataclass(slots=True)
@@ -45,8 +49,7 @@ class Gradient:
                 continue
             single = np.empty(typed.size, np.float32)
             codec.decode(payload, tensor.shape, single, backend=backend)
-            with np.errstate(over="ignore"):
-                typed[:] = single
+            typed[:] = narrowed(single, tensor.dtype)
         return Gradient(out, self.cover)
 
 
@@ -82,6 +85,9 @@ def groups(layout: Layout, gradient: Gradient, readable: Container[str]) -> list
         whole = first < last and int(layout.starts[first]) == part.start and end == part.stop
         if not whole or (part.codec != raw.NAME and part.codec not in readable):
             return None
+        if part.codec != raw.NAME:
+            first = layout.tensor_at(part.start)  # an empty one may begin there too
+            last = first + 1
         row = int(np.searchsorted(gradient.cover.tensors, first))
         rows.setdefault(part.codec, []).extend(range(row, row + last - first))
         if part.codec == raw.NAME:
@@ -102,6 +108,17 @@ def groups(layout: Layout, gradient: Gradient, readable: Container[str]) -> list
         )
         for codec in rows
     ]
+
+
+def narrowed(array: Array, dtype: np.dtype[Any]) -> Array:
+    """Return an array in another dtype; what is too large for it becomes its largest.
+
+    A gradient's 1e5 must not become float16's infinity, which would end the training.
+    """
+    if dtype == np.float16:
+        array = np.clip(array, -_HALF, _HALF)
+    found: Array = array.astype(dtype)
+    return found
 
 
 def section_size(section: Section) -> int:

@@ -131,10 +131,13 @@ class CodedIncoming(Incoming):
         self._parts, self._surveys = parts, surveys
         self._offsets = list(accumulate((part.nbytes for part in parts), initial=0))
         self._next = 0  # the first part that has not been looked over
+        self._look_over(0)  # of parts without bytes nobody says that they have been filled
 
     def filled(self, part: int, offset: int, nbytes: int) -> None:
         """Look over each part when all of it is there."""
-        end = self._offsets[part] + offset + nbytes
+        self._look_over(self._offsets[part] + offset + nbytes)
+
+    def _look_over(self, end: int) -> None:
         while self._next < len(self._parts) and self._offsets[self._next + 1] <= end:
             if self.fault is None:
                 self.fault = self._fault(self._next)

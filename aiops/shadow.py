@@ -3,8 +3,8 @@
 What a codec leaves out of one increment is in the next difference, so that the shadow follows the
 parameters whatever the codec (error feedback comes by itself), and because all clients hold some
 version of the same shadow, nothing is kept per client: who holds S at model version h is sent the
-increments since h, or the tensor itself where that is shorter. The increments kept are never more
-than the model is long.
+increments since h, or the tensor itself where that is shorter. The increments kept are never longer
+than the model, nor so many that an answer could have more parts than a message may.
 """
 
 from __future__ import annotations
@@ -17,9 +17,15 @@ import numpy as np
 
 from aiops.codecs import Encoder, NotFinite, raw
 from aiops.codecs.choice import Choice
-from aiops.layout import Arena, Array, Bytes, Ints, split
+from aiops.layout import MAX_PART, MAX_TENSORS, Arena, Array, Bytes, Ints, split
 from aiops.messages import Part, Parts
 from aiops.versions import Lease, Shelf, Version, Wanted
+
+_MOST = 256
+"""Increments kept: who is further behind fetches so seldom that raw tensors are no burden."""
+
+_DESCRIBED = 32
+"""Bytes that a part takes beside its payload, roughly: its row in the header, and a prefix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +81,8 @@ class Shadow:
         self._kept = 0  # bytes of them
         # The versions that S has had, from the first whose increments since are all there; and for
         # each tensor the one since which it has only been incremented.
-        self._points: deque[int] = deque([first.number])
+        self._points: dict[int, None] = {first.number: None}  # a set in order
+        self._most = max(1, min(_MOST, MAX_TENSORS // max(1, len(layout.tensors))))
         self._since: Ints = np.full(len(layout.tensors), first.number, np.int64)
         self._behind = np.zeros(len(layout.tensors), bool)  # where it is not what it follows
         self._gap = 1.0  # model versions between two fetches of a worker, a moving average
@@ -97,6 +104,10 @@ class Shadow:
         """How many versions it may be behind."""
         return self._lag or max(1, round(self._gap / 2))
 
+    def lease(self) -> Lease:
+        """Take hold of its newest version."""
+        return self._shelf.lease()
+
     def asked(self, version: int, wanted: Wanted) -> None:
         """Take note of a fetch at a model version."""
         have = max([run[2] for run in wanted.wants], default=wanted.have)
@@ -114,18 +125,15 @@ class Shadow:
             return (), None
         mask = wanted.mask(current.changed)
         held = wanted.held(len(mask))
-        points = set(self._points)
         parts: list[Part] = []
         coded: dict[int, Bytes] = {}
         for index in np.flatnonzero(mask).tolist():
             have = int(held[index])
-            steps = self._steps(index, have) if have in points else None
+            steps = self._steps(index, have) if have in self._points else None
             tensor, version = self.layout.tensors[index], int(current.tensor_versions[index])
             start, stop = tensor.offset, tensor.offset + tensor.nbytes
             if steps is None:
-                parts += (
-                    _joined(parts, split(start, stop, raw.NAME, version)) if stop > start else []
-                )
+                parts += _joined(parts, split(start, stop, raw.NAME, version))
                 continue
             for name, payload in steps:
                 coded[len(parts)] = payload
@@ -143,7 +151,7 @@ class Shadow:
             payload = increment.payloads.get(index)
             if payload is not None:
                 found.append(payload)
-                nbytes += len(payload[1])
+                nbytes += len(payload[1]) + _DESCRIBED
         if nbytes >= self.layout.tensors[index].nbytes:
             return None
         return found[::-1]
@@ -168,11 +176,11 @@ class Shadow:
         self._since[whole] = model.number
         nbytes = sum(len(payload) for _name, payload in job.payloads.values())
         self._increments.append(Increment(model.number, job.payloads, nbytes))
-        self._points.append(model.number)
+        self._points[model.number] = None
         self._kept += nbytes
-        while self._kept > self.layout.nbytes:
+        while self._kept > self.layout.nbytes or len(self._increments) > self._most:
             self._kept -= self._increments.popleft().nbytes
-            self._points.popleft()
+            del self._points[next(iter(self._points))]
 
     def encode(self, job: ShadowJob) -> None:
         """Do the work (on any thread): encode the differences, and add what they decode to."""
@@ -238,10 +246,9 @@ def _joined(before: list[Part], parts: list[Part]) -> list[Part]:
     """Return what follows some parts; one that continues the last is joined to it."""
     if before and len(parts) == 1:
         last, part = before[-1], parts[0]
-        if (last.stop, last.codec, last.version) == (part.start, part.codec, part.version):
+        nbytes = last.nbytes + part.nbytes
+        fits = (last.stop, last.codec, last.version) == (part.start, part.codec, part.version)
+        if fits and nbytes <= MAX_PART:
             before.pop()
-            (joined,) = [
-                Part(last.start, part.stop, last.codec, last.nbytes + part.nbytes, part.version)
-            ]
-            return [joined]
+            return [Part(last.start, part.stop, last.codec, nbytes, part.version)]
     return parts

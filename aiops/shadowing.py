@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from aiops.crew import Member
 from aiops.events import Effect, Reply
 from aiops.layout import Ints
 from aiops.messages import Ack, Params
@@ -37,17 +38,19 @@ class Shadowing:
         self._effects, self._queue = effects, queue
         self._queued = False
         self._job: ShadowJob | None = None
-        self._waiting: list[tuple[int, Ack | Params, Wanted]] = []
+        self._waiting: list[tuple[int, Ack | Params, Wanted, Member | None]] = []
 
-    def answer(self, peer: int, message: Ack | Params, wanted: Wanted) -> None:
-        """Send an answer with what its reader wants of the shadow."""
+    def answer(
+        self, peer: int, message: Ack | Params, wanted: Wanted, member: Member | None
+    ) -> None:
+        """Send an answer with what its reader wants of the shadow; ``member`` is the reader."""
         self.shadow.asked(self._store.version, wanted)
         if wanted.newest > self.shadow.current.number:  # what it holds never was the shadow's
             wanted = wanted.known(self.shadow.current.number, len(self._store.layout.tensors))
         if not self._queued and not self.shadow.due(self._store.version):
-            self._send(peer, message, wanted)
+            self._send(peer, message, wanted, member)
             return
-        self._waiting.append((peer, message, wanted))
+        self._waiting.append((peer, message, wanted, member))
         if not self._queued:
             self._queued = True
             self._queue(self)
@@ -70,8 +73,13 @@ class Shadowing:
         for entry in waiting:
             self._send(*entry)
 
-    def _send(self, peer: int, message: Ack | Params, wanted: Wanted) -> None:
+    def _send(
+        self, peer: int, message: Ack | Params, wanted: Wanted, member: Member | None
+    ) -> None:
         parts, lease = self.shadow.answer(wanted)
+        if self._store.rule.reads and member is not None and member.worker:
+            member.forget_sent()
+            member.sent = self.shadow.lease()  # the rule compares with what it computes at
         number = self.shadow.current.number
         if isinstance(message, Ack):
             answer: Ack | Params = replace(message, current=number, parts=parts)

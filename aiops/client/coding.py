@@ -12,12 +12,15 @@ from aiops.codecs.choice import Choice
 from aiops.errors import BadPush
 from aiops.layout import Array, Bytes, Layout, Tensor
 
-Encoded = list[tuple[int, Bytes]]
-"""The tensors of one push that were coded, and their payloads."""
+Encoded = list[tuple[int, Bytes, Array]]
+"""The tensors of one push that were coded: their payloads, and the encoder's rest before each."""
 
 
 class Coding:
     """The encoders of one client, one per tensor, with error feedback.
+
+    A gradient that is refused is its owner's again, who may push it anew, so nothing of it may stay
+    in an encoder: `take_back` makes the rest what it was before.
 
     Parameters
     ----------
@@ -31,6 +34,7 @@ class Coding:
         self._layout = layout
         self._codecs = [choice.codec(tensor) for tensor in layout.tensors]
         self._encoders: dict[int, Encoder] = {}
+        self._last: dict[int, Bytes] = {}  # the newest payload of each encoder
 
     @classmethod
     def planned(cls, layout: Layout, plan: Mapping[str, Any]) -> Coding | None:
@@ -59,22 +63,28 @@ class Coding:
         encoder = self._encoders.get(index)
         if encoder is None:
             encoder = self._encoders[index] = codec.encoder(tensor.shape, feedback=True)
-        flat = np.ascontiguousarray(array).reshape(-1).astype(np.float32, copy=False)
+        with np.errstate(over="ignore"):  # a float64 beyond float32: the encoder refuses infinities
+            flat = np.ascontiguousarray(array).reshape(-1).astype(np.float32, copy=False)
+        assert encoder.rest is not None, "it was made with feedback"
+        before = encoder.rest.copy()
         try:
             payload = np.frombuffer(encoder.encode(flat), np.uint8).copy()
         except NotFinite as fault:
-            self.take_back(encoded)
             raise self._refusal(tensor, fault, flat) from None
-        encoded.append((index, payload))
+        encoded.append((index, payload, before))
+        self._last[index] = payload
         return codec.name, payload
 
     def take_back(self, encoded: Encoded) -> None:
-        """Keep for the next push what one has carried that was refused."""
-        for index, payload in encoded:
-            encoder = self._encoders[index]
-            if encoder.rest is not None:
-                shape = self._layout.tensors[index].shape
-                encoder.codec.decode(payload, shape, encoder.rest, add=True)
+        """Forget a push that was refused, or never sent.
+
+        Where another push of the tensor has been encoded since (of requests that were pipelined),
+        its rest is left alone: it has what this payload had left out.
+        """
+        for index, payload, before in encoded:
+            rest = self._encoders[index].rest
+            if rest is not None and self._last.get(index) is payload:
+                rest[:] = before
         encoded.clear()
 
     def _refusal(self, tensor: Tensor, fault: NotFinite, flat: Array) -> BadPush:

@@ -117,7 +117,8 @@ class Request:
     result: Any = None
     error: AiopsError | None = None
     encoded: Encoded = field(default_factory=list)  # what its push carries coded
-    wants: Wants = ()  # of `into`, as they were asked for last
+    have: int = -1  # of `into`, as it was asked for last, and
+    wants: Wants = ()
     news: News | None = None  # what the answer says of the statistics
     on_done: Callable[[], None] = field(default=lambda: None)
 
@@ -345,10 +346,9 @@ class Conversation:
         seq = self._seq
 
         def make(id: int) -> Message:
-            have, request.wants = (-1, ()) if into is None else self._wants(into, wanted)
-            fetch = into is not None
-            wants, coded = request.wants, self._increments
-            return messages.Push(id, seq, fetch, have, parts, wants, coded, count)
+            self._want(request, into, wanted)
+            asked = request.have, parts, request.wants
+            return messages.Push(id, seq, into is not None, *asked, self._increments, count)
 
         what = "the answer to its push"
         request = Request(what, make, self._receipt, payloads, into, at.connection)
@@ -364,9 +364,9 @@ class Conversation:
         seq = self._seq
 
         def make(id: int) -> Message:
-            have, request.wants = (-1, ()) if into is None else self._wants(into, wanted)
-            fetch = into is not None
-            return messages.Again(id, seq, fetch, have, request.wants, self._increments)
+            self._want(request, into, wanted)
+            asked = request.have, request.wants
+            return messages.Again(id, seq, into is not None, *asked, self._increments)
 
         what = "the answer to its push"
         request = Request(what, make, self._receipt, into=into, connection=at.connection)
@@ -383,8 +383,8 @@ class Conversation:
         """Ask for the parameters (of some tensors); the result is whether they changed."""
 
         def make(id: int) -> Message:
-            have, request.wants = self._wants(into, wanted)
-            return messages.Fetch(id, have, request.wants, self._increments)
+            self._want(request, into, wanted)
+            return messages.Fetch(id, request.have, request.wants, self._increments)
 
         def finish(message: Message) -> bool:
             assert isinstance(message, messages.Params)
@@ -465,14 +465,16 @@ class Conversation:
 
     # ------------------------------------------------------------ inside
 
-    def _wants(self, params: Params, wanted: Ints | None) -> tuple[int, Wants]:
-        """Return what to ask for. What came by another client, or from an earlier run of the
+    def _want(self, request: Request, params: Params | None, wanted: Ints | None) -> None:
+        """Note what to ask for. What came by another client, or from an earlier run of the
         server (whose versions of the same numbers were others), is not held.
         """
+        if params is None:
+            return
         client, epoch = params.connection
         if client != self.client or epoch < self._run_since:
             params.version = -1
-        return wants_of(params, wanted)
+        request.have, request.wants = wants_of(params, wanted)
 
     def _ask_rows(self, asked: Asked[Any], connection: tuple[str, int] = ("", 0)) -> Request:
         request = Request(asked.what, asked.make, asked.finish, asked.payloads, asked.into)
@@ -485,7 +487,7 @@ class Conversation:
         return client == self.client and epoch < self._run_since
 
     def _take_back(self, request: Request) -> None:
-        """A push was not taken: what it carried coded is to travel with the next."""
+        """A push was not taken: its gradient is its owner's again, and nothing of it stays here."""
         if self._coding is not None:
             self._coding.take_back(request.encoded)
 
@@ -524,7 +526,7 @@ class Conversation:
             if sink is None:
                 raise RemoteProtocolError(f"{self.server} sent other rows than were asked for")
             return sink
-        return Into(request.into, parts, request.wants, self.server)
+        return Into(request.into, parts, request.have, request.wants, self.server)
 
     def _hear(self, message: Message, sink: Sink | None) -> None:
         if isinstance(message, Error) and message.fatal:
@@ -575,6 +577,9 @@ class Conversation:
             return
         try:
             self._note_parameters(request, message, sink)
+            if isinstance(message, Ack) and not message.used:
+                self._take_back(request)
+            request.encoded.clear()
             request.resolve(request.finish(message))
         except (RemoteProtocolError, Refused) as error:
             request.resolve(error=error)
@@ -594,11 +599,10 @@ class Conversation:
             version = message.version
         else:
             return
-        if isinstance(sink, Into):
-            sink.finish()
+        late = sink.finish() if isinstance(sink, Into) else ()
         if isinstance(request.into, Params):
             request.into.connection = (self.client, self._epoch)
-            request.into.now_at(version, request.wants)
+            request.into.now_at(version, request.wants, late)
 
     def _learn(self, told: Model | Welcome) -> None:
         """Learn the server's model; it may not change under a client's feet."""

@@ -39,7 +39,9 @@ class Into:
     """The sink of one answer: raw parts go straight into the arena, increments beside it.
 
     The arrays of raw parts are a mixture of two versions until all has come, and are marked so;
-    increments are added when the answer is complete, and leave no mixture.
+    increments are added when the answer is complete, and leave no mixture. An increment is from the
+    version that was held when it was asked for. Where another answer has brought the tensor further
+    since (requests are pipelined), it comes too late, and is left out.
 
     Parameters
     ----------
@@ -47,8 +49,8 @@ class Into:
         Where they belong.
     parts
         What has been announced.
-    wants
-        What was asked for (nothing: all).
+    have, wants
+        What was asked for (without ``wants``: all), and which versions were held then.
     server
         Who sends, for people.
 
@@ -58,16 +60,20 @@ class Into:
         When these are other tensors than were asked for, or not all of those that were lacking.
     """
 
-    def __init__(self, params: Params, parts: Parts, wants: Wants, server: str) -> None:
+    def __init__(self, params: Params, parts: Parts, have: int, wants: Wants, server: str) -> None:
         self._params, self.parts, self._server = params, parts, server
         self._data = params.arena.data.data
         layout = params.layout
         whole = len(parts) == 1 and parts[0][:4] == (0, layout.nbytes, raw.NAME, layout.nbytes)
         self._staged: dict[int, Bytes] = {}
+        self._late: set[int] = set()  # tensors whose increments are left out
         if whole and not wants:
             self._tensors = layout.all
             params.held[:] = -1
             return
+        self._from = np.full(len(params.held), have, np.int64)
+        for first, last, held in wants:
+            self._from[first:last] = held
         plain = tuple(part for part in parts if part.codec == raw.NAME)
         for number, part in enumerate(parts):
             if part.codec != raw.NAME:
@@ -86,8 +92,11 @@ class Into:
         asked = np.full(len(params.held), not wants)
         for first, last, _have in wants:
             asked[first:last] = True
+        # A part also covers the tensors without elements at its edges, whoever asked for them.
+        self._tensors = self._tensors[(asked | (params.layout.sizes > 0))[self._tensors]]
         lacking = asked & (params.held < 0) & (params.layout.sizes > 0)
         lacking[self._tensors] = False
+        lacking[list(self._late)] = False
         asked_for = asked[self._tensors].all() and all(
             asked[self._tensor_of(self.parts[number])] for number in self._staged
         )
@@ -108,10 +117,12 @@ class Into:
                 f"{self._server} sent an increment in the codec {part.codec!r}, which is not known"
                 " here"
             )
-        if self._params.held[index] < 0:
+        if self._from[index] < 0:
             raise RemoteProtocolError(
                 f"{self._server} sent an increment of {tensor.name!r}, which is not held here"
             )
+        if self._params.held[index] != self._from[index]:
+            self._late.add(index)
         return np.empty(part.nbytes, np.uint8)
 
     def _tensor_of(self, part: Part) -> int:
@@ -135,8 +146,10 @@ class Into:
     def abandoned(self) -> None:
         """The tensors on their way stay marked."""
 
-    def finish(self) -> None:
+    def finish(self) -> tuple[int, ...]:
         """All of it is there: add the increments, and note the tensors' versions.
+
+        Returns the tensors whose increments came too late; they are what they were before.
 
         Raises
         ------
@@ -157,6 +170,8 @@ class Into:
                 )
         for number, part in enumerate(self.parts):
             if number in self._staged:
+                if self._tensor_of(part) in self._late:
+                    continue
                 tensor = layout.tensors[self._tensor_of(part)]
                 codec = codec_named(part.codec)
                 assert codec is not None
@@ -169,3 +184,4 @@ class Into:
             params.versions[first : len(layout.tensors) if part.stop == layout.nbytes else last] = (
                 part.version
             )
+        return tuple(self._late)

@@ -25,6 +25,13 @@ def parts_of(
 
     Neighbours of equal version share a part: an ungated push of a whole model is one payload. With
     ``coding`` some may travel coded; what they were encoded to is noted in ``encoded``.
+
+    Raises
+    ------
+    UsageError
+        When there is no array, or one does not fit its tensor.
+    BadPush
+        When a value cannot be coded. In either case nothing has been encoded.
     """
     if not layout.tensors:
         raise UsageError("the push holds no tensor: this model has none, only tables")
@@ -38,18 +45,38 @@ def parts_of(
     chosen = sorted(_index(layout, name) for name in arrays)
     if not chosen:
         raise UsageError("the push holds no tensor: push at least one gradient")
+    checked = {
+        index: _checked(layout.tensors[index], arrays[layout.tensors[index].name])
+        for index in chosen
+    }
+    encoded = [] if encoded is None else encoded
+    try:
+        return _parts(layout, checked, versions, coding, encoded)
+    except BaseException:
+        if coding is not None:
+            coding.take_back(encoded)
+        raise
+
+
+def _parts(
+    layout: Layout,
+    arrays: Mapping[int, Array],
+    versions: Ints,
+    coding: Coding | None,
+    encoded: Encoded,
+) -> tuple[Parts, list[list[memoryview]]]:
+    """Return the parts and views of some arrays that fit, by the indices of their tensors."""
     found: list[Part] = []
     payloads: list[list[memoryview]] = []
-    for index in chosen:
+    for index, array in arrays.items():
         tensor, version = layout.tensors[index], int(versions[index])
         if coding is not None and coding.coded(index):
-            assert encoded is not None
-            name, payload = coding.encode(index, _checked(tensor, arrays[tensor.name]), encoded)
+            name, payload = coding.encode(index, array, encoded)
             stop = tensor.offset + tensor.nbytes
             found.append(Part(tensor.offset, stop, name, len(payload), version))
             payloads.append([payload.data])
             continue
-        view = raw.encode(_checked(tensor, arrays[tensor.name]))
+        view = raw.encode(array)
         for part in split(tensor.offset, tensor.offset + tensor.nbytes, raw.NAME, version):
             piece = view[part.start - tensor.offset : part.stop - tensor.offset]
             joined = _join(found[-1], part) if found else None

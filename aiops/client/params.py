@@ -92,13 +92,18 @@ class Params(Mapping[str, Array]):
     def version(self, version: int) -> None:
         self.now_at(version)
 
-    def now_at(self, version: int, wants: Wants = ()) -> None:
-        """Take note that some tensors (without ``wants``: all) are those of a model version."""
+    def now_at(self, version: int, wants: Wants = (), late: Sequence[int] = ()) -> None:
+        """Take note that some tensors (without ``wants``: all) are those of a model version.
+
+        ``late``: except these, which stay what they are.
+        """
         self._version = version
+        kept = [int(self.held[index]) for index in late]
         if not wants:
             self.held[:] = version
         for first, last, _have in wants:
             self.held[first:last] = version
+        self.held[list(late)] = kept
 
     def __getitem__(self, name: str) -> Array:
         return self.arena.views[name]

@@ -135,6 +135,7 @@ class Seat:
         self.ask(self.talk.fetch(self.params))
         self.routine: Routine = routine_for(self.talk.welcome.plan, self.params)
         self._carried: Request | None = None
+        self._blocked = False  # a gradient is applied, and its transfer waits for the last one's
 
     def _nonce(self) -> bytes:
         self._nonces += 1
@@ -167,13 +168,17 @@ class Seat:
     def waits(self) -> bool:
         """Whether it may compute no gradient before something has arrived."""
         self._settle()
-        return self.routine.under_way is not None and self.routine.waits
+        return self._blocked or (self.routine.under_way is not None and self.routine.waits)
 
     def step(self, gradient: Gradient) -> Receipt | None:
         """Compute one gradient, and do what the routine says; return what has become of a push."""
         assert not self.waits, "it has to wait for an answer first"
         self.steps += 1
         self.routine.apply(gradient(self.params))
+        self._blocked = self.routine.due and self.routine.under_way is not None
+        return None if self._blocked else self._move()
+
+    def _move(self) -> Receipt | None:
         transfer = self.routine.transfer()
         return None if transfer is None else self._carry(transfer)
 
@@ -206,6 +211,9 @@ class Seat:
             raise
         receipt = result if isinstance(result, Receipt) else None
         self.routine.arrived(receipt)
+        if self._blocked:
+            self._blocked = False
+            return self._move()
         return receipt
 
 

@@ -70,6 +70,7 @@ def take_over(params: Params, fresh: Params) -> None:
 def note_version(params: Params, fresh: Params) -> None:
     """Take over the versions of a model that was fetched, not its values."""
     params.version, params.connection = fresh.version, fresh.connection
+    params.held[:] = fresh.held
     params.versions[:] = fresh.versions
 
 

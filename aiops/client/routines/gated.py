@@ -10,7 +10,15 @@ import numpy as np
 from aiops.client.conversation import Receipt
 from aiops.client.params import Params, Stamp
 from aiops.client.routines.base import Routine
-from aiops.client.routines.flat import Intake, ranges, rounded, zeros
+from aiops.client.routines.flat import (
+    Intake,
+    Model,
+    note_version,
+    ranges,
+    rounded,
+    take_over,
+    zeros,
+)
 from aiops.client.routines.plan import Plan
 from aiops.client.transfer import Transfer
 from aiops.errors import UsageError
@@ -24,6 +32,9 @@ class Gated(Routine):
     What is not fetched keeps its true version, so that the staleness of its next gradient is
     counted right. What is not pushed is accumulated, with the count and a stamp; or the server
     applies the last gradient again; or it is dropped (`aiops.gates.Gate.skipped`).
+
+    With ``local`` the gradients are steps of the worker's own model too, until it fetches: then
+    what is fetched is received beside it, and takes its place.
 
     The plan: ``gate``, its settings; ``worker``, this worker's number, with which the gate's seed
     makes its random stream.
@@ -45,17 +56,31 @@ class Gated(Routine):
         self._passed = np.zeros((2, self._each), np.int64)  # opportunities passed over, in a row
         self._gradients: Mapping[str, Array] = {}
         self._kept = _Sum(params, self._gate) if self._gate.skipped == "accumulate" else None
+        self._fresh = params  # where parameters are received
+        self._model: Model | None = None
+        if self._gate.local:
+            inner = {"optimizer": "sgd", "lr": self._gate.local}
+            self._model, self._fresh = Model(params, Plan({"inner": inner}).inner()), params.copy()
+        self._take = Intake(params).take if self._model is None else self._model.take
         self._sent_once = False  # the server has a gradient that it can apply again
         self.local = self._kept is not None
         self.skipped_pushes = self.skipped_fetches = 0  # mini-batches, of the first tensor asked
 
     def apply(self, gradients: Mapping[str, Array]) -> None:
         """Add it to what is to be pushed."""
-        self._steps += 1
-        if self._kept is not None:
-            self._kept.add(gradients, self.params)
-        else:
+        if self._kept is None and self._model is None:
             self._gradients = gradients
+            self._steps += 1
+            return
+        gradient, tensors = self._take(gradients)
+        if self._kept is not None:
+            self._kept.add(gradient, tensors, self.params)
+        else:
+            names = [self.params.layout.tensors[tensor].name for tensor in tensors.tolist()]
+            self._gradients = {name: gradient[name] for name in names}
+        if self._model is not None:
+            self._model.step(gradient, tensors)
+        self._steps += 1
 
     def transfer(self) -> Transfer | None:
         """Push what the gate lets pass, and fetch what it lets pass."""
@@ -70,7 +95,7 @@ class Gated(Routine):
         self._passed[~opened] += 1
         self.skipped_pushes += not len(push)
         self.skipped_fetches += not len(fetch)
-        into = self.params if len(fetch) else None
+        into = self._fresh if len(fetch) else None
         wanted = None if len(fetch) == len(self.params.layout.tensors) else fetch
         self.under_way = self._made(push, into, wanted)
         return self.under_way
@@ -95,7 +120,7 @@ class Gated(Routine):
                 return Transfer(arrays, Stamp.of(self.params), into, wanted)
         elif self._gate.skipped == "reapply":
             return Transfer(None, Stamp.of(self.params), into, wanted, again=True)
-        return None if into is None else Transfer(None, self.params, into, wanted)
+        return None if into is None else Transfer(None, self._fresh, into, wanted)
 
     def arrived(self, receipt: Receipt | None) -> None:
         """Learn the statistic; what was pushed is done with."""
@@ -109,9 +134,24 @@ class Gated(Routine):
                 self._statistic = news.vbars if by_tensor else np.array([news.vbar])
         if receipt is not None:
             self._sent_once = receipt.used
+        if transfer.into is not None and self._model is not None:
+            self._take_over(transfer.wanted)
         if self._kept is not None:
             self._kept.settled(transfer.into if transfer.arrays is None else None)
         super().arrived(receipt)
+
+    def _take_over(self, wanted: Ints | None) -> None:
+        """Go on with what was fetched."""
+        fresh, params = self._fresh, self.params
+        if wanted is None:
+            take_over(params, fresh)
+        else:
+            for tensor in wanted.tolist():
+                name = params.layout.tensors[tensor].name
+                params[name][...] = fresh[name]
+            note_version(params, fresh)
+        assert self._model is not None
+        self._model.adopt()
 
     def failed(self) -> None:
         """Put back what was to be pushed."""
@@ -127,7 +167,7 @@ class Gated(Routine):
 
     def refresh(self) -> Transfer:
         """Fetch; what has been accumulated stays for the next push."""
-        self.under_way = Transfer(None, self.params, self.params)
+        self.under_way = Transfer(None, self._fresh, self._fresh)
         return self.under_way
 
     def restarted(self) -> None:
@@ -145,7 +185,6 @@ class _Sum:
 
     def __init__(self, params: Params, gate: Gate) -> None:
         self._layout, self._gate = params.layout, gate
-        self._intake = Intake(params)
         tensors = len(params.layout.tensors)
         self._sum = zeros(params.layout)
         self._count = np.zeros(tensors, np.int64)
@@ -155,9 +194,8 @@ class _Sum:
         self._sent: tuple[Ints, Ints, Ints] | None = None  # tensors, counts, versions
         self.anew = False  # the server was restarted: older versions mean nothing
 
-    def add(self, gradients: Mapping[str, Array], params: Params) -> None:
+    def add(self, gradient: Params, tensors: Ints, params: Params) -> None:
         """Add a gradient that was computed at these parameters."""
-        gradient, tensors = self._intake.take(gradients)
         for number, part in ranges(self._layout, tensors):
             self._sum[number][part] += gradient.arena.sections[number][part]
         now = params.versions[tensors]
