@@ -28,7 +28,7 @@ from aiops.rates import parse_rate
 Direction: TypeAlias = Literal["up", "down"]
 """Up: from the workers to the server."""
 
-DEPTH = 0.025
+DEPTH = 0.04
 """Seconds of its rate that a line which was idle may carry at once."""
 
 _PORTIONS = 4  # in a line's depth: connections take turns after each

@@ -62,13 +62,13 @@ class TestLine:
 
     def test_an_idle_line_saves_up_no_more_than_its_depth(self) -> None:
         line = Line(1e6)
-        assert line.take(0.0, 25_000) == 0
-        assert line.take(100.0, 25_000) == 0
+        assert line.take(0.0, 40_000) == 0
+        assert line.take(100.0, 40_000) == 0
         assert line.take(100.0, 1000) == pytest.approx(0.001)
 
     def test_a_clock_that_goes_back_brings_nothing(self) -> None:
         line = Line(1e6)
-        assert line.take(10.0, 25_000) == 0
+        assert line.take(10.0, 40_000) == 0
         assert line.take(9.0, 1000) > 0
         assert line.take(10.0, 1000) > 0
 

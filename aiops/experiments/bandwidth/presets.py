@@ -46,7 +46,7 @@ PRESETS: Mapping[str, Sequence[Case]] = {
     ),
     # the same training behind an uplink of 20 Mbit/s, raw and with everything that spares bytes
     "link": tuple(
-        replace(case, link="20Mbit/s", delay=0.005, gradients=2000)
+        replace(case, link="20Mbit/s", delay=0.005, gradients=600)
         for case in (
             _MNIST,
             replace(_MNIST, gate=_PUSH),
