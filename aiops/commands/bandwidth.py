@@ -1,0 +1,236 @@
+"""``aiops bandwidth``: train with gates, codecs and budgets, and see what a byte buys."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from aiops import accounts, words
+from aiops.commands.flags import Json
+from aiops.errors import AiopsError, UsageError, nearest
+
+if TYPE_CHECKING:
+    from aiops.experiments.bandwidth.case import Case
+    from aiops.experiments.bandwidth.results import Results, Row
+
+Preset = Annotated[str | None, typer.Option(help="quick, pareto, budget or link: several runs.")]
+Policy = Annotated[str | None, typer.Option(help="Algorithm: a name, or package.module:Class.")]
+Lr = Annotated[float | None, typer.Option(help="Learning rate; default the policy's.")]
+Assign = Annotated[list[str] | None, typer.Option("--set", help="A setting of it, key=value.")]
+Gate = Annotated[list[str] | None, typer.Option(help="As the server's; repeat to sweep; 'none'.")]
+PushCodec = Annotated[list[str] | None, typer.Option(help="As the server's, ; between several.")]
+FetchCodec = Annotated[list[str] | None, typer.Option(help="The same; repeat to sweep; 'none'.")]
+Budget = Annotated[
+    list[str] | None, typer.Option("--bandwidth-budget", help="2MB/s; repeat to sweep; 'none'.")
+]
+Workers = Annotated[int | None, typer.Option(help="How many workers; default 4.")]
+PerProcess = Annotated[int | None, typer.Option(help="How many of them share a process.")]
+DatasetName = Annotated[str | None, typer.Option(help="mnist, digits, cifar10 or synthetic.")]
+Hidden = Annotated[int | None, typer.Option(help="Units of the hidden layer.")]
+BatchSize = Annotated[int | None, typer.Option(help="Examples in a mini-batch.")]
+Gradients = Annotated[int | None, typer.Option(help="Mini-batches in all, shared equally.")]
+Seed = Annotated[list[int] | None, typer.Option(help="Repeat for several runs of each.")]
+Link = Annotated[str | None, typer.Option(help="A slow link to the server, such as 20Mbit/s.")]
+Delay = Annotated[float | None, typer.Option(help="Seconds that a byte travels on it.")]
+Samples = Annotated[int | None, typer.Option(help="Looks at the test error while it trains.")]
+Again = Annotated[bool, typer.Option("--again", help="Run also what has been run already.")]
+Out = Annotated[Path, typer.Option(help="Results: FILE.json; tables and plots go beside it.")]
+Plot = Annotated[bool, typer.Option("--plot/--no-plot", help="Whether to draw.")]
+
+
+def bandwidth(
+    preset: Preset = None,
+    policy: Policy = None,
+    lr: Lr = None,
+    assign: Assign = None,
+    gate: Gate = None,
+    push_codec: PushCodec = None,
+    fetch_codec: FetchCodec = None,
+    budget: Budget = None,
+    workers: Workers = None,
+    per_process: PerProcess = None,
+    dataset: DatasetName = None,
+    hidden: Hidden = None,
+    batch_size: BatchSize = None,
+    gradients: Gradients = None,
+    seed: Seed = None,
+    link: Link = None,
+    delay: Delay = None,
+    samples: Samples = None,
+    again: Again = False,
+    out: Out = Path("out/bandwidth.json"),
+    plot: Plot = True,
+    as_json: Json = False,
+) -> None:
+    """Train with real processes over TCP, and see what a byte buys.
+
+    Flags that may be repeated are swept, each value with each; other flags hold for every run, also
+    for those of a preset. What has been run is in --out, and is not run again. Ctrl-C keeps what is
+    finished.
+    """
+    fixed = {
+        "policy": policy,
+        "lr": lr,
+        "workers": workers,
+        "per_process": per_process,
+        "dataset": dataset,
+        "hidden": hidden,
+        "batch_size": batch_size,
+        "gradients": gradients,
+        "link": link,
+        "delay": delay,
+        "samples": samples,
+        "set": tuple(assign) if assign else None,
+    }
+    swept: dict[str, list[Any] | None] = {
+        "gate": _none(gate),
+        "push_codec": _codecs(push_codec),
+        "fetch_codec": _codecs(fetch_codec),
+        "budget": _none(budget),
+        "seed": list(seed) if seed else None,
+    }
+    raise typer.Exit(_run(_cases(preset, fixed, swept), out, plot, again=again, as_json=as_json))
+
+
+def _none(values: list[str] | None) -> list[str] | None:
+    return ["" if value == "none" else value for value in values] if values else None
+
+
+def _codecs(values: list[str] | None) -> list[tuple[str, ...]] | None:
+    plain = _none(values)
+    return [tuple(filter(None, value.split(";"))) for value in plain] if plain else None
+
+
+def _cases(
+    preset: str | None, fixed: dict[str, Any], swept: dict[str, list[Any] | None]
+) -> list[Case]:
+    """Return what is to be run, checked."""
+    from dataclasses import replace
+    from itertools import product
+
+    from aiops.experiments.bandwidth.case import Case
+    from aiops.experiments.bandwidth.presets import PRESETS
+
+    if preset is not None and preset not in PRESETS:
+        raise UsageError(f"no preset is called {preset!r}; {nearest(preset, PRESETS)}")
+    bases = PRESETS[preset] if preset is not None else (Case(),)
+    chosen = {name: value for name, value in fixed.items() if value is not None}
+    names = [name for name, values in swept.items() if values is not None]
+    grid = list(product(*(swept[name] or [] for name in names)))
+    cases = [
+        replace(base, **chosen, **dict(zip(names, values, strict=True)))
+        for base in bases
+        for values in grid
+    ]
+    for case in cases:
+        case.check()
+    return list(dict.fromkeys(cases))
+
+
+def _run(cases: list[Case], out: Path, plot: bool, *, again: bool, as_json: bool) -> int:
+    """Run what has not been run; show all; return the exit status."""
+    from aiops.experiments.bandwidth import plots
+    from aiops.experiments.bandwidth.results import Results, write_csv
+
+    if out.suffix != ".json":
+        raise UsageError(f"--out {out}: name a .json file")
+    results, status = Results(out), 0
+    todo = [case for case in cases if again or results.find(case) is None]
+    console = Console(stderr=True, highlight=False)
+    try:
+        status = _carry_out(todo, results, console)
+    except KeyboardInterrupt:
+        status = 130
+    rows = results.of(cases)
+    if not rows:
+        return status or 1
+    files = [out, *write_csv(rows, out.with_suffix(""))]
+    if plot:
+        try:
+            files += plots.save(rows, out.with_suffix(""))
+        except UsageError as error:
+            print(f"aiops: no plot: {error}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(rows))
+    else:
+        shown = Console(highlight=False)
+        shown.print(table(rows))
+        shown.print("written: " + ", ".join(map(str, files)), style="dim", soft_wrap=True)
+    return status
+
+
+def _carry_out(cases: Sequence[Case], results: Results, console: Console) -> int:
+    from aiops.demo.children import Interrupted
+    from aiops.experiments.bandwidth.results import row_of
+    from aiops.experiments.bandwidth.run import carry_out
+    from aiops.experiments.material import Material
+
+    status = 0
+    columns = (TextColumn("{task.description:.50}", markup=False), BarColumn())
+    times = (TextColumn("{task.percentage:3.0f}%"), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, *times, console=console) as progress:
+        whole = progress.add_task("starting", total=sum(case.gradients for case in cases))
+        before = 0
+        for (dataset, hidden), group in groupby(cases, lambda case: (case.dataset, case.hidden)):
+            with Material(dataset, hidden) as material:
+                for case in group:
+                    progress.update(whole, description=case.name, completed=before)
+
+                    def tell(done: int, before: int = before) -> None:
+                        progress.update(whole, completed=before + done)
+
+                    try:
+                        outcome = asyncio.run(carry_out(case, material, tell))
+                    except Interrupted as stopped:
+                        return 128 + int(stopped.details["signal"])
+                    except AiopsError as error:
+                        status = 1
+                        _say(console, case, error)
+                    else:
+                        results.put(case, row_of(case, outcome))
+                    before += case.gradients
+        progress.update(whole, completed=before)
+    return status
+
+
+def _say(console: Console, case: Case, error: AiopsError) -> None:
+    """Tell of a run that failed; the others go on."""
+    lines = [f"{case.name}: {error}", *map(str, error.details.get("stderr", ())[-4:])]
+    console.print("\n    ".join(lines), style="red", markup=False)
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """Lay the runs out: what each came to, and how much less it sent than the first."""
+    shown = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
+    shown.add_column("run", overflow="fold")
+    for name in ("error", "pushed", "fetched", "less", "saved", "time", "waited"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    for cells in _lines(rows):
+        shown.add_row(*cells)
+    return shown
+
+
+def _lines(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+    from aiops.experiments.bandwidth.results import total
+
+    for row in rows:
+        yield (
+            row["name"],
+            words.percent(row["error"]),
+            words.nbytes(row["pushed"]),
+            words.nbytes(row["fetched"]),
+            f"÷{total(rows[0]) / max(total(row), 1):.1f}",
+            words.nbytes(accounts.saved(row["ledger"])),
+            words.seconds(row["seconds"]),
+            words.percent(row["idle"]),
+        )

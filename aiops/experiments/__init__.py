@@ -1,0 +1,1 @@
+"""Experiments: what the papers claim, and what a setting costs, as runs of real processes."""

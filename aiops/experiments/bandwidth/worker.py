@@ -1,0 +1,136 @@
+"""Some workers of a run: ``python -m aiops.experiments.bandwidth.worker TASK``, a `Task` as JSON.
+
+They are threads of one process (NumPy lets go of the interpreter while it multiplies), each with a
+connection of its own. The process speaks in lines of JSON on standard output: ``{"ready": true}``,
+then, once its parent has said the word, ``{"gradients": 1200}`` a few times per second, and at the
+end a `Report`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import aiops
+from aiops.client.params import Params
+from aiops.client.worker import Gradients
+from aiops.demo.leash import Leash
+from aiops.demo.worker import PATIENCE, REPORT_EVERY, say
+from aiops.errors import AiopsError
+from aiops.workloads import MLP, batches
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a process has to do: ``shares`` are the gradients of its workers, by their numbers."""
+
+    url: str
+    shares: dict[int, int]
+    workers: int
+    sizes: Sequence[int]
+    data: str
+    batch_size: int
+    seed: int
+    timeout: float
+
+    @classmethod
+    def read(cls, text: str) -> Task:
+        """Read the command line."""
+        values = json.loads(text)
+        values["shares"] = {int(key): share for key, share in values["shares"].items()}
+        return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What the workers of a process came to.
+
+    Attributes
+    ----------
+    gradients
+        Mini-batches.
+    seconds, idle
+        Their time in all, and how much of it they waited for the server.
+    account
+        The bytes of their own ledgers, by reason.
+    """
+
+    gradients: int
+    seconds: float
+    idle: float
+    account: dict[str, int]
+
+
+class Trainer:
+    """One worker, on a thread of its own."""
+
+    def __init__(self, task: Task, index: int, data: tuple[Any, Any]) -> None:
+        self._model = MLP(task.sizes)
+        self._share = task.shares[index]
+        self._stream = batches(data, task.batch_size, task.seed, index, task.workers)
+        self._batch: Any = None
+        name = f"worker-{index + 1}"
+        start = self._model.init(task.seed)
+        self.worker = aiops.Worker(task.url, start, name=name, timeout=task.timeout)
+        self._room = self.worker.params.like()
+        self.seconds = 0.0
+
+    def train(self) -> None:
+        """Compute this worker's share of the gradients."""
+        began = time.perf_counter()
+        for _ in range(self._share):
+            self._batch = next(self._stream)
+            self.worker.step(self._gradients)
+        self.worker.close()
+        self.seconds = time.perf_counter() - began
+
+    def _gradients(self, params: Params) -> Gradients:
+        x, y = self._batch
+        return self._model.gradients(params, x, y, out=self._room)[1]
+
+
+def train(task: Task, trainers: Sequence[Trainer]) -> Report:
+    """Have all of them train; tell how far they are meanwhile."""
+    with ThreadPoolExecutor(len(trainers)) as pool:
+        running = {pool.submit(trainer.train) for trainer in trainers}
+        while running:
+            done, running = wait(running, REPORT_EVERY, FIRST_EXCEPTION)
+            for future in done:
+                future.result()
+            say({"gradients": sum(trainer.worker.steps for trainer in trainers)})
+    account: Counter[str] = Counter()
+    for trainer in trainers:
+        account.update(trainer.worker.ledger.brief())
+    return Report(
+        gradients=sum(trainer.worker.steps for trainer in trainers),
+        seconds=sum(trainer.seconds for trainer in trainers),
+        idle=sum(trainer.worker.idle_seconds for trainer in trainers),
+        account=dict(account),
+    )
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the workers of one process."""
+    task, leash = Task.read(arguments[0]), Leash()
+    x, y = (np.asarray(np.load(Path(task.data) / f"{n}.npy", mmap_mode="r")) for n in "xy")
+    trainers = [Trainer(task, index, (x, y)) for index in task.shares]
+    say({"ready": True})
+    if not leash.wait_for_word(PATIENCE):
+        raise SystemExit(f"the others were not ready within {PATIENCE:g} s")
+    say(asdict(train(task, trainers)))
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except AiopsError as error:
+        sys.exit(f"aiops: {error}")
