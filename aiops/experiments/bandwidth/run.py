@@ -22,6 +22,8 @@ from aiops.throttle import Direction, Throttle
 PATIENCE = 300.0
 """Seconds that a worker waits for an answer: a slow link or a small budget takes its time."""
 
+_GLANCE = 0.02  # seconds between two looks at who is there still
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
@@ -129,6 +131,7 @@ class _Course:
             child.say_the_word()
         await self._watch(observer)
         outcome.seconds = time.monotonic() - self._began
+        await within(LOOK_DEADLINE, "the workers' goodbyes", self._all_left(observer))
         await within(LOOK_DEADLINE, "the last look", self._look(observer))
         outcome.workers = [report for report in self._reports if report is not None]
         outcome.link = link.carried if link is not None else {}
@@ -180,6 +183,14 @@ class _Course:
         while not all(self._ready):
             self._heard.clear()
             await self._heard.wait()
+
+    async def _all_left(self, observer: AsyncClient) -> None:
+        """Wait until the server has heard the last byte of every worker."""
+        while True:
+            crew = (await observer.stats())["workers"]
+            if not any(row["present"] and row["role"] == "worker" for row in crew):
+                return
+            await asyncio.sleep(_GLANCE)
 
     # ------------------------------------------------------------ looking on
 
