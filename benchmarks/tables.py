@@ -75,7 +75,7 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
     if unknown or not options.ways or min(options.batch, options.workers, options.rounds) < 1:
         raise UsageError(f"the ways to measure are {', '.join(WAYS)}, and numbers are positive")
     about = report.machine()
-    with _server(options.policy) as (url, server), _workers(url, options) as pipes:
+    with serving(options.policy) as (url, server), _workers(url, options) as pipes:
         if options.fill:
             say("pushing to every row once")
             _fill(url, options)
@@ -211,9 +211,10 @@ def _workers(url: str, options: Options) -> Iterator[list[Connection]]:
 
 
 @contextmanager
-def _server(policy: str) -> Iterator[tuple[str, int]]:
+def serving(policy: str, *flags: str) -> Iterator[tuple[str, int]]:
+    """Run a server in a process of its own; give its URL and the process's number."""
     command = [sys.executable, "-m", "aiops.server", "--port", "0", "--policy", policy]
-    command += ["--log-level", "warning"]
+    command += ["--log-level", "warning", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

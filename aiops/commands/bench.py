@@ -36,6 +36,12 @@ def codecs(context: typer.Context) -> None:
 
 
 @app.command(context_settings=_PASS_ON)
+def link(context: typer.Context) -> None:
+    """Measure exchanges over a slow link, raw and coded."""
+    _run("link", context.args)
+
+
+@app.command(context_settings=_PASS_ON)
 def tables(context: typer.Context) -> None:
     """Measure rows of a sparse table fetched and pushed over TCP."""
     _run("tables", context.args)

@@ -1,0 +1,167 @@
+"""The link benchmark: exchanges over a slow link, raw and coded.
+
+    python -m benchmarks.link [--rates 1Gbit/s,100Mbit/s] [--codecs raw,fp16,int8,onebit,topk:0.01]
+                              [--mib 16] [--rounds 5] [--seconds 2] [--json out.json]
+
+One server process and one worker, with a proxy between them that carries so many bits per second
+each way (`aiops.throttle`). A cycle pushes a gradient, has the server apply it, and brings the
+parameters after it; gradients and increments travel in the codec. Every round takes the codecs in
+turn, so that what the machine does meanwhile meets all; ratios are to raw in the same round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import aiops
+from aiops.codecs.choice import Choice
+from aiops.errors import UsageError
+from aiops.rates import parse_rate
+from aiops.throttle import Throttle
+from benchmarks import report
+from benchmarks.tables import serving
+
+_ACROSS = 1024  # elements of a row of the model's matrix
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure."""
+
+    rates: tuple[str, ...] = ("1Gbit/s", "100Mbit/s")
+    codecs: tuple[str, ...] = ("raw", "fp16", "int8", "onebit", "topk:0.01")
+    mib: int = 16
+    rounds: int = 5
+    seconds: float = 2.0
+
+
+def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+    """Measure, and return the report: exchanges per second and bytes, by rate and codec.
+
+    Raises
+    ------
+    UsageError
+        When an option makes no sense.
+    """
+    if min(options.mib, options.rounds) < 1 or "raw" not in options.codecs:
+        raise UsageError("numbers are positive, and raw is among the codecs: it is compared with")
+    Choice.of(options.codecs)
+    for rate in options.rates:
+        parse_rate("--rates", rate)
+    about = report.machine()
+    found: dict[str, Any] = {}
+    for rate in options.rates:
+        rounds = []
+        for number in range(options.rounds):
+            rounds.append({codec: _cycle(options, rate, codec) for codec in options.codecs})
+            shown = ", ".join(
+                f"{codec} {row['per_second']:.1f}" for codec, row in rounds[-1].items()
+            )
+            say(f"{rate}, round {number + 1}: {shown} exchanges/s")
+        found[rate] = {
+            codec: {
+                "rounds": [row[codec] for row in rounds],
+                "per_second": report.spread([row[codec]["per_second"] for row in rounds]),
+                "times_raw": report.spread(
+                    [row[codec]["per_second"] / row["raw"]["per_second"] for row in rounds]
+                ),
+            }
+            for codec in options.codecs
+        }
+    return {"benchmark": "link", "machine": about, "options": asdict(options), "rates": found}
+
+
+def _cycle(options: Options, rate: str, codec: str) -> dict[str, float]:
+    """Exchange for a while in one codec."""
+    flags = () if codec == "raw" else ("--push-codec", codec, "--fetch-codec", codec)
+    rows = options.mib * (1 << 20) // 4 // _ACROSS
+    rng = np.random.default_rng(0)
+    gradient = {"w": rng.standard_normal((rows, _ACROSS)).astype(np.float32)}
+    with ExitStack() as stack:
+        url, _pid = stack.enter_context(serving("asgd", *flags))
+        link = stack.enter_context(Throttle(url, rate=rate))
+        # The model is brought past the link: it is the exchanges that are measured.
+        first = {"w": np.zeros((rows, _ACROSS), np.float32)}
+        with aiops.Worker(url, first):
+            pass
+        worker = stack.enter_context(aiops.Worker(link.url, first, timeout=600))
+        for _ in range(2):
+            worker.step(gradient)
+        before, count = sum(worker.traffic), 0
+        begin = now = time.perf_counter()
+        while now - begin < options.seconds:
+            worker.step(gradient)
+            count, now = count + 1, time.perf_counter()
+        nbytes = (sum(worker.traffic) - before) / count
+    return {"per_second": count / (now - begin), "bytes": nbytes}
+
+
+def table(result: Mapping[str, Any]) -> Any:
+    """Make the table of a report."""
+    rows = []
+    for rate, codecs in result["rates"].items():
+        for codec, figures in codecs.items():
+            nbytes = figures["rounds"][0]["bytes"]
+            times = figures["times_raw"]
+            rows.append(
+                [
+                    rate,
+                    codec,
+                    f"{nbytes / 1e6:,.2f} MB",
+                    f"{figures['per_second']['median']:,.1f}",
+                    f"{times['median']:.1f}",
+                    f"{times['min']:.1f}-{times['max']:.1f}",
+                ]
+            )
+    options = result["options"]
+    title = (
+        f"One worker, {options['mib']} MiB of float32, exchanges over a slow link; medians over"
+        f" {options['rounds']} rounds"
+    )
+    columns = ("link", "codec, both ways", "bytes", "exchanges/s", "x raw", "min-max")
+    return report.table(title, columns, rows)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("benchmarks.link", description=__doc__.partition("\n")[0])
+    standard = Options()
+    parser.add_argument("--rates", default=",".join(standard.rates), help="comma-separated")
+    parser.add_argument("--codecs", default=",".join(standard.codecs), help="comma-separated")
+    parser.add_argument("--mib", type=int, default=standard.mib)
+    parser.add_argument("--rounds", type=int, default=standard.rounds)
+    parser.add_argument("--seconds", type=float, default=standard.seconds, help="per codec")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to FILE")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run from the command line; exits with 2 when an option is wrong."""
+    parser = _parser()
+    arguments = vars(parser.parse_args(argv))
+    path = arguments.pop("json")
+    for name in ("rates", "codecs"):
+        arguments[name] = tuple(arguments[name].split(","))
+    try:
+        options = replace(Options(), **arguments)
+        result = run(options, lambda line: print(line, file=sys.stderr, flush=True))
+    except UsageError as error:
+        parser.error(str(error))
+    except KeyboardInterrupt:
+        print("interrupted; all processes are ended", file=sys.stderr)
+        raise SystemExit(130) from None
+    if path:
+        report.write_json(path, result)
+    report.show(table(result), result["machine"])
+
+
+if __name__ == "__main__":
+    main()
