@@ -193,6 +193,7 @@ class Conversation:
         self.layout: Layout | None = None
         self.rows = Rows()
         self._coding: Coding | None = None
+        self._unheard: list[Into] = []  # parameters that are being received
         self._increments = False  # whether coded increments can be read here
         self.ledger = Ledger(own=True)
         self.ledger.traffic = self._wire.traffic
@@ -268,6 +269,7 @@ class Conversation:
     def lost(self) -> None:
         """The connection is gone. Requests stay; they are sent again on the next one."""
         self._wire.lost()
+        self._unheard.clear()
         self.ready, self._out = False, []
 
     def fail(self, error: AiopsError) -> None:
@@ -526,7 +528,9 @@ class Conversation:
             if sink is None:
                 raise RemoteProtocolError(f"{self.server} sent other rows than were asked for")
             return sink
-        return Into(request.into, parts, request.have, request.wants, self.server)
+        into = Into(request.into, parts, request.have, request.wants, self.server)
+        self._unheard.append(into)
+        return into
 
     def _hear(self, message: Message, sink: Sink | None) -> None:
         if isinstance(message, Error) and message.fatal:
@@ -567,6 +571,8 @@ class Conversation:
     def _hear_answer(self, message: Message, sink: Sink | None) -> None:
         self.ledger.answered(message, not isinstance(sink, Discard))
         request = self._pending.pop(message.id, None)
+        if isinstance(sink, Into):
+            self._unheard.remove(sink)
         if request is None:
             return  # it was abandoned
         if isinstance(message, Error):
@@ -603,6 +609,8 @@ class Conversation:
         if isinstance(request.into, Params):
             request.into.connection = (self.client, self._epoch)
             request.into.now_at(version, request.wants, late)
+        for other in self._unheard:  # the next answer may be coming into the same arrays already
+            other.mark()
 
     def _learn(self, told: Model | Welcome) -> None:
         """Learn the server's model; it may not change under a client's feet."""

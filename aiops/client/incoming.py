@@ -66,10 +66,9 @@ class Into:
         layout = params.layout
         whole = len(parts) == 1 and parts[0][:4] == (0, layout.nbytes, raw.NAME, layout.nbytes)
         self._staged: dict[int, Bytes] = {}
-        self._late: set[int] = set()  # tensors whose increments are left out
         if whole and not wants:
             self._tensors = layout.all
-            params.held[:] = -1
+            self.mark()
             return
         self._from = np.full(len(params.held), have, np.int64)
         for first, last, held in wants:
@@ -84,7 +83,11 @@ class Into:
             text = f"{server} sent parts that do not make up tensors of the model: {error}"
             raise RemoteProtocolError(text) from None
         self._check(wants)
-        params.held[self._tensors] = -1
+        self.mark()
+
+    def mark(self) -> None:
+        """Mark what is on its way raw: it may be a mixture until all has come."""
+        self._params.held[self._tensors] = -1
 
     def _check(self, wants: Wants) -> None:
         """See that what comes was asked for, and that what is lacking comes."""
@@ -94,9 +97,8 @@ class Into:
             asked[first:last] = True
         # A part also covers the tensors without elements at its edges, whoever asked for them.
         self._tensors = self._tensors[(asked | (params.layout.sizes > 0))[self._tensors]]
-        lacking = asked & (params.held < 0) & (params.layout.sizes > 0)
+        lacking = asked & (self._from < 0) & (params.layout.sizes > 0)
         lacking[self._tensors] = False
-        lacking[list(self._late)] = False
         asked_for = asked[self._tensors].all() and all(
             asked[self._tensor_of(self.parts[number])] for number in self._staged
         )
@@ -121,8 +123,6 @@ class Into:
             raise RemoteProtocolError(
                 f"{self._server} sent an increment of {tensor.name!r}, which is not held here"
             )
-        if self._params.held[index] != self._from[index]:
-            self._late.add(index)
         return np.empty(part.nbytes, np.uint8)
 
     def _tensor_of(self, part: Part) -> int:
@@ -157,6 +157,8 @@ class Into:
             When an increment is not what its codec writes; none has been added then.
         """
         params, layout = self._params, self._params.layout
+        staged = {self._tensor_of(self.parts[number]) for number in self._staged}
+        late = {tensor for tensor in staged if params.held[tensor] != self._from[tensor]}
         for number, payload in self._staged.items():
             part = self.parts[number]
             tensor = layout.tensors[self._tensor_of(part)]
@@ -170,7 +172,7 @@ class Into:
                 )
         for number, part in enumerate(self.parts):
             if number in self._staged:
-                if self._tensor_of(part) in self._late:
+                if self._tensor_of(part) in late:
                     continue
                 tensor = layout.tensors[self._tensor_of(part)]
                 codec = codec_named(part.codec)
@@ -184,4 +186,4 @@ class Into:
             params.versions[first : len(layout.tensors) if part.stop == layout.nbytes else last] = (
                 part.version
             )
-        return tuple(self._late)
+        return tuple(late)

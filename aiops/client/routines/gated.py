@@ -102,8 +102,9 @@ class Gated(Routine):
 
     def _tensors(self, opened: Array) -> Ints:
         everything = self.params.layout.all
-        if self._gate.by == "tensor":
-            return np.flatnonzero(opened)
+        if self._gate.by == "tensor":  # tensors without elements go with all others, or not at all
+            elements = self.params.layout.sizes > 0
+            return everything if opened[elements].all() else np.flatnonzero(opened & elements)
         return everything if opened[0] else everything[:0]
 
     def _made(self, push: Ints, into: Params | None, wanted: Ints | None) -> Transfer | None:

@@ -453,6 +453,20 @@ class TestByTensor:
         assert transfer.wanted is None
         assert transfer.into is not None
 
+    def test_tensors_without_elements_never_travel_alone(self) -> None:
+        """A push of them would hold nothing, and be refused."""
+        routine = routine_of("constant:by=tensor,p_push=0.3,p_fetch=0.3", w=2, e=0, b=1)
+        empty = routine.params.layout.index["e"]
+        for _ in range(200):
+            transfer = step(routine, 1)
+            if transfer is None:
+                continue
+            for names in (transfer.arrays, transfer.into):
+                assert names is None or set(names) != {"e"}
+            if transfer.into is not None and transfer.wanted is not None:
+                assert empty not in transfer.wanted
+            arrive(routine, 1)
+
     def test_dropped_tensors(self) -> None:
         routine = routine_of(f"{self.SPEC},skipped=discard")
         order = list(routine.params)
