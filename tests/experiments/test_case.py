@@ -52,9 +52,8 @@ def test_a_case_is_found_again_by_its_settings() -> None:
     assert Case(seed=4).key != Case(seed=3).key
 
 
-def test_workers_share_the_gradients_and_the_processes() -> None:
-    case = Case(workers=10, per_process=4, gradients=103)
-    assert [case.share(worker) for worker in range(10)] == [11, 11, 11, *[10] * 7]
+def test_workers_share_the_processes() -> None:
+    case = Case(workers=10, per_process=4)
     assert [list(workers) for workers in case.processes()] == [
         [0, 1, 2, 3],
         [4, 5, 6, 7],

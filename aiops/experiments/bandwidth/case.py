@@ -35,7 +35,7 @@ class Case:
     dataset, hidden, batch_size, seed
         What each of them trains: the papers' perceptron, and on what.
     gradients
-        Mini-batches in all, shared equally; the run ends with the last.
+        Mini-batches in all; workers compute them as fast as they can, and all end together.
     link, delay
         The rate of the link between all workers and the server, each way, and the seconds that a
         byte travels on it; empty: no link but the machine's own.
@@ -122,10 +122,6 @@ class Case:
             for key, value in settings.items()
         }
         return cls(**plain)
-
-    def share(self, worker: int) -> int:
-        """Return how many of the gradients are a worker's (counted from 0)."""
-        return self.gradients // self.workers + (worker < self.gradients % self.workers)
 
     def processes(self) -> list[range]:
         """Return the workers of each process."""

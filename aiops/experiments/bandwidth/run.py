@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from aiops.client.aio import AsyncClient
@@ -111,10 +113,13 @@ class _Course:
         self._heard = asyncio.Event()
         self._params: Any = None
         self._began = 0.0
+        self._tickets = Path()
         self._outcome = Outcome()
 
     async def run(self) -> Outcome:
         within, case, outcome = self._family.within, self._case, self._outcome
+        folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="aiops-bandwidth-"))
+        self._tickets = Path(folder) / "tickets"
         direct = url = await within(START_DEADLINE, "starting the server", self._start_server())
         link: Throttle | None = None
         if case.link:
@@ -155,7 +160,9 @@ class _Course:
         workers = case.processes()[number]
         task = Task(
             url=url,
-            shares={index: case.share(index) for index in workers},
+            indices=list(workers),
+            tickets=str(self._tickets),
+            gradients=case.gradients,
             workers=case.workers,
             sizes=material.sizes,
             data=str(material.folder),

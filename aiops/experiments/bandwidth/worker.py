@@ -26,15 +26,20 @@ from aiops.client.worker import Gradients
 from aiops.demo.leash import Leash
 from aiops.demo.worker import PATIENCE, REPORT_EVERY, say
 from aiops.errors import AiopsError
+from aiops.experiments.bandwidth.tickets import Tickets
 from aiops.workloads import MLP, batches
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a process has to do: ``shares`` are the gradients of its workers, by their numbers."""
+    """What a process has to do: train with the workers of these numbers, as long as there are
+    ``gradients`` left in the file of ``tickets`` that all processes draw from.
+    """
 
     url: str
-    shares: dict[int, int]
+    indices: list[int]
+    tickets: str
+    gradients: int
     workers: int
     sizes: Sequence[int]
     data: str
@@ -45,9 +50,7 @@ class Task:
     @classmethod
     def read(cls, text: str) -> Task:
         """Read the command line."""
-        values = json.loads(text)
-        values["shares"] = {int(key): share for key, share in values["shares"].items()}
-        return cls(**values)
+        return cls(**json.loads(text))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +78,7 @@ class Trainer:
 
     def __init__(self, task: Task, index: int, data: tuple[Any, Any]) -> None:
         self._model = MLP(task.sizes)
-        self._share = task.shares[index]
+        self._tickets = Path(task.tickets), task.gradients
         self._stream = batches(data, task.batch_size, task.seed, index, task.workers)
         self._batch: Any = None
         name = f"worker-{index + 1}"
@@ -85,11 +88,12 @@ class Trainer:
         self.seconds = 0.0
 
     def train(self) -> None:
-        """Compute this worker's share of the gradients."""
+        """Compute gradients until all workers together have computed enough."""
         began = time.perf_counter()
-        for _ in range(self._share):
-            self._batch = next(self._stream)
-            self.worker.step(self._gradients)
+        with Tickets(*self._tickets) as tickets:
+            while tickets.draw():
+                self._batch = next(self._stream)
+                self.worker.step(self._gradients)
         self.worker.close()
         self.seconds = time.perf_counter() - began
 
@@ -122,7 +126,7 @@ def main(arguments: Sequence[str]) -> None:
     """Run the workers of one process."""
     task, leash = Task.read(arguments[0]), Leash()
     x, y = (np.asarray(np.load(Path(task.data) / f"{n}.npy", mmap_mode="r")) for n in "xy")
-    trainers = [Trainer(task, index, (x, y)) for index in task.shares]
+    trainers = [Trainer(task, index, (x, y)) for index in task.indices]
     say({"ready": True})
     if not leash.wait_for_word(PATIENCE):
         raise SystemExit(f"the others were not ready within {PATIENCE:g} s")
