@@ -107,6 +107,8 @@ class Case:
         words += [f"fetch {' '.join(self.fetch_codec)}"] if self.fetch_codec else []
         words += [f"budget {self.budget}"] if self.budget else []
         words += [f"link {self.link}"] if self.link else []
+        words += [f"{self.workers} workers"] if self.workers != Case.workers else []
+        words += [f"batches of {self.batch_size}"] if self.batch_size != Case.batch_size else []
         return ", ".join(words if self.policy == "fasgd" else [self.policy, *words])
 
     @property
