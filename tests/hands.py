@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from aiops import messages
-from aiops.client.conversation import Receipt
 from aiops.client.outgoing import parts_of
 from aiops.client.params import Params
+from aiops.client.requests import Receipt
 from aiops.client.routines import Transfer, routine_for
 from aiops.layout import Array
 from aiops.messages import Ack, Error, Message

@@ -39,7 +39,7 @@ ROOMS: Mapping[str, str] = {
     "engine":       "crew events pool incoming intake recall shadowing answers updates meeting"
                     " rowsintake rowsdesk engine journal",
     "conversation": "client.params client.coding client.outgoing client.incoming client.rows"
-                    " client.conversation client.transfer",
+                    " client.requests client.conversation client.transfer",
     "routines":     "client.routines",
     "collective":   "collective",
     "workloads":    "workloads",

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from aiops.client.aio import AsyncClient
 from aiops.client.blocking import Client
-from aiops.client.conversation import Receipt
 from aiops.client.params import Params
+from aiops.client.requests import Receipt
 from aiops.client.worker import Worker
 
 if TYPE_CHECKING:

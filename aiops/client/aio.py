@@ -10,9 +10,10 @@ from typing import Any, Self, cast
 
 from aiops import messages
 from aiops.client.backoff import delays
-from aiops.client.conversation import Conversation, Receipt, Request
+from aiops.client.conversation import Conversation
 from aiops.client.facade import Facade
 from aiops.client.params import Params, Stamped
+from aiops.client.requests import Receipt, Request
 from aiops.client.transfer import Transfer
 from aiops.errors import (
     AiopsError,

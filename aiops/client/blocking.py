@@ -14,9 +14,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from aiops.client.backoff import delays
-from aiops.client.conversation import Receipt, Request
 from aiops.client.facade import Facade
 from aiops.client.params import Params, Stamped
+from aiops.client.requests import Receipt, Request
 from aiops.client.transfer import Transfer
 from aiops.errors import (
     AiopsError,

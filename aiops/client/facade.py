@@ -10,7 +10,8 @@ from typing import Any
 
 from aiops import address
 from aiops.client.backoff import check_timeout
-from aiops.client.conversation import Conversation, Request
+from aiops.client.conversation import Conversation
+from aiops.client.requests import Request
 from aiops.client.rows import RowsInto
 from aiops.errors import UsageError
 from aiops.ledger import Ledger

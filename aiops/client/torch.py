@@ -43,9 +43,9 @@ except ImportError as missing:
         name="torch",
     ) from missing
 
-from aiops.client.conversation import Receipt
 from aiops.client.params import Params
 from aiops.client.remote import Remote
+from aiops.client.requests import Receipt
 from aiops.client.torch_params import fetch_into, finish_copies, sort_out, to_array, to_tensor
 from aiops.client.worker import Worker
 from aiops.errors import UsageError

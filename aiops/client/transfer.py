@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from aiops.client.conversation import Conversation, Request
+from aiops.client.conversation import Conversation
 from aiops.client.params import Params, Stamped
+from aiops.client.requests import Request
 from aiops.layout import Array, Ints
 
 

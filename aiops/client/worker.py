@@ -14,8 +14,8 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 
 from aiops.client.blocking import Client
-from aiops.client.conversation import Receipt
 from aiops.client.params import Params
+from aiops.client.requests import Receipt
 from aiops.client.routines import Routine, Transfer, routine_for
 from aiops.errors import (
     AiopsError,

@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from aiops.client.conversation import Conversation, Receipt, Request
+from aiops.client.conversation import Conversation
 from aiops.client.params import Params
+from aiops.client.requests import Receipt, Request
 from aiops.client.routines import Routine, Transfer, routine_for
 from aiops.engine import Engine
 from aiops.errors import Refused, StaleGradient, UsageError

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 import aiops
 from aiops import messages
 from aiops.algorithms import find
-from aiops.client.conversation import Conversation, Receipt, Request
+from aiops.client.conversation import Conversation
 from aiops.client.params import Params
+from aiops.client.requests import Receipt, Request
 from aiops.engine import Engine
 from aiops.errors import (
     BadPush,

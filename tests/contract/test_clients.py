@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import aiops
-from aiops.client.conversation import Receipt
+from aiops.client.requests import Receipt
 from aiops.client.routines import Routine, routine_for
 from aiops.errors import StaleGradient
 from aiops.layout import Array

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from aiops.client.conversation import Receipt
 from aiops.client.params import Params
+from aiops.client.requests import Receipt
 from aiops.client.transfer import Transfer
 from aiops.layout import Array
 

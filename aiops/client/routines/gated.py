@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from aiops.client.conversation import Receipt
 from aiops.client.params import Params, Stamp
+from aiops.client.requests import Receipt
 from aiops.client.routines.base import Routine
 from aiops.client.routines.flat import (
     Intake,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aiops.client.conversation import Receipt
 from aiops.client.params import Params, Stamp
+from aiops.client.requests import Receipt
 from aiops.client.routines.base import Routine
 from aiops.client.routines.flat import Model, note_version, ranges, rounded, wide
 from aiops.client.routines.plan import Plan

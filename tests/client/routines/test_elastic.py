@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from aiops.algorithms.local import Inner
-from aiops.client.conversation import Receipt
 from aiops.client.params import Params
+from aiops.client.requests import Receipt
 from aiops.client.routines import Routine, routine_for
 from aiops.layout import Layout
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from aiops.algorithms import find
-from aiops.client.conversation import News, Receipt, Request
 from aiops.client.params import Params
+from aiops.client.requests import News, Receipt, Request
 from aiops.client.routines import Transfer, routine_for
 from aiops.client.routines.gated import Gated
 from aiops.errors import BadPush, UsageError
