@@ -16,10 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from pathlib import Path
-from typing import Any, BinaryIO
-
-import numpy as np
+from typing import Any
 
 from aiops import address
 from aiops.algorithms import find
@@ -39,7 +36,6 @@ from aiops.events import (
     Apply,
     Drop,
     Event,
-    Initialised,
     Joined,
     Left,
     Note,
@@ -52,11 +48,9 @@ from aiops.events import (
     WakeAt,
     Warm,
 )
-from aiops.files import check_writable, read_model, read_tables, write_model
 from aiops.handshake import Greeter
-from aiops.journal import Journal
-from aiops.layout import Ints, Layout, aligned
-from aiops.ledgerfile import EVERY, LedgerFile
+from aiops.keeping import Keeping
+from aiops.layout import Ints
 from aiops.link import Link
 from aiops.messages import Error, Message
 from aiops.paced import PacedLink, Pacer
@@ -118,13 +112,8 @@ class Server:
         self._listener: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._tick: asyncio.TimerHandle | None = None
-        self._journal: Journal | None = None
-        self._journal_file: BinaryIO | None = None
-        self._ledger: LedgerFile | None = None
-        self._noting: asyncio.TimerHandle | None = None  # the next line of the ledger
-        self._began = 0.0
+        self._keeping = Keeping(config, self.engine, self._now)
         self._ended: asyncio.Future[None] | None = None
-        self._saving: asyncio.Task[None] | None = None
         self._changed: Callable[[], None] = lambda: None
         self._spin = Spin()
         self._looking = self._heard = False  # for a next message, and whether one came meanwhile
@@ -140,37 +129,24 @@ class Server:
 
     async def start(self) -> str:
         """Open everything and listen; return the URL to join."""
-        config = self.config
         self._loop = asyncio.get_running_loop()
         self._ended = self._loop.create_future()
-        if config.save is not None:
-            check_writable(config.save)
         self._applier = Applier(self._loop, self._applied, self._applier_failed)
         try:
-            if config.record is not None:
-                self._open_journal(config.record)
-            if config.ledger is not None:
-                self._ledger = LedgerFile(config.ledger)
-            if config.init is not None:
-                self._initialise(config.init)
+            model = self._keeping.open()
+            if model is not None:
+                self.post(model)
             self._listener = await self._listen()
         except BaseException:
             self._applier.close()
-            if self._journal_file is not None:
-                self._journal_file.close()
-            if self._ledger is not None:
-                self._ledger.close()
+            self._keeping.abandon()
             raise
-        self._began = self._now()
-        if self._ledger is not None:
-            self._write_ledger(self._ledger)
+        self._keeping.begin(self._loop)
         for pool in self.engine.intake.pools:
             pool.wake = partial(self._loop.call_soon_threadsafe, pool.settle)
         self._sweep()
         if self._pacer is not None:
             self._look_at_pace(self._pacer)
-        if config.save_every is not None:
-            self._saving = self._loop.create_task(self._save_now_and_then(config.save_every))
         return self.url
 
     async def _listen(self) -> asyncio.Server:
@@ -214,12 +190,11 @@ class Server:
         assert self._loop is not None
         if self._listener is not None:
             self._listener.close()
-        if self._saving is not None:
-            self._saving.cancel()
+        self._keeping.stop()
         if not self._broken:
             self.post(Stopping(self._now()))
             await self._drain()
-        for handle in (self._sweeper, self._tick, self._noting, self._pacing):
+        for handle in (self._sweeper, self._tick, self._pacing):
             if handle is not None:
                 handle.cancel()
         for peer in list(self._peers.values()):
@@ -233,16 +208,7 @@ class Server:
             pool.wake = None
         if self._applier is not None:
             self._applier.close()
-        if self._journal is not None and self._journal_file is not None:
-            self._journal.end(self._now(), self.engine)
-            self._journal_file.close()
-        if self._ledger is not None:
-            self._ledger.write(self._now() - self._began, self.engine.crew.ledger())
-            self._ledger.close()
-        if self._saving is not None:
-            await asyncio.wait([self._saving])
-        if self.config.save is not None:
-            self.save(self.config.save)
+        await self._keeping.end()
 
     async def _drain(self) -> None:
         """Wait until everything is answered and sent, or those who are to read it do not."""
@@ -265,77 +231,6 @@ class Server:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(changed.wait(), seconds)
 
-    # ------------------------------------------------------------ files
-
-    def save(self, path: Path) -> None:
-        """Write the current version of the parameters to a file."""
-        store = self.engine.store
-        if store is None:
-            _log.warning("nothing is saved to %s: no model has been defined", path)
-            return
-        if store.busy or self.engine.updates.working:
-            _log.error("nothing is saved to %s: an update was not finished", path)
-            return
-        tables = self.engine.saved_tables()
-        write_model(path, store.current.arena.views, store.version, tables)
-        _log.info("version %d saved to %s", store.version, path)
-
-    async def _save_now_and_then(self, seconds: float) -> None:
-        """Write the parameters every so often; a lease keeps the version whole meanwhile."""
-        assert self.config.save is not None
-        while True:
-            await asyncio.sleep(seconds)
-            store = self.engine.store
-            if store is None or not store.readable or self.engine.updates.working:
-                continue
-            lease = store.lease()
-            version, views = lease.version.number, lease.version.arena.views
-            tables = self.engine.saved_tables()  # a copy, for nothing holds a version of them
-            writing = asyncio.ensure_future(
-                asyncio.to_thread(write_model, self.config.save, views, version, tables)
-            )
-            del tables
-            try:
-                await asyncio.shield(writing)
-                _log.debug("version %d saved to %s", version, self.config.save)
-            except UsageError as error:
-                _log.error("%s", error)
-            finally:  # also when cancelled: a write that went on could overtake the last one
-                await asyncio.wait([writing])
-                lease.release()
-
-    def _write_ledger(self, file: LedgerFile) -> None:
-        """Write a line now, and again before long."""
-        assert self._loop is not None
-        file.write(self._now() - self._began, self.engine.crew.ledger())
-        self._noting = self._loop.call_later(EVERY, self._write_ledger, file)
-
-    def _open_journal(self, path: Path) -> None:
-        try:
-            self._journal_file = path.open("wb")
-        except OSError as error:
-            raise UsageError(f"--record {path}: {error.strerror}") from None
-        config = self.config
-        self._journal = Journal(
-            self._journal_file, config.policy, self.engine.algorithm.settings(), config.options()
-        )
-
-    def _initialise(self, path: Path) -> None:
-        arrays, tables = read_model(path), read_tables(path)
-        layout = Layout.of(arrays, empty=bool(tables))
-        rest = [part for _row, ids, rows in tables for part in (ids, rows)]
-        data = aligned(layout.nbytes + sum(part.nbytes for part in rest))
-        for tensor in layout.tensors:
-            flat = np.ascontiguousarray(arrays[tensor.name]).reshape(-1).view(np.uint8)
-            data[tensor.offset : tensor.offset + tensor.nbytes] = flat
-        rows = tuple((t.name, t.dtype.name, t.shape) for t in layout.tensors)
-        place = layout.nbytes
-        for part in rest:
-            data[place : place + part.nbytes] = part.reshape(-1).view(np.uint8)
-            place += part.nbytes
-        given = tuple((row, len(ids)) for row, ids, _rows in tables)
-        self.post(Initialised(self._now(), rows, data, given))
-
     # ------------------------------------------------------------ events and effects
 
     @staticmethod
@@ -355,8 +250,8 @@ class Server:
         try:
             while self._events:
                 event = self._events.popleft()
-                if self._journal is not None:
-                    self._journal.note(event)
+                if self._keeping.journal is not None:
+                    self._keeping.journal.note(event)
                 for effect in self.engine.handle(event):
                     _PERFORM[type(effect)](self, effect)
         finally:

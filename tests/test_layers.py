@@ -45,7 +45,7 @@ ROOMS: Mapping[str, str] = {
     "workloads":    "workloads",
     "sockets":      "sockets spin",
     "client":       "client",
-    "server":       "server link paced peer applier config files ledgerfile",
+    "server":       "server link paced peer applier config files ledgerfile keeping",
     "tools":        "cli __main__ accounts throttle commands demo pages wire_examples sim"
                     " experiments",
 }  # fmt: skip

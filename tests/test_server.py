@@ -19,8 +19,7 @@ import numpy as np
 import pytest
 
 import aiops
-from aiops import messages
-from aiops import server as server_module
+from aiops import keeping, messages
 from aiops.client import Client, Worker
 from aiops.errors import ConflictError, ConnectionLost, Unavailable, UsageError
 from aiops.files import read_model, write_model
@@ -317,7 +316,7 @@ class TestSaving:
             write_model(where, arrays, version, tables)
             versions.append(version)
 
-        monkeypatch.setattr(server_module, "write_model", slow)
+        monkeypatch.setattr(keeping, "write_model", slow)
         settings: dict[str, Any] = {"save": path, "save_every": 0.001, "set": {"lr": 1}}
         with ServerThread(policy="asgd", kernels="numpy", **settings) as server:
             with Worker(server.url, {"w": np.zeros(3, np.float32)}) as worker:
