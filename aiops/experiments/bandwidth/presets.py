@@ -25,9 +25,18 @@ _GATED = {
 _REAPPLY = {16: 0.005, 4: 0.002}  # the learning rate
 
 _GATE = "bfasgd:c_push=0.11,c_fetch=0.13,local=0.1"
-_COIN = "constant:p_push=0.11,p_fetch=0.09,local=0.1"  # the same traffic, whatever v̄ is
-_PAPERS = "bfasgd:c_push=0.11,c_fetch=0.13,skipped=reapply"
+_CODED = "bfasgd:c_push=0.09,c_fetch=0.13,local=0.1"
 _RARE = "bfasgd:c_push=0.2,c_fetch=0.25,local=0.1"
+_PAPERS = "bfasgd:c_push=0.11,c_fetch=0.13,skipped=reapply"
+# Whatever v̄ is: about the traffic of the first two.
+_COIN = {
+    16: "constant:p_push=0.11,p_fetch=0.0925,local=0.1",
+    4: "constant:p_push=0.11,p_fetch=0.081,local=0.1",
+}
+_CODED_COIN = {
+    16: "constant:p_push=0.13,p_fetch=0.1,local=0.1",
+    4: "constant:p_push=0.128,p_fetch=0.085,local=0.1",
+}
 
 
 def _coded(case: Case, gate: str, push: str, fetch: str) -> Case:
@@ -36,15 +45,17 @@ def _coded(case: Case, gate: str, push: str, fetch: str) -> Case:
 
 def _figures(workers: int) -> Iterator[Case]:
     """Yield what gates and codecs save, and the controls beside them."""
-    raw, gated = _RAW[workers], _GATED[workers]
+    raw, coded = _RAW[workers], _GATED[workers]
+    gated = coded if workers == 16 else replace(coded, lr=0.004)
     yield raw
     yield replace(gated, gate=_GATE)
-    yield replace(gated, gate=_COIN)
-    yield replace(gated, gate=_GATE.removesuffix(",local=0.1"))
+    yield replace(gated, gate=_COIN[workers])
     yield replace(raw, lr=_REAPPLY[workers], gate=_PAPERS)
-    yield _coded(gated, _GATE, "topk:0.01", "topk:0.05")
-    yield _coded(gated, _COIN, "topk:0.01", "topk:0.05")
-    yield _coded(gated, _RARE, "topk:0.005", "topk:0.02")
+    yield _coded(coded, _CODED, "topk:0.01", "topk:0.05")
+    yield _coded(coded, _CODED_COIN[workers], "topk:0.01", "topk:0.05")
+    yield _coded(coded, _RARE, "topk:0.005", "topk:0.02")
+    if workers == 16:
+        yield replace(gated, gate=_GATE.removesuffix(",local=0.1"))
 
 
 def _pareto() -> Iterator[Case]:
@@ -62,14 +73,14 @@ def _pareto() -> Iterator[Case]:
         ("topk:0.01", "int8"),
         ("topk:0.01", "topk:0.05"),
     ):
-        yield _coded(gated, _GATE, push, fetch)
+        yield _coded(gated, _CODED, push, fetch)
     yield _coded(gated, _RARE, "topk:0.005", "topk:0.02")
 
 
 def _link() -> Iterator[Case]:
     """Yield the same training behind an uplink of 20 Mbit/s."""
     cases = [
-        _coded(_GATED[4], _GATE, "topk:0.01", "topk:0.05"),
+        _coded(_GATED[4], _CODED, "topk:0.01", "topk:0.05"),
         replace(_RAW[4], gradients=1000),
     ]
     for batch_size in (64, 256, 1024):  # a barrier, and as much computed before each as pays
