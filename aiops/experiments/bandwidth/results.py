@@ -66,7 +66,8 @@ class Results:
         if path is not None and path.is_file():
             try:
                 for row in json.loads(path.read_text(encoding="utf-8"))["runs"]:
-                    self._rows[Case.of(row["case"]).key] = row
+                    case = Case.of(row["case"])
+                    self._rows[case.key] = {**row, "name": case.name}
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise UsageError(
                     f"{path} holds no results of this experiment ({error}): name another file, or"
