@@ -219,7 +219,8 @@ class ModelAverager:
             patience, loop = _FAREWELL if core.started.done() else 0.0, core.loop
 
             def end() -> None:  # a coroutine made here could be left over: the loop may end first
-                self._ending = loop.create_task(core.end(patience))
+                if not core.over:  # else it ends just now, and would not run a further task
+                    self._ending = loop.create_task(core.end(patience))
 
             with contextlib.suppress(RuntimeError):  # its loop ended just now
                 loop.call_soon_threadsafe(end)

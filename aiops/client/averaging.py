@@ -161,6 +161,11 @@ class Averaging:
         self._asked.append(answer)
         self._wake.set()
 
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing left to end."""
+        return self._task is None or self._task.done()
+
     async def end(self, patience: float) -> None:
         """Finish what is under way, if that is quick, and end."""
         with contextlib.suppress(TimeoutError):

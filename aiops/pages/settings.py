@@ -44,8 +44,8 @@ def grouped(algorithm: type[Algorithm]) -> list[Group]:
 
     >>> from aiops.algorithms.fasgd import FASGD
     >>> [(group.title, [s.name for s in group.settings]) for group in grouped(FASGD)]
-    [('Its own', ['lr', 'gamma', 'beta', 'eps']), ('Learning rate and clipping', ['schedule', \
-'scale_lr', 'clip'])]
+    [('Its own', ['lr', 'gamma', 'beta', 'eps', 'least']), ('Learning rate and clipping', \
+['schedule', 'scale_lr', 'clip'])]
     """
     meanings = algorithm.described()
     explained = [name for name in algorithm.own_settings() if not _below(algorithm, name)]

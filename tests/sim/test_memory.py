@@ -241,7 +241,7 @@ class TestLearning:
 
 def test_a_refused_push_is_put_back_once() -> None:
     """What the server refuses stays in the gate's sum, and nothing of it in the encoders."""
-    run = Run("asgd", workers=1, gate="periodic:k_push=2", push_codec=("topk:0.1",))
+    run = Run("asgd", workers=1, gate="periodic:k_push=2,combine=mean", push_codec=("topk:0.1",))
     seat, engine = run.seats[0], run.engine
     ones = {name: np.ones_like(array) for name, array in START.items()}
     place, refusing = engine.intake.place, [True]
