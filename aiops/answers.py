@@ -66,8 +66,9 @@ class Answers:
         """Send the tensors that the client wants and does not have, when they can be read."""
         store = self._defined()
         wanted = self._wanted(message)
+        said = store.vbar(), store.vbars(), self._gate(store)
         if message.coded and self.shadowing is not None:
-            params = Params(message.id, store.version, (), store.vbar(), store.vbars())
+            params = Params(message.id, store.version, (), *said)
             self.shadowing.answer(peer, params, wanted, member)
             return
         if not store.readable:
@@ -75,7 +76,6 @@ class Answers:
             return
         self._note_sent(store, member)
         parts = store.current.parts_for(wanted)
-        said = store.vbar(), store.vbars(), self._gate(store)
         params = Params(message.id, store.version, parts, *said)
         self.effects.append(Reply(peer, params, store.lease() if parts else None))
 
@@ -229,7 +229,7 @@ class Answers:
         said = (ack.used, ack.staleness, ack.mean_staleness, ack.vbar, ack.vbars)
         parts: Parts = ()
         if message.fetch and message.coded and self.shadowing is not None:
-            answer = Ack(message.id, ack.version, store.version, *said)
+            answer = Ack(message.id, ack.version, store.version, *said, (), self._gate(store))
             self.shadowing.answer(peer, answer, self._wanted(message), member)
             return
         if message.fetch:

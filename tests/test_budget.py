@@ -422,8 +422,9 @@ class TestRefused:
 
 
 class TestEngine:
-    def test_answers_bring_the_constants(self) -> None:
-        inline = Inline("fasgd", budget=1000 * KB, gate="bfasgd")
+    @pytest.mark.parametrize("codecs", [(), ("int8",)], ids=["raw", "coded"])
+    def test_answers_bring_the_constants(self, codecs: tuple[str, ...]) -> None:
+        inline = Inline("fasgd", budget=1000 * KB, gate="bfasgd", fetch_codec=codecs)
         inline.define({"w": np.zeros(10, np.float32)})
         inline.join(1)
         for tick in range(300):
@@ -433,7 +434,7 @@ class TestEngine:
         assert inline.engine.budget is not None
         assert ack.gate == inline.engine.budget.constants(ack.vbar)
         assert ack.gate[0] > 0
-        params = inline.receive(1, Fetch(7, -1))
+        params = inline.receive(1, Fetch(7, -1, coded=bool(codecs)))
         assert isinstance(params, Params)
         assert params.gate == ack.gate
 

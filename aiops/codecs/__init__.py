@@ -10,14 +10,10 @@ import importlib
 from collections.abc import Mapping
 from importlib import metadata
 
-from aiops.codecs import raw
 from aiops.codecs.base import Codec, Encoder, NotFinite
 from aiops.errors import UsageError, nearest
 
-__all__ = ["BUILT_IN", "CODECS", "Codec", "Encoder", "NotFinite", "codec_named", "find"]
-
-CODECS = {raw.NAME: raw}
-"""The codecs whose payload is the tensor's own memory, by name: it needs no decoding."""
+__all__ = ["BUILT_IN", "Codec", "Encoder", "NotFinite", "codec_named", "find"]
 
 BUILT_IN: Mapping[str, str] = {
     "bf16": "aiops.codecs.half:BF16",

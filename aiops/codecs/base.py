@@ -96,15 +96,19 @@ class Codec:
         return cls(**given)
 
     @property
-    def spec(self) -> str:
-        """What a user writes to get this: ``"topk:fraction=0.01"``; ``find(spec)`` equals it."""
+    def settings(self) -> str:
+        """What `make` makes this of: ``"fraction=0.01"``."""
         values = [(field, getattr(self, field.name)) for field in fields(self)]
-        written = ",".join(
+        return ",".join(
             f"{field.name}={value}"
             for index, (field, value) in enumerate(values)
             if index == 0 or value != field.default
         )
-        kind = type(self)
+
+    @property
+    def spec(self) -> str:
+        """What a user writes to get this: ``"topk:fraction=0.01"``; ``find(spec)`` equals it."""
+        written, kind = self.settings, type(self)
         ours = kind.__module__.startswith("aiops.codecs.")
         name = self.name if ours else f"{kind.__module__}:{kind.__qualname__}"
         return f"{name}:{written}" if written else name

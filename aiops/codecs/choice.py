@@ -62,14 +62,7 @@ class Choice:
     @property
     def announced(self) -> list[list[str]]:
         """What `told` reads: pattern, name and settings of each."""
-        return [
-            [
-                pattern,
-                codec.name,
-                codec.spec.partition(":")[2] if _ours(codec) else _settings(codec),
-            ]
-            for pattern, codec in self.pairs
-        ]
+        return [[pattern, codec.name, codec.settings] for pattern, codec in self.pairs]
 
     def codec(self, tensor: Tensor) -> Codec | None:
         """Return how a tensor travels; None: raw, which is also for what would not get shorter."""
@@ -83,12 +76,3 @@ class Choice:
 
     def __bool__(self) -> bool:
         return any(codec.name != "raw" for _pattern, codec in self.pairs)
-
-
-def _ours(codec: Codec) -> bool:
-    return type(codec).__module__.startswith("aiops.codecs.")
-
-
-def _settings(codec: Codec) -> str:
-    """Return the settings of a codec whose spec begins with ``module:class``."""
-    return ":".join(codec.spec.split(":")[2:])

@@ -8,7 +8,7 @@ from importlib import metadata
 import numpy as np
 import pytest
 
-from aiops.codecs import BUILT_IN, CODECS, codec_named, find, raw
+from aiops.codecs import BUILT_IN, codec_named, find
 from aiops.codecs.topk import TopK
 from aiops.errors import UsageError
 from tests.codecs.thirdparty import Signs
@@ -102,7 +102,3 @@ def test_a_name_from_the_wire_imports_nothing(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("aiops.codecs._known", {})
     assert codec_named(f"{HERE}:Signs") is None
     assert codec_named("") is None
-
-
-def test_raw_is_the_one_that_needs_no_decoding() -> None:
-    assert dict(CODECS) == {raw.NAME: raw}

@@ -64,7 +64,6 @@ class Gated(Routine):
         self._take = Intake(params).take if self._model is None else self._model.take
         self._sent_once = False  # the server has a gradient that it can apply again
         self.local = self._kept is not None
-        self.skipped_pushes = self.skipped_fetches = 0  # mini-batches, of the first tensor asked
 
     def apply(self, gradients: Mapping[str, Array]) -> None:
         """Add it to what is to be pushed."""
@@ -93,8 +92,6 @@ class Gated(Routine):
         push, fetch = self._tensors(opened[0]), self._tensors(opened[1])
         self._passed[opened] = 0
         self._passed[~opened] += 1
-        self.skipped_pushes += not len(push)
-        self.skipped_fetches += not len(fetch)
         into = self._fresh if len(fetch) else None
         wanted = None if len(fetch) == len(self.params.layout.tensors) else fetch
         self.under_way = self._made(push, into, wanted)

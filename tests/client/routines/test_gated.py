@@ -373,13 +373,6 @@ class TestDecisions:
         assert [push for push, _fetch in found] == ([False] * 4 + [True]) * 4
         assert found == [(push, push) for push, _fetch in found]
 
-    def test_skips_are_counted(self) -> None:
-        routine = routine_of("periodic:k_push=2,k_fetch=5")
-        for _ in range(10):
-            if step(routine, 1) is not None:
-                arrive(routine)
-        assert (routine.skipped_pushes, routine.skipped_fetches) == (5, 8)
-
     def test_the_statistic_closes_the_gate(self) -> None:
         routine = routine_of("bfasgd:c_push=1e9,c_fetch=1e9,longest=1000")
         step(routine, 1)
