@@ -104,7 +104,7 @@ PRESETS: Mapping[str, Sequence[Case]] = {
     # the server chooses the gate's constants to keep to so many bytes per second
     "budget": tuple(
         replace(_GATED[16], gate="bfasgd:local=0.1", budget=budget)
-        for budget in ("", "250MB/s", "100MB/s", "33MB/s")
+        for budget in ("", "340MB/s", "135MB/s", "45MB/s")
     ),
     "link": tuple(_link()),
 }
