@@ -98,7 +98,7 @@ class Paced:
 
     ``nbytes`` crossed, both ways; ``second`` of them and before in the last second, ``peak`` in the
     busiest second so far (0 without a budget for all together); ``backlog`` bytes wait; ``busy``
-    connections have a message on its way; ``pressed``: somebody waited all the time.
+    connections have a message on its way; ``pressed``: somebody waited meanwhile.
     """
 
     time: float

@@ -27,7 +27,10 @@ SURVEY = 256 * 1024  # bytes per survey: within the cache, whatever the size of 
 class Incoming:
     """The sink of one push or one offered model: a buffer, surveyed as it fills."""
 
-    __slots__ = ("_done", "_layout", "_offsets", "_pool", "_runs", "buffer", "cover", "fault")
+    __slots__ = (
+        *("_borrowed", "_done", "_layout", "_offsets", "_pool", "_runs"),
+        *("buffer", "cover", "fault"),
+    )
 
     def __init__(
         self,
@@ -43,6 +46,23 @@ class Incoming:
         self._offsets = [0] if len(lengths) == 1 else list(accumulate(lengths, initial=0))
         self._runs = list(self._typed_runs(surveys))
         self._done = 0  # bytes surveyed
+        self._borrowed = False  # the buffer is the sender's
+
+    def adopt(self, payload: Bytes) -> bool:
+        """Be offered the only payload as it lies; return whether it is taken, and is not copied.
+
+        It must stay as it is until this has been freed, or kept.
+        """
+        if len(payload) != len(self.buffer):
+            return False
+        self.free()
+        self.buffer, self._borrowed = payload, True
+        self._runs = [
+            (begin, payload[begin : begin + typed.nbytes].view(typed.dtype), survey)
+            for begin, typed, survey in self._runs
+        ]
+        self.filled(0, 0, len(payload))
+        return True
 
     def view(self, part: int, offset: int) -> memoryview:
         """Return the rest of the buffer from there."""
@@ -77,6 +97,8 @@ class Incoming:
         if self._pool is not None:
             pool, self._pool = self._pool, None
             pool.hand_over(self.buffer)
+        if self._borrowed:
+            self.buffer, self._borrowed = self.buffer.copy(), False
         return self.take()
 
     def free(self) -> None:
@@ -127,11 +149,15 @@ class CodedIncoming(Incoming):
         surveys: list[Surveyor],
     ) -> None:
         self.buffer, self.cover, self._layout, self._pool = buffer, cover, layout, pool
-        self.fault = None
+        self.fault, self._borrowed = None, False
         self._parts, self._surveys = parts, surveys
         self._offsets = list(accumulate((part.nbytes for part in parts), initial=0))
         self._next = 0  # the first part that has not been looked over
         self._look_over(0)  # of parts without bytes nobody says that they have been filled
+
+    def adopt(self, payload: Bytes) -> bool:
+        """What is coded is small: it is copied."""
+        return False
 
     def filled(self, part: int, offset: int, nbytes: int) -> None:
         """Look over each part when all of it is there."""

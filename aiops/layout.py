@@ -347,7 +347,7 @@ def aligned(nbytes: int) -> Bytes:
 class Arena:
     """One copy of a model: its bytes, a flat typed view per section, a shaped view per tensor."""
 
-    __slots__ = ("__weakref__", "_views", "data", "layout", "sections")
+    __slots__ = ("__weakref__", "_shown", "_views", "data", "layout", "sections")
 
     def __init__(self, layout: Layout, data: npt.NDArray[np.uint8] | None = None) -> None:
         self.layout = layout
@@ -357,6 +357,16 @@ class Arena:
             for section in layout.sections
         )
         self._views: dict[str, Array] | None = None
+        self._shown: dict[str, Array] | None = None
+
+    @property
+    def shown(self) -> dict[str, Array]:
+        """The same as `views`, read-only."""
+        if self._shown is None:
+            self._shown = {name: view.view() for name, view in self.views.items()}
+            for view in self._shown.values():
+                view.flags.writeable = False
+        return self._shown
 
     @property
     def views(self) -> dict[str, Array]:

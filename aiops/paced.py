@@ -42,7 +42,7 @@ class Pacer:
         self._serving = False
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0  # when the timer rings
-        self._flowed = False  # the line has been empty since the last look
+        self._waited = False  # somebody has stood in line since the last look
 
     def open(self, link: PacedLink) -> int:
         """Let a connection take part; return its number here."""
@@ -82,9 +82,9 @@ class Pacer:
         now = self.now()
         due = self.budget.next(now)
         if due is None:
-            self._flowed = True
             self.stop()
             return
+        self._waited = True
         if self._timer is None or due < self._due - _SOONEST:
             self.stop()
             self._due = max(due, now + _SOONEST)
@@ -101,9 +101,9 @@ class Pacer:
             self._timer = None
 
     def pressed(self) -> bool:
-        """Return whether somebody has waited all the time since this was last called."""
-        flowed, self._flowed = self._flowed, self.budget.wanted == 0
-        return not flowed
+        """Return whether somebody has waited at any time since this was last called."""
+        waited, self._waited = self._waited, self.budget.wanted > 0
+        return waited
 
     def busy(self) -> int:
         """Return how many connections have a message on its way."""

@@ -237,7 +237,7 @@ class Shelf:
         self.current, self.live = current, live
         self.copies = 0
         self._returned: deque[Version] = deque()
-        self._alive = [current]
+        self._alive = {current: None}  # in the order of their numbers
         self._spare: list[Arena] = []
 
     @property
@@ -268,22 +268,24 @@ class Shelf:
     def publish(self, version: Version) -> None:
         """Make what `target` returned the current version."""
         if version is not self.current:
-            self.current = version
-            self._alive.append(version)
+            before, self.current = self.current, version
+            self._alive[version] = None
+            self._retire(before)
 
     def settle(self) -> None:
         """Count the leases that ended, and keep the arenas that nobody reads any more."""
         while self._returned:
-            self._returned.popleft().readers -= 1
-        if len(self._alive) == 1:
+            version = self._returned.popleft()
+            version.readers -= 1
+            self._retire(version)
+
+    def _retire(self, version: Version) -> None:
+        """Keep the arena of a version that nobody reads any more, unless it is the current one."""
+        if version.readers or version is self.current:
             return
-        kept: list[Version] = []
-        for version in self._alive:
-            if version.readers or version is self.current:
-                kept.append(version)
-            elif len(self._spare) < _SPARES:
-                self._spare.append(version.arena)
-        self._alive = kept
+        del self._alive[version]
+        if len(self._spare) < _SPARES:
+            self._spare.append(version.arena)
 
     def _evict(self) -> None:
         """Give the readers of the oldest version that has any a copy of what they have not sent.

@@ -184,6 +184,8 @@ class Wire:
         *("_side", "_sink", "limits", "place", "state", "traffic", "waiting"),
     )
 
+    _room = _HEAD
+
     def __init__(self, side: Side, place: Place, limits: Limits | None = None) -> None:
         self._side: Side = side
         self.place = place
@@ -191,7 +193,7 @@ class Wire:
         self.state = "start"
         self.traffic = Traffic()
         self.waiting = False
-        self._head = memoryview(bytearray(_HEAD))
+        self._head = memoryview(bytearray(self._room))
         self._begin = self._end = 0  # the bytes of _head that are not read yet
         self._message: Message | None = None
         self._length = 0  # of its header, in bytes
@@ -210,6 +212,24 @@ class Wire:
         LocalProtocolError
             When this side may not say that now.
         """
+        header = self._say(message)
+        prefix = _PREFIX.pack(_MAP_PREFIX, len(header))
+        parts: Parts = getattr(message, "parts", ())
+        if not parts:
+            return [prefix + header]
+        chunks: list[Buffer] = [prefix, header]
+        total = 0
+        for part, views in zip(parts, payloads, strict=True):
+            total += part.nbytes
+            chunks.append(_PREFIX.pack(_BIN_PREFIX, part.nbytes))
+            chunks += views
+        if total + len(header) + 5 * len(parts) + 5 <= SMALL:
+            return [b"".join(chunks)]
+        chunks[:3] = [b"".join(chunks[:3])]
+        return chunks
+
+    def _say(self, message: Message) -> bytes:
+        """Take note of a message that is sent, with its payloads; return its header."""
         kind = message.kind
         following = HANDSHAKE[self.state][self._side].get(kind)
         if following is None:
@@ -220,28 +240,17 @@ class Wire:
         header = messages.encode(message)
         parts: Parts = getattr(message, "parts", ())
         traffic = self.traffic
-        traffic.messages_out += 1
         counted = traffic.kinds_out[kind]
+        traffic.messages_out += 1
         counted.messages += 1
         overhead = 5 + len(header) + 5 * len(parts)
         counted.overhead += overhead
-        prefix = _PREFIX.pack(_MAP_PREFIX, len(header))
-        if not parts:
-            traffic.bytes_out += overhead
-            return [prefix + header]
-        chunks: list[Buffer] = [prefix, header]
         payload = 0
-        for part, views in zip(parts, payloads, strict=True):
+        for part in parts:
             payload += part.nbytes
-            chunks.append(_PREFIX.pack(_BIN_PREFIX, part.nbytes))
-            chunks += views
         counted.payload += payload
-        total = overhead + payload
-        traffic.bytes_out += total
-        if total <= SMALL:
-            return [b"".join(chunks)]
-        chunks[:3] = [b"".join(chunks[:3])]
-        return chunks
+        traffic.bytes_out += overhead + payload
+        return header
 
     # ------------------------------------------------------------ receiving
 
@@ -313,7 +322,9 @@ class Wire:
                     break
                 assert self._message is not None
                 whole.append((self._message, self._sink))
-                self._count(self._message.kind)
+                payload = sum([part.nbytes for part in self._parts])
+                overhead = 5 + self._length + 5 * len(self._parts)
+                self._count(self._message.kind, overhead, payload)
                 self._message, self._sink, self._parts = None, None, ()
                 if len(self._head) > _HEAD:  # one long header must not cost memory for ever
                     self._resize(_HEAD)
@@ -324,15 +335,13 @@ class Wire:
             raise
         return whole
 
-    def _count(self, kind: str) -> None:
+    def _count(self, kind: str, overhead: int, payload: int) -> None:
         """Count a message that is complete."""
-        traffic, parts = self.traffic, self._parts
-        traffic.messages_in += 1
-        counted = traffic.kinds_in[kind]
+        self.traffic.messages_in += 1
+        counted = self.traffic.kinds_in[kind]
         counted.messages += 1
-        counted.overhead += 5 + self._length + 5 * len(parts)
-        for part in parts:
-            counted.payload += part.nbytes
+        counted.overhead += overhead
+        counted.payload += payload
 
     def _read_message(self) -> bool:
         """Read a header with its prefix, once all of it is there."""
@@ -351,13 +360,7 @@ class Wire:
             self._check_length(length)
         message = messages.decode(self._head[start : start + length])
         self._begin = start + length
-        peer = "client" if self._side == "server" else "server"
-        following = HANDSHAKE[self.state][peer].get(message.kind)
-        if following is None:
-            raise RemoteProtocolError(f"a {peer} may not send {message.kind!r} when {self.state!r}")
-        if message.kind == "error" and message.fatal:  # type: ignore[attr-defined]
-            following = "closed"
-        self.state = following
+        self._hear(message)
         parts: Parts = getattr(message, "parts", ())
         if len(parts) > self.limits.parts:
             raise RemoteProtocolError(
@@ -366,6 +369,16 @@ class Wire:
         self._message, self._parts, self._part = message, parts, 0
         self._length = length
         return True
+
+    def _hear(self, message: Message) -> None:
+        """Check that the peer may say this now."""
+        peer = "client" if self._side == "server" else "server"
+        following = HANDSHAKE[self.state][peer].get(message.kind)
+        if following is None:
+            raise RemoteProtocolError(f"a {peer} may not send {message.kind!r} when {self.state!r}")
+        if message.kind == "error" and message.fatal:  # type: ignore[attr-defined]
+            following = "closed"
+        self.state = following
 
     def _check_length(self, length: int) -> None:
         """Refuse a header longer than this peer may send now."""

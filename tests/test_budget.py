@@ -170,7 +170,7 @@ def wait_until(server: ServerThread, true: Callable[[Server], bool]) -> None:
 
 
 def utilisation(server: ServerThread) -> float:
-    """Return the share of the budget that crossed while somebody waited for it all the time."""
+    """Return the share of the budget that crossed while somebody waited for it."""
     share: float | None = server.call(lambda s: s.engine.report()["budget"]["utilisation"])
     assert share is not None, "nobody ever waited"
     return share
@@ -319,11 +319,11 @@ class TestShown:
         inline = Inline("fasgd", budget=1000 * KB, worker_budget=300 * KB, gate="bfasgd")
         inline.define({"w": np.zeros(10, np.float32)})
         inline.join(1)
-        assert "while more was wanted" not in shown(inline)
+        assert "used while somebody waited" not in shown(inline)
         inline.post(Paced(2.0, 27 * KB, 270 * KB, 290 * KB, 500 * KB, 1, True))
         text = shown(inline)
         assert "budget  1.0 MB/s, 300 kB/s each  last second 270 kB, busiest 290 kB" in text
-        assert "90.0% while more was wanted" in text
+        assert "90.0% used while somebody waited" in text
         assert "c_push 0  c_fetch 0" in text
 
     def test_without_a_budget(self) -> None:

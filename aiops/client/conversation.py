@@ -44,11 +44,16 @@ from aiops.layout import Array, Ints, Layout
 from aiops.ledger import Ledger
 from aiops.messages import Ack, Error, Message, Model, Parts, Report, TableRows, Welcome
 from aiops.tables import Table, Tables
-from aiops.wire import Buffer, Discard, Limits, Sink, Wire
+from aiops.wire import Buffer, Discard, Limits, Place, Sink, Wire
 
 _LIMITS = Limits(header=8 << 20)  # a model comes back with offsets: longer than it was offered
 _LONGEST_WAIT = 1e9  # seconds that a server may announce
 _LONGEST_NAME = 1024  # bytes: the whole greeting must stay under 4 KiB
+
+
+def stream(place: Place) -> Wire:
+    """Return a client's end of a connection that carries bytes."""
+    return Wire("client", place, _LIMITS)
 
 
 class Conversation:
@@ -70,6 +75,8 @@ class Conversation:
         Makes 16 fresh random bytes.
     pongs
         Whether the driver answers pings even when nobody waits for a request.
+    wire
+        Makes this side's end of a connection.
 
     Raises
     ------
@@ -87,6 +94,7 @@ class Conversation:
         token: str | None,
         nonce: Callable[[], bytes],
         pongs: bool,
+        wire: Callable[[Place], Wire] = stream,
     ) -> None:
         if len(name.encode()) > _LONGEST_NAME:
             text = (
@@ -95,7 +103,8 @@ class Conversation:
             raise UsageError(text)
         self.server, self.client, self.name, self.role = server, client, name, role
         self._token, self._nonce, self._pongs = token, nonce, pongs
-        self._wire = Wire("client", self._place, _LIMITS)
+        self._make_wire = wire
+        self.wire = wire(self._place)
         self._out: list[Buffer] = []
         self._hello: messages.Hello | None = None
         self._challenge: messages.Challenge | None = None
@@ -112,7 +121,7 @@ class Conversation:
         self._unheard: list[Into] = []  # parameters that are being received
         self._increments = False  # whether coded increments can be read here
         self.ledger = Ledger(own=True)
-        self.ledger.traffic = self._wire.traffic
+        self.ledger.traffic = self.wire.traffic
 
     # ------------------------------------------------------------ the connection
 
@@ -120,9 +129,9 @@ class Conversation:
         """Begin on a new connection; return what to send."""
         self._epoch += 1
         self.ready = False
-        traffic = self._wire.traffic
-        self._wire = Wire("client", self._place, _LIMITS)
-        self._wire.traffic = traffic  # counts go on over all connections
+        traffic = self.wire.traffic
+        self.wire = self._make_wire(self._place)
+        self.wire.traffic = traffic  # counts go on over all connections
         self.ledger.disconnected()
         self._out, self._challenge = [], None
         self._hello = messages.Hello(
@@ -142,12 +151,12 @@ class Conversation:
     @property
     def traffic(self) -> tuple[int, int]:
         """Bytes received and sent so far, over all connections."""
-        return self._wire.traffic.bytes_in, self._wire.traffic.bytes_out
+        return self.wire.traffic.bytes_in, self.wire.traffic.bytes_out
 
     @property
     def missing(self) -> int:
         """How many bytes of a payload in progress are still to come."""
-        return self._wire.missing
+        return self.wire.missing
 
     @property
     def waiting_for(self) -> str:
@@ -158,7 +167,7 @@ class Conversation:
 
     def next_buffer(self) -> memoryview:
         """Return where the next received bytes belong."""
-        return self._wire.next_buffer()
+        return self.wire.next_buffer()
 
     def received(self, nbytes: int) -> None:
         """Take note of received bytes; 0 means that the server closed the connection.
@@ -174,7 +183,7 @@ class Conversation:
         """
         if nbytes == 0:
             raise ConnectionLost(f"{self.server} closed the connection")
-        for message, sink in self._wire.received(nbytes):
+        for message, sink in self.wire.received(nbytes):
             self._hear(message, sink)
 
     def outgoing(self) -> list[Buffer]:
@@ -184,7 +193,7 @@ class Conversation:
 
     def lost(self) -> None:
         """The connection is gone. Requests stay; they are sent again on the next one."""
-        self._wire.lost()
+        self.wire.lost()
         self._unheard.clear()
         self.ready, self._out = False, []
 
@@ -431,7 +440,7 @@ class Conversation:
         return request
 
     def _send(self, message: Message, payloads: Sequence[Sequence[memoryview]] = ()) -> None:
-        self._out.extend(self._wire.send(message, payloads))
+        self._out.extend(self.wire.send(message, payloads))
         self.ledger.asked(message)
 
     def _place(self, message: Message) -> Sink:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from aiops.client.params import Params
 from aiops.codecs import codec_named, raw
 from aiops.errors import BadPush, RemoteProtocolError
-from aiops.layout import Bytes, Ints
+from aiops.layout import Arena, Bytes, Ints
 from aiops.messages import Part, Parts, Wants
 
 
@@ -62,11 +64,12 @@ class Into:
 
     def __init__(self, params: Params, parts: Parts, have: int, wants: Wants, server: str) -> None:
         self._params, self.parts, self._server = params, parts, server
-        self._data = params.arena.data.data
+        self._data: memoryview | None = None  # of the arena, once something is written there
         layout = params.layout
         whole = len(parts) == 1 and parts[0][:4] == (0, layout.nbytes, raw.NAME, layout.nbytes)
         self._staged: dict[int, Bytes] = {}
-        if whole and not wants:
+        self._whole = whole and not wants
+        if self._whole:
             self._tensors = layout.all
             self.mark()
             return
@@ -138,7 +141,16 @@ class Into:
         staged = self._staged.get(part)
         if staged is not None:
             return staged.data[offset:]
+        if self._data is None:
+            self._data = self._params.own().data.data
         return self._data[self.parts[part].start + offset : self.parts[part].stop]
+
+    def adopt(self, arena: Arena, give_back: Callable[[], None]) -> bool:
+        """Be offered what comes as it lies; return whether it is taken, so that nothing is copied.
+
+        ``give_back`` is called when it is not needed any more.
+        """
+        return self._whole and self._params.lend(arena, give_back)
 
     def filled(self, part: int, offset: int, nbytes: int) -> None:
         """Nothing is looked at before all of it is there."""
@@ -177,7 +189,7 @@ class Into:
                 tensor = layout.tensors[self._tensor_of(part)]
                 codec = codec_named(part.codec)
                 assert codec is not None
-                out = params.arena.views[tensor.name].reshape(-1)
+                out = params.own().views[tensor.name].reshape(-1)
                 codec.decode(self._staged[number], tensor.shape, out, add=True)
                 params.versions[layout.index[tensor.name]] = part.version
                 continue

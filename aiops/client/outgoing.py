@@ -35,7 +35,7 @@ def parts_of(
     """
     if not layout.tensors:
         raise UsageError("the push holds no tensor: this model has none, only tables")
-    if coding is None and isinstance(arrays, Params) and arrays.layout is layout:
+    if coding is None and isinstance(arrays, Params) and arrays.layout.rows == layout.rows:
         parts = layout.parts(versions)
         data = arrays.arena.data.data
         return parts, [[data[part.start : part.stop]] for part in parts]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -104,6 +104,17 @@ class Params(Mapping[str, Array]):
         for first, last, _have in wants:
             self.held[first:last] = version
         self.held[list(late)] = kept
+
+    def lend(self, arena: Arena, give_back: Callable[[], None]) -> bool:
+        """Be offered a whole version as it lies, instead of a copy; return whether it is taken.
+
+        These arrays stay the same, so it is not.
+        """
+        return False
+
+    def own(self) -> Arena:
+        """Return the arena, to be written to."""
+        return self.arena
 
     def __getitem__(self, name: str) -> Array:
         return self.arena.views[name]

@@ -142,7 +142,7 @@ def _budget(report: Mapping[str, Any]) -> Iterator[RenderableType]:
     used, peak = (words.nbytes(budget[key]) for key in ("used", "peak"))
     text.append(f"  last second {used}, busiest {peak}")
     if budget["utilisation"] is not None:
-        text.append(f", {words.percent(budget['utilisation'])} while more was wanted")
+        text.append(f", {words.percent(budget['utilisation'])} used while somebody waited")
     if budget["c_push"] is not None:
         text.append(f"  c_push {budget['c_push']:.3g}  c_fetch {budget['c_fetch']:.3g}")
     yield ""

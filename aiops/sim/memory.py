@@ -1,4 +1,4 @@
-"""A server and its clients in memory: every byte crosses a wire, none crosses a socket.
+"""A server and its clients in memory: every message crosses a wire, none crosses a socket.
 
 The engine, the conversations and the routines are those of real runs, and so are the bytes, which
 the wires count. Nothing happens by itself: a client computes when its `Seat` is told to, and
@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
-from aiops.client.conversation import Conversation
+from aiops.client.conversation import Conversation, stream
 from aiops.client.params import Params
 from aiops.client.requests import Receipt, Request
 from aiops.client.routines import Routine, Transfer, routine_for
@@ -20,7 +21,9 @@ from aiops.errors import Refused, StaleGradient, UsageError
 from aiops.events import Applied, Apply, Drop, Event, Joined, Left, Received, Reply, Warm
 from aiops.handshake import Greeter
 from aiops.layout import Array
-from aiops.wire import Buffer, Wire
+from aiops.messages import Message
+from aiops.sim.handover import HandedWire, Leased, Parcel
+from aiops.wire import Buffer, Sink, Wire
 
 URL = "aiops://memory:7171"
 
@@ -34,10 +37,17 @@ class MemoryServer:
     ----------
     engine
         Decides everything.
+    handed
+        Whether messages are handed over as they are (`aiops.sim.handover`) instead of as bytes: the
+        same is said and counted, and done sooner.
+    pieces
+        Says how many bytes arrive at a time; by default all that there are.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(
+        self, engine: Engine, *, handed: bool = False, pieces: Callable[[], int] | None = None
+    ) -> None:
+        self.engine, self.handed, self.pieces = engine, handed, pieces
         self.now = 0.0
         self.seats: dict[int, Seat] = {}
         self._wires: dict[int, Wire] = {}
@@ -49,7 +59,8 @@ class MemoryServer:
         """Open a connection; return its number."""
         peer = len(self._wires) + 1
         self.seats[peer] = seat
-        self._wires[peer] = Wire("server", self.engine.intake.place)
+        place = self.engine.intake.place
+        self._wires[peer] = HandedWire("server", place) if self.handed else Wire("server", place)
         self._greeters[peer] = Greeter(None, peer.to_bytes(16, "big"))
         return peer
 
@@ -59,17 +70,30 @@ class MemoryServer:
         self._wires[peer].lost()
         self.post(Left(self.now, peer))
 
-    def receive(self, peer: int, buffers: list[Buffer]) -> None:
-        """Have bytes arrive."""
-        wire, greeter = self._wires[peer], self._greeters[peer]
-        for message, sink in _pour(wire, wire.received, buffers):
-            if greeter.admitted:
-                self.post(Received(self.now, peer, message, sink))
-                continue
-            answer = greeter.greet(message)
-            assert answer is None, "no token is asked for in memory"
-            assert greeter.hello is not None
-            self.post(Joined(self.now, peer, greeter.hello, greeter.proof, wire.traffic))
+    def receive(self, peer: int, talk: Conversation, buffers: list[Buffer]) -> None:
+        """Have what a client has to say arrive."""
+        wire = self._wires[peer]
+        if not isinstance(wire, HandedWire):
+            for message, sink in _pour(wire, wire.received, buffers, self.pieces):
+                self._hear(peer, message, sink)
+            return
+        assert isinstance(talk.wire, HandedWire)
+        while talk.wire.outbox:
+            parcel = talk.wire.outbox.popleft()
+            wire.inbox.append(parcel)
+            for message, sink in wire.received(parcel.nbytes):
+                self._hear(peer, message, sink)
+
+    def _hear(self, peer: int, message: Message, sink: Sink | None) -> None:
+        greeter = self._greeters[peer]
+        if greeter.admitted:
+            self.post(Received(self.now, peer, message, sink))
+            return
+        answer = greeter.greet(message)
+        assert answer is None, "no token is asked for in memory"
+        assert greeter.hello is not None
+        traffic = self._wires[peer].traffic
+        self.post(Joined(self.now, peer, greeter.hello, greeter.proof, traffic))
 
     def post(self, event: Event) -> None:
         """Have the engine handle an event, and carry out what follows, to its end."""
@@ -93,16 +117,21 @@ class MemoryServer:
 
     def _reply(self, effect: Reply) -> None:
         seat, wire = self.seats.get(effect.peer), self._wires[effect.peer]
-        lease = effect.lease
-        if effect.rows is not None:
-            views = [[effect.rows.answer]]
+        lease, rows = effect.lease, effect.rows
+        if rows is not None:
+            views = [[rows.answer]]
         else:
             parts = getattr(effect.message, "parts", ())
             views = [] if lease is None else lease.glimpses(parts)
         if seat is not None and wire.state != "closed":
-            seat.receive(wire.send(effect.message, views))
-        if effect.rows is not None:
-            effect.rows.free()
+            if isinstance(wire, HandedWire):
+                wire.hand(effect.message, views, lease)
+                lease = None  # it is the receiver's now
+                seat.take(wire.outbox.popleft())
+            else:
+                seat.receive(wire.send(effect.message, views))
+        if rows is not None:
+            rows.free()
         if lease is not None:
             lease.release()
 
@@ -124,19 +153,42 @@ class Seat:
         self._server = server
         self._nonces = 0
         self.talk = Conversation(
-            URL, client=name, name=name, role="worker", token=None, nonce=self._nonce, pongs=False
+            URL,
+            client=name,
+            name=name,
+            role="worker",
+            token=None,
+            nonce=self._nonce,
+            pongs=False,
+            wire=partial(HandedWire, "client") if server.handed else stream,
         )
         self.steps = self.recomputed = 0
+        self.refused = False  # the last gradient was: it is to be computed again
         self.peer = server.connect(self)
-        server.receive(self.peer, self.talk.connected())
+        server.receive(self.peer, self.talk, self.talk.connected())
         self.ask(self.talk.define(initial))
-        assert self.talk.layout is not None
-        assert self.talk.welcome is not None
-        self.params = Params(self.talk.layout)
-        self.ask(self.talk.fetch(self.params))
-        self.routine: Routine = routine_for(self.talk.welcome.plan, self.params)
+        self.params, self.routine = self._model()
         self._carried: Request | None = None
         self._blocked = False  # a gradient is applied, and its transfer waits for the last one's
+
+    def _model(self) -> tuple[Params, Routine]:
+        """Fetch the parameters; return them, with the routine that trains them.
+
+        They are read where the server keeps them, if the routine leaves them as they are.
+        """
+        assert self.talk.layout is not None
+        assert self.talk.welcome is not None
+        plan = self.talk.welcome.plan
+        if self._server.handed:
+            leased = Leased(self.talk.layout)
+            self.ask(self.talk.fetch(leased))
+            routine = routine_for(plan, leased)
+            if not routine.writes:
+                return leased, routine
+            leased.let_go()
+        params = Params(self.talk.layout)
+        self.ask(self.talk.fetch(params))
+        return params, routine_for(plan, params)
 
     def _nonce(self) -> bytes:
         self._nonces += 1
@@ -144,7 +196,13 @@ class Seat:
 
     def receive(self, buffers: list[Buffer]) -> None:
         """Have bytes arrive."""
-        _pour(self.talk, self.talk.received, buffers)
+        _pour(self.talk, self.talk.received, buffers, self._server.pieces)
+
+    def take(self, parcel: Parcel) -> None:
+        """Have a message arrive."""
+        assert isinstance(self.talk.wire, HandedWire)
+        self.talk.wire.inbox.append(parcel)
+        self.talk.received(parcel.nbytes)
 
     def ask(self, request: Request) -> object:
         """Send a request, and return its result.
@@ -161,9 +219,7 @@ class Seat:
         return result
 
     def _send(self) -> None:
-        out = self.talk.outgoing()
-        if out:
-            self._server.receive(self.peer, out)
+        self._server.receive(self.peer, self.talk, self.talk.outgoing())
 
     @property
     def waits(self) -> bool:
@@ -173,9 +229,14 @@ class Seat:
 
     def step(self, gradient: Gradient) -> Receipt | None:
         """Compute one gradient, and do what the routine says; return what has become of a push."""
+        return self.give(gradient(self.params))
+
+    def give(self, gradients: Mapping[str, Array]) -> Receipt | None:
+        """Hand in the gradient of a mini-batch, computed at `params`, as `step` does."""
         assert not self.waits, "it has to wait for an answer first"
         self.steps += 1
-        self.routine.apply(gradient(self.params))
+        self.refused = False
+        self.routine.apply(gradients)
         self._blocked = self.routine.due and self.routine.under_way is not None
         return None if self._blocked else self._move()
 
@@ -206,6 +267,7 @@ class Seat:
         except StaleGradient:
             self.routine.failed()
             self.recomputed += 1
+            self.refused = True
             return None
         except Refused:
             self.routine.failed()
@@ -225,7 +287,12 @@ class _Receiver(Protocol):
         """Return where they belong."""
 
 
-def _pour(end: _Receiver, received: Callable[[int], Any], buffers: list[Buffer]) -> list[Any]:
+def _pour(
+    end: _Receiver,
+    received: Callable[[int], Any],
+    buffers: list[Buffer],
+    pieces: Callable[[], int] | None,
+) -> list[Any]:
     """Have buffers arrive at one end; return what it makes of them."""
     made: list[Any] = []
     for buffer in buffers:
@@ -233,6 +300,8 @@ def _pour(end: _Receiver, received: Callable[[int], Any], buffers: list[Buffer])
         while len(rest):
             room = end.next_buffer()
             count = min(len(room), len(rest))
+            if pieces is not None:
+                count = min(count, pieces())
             room[:count] = rest[:count]
             rest = rest[count:]
             made += received(count) or ()

@@ -21,9 +21,12 @@ class Routine:
         The transfer that has not arrived yet, or None.
     local
         Whether gradients are applied here: then none is lost when a transfer fails.
+    writes
+        Whether steps change `params` here; else only what is fetched does.
     """
 
     local = True
+    writes = True
 
     def __init__(self, params: Params) -> None:
         self.params = params
@@ -93,7 +96,7 @@ class Routine:
 class Direct(Routine):
     """Push each gradient as it is, and wait for the parameters after it."""
 
-    local = False
+    local = writes = False
 
     def __init__(self, params: Params) -> None:
         super().__init__(params)

@@ -63,7 +63,7 @@ class Gated(Routine):
             self._model, self._fresh = Model(params, Plan({"inner": inner}).inner()), params.copy()
         self._take = Intake(params).take if self._model is None else self._model.take
         self._sent_once = False  # the server has a gradient that it can apply again
-        self.local = self._kept is not None
+        self.local, self.writes = self._kept is not None, self._model is not None
 
     def apply(self, gradients: Mapping[str, Array]) -> None:
         """Add it to what is to be pushed."""

@@ -1,0 +1,185 @@
+"""Messages handed over within a process: all of a wire's rules and counts, and none of its copies.
+
+What a `HandedWire` sends is a `Parcel`: the message itself, and its payloads where they lie. Both
+ends follow the same table of what may be said when, and count the same bytes, as if a stream had
+carried them. A gradient is used where the worker computed it, and a worker reads a version of the
+parameters where the server keeps it (`Leased`), for as long as it needs it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from aiops.client.incoming import Into
+from aiops.client.params import Params
+from aiops.incoming import Incoming
+from aiops.layout import Arena, Array, Layout
+from aiops.messages import Message, Parts
+from aiops.versions import Lease
+from aiops.wire import Buffer, Place, Side, Sink, Wire
+
+Payloads = Sequence[Sequence[memoryview]]
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """One message on its way.
+
+    Attributes
+    ----------
+    message
+        What is said.
+    nbytes
+        How many bytes it has on a stream, payloads included.
+    payloads
+        The views of each of its parts.
+    lease
+        A hold on the version that they show, the receiver's from here on.
+    """
+
+    message: Message
+    nbytes: int
+    payloads: Payloads = ()
+    lease: Lease | None = None
+
+
+class HandedWire(Wire):
+    """One side of a connection within a process.
+
+    What is sent lies in ``outbox``. To have a parcel arrive, put it into ``inbox`` and call
+    `received` with its bytes.
+
+    Parameters
+    ----------
+    side
+        ``"client"`` or ``"server"``: which one this is.
+    place
+        Asked for a sink once per message that has payloads.
+    """
+
+    __slots__ = ("inbox", "outbox")
+
+    _room = 0  # nothing is read ahead
+
+    def __init__(self, side: Side, place: Place) -> None:
+        super().__init__(side, place)
+        self.inbox: deque[Parcel] = deque()
+        self.outbox: deque[Parcel] = deque()
+
+    def send(self, message: Message, payloads: Payloads = ()) -> list[Buffer]:
+        """Put a message into the outbox; there is nothing else to be sent.
+
+        Raises
+        ------
+        LocalProtocolError
+            When this side may not say that now.
+        """
+        self.hand(message, payloads)
+        return []
+
+    def hand(self, message: Message, payloads: Payloads = (), lease: Lease | None = None) -> None:
+        """Put a message into the outbox, with a hold on what its payloads show."""
+        before = self.traffic.bytes_out
+        self._say(message)
+        self.outbox.append(Parcel(message, self.traffic.bytes_out - before, payloads, lease))
+
+    def received(self, nbytes: int) -> list[tuple[Message, Sink | None]]:
+        """Take the next parcel.
+
+        Raises
+        ------
+        RemoteProtocolError
+            When the peer may not say that now.
+        """
+        parcel = self.inbox.popleft()
+        message = parcel.message
+        assert nbytes == parcel.nbytes
+        self.traffic.bytes_in += nbytes
+        self._hear(message)
+        parts: Parts = getattr(message, "parts", ())
+        payload = 0
+        for part in parts:
+            payload += part.nbytes
+        self._count(message.kind, nbytes - payload, payload)
+        return [(message, self._taken(parcel) if parts else None)]
+
+    def _taken(self, parcel: Parcel) -> Sink:
+        sink = self.place(parcel.message)
+        assert sink is not None, "nobody else has a buffer in memory"
+        if self._adopted(sink, parcel):
+            return sink
+        for number, pieces in enumerate(parcel.payloads):
+            _fill(sink, number, pieces)
+        if parcel.lease is not None:
+            parcel.lease.release()
+        return sink
+
+    @staticmethod
+    def _adopted(sink: Sink, parcel: Parcel) -> bool:
+        """Offer the payloads as they lie; return whether they are taken."""
+        lease, payloads = parcel.lease, parcel.payloads
+        if isinstance(sink, Into):
+            return lease is not None and sink.adopt(lease.version.arena, lease.release)
+        if not isinstance(sink, Incoming) or len(payloads) > 1 or len(payloads[0]) > 1:
+            return False
+        return sink.adopt(np.frombuffer(payloads[0][0], np.uint8))
+
+
+def _fill(sink: Sink, part: int, pieces: Sequence[memoryview]) -> None:
+    """Copy one payload to where it belongs."""
+    offset = 0
+    for piece in pieces:
+        rest = piece
+        while len(rest):
+            room = sink.view(part, offset)
+            count = min(len(room), len(rest))
+            room[:count] = rest[:count]
+            sink.filled(part, offset, count)
+            offset, rest = offset + count, rest[count:]
+
+
+class Leased(Params):
+    """Parameters that are read where the server keeps them; of its own as soon as it must be.
+
+    Its arrays are read-only, and others after each fetch.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__(layout)
+        self._give_back: Callable[[], None] | None = None
+
+    @property
+    def borrowed(self) -> bool:
+        """Whether the arrays are the server's."""
+        return self._give_back is not None
+
+    def lend(self, arena: Arena, give_back: Callable[[], None]) -> bool:
+        """Read this version from here on."""
+        self.let_go()
+        self.arena, self._give_back = arena, give_back
+        return True
+
+    def own(self) -> Arena:
+        """Return an arena of its own, with what was read until now."""
+        if self._give_back is not None:
+            mine = Arena(self.layout)
+            mine.data[:] = self.arena.data
+            self.let_go()
+            self.arena = mine
+        return self.arena
+
+    def let_go(self) -> None:
+        """End the hold on the server's version; the arrays mean nothing then."""
+        give_back, self._give_back = self._give_back, None
+        if give_back is not None:
+            give_back()
+
+    def __getitem__(self, name: str) -> Array:
+        return self.arena.shown[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.arena.shown)

@@ -1,0 +1,213 @@
+"""Who computes next: FRED's dispatcher takes a rule for it, and so does ours.
+
+A rule is an endless stream of clients' numbers that depends on its seed alone. A client that has to
+wait when its turn comes is passed over, so that the stream is the same whatever the algorithm does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from operator import add, mul
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from aiops.errors import UsageError, nearest
+
+Change = Callable[[float], float]
+
+_AT_ONCE = 4096  # clients drawn at a time
+
+
+class Selection(Protocol):
+    """A rule: which client is next."""
+
+    def __next__(self) -> int:
+        """Return the next client's number, from 0."""
+
+
+class Uniform:
+    """Every client with the same probability, whoever was before.
+
+    Parameters
+    ----------
+    clients
+        How many there are.
+    seed
+        Of the stream.
+    """
+
+    def __init__(self, clients: int, seed: int) -> None:
+        self._clients, self._random = clients, np.random.default_rng([seed, 1])
+        self._drawn: list[int] = []
+
+    def __next__(self) -> int:
+        if not self._drawn:
+            drawn = self._random.integers(self._clients, size=_AT_ONCE)
+            self._drawn = drawn.tolist()[::-1]
+        return self._drawn.pop()
+
+
+class RoundRobin:
+    """One after the other.
+
+    Parameters
+    ----------
+    clients
+        How many there are.
+    """
+
+    def __init__(self, clients: int) -> None:
+        self._clients, self._last = clients, -1
+
+    def __next__(self) -> int:
+        self._last = (self._last + 1) % self._clients
+        return self._last
+
+
+class Softmax:
+    """With probabilities proportional to exp(priority); being selected changes one's priority.
+
+    FRED's rule (Odena, "Faster Asynchronous SGD", 2016, section 3). A priority that falls makes
+    turns more even than `Uniform`, one that rises has few clients do most of the work.
+
+    Parameters
+    ----------
+    clients
+        How many there are.
+    seed
+        Of the stream.
+    change
+        A client's priority, before it was selected, to that afterwards.
+    start
+        Everyone's priority at first.
+    """
+
+    def __init__(self, clients: int, seed: int, change: Change, start: float = 0.0) -> None:
+        self.priorities = np.full(clients, float(start))
+        self._change, self._random = change, np.random.default_rng([seed, 1])
+
+    def __next__(self) -> int:
+        weights = np.exp(self.priorities - self.priorities.max())
+        total = np.cumsum(weights)
+        client = int(np.searchsorted(total, self._random.random() * total[-1], side="right"))
+        client = min(client, len(weights) - 1)
+        changed = float(self._change(float(self.priorities[client])))
+        if not math.isfinite(changed):
+            raise UsageError(f"client {client}'s priority has become {changed}: keep it finite")
+        self.priorities[client] = changed
+        return client
+
+
+class Recorded:
+    """As it was recorded.
+
+    Parameters
+    ----------
+    clients
+        How many there are.
+    numbers
+        Theirs, in the order of their turns.
+    source
+        Where the record is from, for people.
+    """
+
+    def __init__(self, clients: int, numbers: Iterable[int], source: str = "the record") -> None:
+        self._numbers, self._source, self._turn = list(numbers), source, 0
+        wrong = [number for number in self._numbers if not 0 <= number < clients]
+        if wrong:
+            raise UsageError(
+                f"{source} selects client {wrong[0]}, but there are {clients}: numbers go from 0 to"
+                f" {clients - 1}"
+            )
+
+    def __next__(self) -> int:
+        if self._turn == len(self._numbers):
+            raise UsageError(
+                f"{self._source} ends after {self._turn} turns: record more, or run fewer"
+                " iterations (a client that waits is passed over)"
+            )
+        self._turn += 1
+        return self._numbers[self._turn - 1]
+
+
+def selection(text: str, clients: int, seed: int) -> Selection:
+    """Return the rule that a text names.
+
+    ``uniform``, ``round-robin``, ``recorded:FILE`` (numbers, with white space between), or
+    ``softmax:add=-1`` and ``softmax:times=0.5``: what becomes of the priority of a client when it
+    is selected (``start`` is everyone's at first, 0 by default).
+
+    >>> rule = selection("round-robin", 3, seed=0)
+    >>> [next(rule) for _ in range(4)]
+    [0, 1, 2, 0]
+
+    Raises
+    ------
+    UsageError
+        When there is no such rule, or it cannot be for so many clients.
+    """
+    name, _colon, rest = text.partition(":")
+    if clients < 1:
+        raise UsageError(f"{clients} clients: a simulation needs at least one")
+    if name not in _RULES:
+        raise UsageError(f"no selection rule is called {name!r}; {nearest(name, _RULES)}")
+    return _RULES[name](rest, clients, seed)
+
+
+def _softmax(rest: str, clients: int, seed: int) -> Selection:
+    settings = dict(_numbers(rest))
+    start = settings.pop("start", 0.0)
+    if len(settings) != 1:
+        raise UsageError(
+            f"softmax:{rest}: say what becomes of a selected client's priority, as add=-1 or"
+            " times=0.5"
+        )
+    ((key, value),) = settings.items()
+    change = {"add": add, "times": mul}.get(key)
+    if change is None:
+        raise UsageError(f"softmax has no setting {key!r}; {nearest(key, ('add', 'times'))}")
+    return Softmax(clients, seed, partial(change, value), start)
+
+
+def _numbers(text: str) -> Iterator[tuple[str, float]]:
+    for item in filter(None, text.split(",")):
+        key, equals, value = item.partition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not equals or not math.isfinite(number):
+            raise UsageError(f"{item!r} in a selection rule: write key=number")
+        yield key.strip(), number
+
+
+def _recorded(rest: str, clients: int, _seed: int) -> Selection:
+    path = Path(rest)
+    try:
+        numbers = [int(word) for word in path.read_text().split()]
+    except OSError as error:
+        raise UsageError(f"recorded:{rest}: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(f"recorded:{rest}: {error}: clients' numbers belong there") from None
+    return Recorded(clients, numbers, str(path))
+
+
+def _plain(make: Callable[[int, int], Selection]) -> Callable[[str, int, int], Selection]:
+    def made(rest: str, clients: int, seed: int) -> Selection:
+        if rest:
+            raise UsageError(f"this selection rule has no settings, and was given {rest!r}")
+        return make(clients, seed)
+
+    return made
+
+
+_RULES: Mapping[str, Callable[[str, int, int], Selection]] = {
+    "uniform": _plain(Uniform),
+    "round-robin": _plain(lambda clients, _seed: RoundRobin(clients)),
+    "softmax": _softmax,
+    "recorded": _recorded,
+}

@@ -1,0 +1,121 @@
+"""What clients train, for a simulation: a model, its data, and which examples come when."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiops.client.params import Params
+from aiops.errors import UsageError, nearest
+from aiops.layout import Array, Ints
+from aiops.workloads import MLP, load
+from aiops.workloads.dataset import Dataset
+
+ORDERS = ("random", "sequential")
+
+_AT_ONCE = 1024  # iterations whose examples are drawn at a time
+_HELD_OUT = 6  # one in so many training examples is for validation
+
+
+class Task(Protocol):
+    """What a simulation trains; called from several threads, each with its own ``out``."""
+
+    def initial(self, seed: int) -> Mapping[str, Array]:
+        """Return fresh parameters."""
+
+    @property
+    def examples(self) -> int:
+        """How many examples there are to train on."""
+
+    def gradient(self, params: Mapping[str, Array], rows: Ints, out: Params) -> None:
+        """Write the gradient at these parameters, of the mini-batch of these examples."""
+
+    def validate(self, params: Mapping[str, Array]) -> tuple[float, float]:
+        """Return the cost and the error (a share) on examples that nobody trains on."""
+
+
+class Perceptron:
+    """The papers' task: a perceptron with one hidden layer.
+
+    The last sixth of the training part is for validation: of MNIST 10,000 examples, as in the
+    FASGD paper. The test part is left alone.
+
+    Parameters
+    ----------
+    data
+        The data set, or its name.
+    hidden
+        Units of the hidden layer.
+    """
+
+    def __init__(self, data: Dataset | str, hidden: int = 200) -> None:
+        found = (load(data) if isinstance(data, str) else data).flat()
+        if hidden < 1:
+            raise UsageError(f"a hidden layer of {hidden} units: give 1 or more")
+        self.examples = len(found.train_x) - len(found.train_x) // _HELD_OUT
+        self._x, self._y = found.train_x[: self.examples], found.train_y[: self.examples]
+        self._held_out = found.train_x[self.examples :], found.train_y[self.examples :]
+        self.model = MLP((found.features, hidden, found.classes))
+
+    def initial(self, seed: int) -> dict[str, Array]:
+        """Return fresh parameters."""
+        return self.model.init(seed)
+
+    def gradient(self, params: Mapping[str, Array], rows: Ints, out: Params) -> None:
+        """Write the gradient of the mini-batch's mean cost."""
+        self.model.gradients(params, self._x[rows], self._y[rows], out)
+
+    def validate(self, params: Mapping[str, Array]) -> tuple[float, float]:
+        """Return the mean negative log-likelihood, and the share of wrong classes."""
+        cost, right = self.model.evaluate(params, *self._held_out)
+        return cost, 1 - right
+
+
+class Batches:
+    """Which examples the mini-batch of an iteration has.
+
+    Parameters
+    ----------
+    examples
+        How many there are.
+    batch_size
+        Of a mini-batch.
+    seed
+        Of the run.
+    order
+        ``"random"``: drawn anew for each iteration. ``"sequential"``, as FRED does: mini-batch
+        number (iteration mod n) of the n that the examples, as they lie, make.
+
+    Raises
+    ------
+    UsageError
+        When there are not as many examples, or there is no such order.
+    """
+
+    def __init__(self, examples: int, batch_size: int, seed: int, order: str = "random") -> None:
+        if not 1 <= batch_size <= examples:
+            raise UsageError(
+                f"mini-batches of {batch_size}: the data has {examples} examples to train on, so"
+                f" give 1 to {examples}"
+            )
+        if order not in ORDERS:
+            raise UsageError(f"no order of examples is called {order!r}; {nearest(order, ORDERS)}")
+        self._examples, self._size, self._seed = examples, batch_size, seed
+        self._random = order == "random"
+        self._drawn: tuple[int, NDArray[Any]] = (-1, np.empty((0, 0), np.int64))
+
+    def rows(self, iteration: int) -> Ints:
+        """Return the examples of an iteration, int64[batch_size]."""
+        if not self._random:
+            first = iteration % (self._examples // self._size) * self._size
+            return np.arange(first, first + self._size)
+        block, row = divmod(iteration, _AT_ONCE)
+        if self._drawn[0] != block:
+            random = np.random.default_rng([self._seed, 2, block])
+            drawn = random.integers(self._examples, size=(_AT_ONCE, self._size))
+            self._drawn = block, drawn
+        found: Ints = self._drawn[1][row]
+        return found
