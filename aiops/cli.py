@@ -15,6 +15,7 @@ from aiops.commands.ping import ping
 from aiops.commands.policies import policies
 from aiops.commands.replay import replay
 from aiops.commands.serve import serve
+from aiops.commands.simulate import simulate
 from aiops.commands.stats import stats
 from aiops.errors import AiopsError
 
@@ -25,7 +26,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for _command in (serve, demo, stats, ping, replay, policies, bandwidth):
+for _command in (serve, demo, simulate, stats, ping, replay, policies, bandwidth):
     app.command()(_command)
 app.add_typer(bench.app, name="bench")
 

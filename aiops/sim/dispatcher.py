@@ -159,8 +159,9 @@ class Dispatcher:
     def _look_ahead(self, pool: ThreadPoolExecutor, now: int) -> None:
         """Have the gradients of the next turns computed meanwhile.
 
-        Until its turn nobody changes the parameters of a client of which nothing is under way (``now``
-        is the one whose turn it is). Who will wait at its turn, and be passed over, is not known yet: that is found out then.
+        Until its turn nobody changes the parameters of a client of which nothing is under way; but
+        at its turn its client does, and ``now`` is the one whose turn it is. Who will have to wait,
+        and be passed over, is not known yet: that is found out when it comes to it.
         """
         while len(self._drawn) < self._window:
             self._drawn.append(next(self.selection))

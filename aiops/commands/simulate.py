@@ -1,0 +1,155 @@
+"""``aiops simulate``: thousands of clients on one machine, and the same result every time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from aiops import words
+from aiops.commands.flags import Json
+from aiops.errors import UsageError
+
+if TYPE_CHECKING:
+    from aiops.sim.simulation import Outcome, Run
+
+Policy = Annotated[str, typer.Option(help="Algorithm: a name, or package.module:Class.")]
+Lr = Annotated[float | None, typer.Option(help="Learning rate; default the policy's.")]
+Assign = Annotated[list[str] | None, typer.Option("--set", help="A setting of it, key=value.")]
+Gate = Annotated[str, typer.Option(help="As the server's: bfasgd:c_push=0.08, periodic, constant.")]
+Recall = Annotated[int, typer.Option(help="Bytes of gradients kept for skipped=reapply.")]
+PushCodec = Annotated[list[str] | None, typer.Option(help="How gradients travel; may be repeated.")]
+FetchCodec = Annotated[list[str] | None, typer.Option(help="How parameters travel.")]
+FetchLag = Annotated[int, typer.Option(help="Versions that these may be behind; 0: as is best.")]
+Clients = Annotated[int, typer.Option(help="How many clients (the papers' λ).")]
+BatchSize = Annotated[int, typer.Option(help="Examples in a mini-batch (µ).")]
+Iterations = Annotated[int, typer.Option(help="Mini-batches in all.")]
+DatasetName = Annotated[str, typer.Option(help="mnist, digits, cifar10 or synthetic.")]
+Hidden = Annotated[int, typer.Option(help="Units of the hidden layer.")]
+Selection = Annotated[
+    str, typer.Option(help="Who is next: uniform, round-robin, softmax:add=-1, recorded:FILE.")
+]
+Order = Annotated[str, typer.Option(help="Mini-batches: random, or sequential as in FRED.")]
+Samples = Annotated[int, typer.Option(help="Looks at the validation error on the way.")]
+Seed = Annotated[int, typer.Option(help="Equal seeds give equal results, to the last bit.")]
+Jobs = Annotated[int, typer.Option(help="Gradients computed at a time; 0: one per processor.")]
+Kernels = Annotated[str, typer.Option(help="'numba', 'numpy' or 'auto'; all give the same bits.")]
+Save = Annotated[Path | None, typer.Option(help="Write the final model: FILE.safetensors.")]
+
+
+def simulate(
+    policy: Policy = "fasgd",
+    lr: Lr = None,
+    assign: Assign = None,
+    gate: Gate = "",
+    recall: Recall = 256 << 20,
+    push_codec: PushCodec = None,
+    fetch_codec: FetchCodec = None,
+    fetch_lag: FetchLag = 0,
+    clients: Clients = 16,
+    batch_size: BatchSize = 8,
+    iterations: Iterations = 2000,
+    dataset: DatasetName = "mnist",
+    hidden: Hidden = 200,
+    selection: Selection = "uniform",
+    order: Order = "random",
+    samples: Samples = 20,
+    seed: Seed = 0,
+    jobs: Jobs = 0,
+    kernels: Kernels = "auto",
+    save: Save = None,
+    as_json: Json = False,
+) -> None:
+    """Simulate clients and a server in memory: the server's own code, deterministic, no clock.
+
+    Each iteration one client computes the gradient of a mini-batch, pushes it, and fetches.
+    Ctrl-C shows what it has come to so far.
+    """
+    from aiops.config import Config
+    from aiops.sim.simulation import Run, Simulation
+
+    Config(kernels=kernels, recall=recall, fetch_lag=fetch_lag)  # refuses what cannot be
+    simulation = Simulation(
+        policy=policy,
+        lr=lr,
+        set=tuple(assign or ()),
+        gate=gate,
+        recall=recall,
+        push_codec=tuple(push_codec or ()),
+        fetch_codec=tuple(fetch_codec or ()),
+        fetch_lag=fetch_lag,
+        clients=clients,
+        batch_size=batch_size,
+        iterations=iterations,
+        dataset=dataset,
+        hidden=hidden,
+        selection=selection,
+        order=order,
+        samples=samples,
+        seed=seed,
+        kernels=kernels,
+    )
+    with Run(simulation, jobs=_jobs(jobs)) as run:
+        outcome = _carry_out(run)
+        if save is not None:
+            _save(run, save)
+    if as_json:
+        print(json.dumps(outcome.report()))
+    else:
+        Console(highlight=False).print(_table(outcome))
+    raise typer.Exit(0 if outcome.complete else 130)
+
+
+def _jobs(jobs: int) -> int:
+    import os
+
+    if jobs < 0:
+        raise UsageError(f"--jobs must be 0 or more, not {jobs}")
+    return jobs or len(os.sched_getaffinity(0))
+
+
+def _carry_out(run: Run) -> Outcome:
+    """Run it to its end, or until Ctrl-C; show how far it is on stderr."""
+    columns = (TextColumn("{task.completed:,} of {task.total:,} iterations"), BarColumn())
+    times = (TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, *times, console=Console(stderr=True)) as progress:
+        shown = progress.add_task("", total=run.simulation.iterations)
+        try:
+            outcome = run.go_on(lambda done: progress.update(shown, completed=done))
+        except KeyboardInterrupt:
+            return run.outcome()
+        progress.update(shown, completed=run.iteration)
+    return outcome
+
+
+def _save(run: Run, path: Path) -> None:
+    from aiops.files import write_model
+
+    store = run.engine.store
+    assert store is not None
+    write_model(path, store.current.arena.views, store.version)
+
+
+def _table(outcome: Outcome) -> Table:
+    run, last = outcome.simulation, outcome.curve[-1]
+    shown = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    shown.add_column(style="dim")
+    shown.add_column(overflow="fold")
+    cells: dict[str, Any] = {
+        "run": f"{run.policy}, {run.clients} clients, batches of {run.batch_size}, seed {run.seed}",
+        "iterations": f"{last.iteration:,} in {words.seconds(outcome.seconds)},"
+        f" {outcome.iterations_per_second:,.0f} a second",
+        "validation": f"error {words.percent(last.error)}, cost {last.cost:.4f}",
+        "staleness": f"{outcome.mean_staleness:.2f} on average",
+        "pushed": f"{last.pushes:,} gradients, {words.nbytes(last.pushed)}",
+        "fetched": f"{last.fetches:,} times, {words.nbytes(last.fetched)}",
+        "digest": outcome.digest,
+    }
+    for name, text in cells.items():
+        shown.add_row(name, str(text))
+    return shown

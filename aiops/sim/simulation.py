@@ -1,0 +1,388 @@
+"""A whole simulation: what is run, as one value, and what it came to, as another."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from threadpoolctl import threadpool_limits
+
+from aiops.algorithms import find
+from aiops.engine import Engine
+from aiops.errors import ConflictError, UsageError
+from aiops.events import Options
+from aiops.gates import find as find_gate
+from aiops.sim.dispatcher import Dispatcher
+from aiops.sim.selection import selection
+from aiops.sim.task import Batches, Perceptron, Task
+
+_SPARE = 8  # versions that may be alive beside one for each client
+_AT_ONCE = 100  # turns between two looks at the clock
+_TELL_EVERY = 0.1  # seconds
+_FOR_EVER = 1e9  # seconds: without a clock nobody is late
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """What is simulated. Equal values give equal results, to the last bit.
+
+    Attributes
+    ----------
+    policy, lr, set
+        The server's algorithm, its learning rate (None: its own) and further settings,
+        ``key=value``.
+    gate, recall, push_codec, fetch_codec, fetch_lag
+        As the server's flags of these names.
+    clients
+        How many there are (the papers' λ).
+    batch_size
+        Examples in a mini-batch (µ).
+    iterations
+        Mini-batches in all, each computed by one client.
+    dataset, hidden
+        What they train, if no other task is given: a perceptron with so many hidden units.
+    selection
+        Who is next: `aiops.sim.selection.selection` reads it.
+    order
+        Which examples come when: ``random``, or ``sequential`` as in FRED.
+    samples
+        How often the model is validated on the way, evenly spread; also at the beginning and end.
+    seed
+        Of the parameters, mini-batches, selection, and the gates' randomness.
+    kernels
+        ``auto``, ``numba`` or ``numpy``; all give the same bits.
+
+    Raises
+    ------
+    UsageError
+        When a value cannot work.
+    """
+
+    policy: str = "fasgd"
+    lr: float | None = None
+    set: tuple[str, ...] = ()
+    gate: str = ""
+    recall: int = 256 << 20
+    push_codec: tuple[str, ...] = ()
+    fetch_codec: tuple[str, ...] = ()
+    fetch_lag: int = 0
+    clients: int = 16
+    batch_size: int = 8
+    iterations: int = 2000
+    dataset: str = "mnist"
+    hidden: int = 200
+    selection: str = "uniform"
+    order: str = "random"
+    samples: int = 20
+    seed: int = 0
+    kernels: str = "auto"
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without data."""
+        for name in ("clients", "batch_size", "iterations", "hidden"):
+            if getattr(self, name) < 1:
+                what = name.replace("_", "-")
+                raise UsageError(f"{what} must be 1 or more, not {getattr(self, name)}")
+        for name in ("samples", "seed"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name} must be 0 or more, not {getattr(self, name)}")
+
+    def settings(self) -> dict[str, str | float]:
+        """Return the algorithm's settings: ``set`` and ``lr``."""
+        found: dict[str, str | float] = {}
+        for item in self.set:
+            key, equals, value = item.partition("=")
+            if not equals:
+                raise UsageError(f"--set {item!r}: write key=value")
+            found[key.strip()] = value.strip()
+        if self.lr is not None:
+            found["lr"] = self.lr
+        return found
+
+    def engine(self) -> Engine:
+        """Return a server's engine for it.
+
+        Raises
+        ------
+        UsageError, ConflictError
+            When there is no such algorithm, gate or codec, or they cannot work together.
+        """
+        algorithm = find(self.policy).make(self.settings())
+        if "average" in algorithm.plan(self.clients):
+            raise ConflictError(
+                f"{self.policy}: workers average among themselves, at their own times, which an"
+                " order of turns knows nothing of: simulate a cluster instead"
+            )
+        gate = self.gate
+        if gate and "seed=" not in gate:
+            gate = dataclasses.replace(find_gate(gate), seed=self.seed).spec
+        options = Options(
+            workers=self.clients,
+            worker_deadline=_FOR_EVER,
+            live=self.clients + _SPARE,
+            backend=self.kernels,
+            gate=gate,
+            recall=self.recall,
+            push_codec=self.push_codec,
+            fetch_codec=self.fetch_codec,
+            fetch_lag=self.fetch_lag,
+        )
+        return Engine(algorithm, options)
+
+    @property
+    def key(self) -> str:
+        """It as one line of JSON."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """How far a simulation was at one time.
+
+    Attributes
+    ----------
+    iteration, version
+        Mini-batches computed, and updates applied.
+    cost, error
+        Mean negative log-likelihood in nats, and the share of wrong answers, both of the server's
+        parameters on examples that nobody trains on.
+    pushes, fetches
+        Gradients and parameters that crossed, and
+    pushed, fetched
+        the bytes of all messages each way.
+    vbar
+        The mean of the algorithm's statistic over all parameters; None if it keeps none.
+    """
+
+    iteration: int
+    version: int
+    cost: float
+    error: float
+    pushes: int
+    fetches: int
+    pushed: int
+    fetched: int
+    vbar: float | None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a simulation came to.
+
+    Attributes
+    ----------
+    simulation
+        What was run.
+    digest
+        SHA-256 of the parameters, their versions (the server's, and those that clients hold), and
+        the ledger of bytes: equal if all of that is.
+    curve
+        `Sample` after `Sample`; the last is of the end.
+    staleness
+        How many gradients had which staleness; from 1,024 up by powers of two.
+    seconds
+        That it took, without validation.
+    complete
+        Whether it came to its end.
+    """
+
+    simulation: Simulation
+    digest: str
+    curve: list[Sample]
+    staleness: Mapping[int, int]
+    seconds: float
+    complete: bool
+
+    @property
+    def iterations_per_second(self) -> float:
+        """How fast it was."""
+        return self.curve[-1].iteration / self.seconds if self.seconds else 0.0
+
+    @property
+    def mean_staleness(self) -> float:
+        """The mean over all gradients used."""
+        used = sum(self.staleness.values())
+        return sum(tau * n for tau, n in self.staleness.items()) / max(used, 1)
+
+    def report(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        last = self.curve[-1]
+        return {
+            "digest": self.digest,
+            "validation_error": last.error,
+            "validation_cost": last.cost,
+            "fetches": last.fetches,
+            "pushes": last.pushes,
+            "bytes": last.pushed + last.fetched,
+            "iterations_per_second": round(self.iterations_per_second, 1),
+            "iterations": last.iteration,
+            "version": last.version,
+            "mean_staleness": self.mean_staleness,
+            "complete": self.complete,
+            "seconds": round(self.seconds, 3),
+            "simulation": dataclasses.asdict(self.simulation),
+            "staleness": {str(tau): n for tau, n in sorted(self.staleness.items())},
+            "curve": [dataclasses.asdict(sample) for sample in self.curve],
+        }
+
+
+@dataclass
+class Run:
+    """A simulation under way. Use it as ``with Run(simulation) as run``.
+
+    Parameters
+    ----------
+    simulation
+        What is run.
+    task
+        What is trained; default: the simulation's perceptron on its data set.
+    jobs
+        How many gradients are computed at the same time; the results are the same.
+    handed, pieces
+        How messages move, see `Dispatcher`; the results are the same.
+    """
+
+    simulation: Simulation
+    task: Task | None = None
+    jobs: int = 1
+    handed: bool = True
+    pieces: Callable[[], int] | None = None
+    curve: list[Sample] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Set everything up."""
+        run = self.simulation
+        self._limits = threadpool_limits(1)  # sums in another order would be other sums
+        task = self.task or Perceptron(run.dataset, run.hidden)
+        self.engine = run.engine()
+        self.dispatcher = Dispatcher(
+            self.engine,
+            task,
+            Batches(task.examples, run.batch_size, run.seed, run.order),
+            selection(run.selection, run.clients, run.seed),
+            clients=run.clients,
+            seed=run.seed,
+            jobs=self.jobs,
+            handed=self.handed,
+            pieces=self.pieces,
+        )
+        self._validate = task.validate
+
+    @property
+    def iteration(self) -> int:
+        """Turns so far."""
+        return self.dispatcher.iteration
+
+    @property
+    def complete(self) -> bool:
+        """Whether all turns have been taken."""
+        return self.iteration >= self.simulation.iterations
+
+    def go_on(self, tell: Callable[[int], None] | None = None) -> Outcome:
+        """Take the turns that are left; return what it came to.
+
+        Parameters
+        ----------
+        tell
+            Called with the iterations so far, ten times a second or so.
+        """
+        if not self.curve:
+            self.curve.append(self._sample())
+        dispatcher, said = self.dispatcher, 0.0
+        for mark in self._ahead():
+            while dispatcher.iteration < mark:
+                began = time.perf_counter()
+                dispatcher.run(min(mark - dispatcher.iteration, _AT_ONCE))
+                now = time.perf_counter()
+                self.seconds += now - began
+                if tell is not None and now - said > _TELL_EVERY:
+                    said = now
+                    tell(dispatcher.iteration)
+            self.curve.append(self._sample())
+        return self.outcome()
+
+    def _ahead(self) -> list[int]:
+        """Return the iterations after which the model is validated, from here on."""
+        run, steps = self.simulation, max(self.simulation.samples, 1)
+        marks = {round(run.iterations * k / steps) for k in range(1, steps + 1)}
+        return sorted(mark for mark in marks if mark > self.iteration)
+
+    def outcome(self) -> Outcome:
+        """Return what it has come to so far."""
+        if self.curve[-1].iteration != self.iteration:
+            self.curve.append(self._sample())
+        updates = self.engine.updates
+        return Outcome(
+            self.simulation,
+            digest(self.dispatcher),
+            list(self.curve),
+            dict(updates.staleness),
+            self.seconds,
+            self.complete,
+        )
+
+    def _sample(self) -> Sample:
+        cost, error = self._validate(self.dispatcher.model)
+        account, store = self.engine.crew.ledger(), self.engine.store
+        assert store is not None
+        pushed, fetched = account["pushed"], account["fetched"]
+        return Sample(
+            self.iteration,
+            store.version,
+            cost,
+            error,
+            pushed["with_payload"],
+            fetched["with_payload"],
+            pushed["bytes"],
+            fetched["bytes"],
+            store.vbar(),
+        )
+
+    def close(self) -> None:
+        """Let go of threads."""
+        self.dispatcher.close()
+        self._limits.restore_original_limits()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def simulate(
+    simulation: Simulation,
+    task: Task | None = None,
+    *,
+    jobs: int = 1,
+    tell: Callable[[int], None] | None = None,
+) -> Outcome:
+    """Run a simulation; see `Run` for the parameters, and `Run.go_on` for ``tell``."""
+    with Run(simulation, task, jobs) as run:
+        return run.go_on(tell)
+
+
+def digest(dispatcher: Dispatcher) -> str:
+    """Return the SHA-256 of the parameters, the versions and the ledger, in hexadecimal."""
+    engine = dispatcher.engine
+    store = engine.store
+    assert store is not None
+    found = hashlib.sha256(store.current.arena.data.data)
+    found.update(store.version.to_bytes(8, "little"))
+    found.update(store.current.tensor_versions.data)
+    for seat in dispatcher.seats:
+        found.update(seat.params.versions.data)
+    found.update(json.dumps(engine.crew.ledger(), sort_keys=True).encode())
+    return found.hexdigest()
