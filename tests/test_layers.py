@@ -89,7 +89,7 @@ IMPURE = {
 EXTRAS: Mapping[str, str] = {
     "numba": "kernels.jit_cpu kernels.scan_cpu kernels.rows_cpu codecs.half_cpu codecs.int8_cpu"
     " codecs.lowrank_cpu codecs.onebit_cpu codecs.topk_cpu",
-    "torch": "client.torch client.torch_params client.torch_replica",
+    "torch": "client.torch client.torch_params client.torch_replica experiments.convnet",
     "jax": "client.jax",
     "cupy": "",
     "grpc": "",
