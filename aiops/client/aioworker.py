@@ -62,9 +62,10 @@ class AsyncWorker(WorkerFacade):
     sent meanwhile, and a server with a heartbeat misses its answers. (It then ends the connection,
     and the next step makes another.)
 
-    Steps are taken one at a time. Rows and statistics may be asked for at any time, also at once.
-    A step may be cancelled: no gradient is lost or counted twice by that, and the worker can go on.
-    (Whether the step was taken is known to the next one only, as when a connection breaks.)
+    Steps are taken one at a time; rows and statistics may be asked for meanwhile. A step may be
+    cancelled, and the worker goes on: what has been taken as a local step, or handed over, is
+    neither lost nor counted twice. (As after a broken connection, nobody knows of a gradient that
+    travels as it is whether it is part of the model.)
 
     Parameters
     ----------
@@ -118,6 +119,8 @@ class AsyncWorker(WorkerFacade):
 
         Returns and raises as `Worker.step` does.
         """
+        if self._closed:
+            raise UsageError("this worker is closed")
         with self._turn("step"):
             steps, again = self._steps, callable(gradients)
             steps.check(again=again)
@@ -182,12 +185,12 @@ class AsyncWorker(WorkerFacade):
         """
         if self._closed:
             return
+        self._closed = True
         try:
             if flush and self._begun is not None:
                 with self._turn("close"):
                     await self._play(self._begun.flush())
         finally:
-            self._closed = True
             if self._errand is not None:
                 self._errand.task.cancel()
             await self._client.close()
@@ -210,8 +213,6 @@ class AsyncWorker(WorkerFacade):
     @contextlib.contextmanager
     def _turn(self, what: str) -> Iterator[None]:
         """Keep others out: a step is one whole, however often it waits."""
-        if self._closed:
-            raise UsageError("this worker is closed")
         if self._busy:
             raise UsageError(
                 f"a worker does one thing at a time, and another task is in the middle of a step:"
