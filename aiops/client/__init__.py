@@ -1,4 +1,4 @@
-"""Clients: blocking, async, the training loop's friend, and the model averager.
+"""Clients: blocking, async, the training loop's friend (both ways), and the model averager.
 
 ``aiops.client.torch`` and ``aiops.client.jax`` are imported by those who use them.
 """

@@ -727,6 +727,26 @@ class TestClock:
         for _ in range(count):
             await worker.step(ones(START))
 
+    def test_a_call_has_all_its_time(self) -> None:
+        """However long the connection had been away before it."""
+
+        async def main(loop: Skewed) -> None:
+            with ServerThread(policy="asgd", kernels="numpy") as server, Proxy(server.url) as proxy:
+                async with AsyncWorker(proxy.url, START, timeout=100) as worker:
+                    proxy.refuse()
+                    talk = worker._client._talk
+                    await until(lambda: not talk.ready, "it sees it")
+                    loop.forward(90)
+                    step = asyncio.create_task(worker.step(ones(START)))
+                    await asyncio.sleep(0)
+                    tried = talk._epoch
+                    loop.forward(50)
+                    await until(lambda: talk._epoch > tried or step.done(), "another try")
+                    proxy.accept()
+                    assert (await step).version == 1
+
+        self.run(main)
+
     @pytest.mark.parametrize("module", ["aioworker", "aio", "facade"])
     def test_there_is_no_other_clock_and_no_thread(self, module: str) -> None:
         used = {name.partition(".")[0] for name in imports(MODULES[f"aiops.client.{module}"])}
