@@ -8,13 +8,14 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 from aiops import messages
-from aiops.client import Client, Worker
+from aiops.client import AsyncWorker, Client, Worker
 from aiops.errors import ConnectionLost, DeadlineExceeded
 from aiops.layout import Array
 from tests.adapter import Adapter
@@ -173,6 +174,15 @@ async def main():
         await client.exchange(params, {{"w": np.ones({size} // 4, np.float32)}})
 asyncio.run(main())
 """,
+    "async worker": """
+import asyncio, sys, numpy as np
+from aiops.client import AsyncWorker
+async def main():
+    async with AsyncWorker(sys.argv[1], {{"w": np.zeros({size} // 4, np.float32)}}) as worker:
+        print("ready", flush=True)
+        await worker.step({{"w": np.ones({size} // 4, np.float32)}})
+asyncio.run(main())
+""",
 }
 
 
@@ -212,15 +222,15 @@ Connect = Callable[..., Any]
 class Stepper:
     """A worker with the client's face, as far as an exactly-once test needs it."""
 
-    def __init__(self, url: str, **arguments: Any) -> None:
+    def __init__(self, url: str, make: Connect = Worker, **arguments: Any) -> None:
         arguments.pop("role", None)
-        self._worker = Worker(url, START, **arguments)
+        self._worker = make(url, START, **arguments)
 
     def __enter__(self) -> Stepper:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._worker.close()
+        self._worker.__exit__(None, None, None)
 
     def define(self, arrays: Mapping[str, Array]) -> Any:
         return self._worker.params
@@ -236,10 +246,13 @@ class Stepper:
         return params
 
 
-@pytest.fixture(params=["blocking", "asyncio", "worker"])
+@pytest.fixture(params=["blocking", "asyncio", "worker", "async worker"])
 def connect(request: pytest.FixtureRequest) -> Connect:
     if request.param == "asyncio":
         return lambda url, **arguments: Adapter(asyncio.new_event_loop, url, **arguments)
+    if request.param == "async worker":
+        make = partial(Adapter, asyncio.new_event_loop, of=AsyncWorker)
+        return lambda url, **arguments: Stepper(url, make, **arguments)
     return Client if request.param == "blocking" else Stepper
 
 
