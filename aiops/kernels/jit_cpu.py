@@ -20,7 +20,6 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic, overload
 
 from aiops.kernels.loaders import TURN
-from aiops.kernels.packed import ONEBIT_BITS
 
 __all__ = [
     "AHEAD",
@@ -38,7 +37,7 @@ __all__ = [
     "maximum",
     "minimum",
     "misfit",
-    "onebit_to_floats",
+    "onebit_to_float",
     "overlap",
     "prefetch",
     "sign",
@@ -92,7 +91,7 @@ def _disjoint(typing_context: Any) -> Any:
 disjoint = intrinsic(_disjoint)
 
 
-AHEAD = 2 * TURN
+AHEAD = 512
 """Elements between a turn and what is asked for in it."""
 
 LINE = 64
@@ -122,7 +121,7 @@ def _prefetched(typing_context: Any, array: Any, place: Any) -> Any:
 
 
 def _turn_ahead(typing_context: Any, array: Any, place: Any) -> Any:
-    lines = TURN * np.dtype(str(array.dtype)).itemsize // LINE
+    lines = max(1, TURN * np.dtype(str(array.dtype)).itemsize // LINE)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         flat, first = arguments
@@ -201,7 +200,7 @@ def _flushed(x: Any) -> Any:
 
 
 _F, _U = np.float32, np.uint32
-_S13, _S16, _TOP = _U(13), _U(16), _U(31)
+_S13, _S16, _NEGATIVE = _U(13), _U(16), _U(0x8000_0000)
 _LEAST_NORMAL, _LEAST_NORMAL_VALUE = _U(113 << 23), _F(2.0**-14)
 _BIAS = _U((127 - 15) << 23)
 _MAGNITUDE, _SIGN, _EXPONENT = _U(0x7FFF), _U(0x8000), _U(0x7C00)
@@ -270,14 +269,11 @@ def bf16_to_float(half: Any) -> Any:
 
 
 @_word
-def onebit_to_floats(words: Any, scale: Any, out: Any) -> None:
-    """Write the elements of a block: the scale, negative where a bit of a word is set."""
-    scale_bits = _F(scale).view(np.uint32)
-    width = np.uintp(words.size)
-    for bit in range(ONEBIT_BITS):
-        for at in range(width):
-            sign = _U(_U(words[at] >> _U(bit)) << _TOP)
-            out[np.uintp(bit) * width + at] = _U(scale_bits | sign).view(np.float32)
+def onebit_to_float(word: Any, mask: Any, scale: Any) -> Any:
+    """The scale, negative if the bit of a mask is set in a word."""
+    positive = _F(scale).view(np.uint32)
+    negative = _U(positive | _NEGATIVE)
+    return _U(negative if _U(_U(word) & _U(mask)) != _U(0) else positive).view(np.float32)
 
 
 @_word

@@ -9,11 +9,17 @@ from aiops.kernels.packed import INT8_BLOCK, ONEBIT_BITS, ONEBIT_BLOCK
 
 __all__ = ["LOADERS", "PLAIN", "TURN", "Loader"]
 
-TURN = 256
-"""Elements to a turn of the outer loop: of ``int8``, those that share a scale."""
+TURN = 32
+"""Elements to a turn of the outer loop, in which what a later turn reads is asked for.
 
-assert TURN == INT8_BLOCK
-assert ONEBIT_BLOCK % TURN == 0
+Few, since a processor asks for little more than a dozen cache lines at once: it would stand still
+until the first of a long list have come. No block of a payload ends within a turn.
+"""
+
+assert INT8_BLOCK % TURN == 0
+assert ONEBIT_BITS == TURN
+
+_TURNS = (f"for _b in range(0, _w_.size, {TURN}):", f"    _m = {TURN}")
 
 
 @dataclass(frozen=True)
@@ -22,17 +28,18 @@ class Loader:
 
     ``parameters`` of a loop over one span hold its gradient, and ``arguments`` are handed to them;
     ``_s`` is where the span's gradient begins in ``_grad``, and ``_n`` the span's elements.
-    ``gradient`` is the element with index ``_i``, the ``_j``-th of a turn. ``turn`` are lines that
-    precede a turn of `TURN` elements, the first of which is ``_b``, ``ahead`` the parameters with
-    an item for each element, which are asked for ahead. ``sections`` are lines of ``update`` that
-    precede the loops. ``words`` come from `aiops.kernels.jit_cpu`.
+    ``turns`` open the outer loop, and leave in ``_b`` where a turn's elements begin and in ``_m``
+    how many they are at most; the span may end before. ``gradient`` is the element with index
+    ``_i``, the ``_j``-th of a turn. ``ahead`` are the parameters with an item for each element,
+    which are asked for ahead. ``sections`` are lines of ``update`` that precede the loops.
+    ``words`` come from `aiops.kernels.jit_cpu`.
     """
 
     parameters: tuple[str, ...]
     arguments: tuple[str, ...]
     gradient: str
+    turns: tuple[str, ...] = _TURNS
     ahead: tuple[str, ...] = ("_g_",)
-    turn: tuple[str, ...] = ()
     sections: tuple[str, ...] = ()
     length: str = ""
     words: frozenset[str] = frozenset()
@@ -63,7 +70,7 @@ LOADERS: Mapping[str, Loader] = {
     "int8": Loader(
         parameters=("_u_", "_g_"),
         arguments=("_u_", "_g_"),
-        turn=(f"_unit = _u_[_b // {INT8_BLOCK}]",),
+        turns=(*_TURNS, f"    _unit = _u_[_b // {INT8_BLOCK}]"),
         gradient="(_real(_g_[_i]) * _unit)",
         sections=(
             f"_c = _s + 4 * ((_n + {INT8_BLOCK - 1}) // {INT8_BLOCK})",
@@ -73,27 +80,27 @@ LOADERS: Mapping[str, Loader] = {
         length=f"4 * ((_n + {INT8_BLOCK - 1}) // {INT8_BLOCK}) + _n",
     ),
     "onebit": Loader(
-        parameters=("_u_", "_g_", "_d_"),
-        arguments=("_u_", "_g_", "_d_"),
-        ahead=(),
-        turn=(
-            f"_k = _b % {ONEBIT_BLOCK}",
-            "if not _k:",
-            f"    _m = _b // {ONEBIT_BITS}",
-            f"    _onebit_to_floats(_g_[_m : _m + {ONEBIT_BLOCK // ONEBIT_BITS}],"
-            f" _u_[_b // {ONEBIT_BLOCK}], _d_)",
+        parameters=("_u_", "_g_"),
+        arguments=("_u_", "_g_"),
+        turns=(
+            f"for _t in range({ONEBIT_BITS} * _u_.size):",
+            f"    _unit = _u_[_t // {ONEBIT_BITS}]",
+            f"    _word, _bit = _t // {ONEBIT_BITS} * {ONEBIT_BITS}, _t % {ONEBIT_BITS}",
+            f"    _m = min({ONEBIT_BITS}, _g_.size - _word)",
+            f"    _b = _word * {ONEBIT_BITS} + _bit * _m",
+            "    _mask = _np.uint32(1 << _bit)",
         ),
-        gradient="_d_[_np.uintp(_k + _j)]",
+        gradient="_onebit_to_float(_g_[_np.uintp(_word + _j)], _mask, _unit)",
+        ahead=(),
         sections=(
             f"_c = _s + 4 * ((_n + {ONEBIT_BLOCK - 1}) // {ONEBIT_BLOCK})",
             "_u_ = _grad[_s:_c].view(_np.float32)",
             f"_e = _c + 4 * ((_n + {ONEBIT_BITS - 1}) // {ONEBIT_BITS})",
             "_g_ = _grad[_c:_e].view(_np.uint32)",
-            f"_d_ = _np.empty({ONEBIT_BLOCK}, _np.float32)",
         ),
         length=f"4 * ((_n + {ONEBIT_BLOCK - 1}) // {ONEBIT_BLOCK}"
         f" + (_n + {ONEBIT_BITS - 1}) // {ONEBIT_BITS})",
-        words=frozenset({"onebit_to_floats"}),
+        words=frozenset({"onebit_to_float"}),
     ),
 }
 """Loaders of the payloads in `aiops.kernels.packed.FORMS`."""

@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from aiops.kernels.loaders import LOADERS, PLAIN, TURN, Loader
+from aiops.kernels.loaders import LOADERS, PLAIN, Loader
 from aiops.kernels.program import ARITY, Expression, Literal, Name, Operation, Program
 from aiops.kernels.spans import STATISTIC_CAP, STATISTIC_SCALE
 
@@ -173,9 +173,9 @@ def _loop(program: Program, dialect: NumbaDialect, loader: Loader, *, in_place: 
 def {name}({", ".join([*arrays, "_factor", *hidden.values()])}):
     _disjoint()
     _sum = 0
-    for _b in range(0, _w_.size, {TURN}):
-{_indented([*asked, *loader.turn, *before], 2)}
-        for _j in range(min({TURN}, _w_.size - _b)):
+{_indented(loader.turns, 1)}
+{_indented([*asked, *before], 2)}
+        for _j in range(min(_m, _w_.size - _b)):
             _i = _np.uintp(_b + _j)
 {_indented(body, 3)}
 {_indented(after, 2)}
