@@ -28,11 +28,11 @@ class Loader:
 
     ``parameters`` of a loop over one span hold its gradient, and ``arguments`` are handed to them;
     ``_s`` is where the span's gradient begins in ``_grad``, and ``_n`` the span's elements.
-    ``turns`` open the outer loop, and leave in ``_b`` where a turn's elements begin and in ``_m``
-    how many they are at most; the span may end before. ``gradient`` is the element with index
-    ``_i``, the ``_j``-th of a turn. ``ahead`` are the parameters with an item for each element,
-    which are asked for ahead. ``sections`` are lines of ``update`` that precede the loops.
-    ``words`` come from `aiops.kernels.jit_cpu`.
+    ``turns`` open the outer loop or loops; they leave in ``_b`` where a turn's elements begin and
+    in ``_m`` how many they are at most, which may be more than the span has left. ``gradient`` is
+    the element with index ``_i``, the ``_j``-th of a turn. ``ahead`` are the parameters with an
+    item for each element, which are asked for ahead. ``sections`` are lines of ``update`` that
+    precede the loops. ``words`` come from `aiops.kernels.jit_cpu`.
     """
 
     parameters: tuple[str, ...]
@@ -83,12 +83,13 @@ LOADERS: Mapping[str, Loader] = {
         parameters=("_u_", "_g_"),
         arguments=("_u_", "_g_"),
         turns=(
-            f"for _t in range({ONEBIT_BITS} * _u_.size):",
-            f"    _unit = _u_[_t // {ONEBIT_BITS}]",
-            f"    _word, _bit = _t // {ONEBIT_BITS} * {ONEBIT_BITS}, _t % {ONEBIT_BITS}",
+            "for _t in range(_u_.size):",
+            "    _unit = _u_[_t]",
+            f"    _word = {ONEBIT_BITS} * _t",
             f"    _m = min({ONEBIT_BITS}, _g_.size - _word)",
-            f"    _b = _word * {ONEBIT_BITS} + _bit * _m",
-            "    _mask = _np.uint32(1 << _bit)",
+            f"    for _bit in range({ONEBIT_BITS}):",
+            f"        _b = {ONEBIT_BLOCK} * _t + _bit * _m",
+            "        _mask = _np.uint32(1 << _bit)",
         ),
         gradient="_onebit_to_float(_g_[_np.uintp(_word + _j)], _mask, _unit)",
         ahead=(),

@@ -109,7 +109,8 @@ def numba_text(program: Program, real: str, packed: str | None = None) -> str:
     constants)`` checks the spans and the arrays (ValueError if they do not fit; nothing is changed
     then) and returns the statistic's sum per span. ``more`` holds the scalars of one span after
     those of another, in one dimension; it is left out for a rule without scalars. The function
-    runs as plain Python, too, except for ``_disjoint``; :mod:`aiops.kernels.fused_cpu` compiles it.
+    runs as plain Python, too, except for ``_disjoint`` and ``_ahead``;
+    :mod:`aiops.kernels.fused_cpu` compiles it.
     ``packed`` is the codec of the payloads that ``grad`` then holds.
     """
     dialect = NumbaDialect()
@@ -167,6 +168,8 @@ def _loop(program: Program, dialect: NumbaDialect, loader: Loader, *, in_place: 
         after = ["_sum += _np.int64(_low) + _np.int64(_high) * 65536"]
     asked = [f"_ahead({array}, _b)" for array in arrays if array not in loader.parameters]
     asked += [f"_ahead({array}, _b)" for array in loader.ahead]
+    inner = ["for _j in range(min(_m, _w_.size - _b)):", "    _i = _np.uintp(_b + _j)"]
+    depth = 1 + sum(line.endswith(":") for line in loader.turns)
     name = "_in_place" if in_place else "_out_of_place"
     return f"""
 @_njit(nogil=True, error_model="numpy")
@@ -174,11 +177,9 @@ def {name}({", ".join([*arrays, "_factor", *hidden.values()])}):
     _disjoint()
     _sum = 0
 {_indented(loader.turns, 1)}
-{_indented([*asked, *before], 2)}
-        for _j in range(min(_m, _w_.size - _b)):
-            _i = _np.uintp(_b + _j)
-{_indented(body, 3)}
-{_indented(after, 2)}
+{_indented([*asked, *before, *inner], depth)}
+{_indented(body, depth + 1)}
+{_indented(after, depth)}
     return _sum
 """
 
