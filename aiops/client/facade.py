@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
-import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +13,7 @@ from aiops.client.requests import Request
 from aiops.client.rows import RowsInto
 from aiops.errors import UsageError
 from aiops.ledger import Ledger
+from aiops.surroundings import SURROUNDINGS
 
 
 class Facade:
@@ -34,13 +33,14 @@ class Facade:
         check_timeout(timeout)
         self.timeout = timeout
         self._closed = False
+        self._here = here = SURROUNDINGS.get()
         self._talk = Conversation(
             address.write(self._host, self._port),
-            client=secrets.token_hex(16),
-            name=name or f"{role}-{socket.gethostname()}-{os.getpid()}",
+            client=here.token_bytes(16).hex(),
+            name=name or f"{role}-{here.identity()}",
             role=role,
             token=token or os.environ.get("AIOPS_TOKEN"),
-            nonce=lambda: secrets.token_bytes(16),
+            nonce=lambda: here.token_bytes(16),
             pongs=pongs,
         )
 
