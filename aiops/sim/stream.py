@@ -1,0 +1,205 @@
+"""One direction of a simulated connection: what was written, what has crossed, what has arrived."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from aiops.sim.loop import Due
+    from aiops.sim.network import Host, Network
+    from aiops.sim.sharing import Line
+
+WINDOW = 1 << 20
+"""Bytes that a receiver who does not read is sent beyond what was on its way already."""
+
+
+class Reader(Protocol):
+    """Who is at the end of a stream."""
+
+    reading: bool
+    unread: int  # bytes
+
+    def arrived(self, views: list[memoryview]) -> None:
+        """Take bytes."""
+
+    def ended(self) -> None:
+        """Hear that no more will come."""
+
+
+class Writer(Protocol):
+    """Who is at its beginning."""
+
+    def crossed(self) -> None:
+        """Hear that less is waiting to be sent."""
+
+
+class Stream:
+    """Bytes one way. What is written at one moment crosses, and arrives, together.
+
+    Attributes
+    ----------
+    path
+        The lines that it crosses, those that limit it.
+    queued
+        Bytes that have not crossed the path yet.
+    flying
+        Bytes that have, and have not arrived.
+    """
+
+    __slots__ = (
+        *("_batches", "_begun", "_due", "_eof", "_eof_flown", "_left", "_network", "_not_before", "_rate"),
+        *("_reader", "_since", "_sink", "_source", "_writer", "flying", "gone", "path", "queued"),
+    )
+
+    def __init__(self, network: Network, source: Host, sink: Host) -> None:
+        self._network, self._source, self._sink = network, source, sink
+        self.path: tuple[Line, ...] = network.path(source, sink)
+        self.queued = self.flying = 0
+        self.gone = False
+        self._batches: deque[tuple[float, int, list[memoryview]]] = deque()
+        self._eof = self._eof_flown = False
+        self._begun = False  # the first batch is on the path
+        self._left = 0.0  # bytes of it that were still to cross at `_since`
+        self._rate = self._since = 0.0
+        self._due: Due | None = None
+        self._not_before = 0.0  # what is sent later arrives later
+        self._writer: Writer
+        self._reader: Reader
+
+    def join(self, writer: Writer, reader: Reader, not_before: float) -> None:
+        """Say who is at its two ends; nothing arrives before that time."""
+        self._writer, self._reader, self._not_before = writer, reader, not_before
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that have not arrived."""
+        return self.queued + self.flying
+
+    # ------------------------------------------------------------ sending
+
+    def write(self, view: memoryview) -> None:
+        """Send bytes, after those before them."""
+        count = len(view)
+        if not self.path and not self._batches and self._reader.reading:
+            self._fly([view], count)
+            return
+        self.queued += count
+        now = self._network.loop.time()
+        batches = self._batches
+        if batches and batches[-1][0] == now and not (self._begun and len(batches) == 1):
+            when, nbytes, views = batches[-1]
+            if nbytes < WINDOW:
+                views.append(view)
+                batches[-1] = (when, nbytes + count, views)
+                return
+        batches.append((now, count, [view]))
+        if len(batches) == 1:
+            self._network.loop.call_soon(self.begin)
+
+    def end(self) -> None:
+        """Say that nothing more will be written."""
+        self._eof = True
+        if not self._batches:
+            self._fly_eof()
+
+    def begin(self) -> None:
+        """Put the next batch on the path, if there is one and its receiver reads."""
+        if self._begun or not self._batches or self.gone:
+            return
+        if not self._reader.reading and self._reader.unread + self.flying >= WINDOW:
+            return
+        self._begun = True
+        network, path = self._network, self.path
+        left = float(self._batches[0][1])
+        if path:
+            now = network.loop.time()
+            credit = min(line.credit(now) for line in path)
+            if credit > 0:
+                credit = min(credit, left)
+                left -= credit
+                for line in path:
+                    line.spend(credit)
+        self._left, self._since, self._rate = left, network.loop.time(), 0.0
+        if path:
+            network.begun(self)
+        else:
+            self._crossed()
+
+    def flows_at(self, rate: float) -> None:
+        """Go on at another rate, in bytes per second."""
+        if rate == self._rate:
+            return
+        loop = self._network.loop
+        now = loop.time()
+        self._left = max(0.0, self._left - (now - self._since) * self._rate)
+        self._since, self._rate = now, rate
+        if self._due is not None:
+            self._due.cancel()
+        self._due = loop.call_at(now + self._left / rate, self._crossed)
+
+    def _crossed(self) -> None:
+        """The first batch has crossed; go on with the next."""
+        self._due = None
+        _when, nbytes, views = self._batches.popleft()
+        self._begun = False
+        self.queued -= nbytes
+        for line in self.path:
+            line.carried += nbytes
+        if self.path:
+            self._network.ceased(self)
+        self._fly(views, nbytes)
+        self._writer.crossed()  # who waited writes more, so that the path is not left in between
+        if self._batches:
+            self.begin()
+        elif self._eof:
+            self._fly_eof()
+
+    # ------------------------------------------------------------ arriving
+
+    def _fly(self, views: list[memoryview], nbytes: int) -> None:
+        network = self._network
+        self.flying += nbytes
+        when = network.loop.time() + network.delay(self._source, self._sink)
+        self._not_before = when = max(when, self._not_before)
+        network.loop.call_at(when, self._arrive, views, nbytes)
+
+    def _arrive(self, views: list[memoryview], nbytes: int) -> None:
+        if self.gone:
+            return
+        self.flying -= nbytes
+        self._network.messages += 1
+        self._reader.arrived(views)
+
+    def _fly_eof(self) -> None:
+        if self._eof_flown:
+            return
+        self._eof_flown = True
+        network = self._network
+        when = network.loop.time() + network.delay(self._source, self._sink)
+        self._not_before = when = max(when, self._not_before)
+        network.loop.call_at(when, self._arrive_eof)
+
+    def _arrive_eof(self) -> None:
+        if not self.gone:
+            self._reader.ended()
+
+    # ------------------------------------------------------------ ending
+
+    def drop(self) -> None:
+        """Throw away what has not crossed: nobody will send it."""
+        if self._begun:
+            self._begun = False
+            if self._due is not None:
+                self._due.cancel()
+                self._due = None
+            if self.path:
+                self._network.ceased(self)
+        self._batches.clear()
+        self.queued = 0
+
+    def break_off(self) -> None:
+        """Throw away everything: nothing arrives any more."""
+        self.drop()
+        self.gone = True
+        self.flying = 0
