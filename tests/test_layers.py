@@ -40,7 +40,7 @@ ROOMS: Mapping[str, str] = {
                     " rowsintake rowsdesk engine journal",
     "conversation": "client.params client.coding client.outgoing client.incoming client.rows"
                     " client.requests client.conversation client.transfer",
-    "routines":     "client.routines",
+    "routines":     "client.routines client.steps",
     "collective":   "collective",
     "workloads":    "workloads",
     "sockets":      "sockets spin applier surroundings",
@@ -64,7 +64,7 @@ ARROWS: Mapping[str, str] = {
     "algorithms":   "errors layout kernels",
     "engine":       "errors budget messages layout wire ledger kernels codecs store algorithms",
     "conversation": "errors messages layout wire ledger codecs",
-    "routines":     "errors layout kernels codecs algorithms conversation",
+    "routines":     "errors layout ledger kernels codecs algorithms conversation",
     "collective":   "errors messages layout wire",
     "workloads":    "errors",
     "sockets":      "",

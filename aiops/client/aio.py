@@ -147,6 +147,13 @@ class AsyncClient(Facade):
         await asyncio.shield(self._ready)
         return self
 
+    async def offer(
+        self, arrays: Mapping[str, Array], tables: Mapping[str, Table] | None = None
+    ) -> bool:
+        """Offer a model; return whether it was taken. See `Client.offer`."""
+        created, _version = await self._run(lambda: self._talk.define(arrays, tables))
+        return bool(created)
+
     async def define(
         self, arrays: Mapping[str, Array], tables: Mapping[str, Table] | None = None
     ) -> Params:
