@@ -99,6 +99,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         nothing is to be done.
     """
 
+    _stopping: bool  # asyncio's: `stop` was called
+
     def __init__(self, limit: float = inf) -> None:
         if not limit > 0:
             raise UsageError(f"a limit of {limit:g} virtual seconds cannot be: give more than 0")
@@ -119,7 +121,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Return the virtual time: seconds since the beginning."""
         return self._now
 
-    def call_soon(
+    def call_soon(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> Due:
         """Call it at this moment, after what was asked for before."""
@@ -127,13 +129,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._line.append(due)
         return due
 
-    def call_later(
+    def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> Due:
         """Call it so many seconds later."""
         return self.call_at(self._now + delay, callback, *args, context=context)
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> Due:
         """Call it at that time, or now when that has passed."""
@@ -142,7 +144,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         heappush(self._timers, (when, self._count, due))
         return due
 
-    def call_soon_threadsafe(
+    def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> Due:
         """Call it at this moment. There is only one thread."""
@@ -225,10 +227,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
             future.set_exception(error)
         return future
 
-    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+    async def shutdown_default_executor(self, *_timeout: Any) -> None:
         """Do nothing: there is none."""
 
-    def add_signal_handler(self, sig: int, callback: Callable[..., Any], *args: Any) -> None:
+    def add_signal_handler(  # type: ignore[override]
+        self, sig: int, callback: Callable[..., Any], *args: Any
+    ) -> None:
         """Do nothing: no signals are sent in virtual time."""
 
     def remove_signal_handler(self, sig: int) -> bool:
@@ -275,7 +279,9 @@ def _innermost(coroutine: Any) -> Any:
     """Return the frame in which a coroutine, or what it awaits, stands still."""
     frame = None
     while coroutine is not None:
-        frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "ag_frame", None) or frame
+        frame = (
+            getattr(coroutine, "cr_frame", None) or getattr(coroutine, "ag_frame", None) or frame
+        )
         coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "ag_await", None)
     return frame
 

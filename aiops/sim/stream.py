@@ -48,7 +48,17 @@ class Stream:
     """
 
     __slots__ = (
-        *("_batches", "_begun", "_due", "_eof", "_eof_flown", "_left", "_network", "_not_before", "_rate"),
+        *(
+            "_batches",
+            "_begun",
+            "_due",
+            "_eof",
+            "_eof_flown",
+            "_left",
+            "_network",
+            "_not_before",
+            "_rate",
+        ),
         *("_reader", "_since", "_sink", "_source", "_writer", "flying", "gone", "path", "queued"),
     )
 

@@ -222,7 +222,7 @@ class MemoryTransport(asyncio.Transport):
         self._handing_on = True
         incoming, network = self._incoming, self._network
         try:
-            while incoming and not self._paused and not self._closing:
+            while incoming and self.is_reading():
                 view = incoming[0]
                 count = self._give(view, network.piece(len(view)))
                 if self._closing:
