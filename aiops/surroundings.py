@@ -46,9 +46,9 @@ class Surroundings:
     now: Callable[[], float] = time.monotonic
     token_bytes: Callable[[int], bytes] = secrets.token_bytes
     below: Callable[[int], int] = secrets.randbelow
-    applier: Callable[
-        [asyncio.AbstractEventLoop, Callable[[BaseException], None]], Applier
-    ] = ApplierThread
+    applier: Callable[[asyncio.AbstractEventLoop, Callable[[BaseException], None]], Applier] = (
+        ApplierThread
+    )
     spin: Callable[[], Spin] = Spin
     identity: Callable[[], str] = _identity
 

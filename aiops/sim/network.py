@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
+from math import inf
 from typing import Any
 
 from aiops.errors import UsageError
@@ -40,8 +41,8 @@ class Host:
     latency, jitter
         Seconds: what it adds to the time that anything to or from it travels, and at most how much
         more that is, drawn at random for every write.
-    alive
-        Whether it runs: see `Network.kill`.
+    alive, silent
+        Whether it runs, and whether nothing comes from it: see `Network.kill` and `silence`.
     """
 
     def __init__(
@@ -60,7 +61,9 @@ class Host:
                 raise UsageError(f"a line of {line.rate:g} bytes per second carries nothing")
         self.name, self.up, self.down = name, up, down
         self.latency, self.jitter = latency, jitter
-        self.alive = True
+        self.alive, self.silent = True, False
+        self.heard = asyncio.Event()  # it is not silent
+        self.heard.set()
         self.ends: dict[MemoryTransport, None] = {}  # of its connections
 
 
@@ -171,6 +174,8 @@ class Network:
         there = listener.host if listener is not None else self.host(here.name)
         away = here.latency + there.latency
         await asyncio.sleep(2 * away)
+        while here.silent or there.silent:
+            await (here if here.silent else there).heard.wait()
         _alive(here)
         if listener is None or not listener.serving or not there.alive:
             raise ConnectionRefusedError(111, f"Connect call failed ({host!r}, {port})")
@@ -199,7 +204,7 @@ class Network:
         return len(ends)
 
     def kill(self, name: str) -> int:
-        """Have a host cease to be: its connections are reset, and it makes no others.
+        """Have the program on a host cease to be: its connections are reset, it makes no others.
 
         Its tasks are their owner's to cancel; whatever they still say is heard by nobody.
         """
@@ -210,13 +215,30 @@ class Network:
         """Have a killed host run again."""
         self.host(name).alive = True
 
+    def silence(self, name: str) -> None:
+        """Have nothing come from a host, and nothing reach it, as when a cable is out.
+
+        Nobody is told. What is sent meanwhile arrives when it is restored.
+        """
+        host = self.host(name)
+        host.silent = True
+        host.heard.clear()
+
+    def restore(self, name: str) -> None:
+        """Put the cable in again."""
+        host = self.host(name)
+        host.silent = False
+        host.heard.set()
+        for end in list(host.ends):
+            self.loop.call_soon(end.heard_again)
+
     # ------------------------------------------------------------ what streams ask for
 
     def path(self, source: Host, sink: Host) -> tuple[Line, ...]:
         """Return the lines that limit what goes from one host to another."""
         if source is sink:
             return ()
-        return tuple(line for line in (*source.up, *sink.down) if line.rate != float("inf"))
+        return tuple(line for line in (*source.up, *sink.down) if line.rate != inf)
 
     def delay(self, source: Host, sink: Host) -> float:
         """Return for how long something now sent travels."""
@@ -236,7 +258,8 @@ class Network:
         for line in stream.path:
             line.flows[stream] = None
         if alone:
-            stream.flows_at(min(line.rate for line in stream.path))
+            now = self.loop.time()
+            stream.crosses_at(stream.at_rate(now, min(line.rate for line in stream.path)))
         else:
             self._touched.update(dict.fromkeys(stream.path))
 
@@ -267,9 +290,18 @@ class Network:
                             lines[line] = None
                             touched.pop(line, None)
                             ahead.append(line)
-            for flow, rate in share(flows).items():
-                assert isinstance(flow, Stream)
-                flow.flows_at(rate)
+            self._pace(flows)
+
+    def _pace(self, flows: dict[Flow, None]) -> None:
+        """Share lines between these. When the first of them has crossed, they are shared anew."""
+        now, first, when = self.loop.time(), None, inf
+        for flow, rate in share(flows).items():
+            assert isinstance(flow, Stream)
+            crosses = flow.at_rate(now, rate)
+            if crosses < when:
+                first, when = flow, crosses
+        if first is not None:
+            first.crosses_at(when)
 
 
 class Listener(asyncio.AbstractServer):

@@ -48,18 +48,9 @@ class Stream:
     """
 
     __slots__ = (
-        *(
-            "_batches",
-            "_begun",
-            "_due",
-            "_eof",
-            "_eof_flown",
-            "_left",
-            "_network",
-            "_not_before",
-            "_rate",
-        ),
-        *("_reader", "_since", "_sink", "_source", "_writer", "flying", "gone", "path", "queued"),
+        *("_batches", "_begun", "_due", "_eof", "_eof_flown", "_held", "_left", "_network"),
+        *("_not_before", "_rate", "_reader", "_since", "_sink", "_source", "_writer", "flying"),
+        *("gone", "path", "queued"),
     )
 
     def __init__(self, network: Network, source: Host, sink: Host) -> None:
@@ -74,6 +65,7 @@ class Stream:
         self._rate = self._since = 0.0
         self._due: Due | None = None
         self._not_before = 0.0  # what is sent later arrives later
+        self._held: list[tuple[list[memoryview], int]] = []  # arrived, but a host is silent
         self._writer: Writer
         self._reader: Reader
 
@@ -136,17 +128,19 @@ class Stream:
         else:
             self._crossed()
 
-    def flows_at(self, rate: float) -> None:
-        """Go on at another rate, in bytes per second."""
-        if rate == self._rate:
-            return
-        loop = self._network.loop
-        now = loop.time()
-        self._left = max(0.0, self._left - (now - self._since) * self._rate)
+    def at_rate(self, now: float, rate: float) -> float:
+        """Go on at another rate, in bytes per second; return when the batch will have crossed."""
+        left = self._left - (now - self._since) * self._rate
+        self._left = left = left if left > 0 else 0.0
         self._since, self._rate = now, rate
         if self._due is not None:
             self._due.cancel()
-        self._due = loop.call_at(now + self._left / rate, self._crossed)
+            self._due = None
+        return now + left / rate
+
+    def crosses_at(self, when: float) -> None:
+        """Cross then. (It must be said only of who is the first of those that share lines.)"""
+        self._due = self._network.loop.call_at(when, self._crossed)
 
     def _crossed(self) -> None:
         """The first batch has crossed; go on with the next."""
@@ -174,25 +168,34 @@ class Stream:
         self._not_before = when = max(when, self._not_before)
         network.loop.call_at(when, self._arrive, views, nbytes)
 
-    def _arrive(self, views: list[memoryview], nbytes: int) -> None:
-        if self.gone:
-            return
-        self.flying -= nbytes
-        self._network.messages += 1
-        self._reader.arrived(views)
-
     def _fly_eof(self) -> None:
-        if self._eof_flown:
-            return
-        self._eof_flown = True
-        network = self._network
-        when = network.loop.time() + network.delay(self._source, self._sink)
-        self._not_before = when = max(when, self._not_before)
-        network.loop.call_at(when, self._arrive_eof)
+        if not self._eof_flown:
+            self._eof_flown = True
+            self._fly([], 0)
 
-    def _arrive_eof(self) -> None:
-        if not self.gone:
+    def _arrive(self, views: list[memoryview], nbytes: int) -> None:
+        if self._held or self._source.silent or self._sink.silent:
+            self._held.append((views, nbytes))
+        elif not self.gone:
+            self._arrived(views, nbytes)
+
+    def _arrived(self, views: list[memoryview], nbytes: int) -> None:
+        self.flying -= nbytes
+        if views:
+            self._network.messages += 1
+            self._reader.arrived(views)
+        else:
             self._reader.ended()
+
+    def heard_again(self) -> None:
+        """Have arrive what was held back, as TCP's repetitions do, if nobody is silent now."""
+        held, self._held = self._held, []
+        for place, (views, nbytes) in enumerate(held):
+            if self._source.silent or self._sink.silent:
+                self._held = held[place:] + self._held
+                return
+            if not self.gone:
+                self._arrived(views, nbytes)
 
     # ------------------------------------------------------------ ending
 

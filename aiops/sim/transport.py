@@ -180,6 +180,11 @@ class MemoryTransport(asyncio.Transport):
                 end._out.break_off()
                 end._lose(ConnectionResetError(104, "Connection reset by peer"))
 
+    def heard_again(self) -> None:
+        """Hear that a host is not silent any more."""
+        self._out.heard_again()
+        self._into.heard_again()
+
     def crossed(self) -> None:
         """Hear that less is waiting to be sent."""
         self._look_at_buffer()
