@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from math import inf
 
 import numpy as np
@@ -52,6 +53,7 @@ class _Course:
         self._server: Server
         self._workers: list[AsyncWorker] = []
         self._tasks: list[asyncio.Task[None]] = []
+        self._presences: dict[int, _Presence] = {}
         self._killed: set[int] = set()
         self._connected = 0
         self._ready: asyncio.Future[None] = self._loop.create_future()  # all of the beginning are
@@ -117,11 +119,15 @@ class _Course:
             if self._connected == cluster.workers:
                 self._ready.set_result(None)
             await asyncio.shield(self._ready)
-            while self._left > 0:
-                self._left -= 1
-                await worker.step(compute)
-                self._done += 1
-                self._on_progress(self._done)
+            presence = self._presences[number] = _Presence(loop.time(), worker.idle_seconds)
+            try:
+                while self._left > 0:
+                    self._left -= 1
+                    await worker.step(compute)
+                    self._done += 1
+                    self._on_progress(self._done)
+            finally:
+                presence.until = loop.time()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """See whether the end of a task is the end of all."""
@@ -195,7 +201,7 @@ class _Course:
             gradients=self._done,
             version=version,
             staleness={int(tau): count for tau, count in report["staleness"].items()},
-            workers=tuple(map(_labour, self._workers)),
+            workers=tuple(map(self._labour, range(len(self._workers)))),
             params=params,
             samples=tuple(self._samples),
             messages=self._network.messages,
@@ -203,12 +209,20 @@ class _Course:
             digest=digest_of(params, version, report["ledger"]),
         )
 
+    def _labour(self, number: int) -> Labour:
+        worker, presence = self._workers[number], self._presences.get(number)
+        if presence is None:  # it has not come so far
+            return Labour(0, 0, 0.0, 0.0, 0, 0)
+        until = self._loop.time() if presence.until is None else presence.until
+        idle = worker.idle_seconds - presence.idle
+        compute = until - presence.since - idle
+        return Labour(worker.steps, worker.recomputed, compute, idle, *worker.traffic)
 
-def _labour(worker: AsyncWorker) -> Labour:
-    return Labour(
-        worker.steps,
-        worker.recomputed,
-        worker.compute_seconds,
-        worker.idle_seconds,
-        *worker.traffic,
-    )
+
+@dataclass
+class _Presence:
+    """When a worker took part: from its first mini-batch to the end of its last step."""
+
+    since: float
+    idle: float  # seconds that it had waited before
+    until: float | None = None
