@@ -53,5 +53,7 @@ class Surroundings:
     identity: Callable[[], str] = _identity
 
 
-SURROUNDINGS: ContextVar[Surroundings] = ContextVar("SURROUNDINGS", default=Surroundings())
+_REAL = Surroundings()
+
+SURROUNDINGS: ContextVar[Surroundings] = ContextVar("SURROUNDINGS", default=_REAL)
 """Those of the current context."""

@@ -116,7 +116,12 @@ def run(
     DeadlineExceeded
         When the limit is reached.
     """
-    return World(seed=seed, limit=limit, pieces=pieces, apply_seconds=apply_seconds).run(main)
+    try:
+        world = World(seed=seed, limit=limit, pieces=pieces, apply_seconds=apply_seconds)
+    except UsageError:
+        main.close()
+        raise
+    return world.run(main)
 
 
 def network() -> Network:

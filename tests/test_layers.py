@@ -46,7 +46,7 @@ ROOMS: Mapping[str, str] = {
     "sockets":      "sockets spin applier surroundings",
     "client":       "client",
     "server":       "server link paced peer config files ledgerfile keeping",
-    "tools":        "cli __main__ accounts throttle commands demo pages wire_examples sim"
+    "tools":        "cli __main__ accounts throttle commands demo pages wire_examples sim testing"
                     " experiments",
 }  # fmt: skip
 

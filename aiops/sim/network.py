@@ -87,8 +87,6 @@ class Network:
     """
 
     def __init__(self, loop: VirtualLoop, *, seed: int = 0, pieces: int | None = None) -> None:
-        if pieces is not None and pieces < 1:
-            raise UsageError(f"pieces of at most {pieces} bytes cannot be: give 1 or more")
         self.loop = loop
         self.hosts: dict[str, Host] = {}
         self.messages = 0

@@ -40,7 +40,11 @@ def simulate(cluster: Cluster, on_progress: Callable[[int], None] = lambda done:
         Whatever ends a worker: nothing is passed over.
     """
     world = World(seed=cluster.seed, pieces=cluster.pieces, apply_seconds=cluster.apply_time())
-    return world.run(_Course(cluster, world, on_progress).run())
+
+    async def main() -> Outcome:
+        return await _Course(cluster, world, on_progress).run()
+
+    return world.run(main())
 
 
 class _Course:

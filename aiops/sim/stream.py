@@ -106,27 +106,28 @@ class Stream:
             self._fly_eof()
 
     def begin(self) -> None:
-        """Put the next batch on the path, if there is one and its receiver reads."""
-        if self._begun or not self._batches or self.gone:
-            return
-        if not self._reader.reading and self._reader.unread + self.flying >= WINDOW:
-            return
-        self._begun = True
-        network, path = self._network, self.path
-        left = float(self._batches[0][1])
-        if path:
-            now = network.loop.time()
-            credit = min(line.credit(now) for line in path)
-            if credit > 0:
-                credit = min(credit, left)
-                left -= credit
-                for line in path:
-                    line.spend(credit)
-        self._left, self._since, self._rate = left, network.loop.time(), 0.0
-        if path:
-            network.begun(self)
-        else:
-            self._crossed()
+        """Put what is next on the path, if there is anything and its receiver reads."""
+        while not self._begun and self._batches and not self.gone:
+            if not self._reader.reading and self._reader.unread + self.flying >= WINDOW:
+                return
+            if self.path:
+                self._enter()
+                return
+            self._leave()
+        if self._eof and not self._batches:
+            self._fly_eof()
+
+    def _enter(self) -> None:
+        """The first batch begins to cross."""
+        network, left = self._network, float(self._batches[0][1])
+        now = network.loop.time()
+        credit = min(min(line.credit(now) for line in self.path), left)
+        if credit > 0:
+            left -= credit
+            for line in self.path:
+                line.spend(credit)
+        self._begun, self._left, self._since, self._rate = True, left, now, 0.0
+        network.begun(self)
 
     def at_rate(self, now: float, rate: float) -> float:
         """Go on at another rate, in bytes per second; return when the batch will have crossed."""
@@ -145,19 +146,19 @@ class Stream:
     def _crossed(self) -> None:
         """The first batch has crossed; go on with the next."""
         self._due = None
-        _when, nbytes, views = self._batches.popleft()
         self._begun = False
+        self._network.ceased(self)
+        self._leave()
+        self.begin()
+
+    def _leave(self) -> None:
+        """The first batch goes off. Who waited writes more, so that the path is not left empty."""
+        _when, nbytes, views = self._batches.popleft()
         self.queued -= nbytes
         for line in self.path:
             line.carried += nbytes
-        if self.path:
-            self._network.ceased(self)
         self._fly(views, nbytes)
-        self._writer.crossed()  # who waited writes more, so that the path is not left in between
-        if self._batches:
-            self.begin()
-        elif self._eof:
-            self._fly_eof()
+        self._writer.crossed()
 
     # ------------------------------------------------------------ arriving
 
@@ -203,11 +204,10 @@ class Stream:
         """Throw away what has not crossed: nobody will send it."""
         if self._begun:
             self._begun = False
+            self._network.ceased(self)
             if self._due is not None:
                 self._due.cancel()
                 self._due = None
-            if self.path:
-                self._network.ceased(self)
         self._batches.clear()
         self.queued = 0
 

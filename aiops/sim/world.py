@@ -9,6 +9,7 @@ from contextvars import copy_context
 from math import inf
 from typing import Any, TypeVar
 
+from aiops.errors import UsageError
 from aiops.sim.loop import VirtualLoop, run_on
 from aiops.sim.network import HERE, Network
 from aiops.spin import Spin
@@ -67,6 +68,11 @@ class World:
         See `aiops.sim.network.Network`.
     apply_seconds
         How long a server works on an update, of the bytes that it touches; None: no time.
+
+    Raises
+    ------
+    UsageError
+        When the limit or the pieces cannot be.
     """
 
     def __init__(
@@ -77,6 +83,10 @@ class World:
         pieces: int | None = None,
         apply_seconds: Callable[[int], float] | None = None,
     ) -> None:
+        if not limit > 0:
+            raise UsageError(f"a limit of {limit:g} virtual seconds cannot be: give more than 0")
+        if pieces is not None and pieces < 1:
+            raise UsageError(f"pieces of at most {pieces} bytes cannot be: give 1 or more")
         self.loop = VirtualLoop(limit)
         self.network = Network(self.loop, seed=seed, pieces=pieces)
         entropy = random.Random(f"aiops {seed}")
