@@ -6,13 +6,12 @@ same every time, on every machine::
     import aiops
     from aiops import testing
 
-    async def test():
-        with testing.network().at("server"):
-            serving = aiops.serve(policy="my_package.mine:Mine")
-        async with serving as server:
-            ...
+    async def main():
+        async with aiops.serve(policy="my_package.mine:Mine") as server:
+            async with aiops.AsyncWorker(server.url, params) as worker:
+                ...
 
-    testing.run(test())
+    testing.run(main())
 
 `docs/testing.md` shows how; this module is all that is needed:
 

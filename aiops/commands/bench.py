@@ -48,6 +48,12 @@ def clock(context: typer.Context) -> None:
 
 
 @app.command(context_settings=_PASS_ON)
+def cluster(context: typer.Context) -> None:
+    """Measure how many messages a second cross a simulated cluster."""
+    _run("cluster", context.args)
+
+
+@app.command(context_settings=_PASS_ON)
 def tables(context: typer.Context) -> None:
     """Measure rows of a sparse table fetched and pushed over TCP."""
     _run("tables", context.args)
