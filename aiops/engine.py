@@ -127,8 +127,8 @@ class Engine:
         self.budget = Controller.beside(self.plan.get("gate"), budget, each)
         self.answers.budget = self.budget
         self.intake.budget = min(filter(None, (budget, each)), default=None)
-        self.now = 0.0
-        self.started: float | None = None  # the time of the first event
+        self.now = self.started = 0.0
+        self._fresh = True  # nothing has happened yet
         self._tables = Tables({})
         self._seconds: deque[tuple[float, int]] = deque(maxlen=12)  # (time, version then)
 
@@ -148,8 +148,8 @@ class Engine:
     def handle(self, event: Event) -> list[Effect]:
         """Take in an event; return what is to be done, in order."""
         self.now = self.answers.now = self.updates.now = event.time
-        if self.started is None:
-            self.started = event.time
+        if self._fresh:
+            self.started, self._fresh = event.time, False
         _HANDLERS[type(event)](self, event)
         effects = self._effects.copy()
         self._effects.clear()
@@ -489,7 +489,7 @@ class Engine:
             "policy": self.algorithm.name,
             "settings": self.algorithm.settings(),
             "version": self.answers.version,
-            "seconds": round(self.now - (self.started or 0.0), 3),
+            "seconds": round(self.now - self.started, 3),
             "updates_per_second": round(self._rate(), 3),
             "gradients": used,
             "refused": dict(self.answers.refused),
