@@ -12,11 +12,12 @@ import asyncio
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar, copy_context
+from contextvars import ContextVar
 from math import inf
 from typing import Any
 
-from aiops.errors import UsageError
+from aiops.errors import UsageError, nearest
+from aiops.sim.listener import Listener
 from aiops.sim.loop import VirtualLoop
 from aiops.sim.sharing import Flow, Line, share
 from aiops.sim.stream import Stream
@@ -169,12 +170,13 @@ class Network:
         here = self.host(HERE.get())
         _alive(here)
         listener = self._find(here, host, port)
-        there = listener.host if listener is not None else self.host(here.name)
+        there = listener.host if listener is not None else self.hosts.get(host, here)
         away = here.latency + there.latency
         await asyncio.sleep(2 * away)
         while here.silent or there.silent:
             await (here if here.silent else there).heard.wait()
         _alive(here)
+        listener = self._find(here, host, port)  # as it is by now
         if listener is None or not listener.serving or not there.alive:
             raise ConnectionRefusedError(111, f"Connect call failed ({host!r}, {port})")
         self._ports += 1
@@ -189,14 +191,14 @@ class Network:
                 found = those[0]
         return found
 
-    # ------------------------------------------------------------ faults
+    # ------------------------------------------------------------ faults (of hosts there are)
 
     def cut(self, name: str) -> int:
         """Reset every connection of a host, as a lost network does; return how many there were.
 
         Both ends see ``connection_lost(ConnectionResetError)``, and what was on its way is gone.
         """
-        ends = list(self.host(name).ends)
+        ends = list(self._known(name).ends)
         for end in ends:
             end.reset()
         return len(ends)
@@ -206,29 +208,35 @@ class Network:
 
         Its tasks are their owner's to cancel; whatever they still say is heard by nobody.
         """
-        self.host(name).alive = False
+        self._known(name).alive = False
         return self.cut(name)
 
     def revive(self, name: str) -> None:
         """Have a killed host run again."""
-        self.host(name).alive = True
+        self._known(name).alive = True
 
     def silence(self, name: str) -> None:
         """Have nothing come from a host, and nothing reach it, as when a cable is out.
 
         Nobody is told. What is sent meanwhile arrives when it is restored.
         """
-        host = self.host(name)
+        host = self._known(name)
         host.silent = True
         host.heard.clear()
 
     def restore(self, name: str) -> None:
         """Put the cable in again."""
-        host = self.host(name)
+        host = self._known(name)
         host.silent = False
         host.heard.set()
         for end in list(host.ends):
             self.loop.call_soon(end.heard_again)
+
+    def _known(self, name: str) -> Host:
+        """Return a host that there is."""
+        if name not in self.hosts:
+            raise UsageError(f"no host is called {name!r}; {nearest(name, self.hosts)}")
+        return self.hosts[name]
 
     # ------------------------------------------------------------ what streams ask for
 
@@ -300,64 +308,6 @@ class Network:
                 first, when = flow, crosses
         if first is not None:
             first.crosses_at(when)
-
-
-class Listener(asyncio.AbstractServer):
-    """Who accepts connections on a port; asyncio's ``Server``."""
-
-    def __init__(
-        self,
-        network: Network,
-        host: Host,
-        factory: Callable[[], asyncio.BaseProtocol],
-        name: str,
-        port: int,
-    ) -> None:
-        self.network, self.host, self.factory, self.port = network, host, factory, port
-        self.context = copy_context()  # that of whoever listens: it serves there
-        self.serving = True
-        self.sockets = (_Address(name, port),)
-
-    def close(self) -> None:
-        """Accept no more; the connections there are go on."""
-        self.serving = False
-        self.network.forget(self)
-
-    def get_loop(self) -> asyncio.AbstractEventLoop:
-        """Return the event loop."""
-        return self.network.loop
-
-    def is_serving(self) -> bool:
-        """Return whether connections are accepted."""
-        return self.serving
-
-    async def start_serving(self) -> None:
-        """Accept connections from now on."""
-        self.serving = True
-
-    async def serve_forever(self) -> None:
-        """Accept connections until this is cancelled."""
-        self.serving = True
-        try:
-            await self.network.loop.create_future()
-        finally:
-            self.close()
-
-    async def wait_closed(self) -> None:
-        """Return: it closes at once."""
-
-
-class _Address:
-    """What a listening socket says of itself."""
-
-    def __init__(self, name: str, port: int) -> None:
-        self._name = name, port
-
-    def getsockname(self) -> tuple[str, int]:
-        return self._name
-
-    def setsockopt(self, *_option: Any) -> None:
-        """Have no options."""
 
 
 def _alive(host: Host) -> None:

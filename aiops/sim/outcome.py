@@ -109,6 +109,12 @@ class Outcome:
         return sum(worker.idle for worker in self.workers) / whole if whole else 0.0
 
     @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes that the workers sent, and that they received."""
+        sent = sum(worker.bytes_out for worker in self.workers)
+        return sent, sum(worker.bytes_in for worker in self.workers)
+
+    @property
     def mean_staleness(self) -> float:
         """The mean of `staleness`, in versions."""
         used = sum(self.staleness.values())

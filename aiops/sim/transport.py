@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from aiops.sim.stream import Stream
 
 if TYPE_CHECKING:
-    from aiops.sim.network import Host, Listener, Network
+    from aiops.sim.listener import Listener
+    from aiops.sim.network import Host, Network
 
 _HIGH = 64 * 1024  # bytes: asyncio's own mark above which a writer is to pause
 _ONE_READ = 256 * 1024  # bytes that a plain protocol is given at once, as asyncio does
@@ -20,8 +21,8 @@ _ONE_READ = 256 * 1024  # bytes that a plain protocol is given at once, as async
 class MemoryTransport(asyncio.Transport):
     """One end of a connection.
 
-    As of a socket, what was written stays the writer's own memory until it has arrived; do not
-    change it before. (A ``bytearray`` is copied.)
+    What is written stays in the writer's memory until it arrives: do not change it before. (A
+    ``bytearray`` is copied.)
     """
 
     def __init__(

@@ -16,7 +16,8 @@ import pytest
 
 from aiops.algorithms import BUILT_IN
 from aiops.config import Config
-from aiops.errors import AiopsError, BadPush, DeadlineExceeded, Refused, UsageError
+from aiops.errors import BadPush, DeadlineExceeded, Refused, UsageError
+from aiops.journal import replay
 from aiops.testing import (
     Cluster,
     Cut,
@@ -32,6 +33,7 @@ from aiops.testing import (
     Training,
     simulate,
 )
+from tests.support import assert_same
 
 POLICIES = sorted(set(BUILT_IN) - {"average"})  # its workers meet without the server
 ROOT = Path(__file__).parent.parent.parent
@@ -78,6 +80,9 @@ class TestTime:
         assert outcome.seconds == pytest.approx(10 * (2.0 + there_and_back), abs=10 * NEAR)
         assert outcome.idle == pytest.approx(there_and_back / (2.0 + there_and_back), abs=NEAR)
         assert outcome.staleness == {0: 10}
+        sent, received = outcome.traffic
+        assert 10 * ROUND < sent < 11 * ROUND + 10_000  # the first offered the model
+        assert 11 * ROUND < received < 11 * ROUND + 10_000
 
     def test_an_update_takes_what_its_bytes_take(self) -> None:
         fields = {"workers": 1, "workload": Deadweight(ROUND), "computing": Fixed(0.0)}
@@ -234,10 +239,7 @@ class TestLearning:
         )
         coded = run(gradients=60, server=server)
         gated = run(gradients=60, server=dataclasses.replace(server, gate="constant:p_push=0.5"))
-        nbytes = [
-            sum(worker.bytes_in + worker.bytes_out for worker in outcome.workers)
-            for outcome in (plain, coded, gated)
-        ]
+        nbytes = [sum(outcome.traffic) for outcome in (plain, coded, gated)]
         assert nbytes[0] > 2 * nbytes[1]
         assert nbytes[1] > nbytes[2]
 
@@ -278,6 +280,18 @@ class TestDeterminism:
         ]
         assert digests[0] == digests[1] == run(**rough(seed=5)).digest
         assert digests[0] != digests[2]
+
+    def test_a_recorded_run_is_replayed_to_the_same_bits(self, tmp_path: Path) -> None:
+        """What a journal says of a real run it says of a simulated one."""
+        path = tmp_path / "run.journal"
+        server = Config(policy="fasgd", kernels="numpy", lr=0.01, record=path)
+        outcome = run(**rough(server=server))
+        with path.open("rb") as file:
+            again = replay(file, backend="numpy")
+        assert again.complete
+        assert again.engine.store is not None
+        assert_same(dict(again.engine.store.current.arena.views), outcome.params)
+        assert again.engine.store.version == outcome.version
 
 
 def describe(outcome: Outcome) -> str:
@@ -353,4 +367,3 @@ class TestWhatCannotBe:
     def test_a_policy_without_a_server(self) -> None:
         with pytest.raises(Refused, match="ModelAverager"):
             run(server=Config(policy="average"))
-        assert issubclass(Refused, AiopsError)

@@ -433,6 +433,31 @@ class TestHosts:
 
         testing.run(main())
 
+    def test_a_fault_of_nobody(self) -> None:
+        async def main() -> None:
+            await pair()
+            testing.play("1 cut alcie")
+            await asyncio.sleep(2)
+
+        with pytest.raises(UsageError, match="no host is called 'alcie'; did you mean 'alice'"):
+            testing.run(main())
+
+    def test_a_server_that_comes_back_is_found(self) -> None:
+        async def main() -> None:
+            network, loop = testing.network(), asyncio.get_running_loop()
+            network.add(Host("bob", latency=1.0))
+            with network.at("bob"):
+                (await loop.create_server(Recorder, "127.0.0.1", 7)).close()
+            with network.at("alice"):
+                connecting = asyncio.ensure_future(loop.create_connection(Recorder, "bob", 7))
+            await asyncio.sleep(1)
+            with network.at("bob"):
+                await loop.create_server(Recorder, "127.0.0.1", 7)
+            await connecting
+            assert loop.time() == 2.0
+
+        testing.run(main())
+
     def test_nobody_listens(self) -> None:
         async def main() -> None:
             loop = asyncio.get_running_loop()
