@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self, cast
@@ -345,7 +344,7 @@ class AsyncClient(Facade):
     async def _keep(self) -> None:
         """Keep a connection open: connect, and connect again with back-off when it is lost."""
         loop = asyncio.get_running_loop()
-        pauses = delays(secrets.randbelow)
+        pauses = delays(self._here.below)
         while True:
             error: AiopsError | OSError
             try:
@@ -357,7 +356,7 @@ class AsyncClient(Facade):
                 self._give_up(refused)
                 return
             else:
-                pauses = delays(secrets.randbelow)
+                pauses = delays(self._here.below)
                 assert self._driver is not None
                 error = await self._driver.ended
                 self._driver = None

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
-import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +15,7 @@ from aiops.client.rows import RowsInto
 from aiops.client.steps import Steps
 from aiops.errors import UsageError
 from aiops.ledger import Ledger
+from aiops.surroundings import SURROUNDINGS
 
 
 class Facade:
@@ -36,13 +35,14 @@ class Facade:
         check_timeout(timeout)
         self.timeout = timeout
         self._closed = False
+        self._here = here = SURROUNDINGS.get()
         self._talk = Conversation(
             address.write(self._host, self._port),
-            client=secrets.token_hex(16),
-            name=name or f"{role}-{socket.gethostname()}-{os.getpid()}",
+            client=here.token_bytes(16).hex(),
+            name=name or f"{role}-{here.identity()}",
             role=role,
             token=token or os.environ.get("AIOPS_TOKEN"),
-            nonce=lambda: secrets.token_bytes(16),
+            nonce=lambda: here.token_bytes(16),
             pongs=pongs,
         )
 
