@@ -9,7 +9,7 @@ from typing import Any
 from aiops.errors import UsageError, nearest
 from aiops.experiments.case import Case
 from aiops.experiments.figure import Figure
-from aiops.experiments.runs import Runs
+from aiops.experiments.runs import Finished, Runs
 from aiops.sim.simulation import Simulation
 
 MOST_SEEDS = 1000
@@ -80,6 +80,11 @@ class Findings:
     numbers: Mapping[str, Any] = field(default_factory=dict)
 
 
+def _curve(run: Finished) -> Iterable[Mapping[str, Any]]:
+    found: Iterable[Mapping[str, Any]] = run.result["curve"]
+    return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
     """An experiment, as it is declared.
@@ -99,6 +104,8 @@ class Experiment:
         again when these are settled, until it names no new one.
     findings, figure
         What the finished runs came to, and how they are drawn; of any part of the runs.
+    samples
+        A run's lines in ``curves.csv``; default: its curve.
     knobs
         Settings that the source leaves open: their values, the first of them the default.
     note
@@ -114,6 +121,7 @@ class Experiment:
     cases: Callable[[Any, Runs], Iterable[Case]]
     findings: Callable[[Any, Runs], Findings]
     figure: Callable[[Any, Runs], Figure]
+    samples: Callable[[Finished], Iterable[Mapping[str, Any]]] = _curve
     knobs: Mapping[str, Sequence[str]] = field(default_factory=dict)
     note: str = ""
 

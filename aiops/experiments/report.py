@@ -33,7 +33,7 @@ def save(
     """
     runs = finished(experiment, scale, folder.runs)
     curves, table = folder.path / "curves.csv", folder.path / "summary.json"
-    write(curves, csv_of(runs))
+    write(curves, csv_of(experiment, runs))
     write(table, json.dumps(summary(experiment, scale, folder, findings, command), indent=1) + "\n")
     figure = experiment.figure(scale, folder.runs)
     return [table, curves, *drawing.save(figure, folder.path / "figure")]
@@ -82,9 +82,9 @@ def _run(run: Finished) -> dict[str, Any]:
     }
 
 
-def csv_of(runs: Sequence[Finished]) -> str:
+def csv_of(experiment: Experiment, runs: Sequence[Finished]) -> str:
     """Return all samples of all runs, a line for each."""
-    lines = list(_lines(runs))
+    lines = list(_lines(experiment, runs))
     columns = dict.fromkeys(name for line in lines for name in line)
     text = io.StringIO()
     writer = csv.DictWriter(text, list(columns), lineterminator="\n")
@@ -93,9 +93,9 @@ def csv_of(runs: Sequence[Finished]) -> str:
     return text.getvalue()
 
 
-def _lines(runs: Sequence[Finished]) -> Iterator[dict[str, Any]]:
+def _lines(experiment: Experiment, runs: Sequence[Finished]) -> Iterator[dict[str, Any]]:
     for run in runs:
         case = run.case
         named = {"panel": case.panel, "curve": case.curve, "seed": case.seed, "role": case.role}
-        for sample in run.result["curve"]:
+        for sample in experiment.samples(run):
             yield {**named, "key": case.key, **sample}

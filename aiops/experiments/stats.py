@@ -8,6 +8,9 @@ from statistics import fmean
 
 from aiops.experiments.runs import Finished
 
+TELLING = 3
+"""So many seeds can tell a difference."""
+
 AHEAD, BEHIND, LEVEL = "ahead", "behind", "level"
 
 
@@ -19,10 +22,15 @@ def tails(runs: Iterable[Finished], name: str = "error") -> list[float]:
 def compare(ours: Sequence[float], theirs: Sequence[float]) -> str:
     """Say whether some errors are lower than others: only if the seeds' ranges do not overlap.
 
-    >>> compare([0.1, 0.2], [0.3, 0.4]), compare([0.1, 0.35], [0.3, 0.4]), compare([0.1], [0.3])
-    ('ahead', 'level', 'level')
+    By chance three runs are all better than three others once in twenty times; fewer than three
+    tell nothing.
+
+    >>> compare([0.1, 0.2, 0.2], [0.3, 0.4, 0.3]), compare([0.1, 0.35, 0.2], [0.3, 0.4, 0.3])
+    ('ahead', 'level')
+    >>> compare([0.1, 0.2], [0.3, 0.4])
+    'level'
     """
-    if min(len(ours), len(theirs)) < 2:
+    if min(len(ours), len(theirs)) < TELLING:
         return LEVEL
     if max(ours) < min(theirs):
         return AHEAD
