@@ -207,7 +207,10 @@ def versions() -> dict[str, str | None]:
 
 def unique(cases: Iterable[Case]) -> list[Case]:
     """Return the cases without those whose work is in the list already."""
-    return list({case.key: case for case in reversed(list(cases))}.values())[::-1]
+    found: dict[str, Case] = {}
+    for case in cases:
+        found.setdefault(case.key, case)
+    return list(found.values())
 
 
 def gathered(finished: Sequence[Finished]) -> dict[tuple[str, str], list[Finished]]:
