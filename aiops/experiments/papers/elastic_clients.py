@@ -24,6 +24,7 @@ from aiops.sim.simulation import Simulation
 from aiops.sim.task import Batches, Perceptron
 
 _GROWTH = 1.25  # from one round to the next, at most
+_NEW = 0.05  # weight of a round in the mean bytes of a turn: a gate is a matter of chance
 
 
 @dataclass(frozen=True)
@@ -78,11 +79,12 @@ class _Crowd:
         self._most = most
         self._seats: list[Seat] = []
         self._turns = 0
-        self._last = 0.0  # bytes of the last round
         self._join(run.clients)
         store = self._engine.store
         assert store is not None
-        self._allowed = 2 * run.clients * store.current.arena.data.nbytes
+        self._turn = 2.0 * store.current.arena.data.nbytes  # bytes of a turn, of late
+        self._allowed = run.clients * self._turn
+        self._sampled = 0, self._bytes()  # the round of the last sample, and the bytes by then
         self._room = self._seats[0].params.like()
 
     def _join(self, count: int) -> None:
@@ -97,8 +99,9 @@ class _Crowd:
             rows = self._batches.rows(self._turns)
             self._seats[place].step(lambda params, rows=rows: self._gradient(params, rows))
             self._turns += 1
-        self._last = self._bytes() - before
-        affordable = self._allowed / max(self._last / len(self._seats), 1.0)
+        taken = (self._bytes() - before) / len(self._seats)
+        self._turn += _NEW * (taken - self._turn)
+        affordable = self._allowed / max(self._turn, 1.0)
         wanted = min(affordable, math.ceil(_GROWTH * len(self._seats)), self._most)
         self._join(max(int(wanted) - len(self._seats), 0))
 
@@ -115,7 +118,10 @@ class _Crowd:
         store = self._engine.store
         assert store is not None
         cost, error = self._task.validate(store.current.arena.shown)
-        counts = {"clients": len(self._seats), "round_bytes": self._last, "bytes": self._bytes()}
+        rounds, nbytes = number - self._sampled[0], self._bytes()
+        each = (nbytes - self._sampled[1]) / max(rounds, 1)
+        self._sampled = number, nbytes
+        counts = {"clients": len(self._seats), "round_bytes": each, "bytes": nbytes}
         found = {"iteration": self._turns, "round": number, "error": error, "cost": cost}
         counts["allowed"] = self._allowed
         return {**found, **counts, "vbar": store.vbar(), "version": store.version}

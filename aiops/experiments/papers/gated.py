@@ -10,7 +10,8 @@ from typing import Any
 from aiops.experiments.case import Case
 from aiops.experiments.experiment import MOST_SEEDS, Scale, Verdict
 from aiops.experiments.figure import Line, Panel, curve
-from aiops.experiments.runs import Finished, Runs
+from aiops.experiments.pool import Pool, contest
+from aiops.experiments.runs import Finished, Runs, gathered
 from aiops.experiments.stats import BEHIND, LEVEL, compare, said, tails
 
 OPEN = "no gate"
@@ -22,9 +23,24 @@ Group = Sequence[Finished]
 
 @dataclass(frozen=True, kw_only=True)
 class Gated(Scale):
-    """Which constants are tried, one curve for each."""
+    """Which constants are tried, one curve for each.
+
+    Attributes
+    ----------
+    constants
+        At the paper's learning rate; the largest also at the best rate of a pool, beside no gate
+        at its own best: what a gate leaves out makes gradients staler, and steps smaller.
+    pool
+        Of learning rates.
+    """
 
     constants: tuple[float, ...]
+    pool: Pool
+
+    @property
+    def largest(self) -> float:
+        """The largest constant."""
+        return max(self.constants)
 
 
 def reported(scale: Scale, panel: str, gates: Mapping[str, str]) -> Iterator[Case]:
@@ -32,6 +48,29 @@ def reported(scale: Scale, panel: str, gates: Mapping[str, str]) -> Iterator[Cas
     for label, gate in gates.items():
         for seed in range(scale.seeds):
             yield Case(panel, label, seed, replace(scale.base, gate=gate, seed=seed))
+
+
+def at_best_rate(scale: Gated, panel: str, gates: Mapping[str, str], runs: Runs) -> Iterator[Case]:
+    """Yield the runs of a pool for each gate, and then the seeds of each at its best rate."""
+
+    def make(label: str, rate: float, share: float) -> Case:
+        steps = max(1, round(share * scale.base.iterations))
+        seed = scale.pool.seed
+        work = replace(scale.base, gate=gates[label], lr=rate, iterations=steps, seed=seed)
+        return Case(panel, f"{label}, rate {rate:g}", seed, work, role="pool")
+
+    pool, choice = contest(scale.pool, scale.base.policy, list(gates), make, runs)
+    yield from pool
+    if choice is not None:
+        for label, rate in choice.panels.items():
+            best = replace(scale, base=replace(scale.base, lr=rate))
+            yield from reported(best, panel, {label: gates[label]})
+
+
+def of_panel(runs: Sequence[Finished], panel: str) -> dict[str, Group]:
+    """Return the reported runs of one panel, by curve."""
+    mine = [run for run in runs if run.case.role == "reported" and run.case.panel == panel]
+    return {label: group for (_panel, label), group in gathered(mine).items()}
 
 
 def counted(run: Finished, name: str) -> list[float]:
@@ -62,7 +101,8 @@ def errors(title: str, groups: Mapping[str, Group]) -> Panel:
 
 def row(label: str, group: Group, base: Group) -> dict[str, Any]:
     """Return a run's line of the table: what it sent, and how that compares with no gate."""
-    found: dict[str, Any] = {"run": label, "error %": said(tails(group))}
+    rate = f"{group[0].case.simulation.lr:g}"
+    found: dict[str, Any] = {"run": label, "rate": rate, "error %": said(tails(group))}
     for name in ("pushes", "fetches"):
         found[name] = f"÷{1 / max(share(group, name), 1e-9):.1f}"
     staleness = fmean(run.result["mean_staleness"] for run in group)
