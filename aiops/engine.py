@@ -128,6 +128,7 @@ class Engine:
         self.answers.budget = self.budget
         self.intake.budget = min(filter(None, (budget, each)), default=None)
         self.now = self.started = 0.0
+        self._fresh = True  # nothing has happened yet
         self._tables = Tables({})
         self._seconds: deque[tuple[float, int]] = deque(maxlen=12)  # (time, version then)
 
@@ -147,7 +148,8 @@ class Engine:
     def handle(self, event: Event) -> list[Effect]:
         """Take in an event; return what is to be done, in order."""
         self.now = self.answers.now = self.updates.now = event.time
-        self.started = self.started or event.time
+        if self._fresh:
+            self.started, self._fresh = event.time, False
         _HANDLERS[type(event)](self, event)
         effects = self._effects.copy()
         self._effects.clear()

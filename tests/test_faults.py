@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiops import messages
+from aiops import messages, testing
 from aiops.client import Client, Worker
+from aiops.client.aioworker import AsyncWorker
 from aiops.errors import ConnectionLost, DeadlineExceeded
 from aiops.layout import Array
+from aiops.server import serve
 from tests.adapter import Adapter
 from tests.peers import Peer, eventually, frame, push, serving
 from tests.proxy import Fault, Proxy
@@ -425,31 +427,47 @@ def submit(pool: ThreadPoolExecutor, url: str, name: str, steps: int) -> Future[
     return pool.submit(work)
 
 
+async def train(url: str, name: str, steps: int) -> int:
+    """Train in virtual time; return the version in the end."""
+    async with AsyncWorker(url, START, name=name) as worker:
+        for _ in range(steps):
+            await worker.step(ONES)
+        return worker.version
+
+
 class TestSilent:
     def test_a_worker_that_never_pushes(self) -> None:
         """The others wait one deadline for it; when it speaks, it is waited for again."""
-        settings: dict[str, Any] = {"policy": "hardsync", "workers": 3, "worker_deadline": 0.3}
-        with (
-            ServerThread(kernels="numpy", set={"lr": 1}, **settings) as server,
-            Worker(server.url, START, name="silent") as silent,
-            ThreadPoolExecutor(2) as pool,
-        ):
-            loops = [submit(pool, server.url, name, 5) for name in ("a", "b")]
-            assert [future.result(PATIENCE) for future in loops] == [5, 5]
-            rows = {row["name"]: row for row in silent.stats()["workers"]}
-            assert rows["silent"]["present"]
-            assert rows["silent"]["excused"]
-            assert silent.step(ONES).staleness == 5, "the others have left; it is on its own"
-            assert not {r["name"]: r for r in silent.stats()["workers"]}["silent"]["excused"]
+
+        async def main() -> None:
+            loop = asyncio.get_running_loop()
+            async with (
+                serve(kernels="numpy", set={"lr": 1}, policy="hardsync", workers=3) as server,
+                AsyncWorker(server.url, START, name="silent") as silent,
+            ):
+                begun = loop.time()
+                loops = [train(server.url, name, 5) for name in ("a", "b")]
+                assert await asyncio.gather(*loops) == [5, 5]
+                assert loop.time() - begun == server.config.worker_deadline
+                rows = {row["name"]: row for row in (await silent.stats())["workers"]}
+                assert rows["silent"]["present"]
+                assert rows["silent"]["excused"]
+                receipt = await silent.step(ONES)
+                assert receipt.staleness == 5, "the others have left; it is on its own"
+                rows = {row["name"]: row for row in (await silent.stats())["workers"]}
+                assert not rows["silent"]["excused"]
+
+        testing.run(main())
 
     def test_a_worker_that_never_comes(self) -> None:
-        settings: dict[str, Any] = {"policy": "hardsync", "workers": 3, "worker_deadline": 0.3}
-        with (
-            ServerThread(kernels="numpy", **settings) as server,
-            ThreadPoolExecutor(2) as pool,
-        ):
-            loops = [submit(pool, server.url, name, 5) for name in ("a", "b")]
-            assert [future.result(PATIENCE) for future in loops] == [5, 5]
+        async def main() -> None:
+            loop = asyncio.get_running_loop()
+            async with serve(kernels="numpy", policy="hardsync", workers=3) as server:
+                loops = [train(server.url, name, 5) for name in ("a", "b")]
+                assert await asyncio.gather(*loops) == [5, 5]
+                assert loop.time() >= server.config.worker_deadline
+
+        testing.run(main())
 
     def test_before_the_deadline_it_is_waited_for(self) -> None:
         settings: dict[str, Any] = {"policy": "hardsync", "workers": 2, "worker_deadline": 600.0}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self, cast
@@ -147,6 +146,13 @@ class AsyncClient(Facade):
         assert self._ready is not None
         await asyncio.shield(self._ready)
         return self
+
+    async def offer(
+        self, arrays: Mapping[str, Array], tables: Mapping[str, Table] | None = None
+    ) -> bool:
+        """Offer a model; return whether it was taken. See `Client.offer`."""
+        created, _version = await self._run(lambda: self._talk.define(arrays, tables))
+        return bool(created)
 
     async def define(
         self, arrays: Mapping[str, Array], tables: Mapping[str, Table] | None = None
@@ -332,7 +338,7 @@ class AsyncClient(Facade):
     async def _keep(self, until: float) -> None:
         """Keep a connection open: connect, and connect again with back-off when it is lost."""
         loop = asyncio.get_running_loop()
-        pauses = delays(secrets.randbelow)
+        pauses = delays(self._here.below)
         while True:
             error: AiopsError | OSError
             try:
@@ -344,7 +350,7 @@ class AsyncClient(Facade):
                 self._give_up(refused)
                 return
             else:
-                pauses = delays(secrets.randbelow)
+                pauses = delays(self._here.below)
                 assert self._driver is not None
                 error = await self._driver.ended
                 self._driver = None

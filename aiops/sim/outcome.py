@@ -1,0 +1,125 @@
+"""What came of a simulated run, and the digest by which two of them are compared."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from aiops.layout import Array
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One look at what has been learnt.
+
+    Attributes
+    ----------
+    seconds
+        Virtual, since training began.
+    gradients, version
+        Mini-batches computed so far, and updates made.
+    nbytes
+        That crossed the server's connections so far, both ways.
+    loss, accuracy
+        On the test set.
+    """
+
+    seconds: float
+    gradients: int
+    version: int
+    nbytes: int
+    loss: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Labour:
+    """One worker's time and traffic.
+
+    Attributes
+    ----------
+    steps, recomputed
+        Mini-batches, and gradients that the policy had computed again.
+    compute, idle
+        Virtual seconds spent on computing, and on waiting for the server.
+    bytes_in, bytes_out
+        That it received and sent.
+    """
+
+    steps: int
+    recomputed: int
+    compute: float
+    idle: float
+    bytes_in: int
+    bytes_out: int
+
+    @property
+    def idle_share(self) -> float:
+        """The share of its time that it waited: 0 to 1."""
+        whole = self.compute + self.idle
+        return self.idle / whole if whole else 0.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a run.
+
+    Attributes
+    ----------
+    seconds
+        Virtual: from when all workers of the beginning were there until the last one was done.
+    gradients, version
+        Mini-batches computed, and updates made.
+    staleness
+        How many gradients were used at each staleness, in versions.
+    workers
+        By number.
+    params
+        The server's parameters in the end, by name.
+    samples
+        What had been learnt by when.
+    messages
+        What crossed the network: writes that arrived.
+    report
+        The server's statistics (``aiops stats``).
+    digest
+        Of parameters, version and ledger: equal for equal runs.
+    """
+
+    seconds: float
+    gradients: int
+    version: int
+    staleness: Mapping[int, int]
+    workers: tuple[Labour, ...] = field(repr=False)
+    params: Mapping[str, Array] = field(repr=False)
+    samples: tuple[Sample, ...] = field(repr=False)
+    messages: int
+    report: Mapping[str, Any] = field(repr=False)
+    digest: str
+
+    @property
+    def idle(self) -> float:
+        """The share of their time that all workers together waited."""
+        whole = sum(worker.compute + worker.idle for worker in self.workers)
+        return sum(worker.idle for worker in self.workers) / whole if whole else 0.0
+
+    @property
+    def mean_staleness(self) -> float:
+        """The mean of `staleness`, in versions."""
+        used = sum(self.staleness.values())
+        return sum(tau * count for tau, count in self.staleness.items()) / used if used else 0.0
+
+
+def digest_of(params: Mapping[str, Array], version: int, ledger: Mapping[str, Any]) -> str:
+    """Return a digest (SHA-256, hexadecimal) that differs when anything does."""
+    digest = hashlib.sha256()
+    for name, array in params.items():
+        digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    digest.update(json.dumps([version, ledger], sort_keys=True).encode())
+    return digest.hexdigest()
