@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, TypeAlias
 
+import aiops
 from aiops.sim.simulation import Simulation
 
 Tell: TypeAlias = Callable[[int], None]
@@ -76,8 +77,12 @@ class Case:
 
     @cached_property
     def key(self) -> str:
-        """A name that all runs of the same work share, whatever they are called."""
-        text = json.dumps(self.settings, sort_keys=True, allow_nan=False)
+        """A name that all runs of the same work share, whatever they are called.
+
+        Another version of aiops may come to other results, so its runs have other keys.
+        """
+        named = {"aiops": aiops.__version__, "work": self.settings}
+        text = json.dumps(named, sort_keys=True, allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()[:24]
 
     @property

@@ -29,7 +29,7 @@ a verdict beside the paper's claim. Into its folder (`--out`, by default `out/NA
 | `curves.csv` | every sample of every run; `role` is `pool` if it served to choose a setting |
 | `summary.json` | command, settings, seeds, digests, versions, the table and the verdicts |
 | `figure.png`, `figure.svg` | the figure: means over the seeds, in bands from least to most |
-| `runs/` | a file for each finished run, named by its settings |
+| `runs/` | a file for each finished run, named by its settings and the version of aiops |
 
 A rerun does only what is missing, so a run that was interrupted (Ctrl-C) or extended (`--seeds 5`)
 goes on where it was, and `--full` after `--quick` keeps both. The other files are then written
@@ -78,7 +78,7 @@ def _section(experiment: Experiment) -> Iterator[str]:
         yield f"| `{flag}` | {_size(experiment, scale)} |"
     for key, values in experiment.knobs.items():
         first, *others = (f"`{value}`" for value in values)
-        yield f"\n`--with {key}=`{first} (default), {', '.join(others)}"
+        yield f"\n`--with {key}=...`: {first} (default), {', '.join(others)}"
 
 
 def _size(experiment: Experiment, scale: Scale) -> str:

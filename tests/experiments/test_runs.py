@@ -23,6 +23,13 @@ class TestCase:
         assert replace(CASE, work=replace(TINY, lr=0.5)).key != CASE.key
         assert replace(CASE, work=Told()).key != replace(CASE, work=Told(0.4)).key
 
+    def test_another_versions_runs_are_not_mistaken_for_ours(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ours = replace(CASE).key
+        monkeypatch.setattr("aiops.__version__", "99.0")
+        assert replace(CASE).key != ours
+
     def test_it_says_what_it_trains(self) -> None:
         assert CASE.simulation == replace(CASE, work=Told()).simulation == TINY
 

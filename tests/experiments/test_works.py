@@ -13,6 +13,7 @@ import pytest
 from aiops.errors import UsageError
 from aiops.experiments import case, pool, stats
 from aiops.experiments.case import Tell
+from aiops.experiments.intime import InTime
 from aiops.experiments.papers import b_staleness, gated
 from aiops.experiments.papers.b_staleness import Gammas
 from aiops.experiments.papers.elastic_clients import Elastic
@@ -104,6 +105,25 @@ class TestElastic:
     def test_without_a_gate_nobody_is_added(self) -> None:
         found = carry_out(Elastic(replace(TINY, iterations=60), most=9), quiet)
         assert found["curve"][-1]["clients"] == 3
+
+
+class TestInTime:
+    def test_a_simulations_settings_on_a_cluster(self) -> None:
+        work = InTime(replace(TINY, policy="softsync", set=("n=1",), iterations=40, samples=4))
+        told: list[int] = []
+        found = carry_out(work, told.append)
+        assert found["mean_staleness"] <= 2
+        assert found["curve"][-1]["iteration"] == 40
+        assert found["seconds"] == pytest.approx(40 / 3 * 0.1, rel=0.2)
+        assert found == carry_out(work, quiet)
+        json.dumps(found, allow_nan=False)
+
+    def test_a_barrier_makes_workers_wait(self) -> None:
+        idle = {
+            policy: carry_out(InTime(replace(TINY, policy=policy), sigma=0.5), quiet)["idle"]
+            for policy in ("hardsync", "asgd")
+        }
+        assert idle["hardsync"] > idle["asgd"] == 0
 
 
 class TestTurns:
