@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from aiops.experiments.course import Course
     from aiops.experiments.experiment import Findings
 
+_STOPPED = 130  # exit status after Ctrl-C
 _WIDE = 200  # characters of a line that no terminal breaks
 
 app = typer.Typer(help="Reproduce the papers' figures by name.", no_args_is_help=True)
@@ -102,7 +103,8 @@ def run(
         if estimate:
             return
         status = _carry_out(course, jobs, screen)
-    raise typer.Exit(_show(course, shlex.join(command), as_json=as_json) or status)
+    _show(course, shlex.join(command), draw=status != _STOPPED, as_json=as_json)
+    raise typer.Exit(status)
 
 
 def _say_how_long(course: Course, jobs: int, console: Console) -> None:
@@ -143,22 +145,22 @@ def _carry_out(course: Course, jobs: int, screen: _Screen) -> int:
     try:
         course.run(jobs)
     except KeyboardInterrupt:
-        return 130
+        return _STOPPED
     return 1 if course.folder.runs.failed else 0
 
 
-def _show(course: Course, command: str, *, as_json: bool) -> int:
-    """Write and print what has been found; return the exit status."""
+def _show(course: Course, command: str, *, draw: bool, as_json: bool) -> None:
+    """Write and print what has been found; drawing takes longer than one waits after Ctrl-C."""
     from aiops.experiments import report
 
     experiment, scale, folder = course.experiment, course.scale, course.folder
     if not report.finished(experiment, scale, folder.runs):
-        return 0
+        return
     findings = experiment.findings(scale, folder.runs)
-    files = report.save(experiment, scale, folder, findings, command)
+    files = report.save(experiment, scale, folder, findings, command, draw=draw)
     if as_json:
         print(json.dumps(report.summary(experiment, scale, folder, findings, command)))
-        return 0
+        return
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = _WIDE
@@ -167,7 +169,9 @@ def _show(course: Course, command: str, *, as_json: bool) -> int:
     for verdict in findings.verdicts:
         console.print(f"  {verdict.word}: {verdict.text}", markup=False, soft_wrap=True)
     console.print("written: " + ", ".join(map(str, files)), style="dim", soft_wrap=True)
-    return 0
+    missing = len(course.foreseen())
+    if missing:
+        console.print(f"{missing} runs are missing: the same command goes on", soft_wrap=True)
 
 
 def table(findings: Findings) -> Table:

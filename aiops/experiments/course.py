@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from aiops.experiments import estimate, works
@@ -40,7 +40,8 @@ class Course:
     ) -> None:
         self.experiment, self.scale, self.folder = experiment, scale, folder
         self._screen = screen
-        self._under_way: dict[str, float] = {}
+        self._done: dict[str, float] = {}  # work done by now, by run
+        self._total = 0.0
 
     def wanted(self) -> list[Case]:
         """Return the runs that are known to be wanted by now."""
@@ -74,35 +75,36 @@ class Course:
         make = crew or (lambda size: Crew(size, works.carry_out))
         with make(min(jobs, len(cases))) as members:
             while missing := self.missing():
+                self._total = sum(self._done.values()) + _weight(self.foreseen())
                 # The longest first, so that none of them is left alone at the end.
                 members.run(sorted(missing, key=estimate.weight, reverse=True), self, _needs)
-                self._tell()
 
     def at(self, case: Case, iterations: int) -> None:
         """Take note of how far a run is."""
         share = iterations / case.simulation.iterations
-        self._under_way[case.key] = min(share, 1.0) * estimate.weight(case)
+        self._done[case.key] = min(share, 1.0) * estimate.weight(case)
         self._tell()
 
     def done(self, case: Case, result: Result) -> None:
         """Keep a result."""
         self.folder.put(case, result)
-        self._under_way[case.key] = estimate.weight(case)
+        self._done[case.key] = estimate.weight(case)
         self._tell()
 
     def failed(self, case: Case, why: str) -> None:
         """Take note of a failure."""
         self.folder.runs.failed[case.key] = why
-        self._under_way.pop(case.key, None)
+        self._done.pop(case.key, None)
+        self._total -= estimate.weight(case)
         self._screen.failed(case, why)
 
     def _tell(self) -> None:
-        done = sum(self._under_way.values())
-        left = sum(
-            estimate.weight(case) for case in self.foreseen() if case.key not in self._under_way
-        )
-        begun = [case for case in self.wanted() if case.key in self._under_way]
-        self._screen.progress(done, left + sum(map(estimate.weight, begun)))
+        done = sum(self._done.values())
+        self._screen.progress(done, max(self._total, done))
+
+
+def _weight(cases: Iterable[Case]) -> float:
+    return sum(map(estimate.weight, cases))
 
 
 def _needs(case: Case) -> int:

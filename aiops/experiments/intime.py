@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aiops.config import Config
 from aiops.experiments.case import Result, Tell
@@ -35,7 +35,7 @@ class InTime:
     simulation: Simulation
     median: float = 0.1
     sigma: float = 0.05
-    links: Links = Links()  # noqa: RUF009  it is frozen
+    links: Links = field(default_factory=Links)
 
     @property
     def cluster(self) -> Cluster:

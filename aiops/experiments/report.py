@@ -22,9 +22,15 @@ def finished(experiment: Experiment, scale: Scale, runs: Runs) -> list[Finished]
 
 
 def save(
-    experiment: Experiment, scale: Scale, folder: Folder, findings: Findings, command: str
+    experiment: Experiment,
+    scale: Scale,
+    folder: Folder,
+    findings: Findings,
+    command: str,
+    *,
+    draw: bool = True,
 ) -> list[Path]:
-    """Write everything; return the files.
+    """Write everything, the figure only if wanted; return the files.
 
     Raises
     ------
@@ -35,6 +41,8 @@ def save(
     curves, table = folder.path / "curves.csv", folder.path / "summary.json"
     write(curves, csv_of(experiment, runs))
     write(table, json.dumps(summary(experiment, scale, folder, findings, command), indent=1) + "\n")
+    if not draw:
+        return [table, curves]
     figure = experiment.figure(scale, folder.runs)
     return [table, curves, *drawing.save(figure, folder.path / "figure")]
 
