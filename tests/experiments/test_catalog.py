@@ -186,6 +186,25 @@ class TestGated:
         assert gated.fails(self.group(0.11, 0.12, 0.13), base, "it").agrees is True
         assert gated.fails(self.group(0.1, 0.1, 0.1), base, "it").agrees is False
 
+    def test_constants_are_approached_in_trials(self) -> None:
+        def sent(run: Finished) -> dict[str, float]:
+            """Return shares as a gate would send them whose v̄ is 0.02."""
+            c = float(run.case.simulation.gate.removeprefix("c="))
+            return {"push": 0.02 / (0.02 + c)}
+
+        runs, scale = Runs(), STALENESS.quick
+        trials = gated.Trials(scale, "panel", "label", lambda c: f"c={c['push']:g}", sent)
+        cases, constants = trials.approach({"push": 0.5}, {"push": 0.1}, runs)
+        assert (len(cases), constants) == (1, None)
+        assert cases[0].role == "pool"
+        assert cases[0].seed >= scale.seeds
+        runs.add(cases[0], result(0.1))
+        cases, constants = trials.approach({"push": 0.5}, {"push": 0.1}, runs)
+        assert (len(cases), constants) == (2, None)
+        runs.add(cases[1], result(0.1))
+        cases, constants = trials.approach({"push": 0.5}, {"push": 0.1}, runs)
+        assert constants == {"push": pytest.approx(0.18)}
+
 
 class TestSoftsync:
     @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from aiops.experiments.case import Case
@@ -76,23 +76,24 @@ def groups(scale: Coins, runs: Runs) -> dict[tuple[str, str], Group]:
 def findings(scale: Coins, runs: Runs) -> Findings:
     """Compare gate and coin, panel by panel."""
     found = groups(scale, runs)
-    table, orders = [], {}
+    table = []
     for (panel, curve), group in found.items():
-        base = found[panel, GATE]
-        row = gated.row(curve, group, base)
+        row = gated.row(curve, group, found[panel, GATE])
         row["points against the gate"] = row.pop("points")
         table.append({"panel": panel, **row})
-        orders[panel, curve] = compare(tails(base), tails(group))
-    panels = dict.fromkeys(panel for panel, _curve in found)
-    return Findings(table, [_verdict(panels, orders, COIN), _verdict(panels, orders, FREE)])
+    panels = [title(*gate) for gate in scale.gates]
+    return Findings(table, [_verdict(panels, found, curve) for curve in (GATE, FREE)])
 
 
-def _verdict(panels: dict[str, None], orders: dict[tuple[str, str], str], other: str) -> Verdict:
-    found = {panel: orders.get((panel, other)) for panel in panels}
-    what = f"the gate against the {other}"
-    said = ", ".join(f"{order or 'not run'} at {panel}" for panel, order in found.items())
-    text = f"{what} at equal traffic: {said}"
-    kinds = set(found.values())
+def _verdict(panels: Sequence[str], found: Mapping[tuple[str, str], Group], curve: str) -> Verdict:
+    """Say whether a gate is ahead of the coin somewhere, and nowhere behind."""
+    orders = {}
+    for panel in panels:
+        ours, coin = (tails(found.get((panel, name), [])) for name in (curve, COIN))
+        orders[panel] = compare(ours, coin) if ours and coin else None
+    said = ", ".join(f"{order or 'not run'} at {panel}" for panel, order in orders.items())
+    text = f"the {curve} and the coin at equal traffic: {said}"
+    kinds = set(orders.values())
     if BEHIND in kinds:
         return Verdict(False, text)
     if AHEAD in kinds and None not in kinds:
