@@ -135,7 +135,7 @@ def _bars(line: Line, axes: Any, colour: str, place: int, count: int) -> None:
     ys = np.asarray(line.ys, float)
     width = 0.85 / count
     at = np.asarray(line.x) + (place - (count - 1) / 2) * width
-    axes.bar(at, ys.mean(0), width, color=colour, label=line.label)
+    axes.bar(at, np.nan_to_num(ys).mean(0), width, color=colour, label=line.label)
 
 
 def _thousands(value: float, _position: Any = None) -> str:

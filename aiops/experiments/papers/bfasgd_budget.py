@@ -34,7 +34,9 @@ class Budgets(Scale):
 
 
 QUICK = Budgets(
-    base=Simulation(dataset="digits", hidden=32, lr=0.005, iterations=2500, samples=25),
+    base=Simulation(
+        dataset="digits", hidden=32, lr=0.01, clients=4, batch_size=16, iterations=4000, samples=40
+    ),
     seeds=3,
     budgets=(0.2,),
     splits=(0.3, 0.7),
@@ -201,5 +203,6 @@ EXPERIMENT = Experiment(
     findings=findings,
     figure=figure,
     note="The gate's constants are chosen so that a run spends the budget: from a trial on a seed"
-    " of its own. An order of turns has no clock, so a budget is bytes for each gradient computed.",
+    " of its own. An order of turns has no clock, so a budget is bytes for each gradient computed."
+    " All runs have the same learning rate.",
 )

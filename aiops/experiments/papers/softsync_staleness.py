@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -49,6 +50,7 @@ FULL = Orders(base=replace(_BASE, iterations=100_000), seeds=3)
 
 _NEAR = 0.1  # of n: a mean staleness as close as this is n
 _RARE = 1e-4
+_FEW = 4  # bars beyond would be too thin
 
 
 def cases(scale: Orders, runs: Runs) -> Iterator[Case]:
@@ -132,9 +134,9 @@ def figure(scale: Orders, runs: Runs) -> Figure:
         for label, _rule in scale.orders:
             group = found.get((title(n), label), [])
             taus = list(range(2 * n + 2))
-            ys = [[100 * staleness(run).get(tau, 0.0) for tau in taus] for run in group]
-            lines.append(Line(label, taus, ys, kind="bars"))
-        panels.append(Panel(title(n), "staleness τ", "gradients (%)", lines))
+            ys = [[100 * staleness(run).get(tau, math.nan) for tau in taus] for run in group]
+            lines.append(Line(label, taus, ys, kind="bars" if n < _FEW else "line"))
+        panels.append(Panel(title(n), "staleness τ", "gradients (%)", lines, "y", bottom=0.01))
     return Figure(f"Staleness with {scale.base.clients} learners", panels, columns=3)
 
 
