@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import aiops
-from aiops.commands import bench
+from aiops.commands import bench, experiment
 from aiops.commands.bandwidth import bandwidth
 from aiops.commands.cluster import cluster
 from aiops.commands.demo import demo
@@ -30,6 +30,7 @@ app = typer.Typer(
 for _command in (serve, demo, simulate, cluster, stats, ping, replay, policies, bandwidth):
     app.command()(_command)
 app.add_typer(bench.app, name="bench")
+app.add_typer(experiment.app, name="experiment")
 
 
 def _print_version(wanted: bool) -> None:
