@@ -18,6 +18,7 @@ from aiops.experiments.figure import Figure, Line, Panel
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 _DASHES = ("-", "--", "-.", ":")
 _SIZE = {1: (4.2, 2.9), 2: (3.4, 2.5), 3: (2.5, 2.1), 4: (2.1, 1.9)}  # inches, by columns
+_NARROW, _WIDE = 2, 1e4  # ranges for which a logarithmic axis has no use, or only decades fit
 _SUFFIXES = (".png", ".svg")
 
 
@@ -98,15 +99,11 @@ def _draw(panel: Panel, axes: Any, colours: dict[str, tuple[str, str]]) -> None:
             axes.plot([], [], "o", color=colour, label=line.label)
         else:
             _line(line, axes, colour, dashes)
-    for which, scale in (("x", axes.set_xscale), ("y", axes.set_yscale)):
-        if which in panel.log:
-            scale("log")
-    if "y" in panel.log:
-        for formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-            formatter(_sparse)
-    if "x" not in panel.log:
-        axes.xaxis.set_major_formatter(_thousands)
-        axes.locator_params(axis="x", nbins=5)
+    for which in "xy":
+        _scale(axes, which, logarithmic=which in panel.log)
+    if panel.ticks:
+        axes.set_xticks(range(len(panel.ticks)), panel.ticks)
+        axes.grid(visible=False, axis="x")
     if panel.bottom is not None:
         axes.set_ylim(bottom=panel.bottom)
     if panel.top is not None:
@@ -114,6 +111,22 @@ def _draw(panel: Panel, axes: Any, colours: dict[str, tuple[str, str]]) -> None:
     axes.set_title(panel.title)
     axes.set_xlabel(panel.xlabel)
     axes.set_ylabel(panel.ylabel)
+
+
+def _scale(axes: Any, which: str, *, logarithmic: bool) -> None:
+    """Set the scale of an axis, and how its numbers are written."""
+    axis = getattr(axes, f"{which}axis")
+    low, high = getattr(axes, f"get_{which}lim")()
+    if not logarithmic or 0 < low < high < _NARROW * low:
+        if which == "x":
+            axis.set_major_formatter(_thousands)
+            axes.locator_params(axis="x", nbins=5)
+        return
+    getattr(axes, f"set_{which}scale")("log")
+    low, high = getattr(axes, f"get_{which}lim")()
+    if high < _WIDE * low:
+        for formatter in (axis.set_major_formatter, axis.set_minor_formatter):
+            formatter(_sparse)
 
 
 def _line(line: Line, axes: Any, colour: str, dashes: str) -> None:
@@ -126,6 +139,8 @@ def _line(line: Line, axes: Any, colour: str, dashes: str) -> None:
     if len(ys) > 1:
         axes.fill_between(line.x, low, high, color=colour, alpha=0.2, linewidth=0)
     few = "o" if len(line.x) <= 12 else None
+    if len(line.x) == 1:
+        axes.vlines(line.x, low, high, color=colour)
     axes.plot(line.x, middle, dashes, color=colour, label=line.label, marker=few)
 
 

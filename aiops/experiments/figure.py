@@ -43,7 +43,8 @@ class Line:
 class Panel:
     """One pair of axes; ``log`` names those that are logarithmic, ``"x"``, ``"y"`` or ``"xy"``.
 
-    ``bottom`` and ``top`` are where the axis of y begins and ends, if not where the lines do.
+    ``bottom`` and ``top`` are where the axis of y begins and ends, if not where the lines do;
+    ``ticks`` name x = 0, 1, 2 and so on, if they are not numbers.
     """
 
     title: str
@@ -53,6 +54,7 @@ class Panel:
     log: str = ""
     bottom: float | None = None
     top: float | None = None
+    ticks: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

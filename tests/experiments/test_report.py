@@ -101,7 +101,10 @@ class TestDrawing:
         panels = [
             Panel("plain", "x", "y", lines, bottom=0, top=10),
             Panel("logarithmic", "x", "y", lines, log="xy"),
-            Panel("empty", "x", "y", []),
+            Panel("named", "x", "y", lines, ticks=["a", "b"]),
+            Panel("narrow", "x", "y", [Line("one point", [100.0], [[101.0], [102.0]])], log="xy"),
+            Panel("wide", "x", "y", [Line("decades", [1, 2], [[1e-6, 1e6]])], log="y"),
+            Panel("empty", "x", "y", [], log="xy"),
         ]
         png, svg = drawing.save(Figure("All", panels, 2), tmp_path / "figure")
         assert png.stat().st_size > 1000

@@ -159,7 +159,7 @@ def findings(scale: Sizes, runs: Runs) -> Findings:
 def figure(scale: Sizes, runs: Runs) -> Figure:
     """Draw the shares by workers, and the errors by turns."""
     found = gathered(runs.of(cases(scale, runs)))
-    counts = ", ".join(map(str, scale.workers))
+    counts = [str(workers) for workers in scale.workers]
     panels = []
     for name, heading in ((in_turns, "Lost, in turns"), (in_time, "Lost, in virtual time")):
         bars = []
@@ -168,7 +168,7 @@ def figure(scale: Sizes, runs: Runs) -> Figure:
             least = min(map(len, groups))
             ys = [[100 - 100 * shares(g[seed])["used"] for g in groups] for seed in range(least)]
             bars.append(Line(label, list(range(len(groups))), ys, kind="bars"))
-        panels.append(Panel(heading, f"workers: {counts}", "of their time (%)", bars, bottom=0))
+        panels.append(Panel(heading, "workers", "of their time (%)", bars, bottom=0, ticks=counts))
     for workers in scale.workers:
         title, lines = in_turns(workers), []
         for label in RULES:
