@@ -71,9 +71,12 @@ def simulate(
     Ctrl-C shows what it has come to so far.
     """
     from aiops.config import Config
+    from aiops.files import check_writable
     from aiops.sim.simulation import Run, Simulation
 
     Config(kernels=kernels, recall=recall, fetch_lag=fetch_lag)  # refuses what cannot be
+    if save is not None:
+        check_writable(save)
     simulation = Simulation(
         policy=policy,
         lr=lr,

@@ -24,7 +24,7 @@ from aiops.sim.memory import MemoryServer, Seat
 from aiops.sim.selection import Selection
 from aiops.sim.task import Batches, Task
 
-_PASSED = 64  # turns per client, all passed over, after which one looks whether all of them wait
+_PASSED = 64  # turns per client, all passed over, after which nobody's will come any more
 
 
 @dataclass(slots=True)
@@ -87,6 +87,7 @@ class Dispatcher:
         self.seats = [Seat(self.server, f"client-{i}", initial) for i in range(clients)]
         self.iteration = 0
         self._drawn: deque[int] = deque()  # turns that have been looked at ahead
+        self._ended: UsageError | None = None  # what the rule had to say after these
         self._again: dict[int, Ints] = {}  # mini-batches whose gradients were refused, by client
         self._rooms = [self.seats[0].params.like()]
         self._ahead: dict[int, _Computed] = {}  # by client
@@ -128,15 +129,34 @@ class Dispatcher:
         """Return whose turn it is, who waits being passed over."""
         passed = 0
         while True:
-            client = self._drawn.popleft() if self._drawn else next(self.selection)
+            client = self._draw()
             if not self.seats[client].waits:
                 return client
             passed += 1
-            if passed % (_PASSED * len(self.seats)) == 0 and all(s.waits for s in self.seats):
-                raise UsageError(
-                    f"all {len(self.seats)} clients wait, and {self.engine.algorithm.name} answers"
-                    " none of them: it waits for more of them than there are"
-                )
+            if passed == _PASSED * len(self.seats):
+                raise UsageError(self._stuck(passed))
+
+    def _draw(self) -> int:
+        if self._drawn:
+            return self._drawn.popleft()
+        if self._ended is not None:
+            raise self._ended
+        return next(self.selection)
+
+    def _stuck(self, passed: int) -> str:
+        """Say why nobody can be found whose turn it is."""
+        waiting = sum(seat.waits for seat in self.seats)
+        name = self.engine.algorithm.name
+        if waiting == len(self.seats):
+            return (
+                f"all {waiting} clients wait, and {name} answers none of them: it waits for more"
+                " of them than there are"
+            )
+        return (
+            f"{passed} times in a row the rule selected nobody but clients that wait for {name}'s"
+            f" answer ({waiting} of {len(self.seats)} do): choose a rule by which everyone's turn"
+            " comes"
+        )
 
     def _gradient(self, client: int, seat: Seat) -> tuple[Params, Ints]:
         """Return a client's gradient, and of which examples."""
@@ -163,8 +183,11 @@ class Dispatcher:
         at its turn its client does, and ``now`` is the one whose turn it is. Who will have to wait,
         and be passed over, is not known yet: that is found out when it comes to it.
         """
-        while len(self._drawn) < self._window:
-            self._drawn.append(next(self.selection))
+        while len(self._drawn) < self._window and self._ended is None:
+            try:
+                self._drawn.append(next(self.selection))
+            except UsageError as error:  # it may be that so many turns are not taken at all
+                self._ended = error
         taken = {now}
         for distance, client in enumerate(self._drawn):
             seat = self.seats[client]

@@ -179,16 +179,16 @@ class Seat:
         assert self.talk.layout is not None
         assert self.talk.welcome is not None
         plan = self.talk.welcome.plan
-        if self._server.handed:
-            leased = Leased(self.talk.layout)
-            self.ask(self.talk.fetch(leased))
-            routine = routine_for(plan, leased)
-            if not routine.writes:
-                return leased, routine
-            leased.let_go()
-        params = Params(self.talk.layout)
+        params: Params = (
+            Leased(self.talk.layout) if self._server.handed else Params(self.talk.layout)
+        )
         self.ask(self.talk.fetch(params))
-        return params, routine_for(plan, params)
+        routine = routine_for(plan, params)
+        if isinstance(params, Leased) and routine.writes:
+            mine = params.copy()
+            params.let_go()
+            return mine, routine_for(plan, mine)
+        return params, routine
 
     def _nonce(self) -> bytes:
         self._nonces += 1
