@@ -34,6 +34,7 @@ Hidden = Annotated[int, typer.Option(help="Units of the hidden layer.")]
 Selection = Annotated[
     str, typer.Option(help="Who is next: uniform, round-robin, softmax:add=-1, recorded:FILE.")
 ]
+Wait = Annotated[bool, typer.Option(help="Whether clients wait for the answer to a push.")]
 Order = Annotated[str, typer.Option(help="Mini-batches: random, or sequential as in FRED.")]
 Samples = Annotated[int, typer.Option(help="Looks at the validation error on the way.")]
 Seed = Annotated[int, typer.Option(help="Equal seeds give equal results, to the last bit.")]
@@ -57,6 +58,7 @@ def simulate(
     dataset: DatasetName = "mnist",
     hidden: Hidden = 200,
     selection: Selection = "uniform",
+    wait: Wait = True,
     order: Order = "random",
     samples: Samples = 20,
     seed: Seed = 0,
@@ -92,6 +94,7 @@ def simulate(
         dataset=dataset,
         hidden=hidden,
         selection=selection,
+        waits=wait,
         order=order,
         samples=samples,
         seed=seed,

@@ -53,6 +53,8 @@ class Dispatcher:
         How many there are.
     seed
         Of the initial parameters.
+    waits
+        Whether a client waits for the answer to its push (`aiops.sim.ahead`).
     jobs
         How many gradients are computed at the same time; the results are the same.
     handed
@@ -77,6 +79,7 @@ class Dispatcher:
         *,
         clients: int,
         seed: int,
+        waits: bool = True,
         jobs: int = 1,
         handed: bool = True,
         pieces: Callable[[], int] | None = None,
@@ -84,7 +87,9 @@ class Dispatcher:
         self.engine, self.task, self.batches, self.selection = engine, task, batches, selection
         self.server = MemoryServer(engine, handed=handed, pieces=pieces)
         initial = task.initial(seed)
-        self.seats = [Seat(self.server, f"client-{i}", initial) for i in range(clients)]
+        self.seats = [
+            Seat(self.server, f"client-{i}", initial, ahead=not waits) for i in range(clients)
+        ]
         self.iteration = 0
         self._drawn: deque[int] = deque()  # turns that have been looked at ahead
         self._ended: UsageError | None = None  # what the rule had to say after these

@@ -49,6 +49,9 @@ class Simulation:
         What they train, if no other task is given: a perceptron with so many hidden units.
     selection
         Who is next: `aiops.sim.selection.selection` reads it.
+    waits
+        Whether a client waits for the answer to its push before it computes on. Where it does not,
+        it is one gradient ahead at most (`aiops.sim.ahead`).
     order
         Which examples come when: ``random``, or ``sequential`` as in FRED.
     samples
@@ -78,6 +81,7 @@ class Simulation:
     dataset: str = "mnist"
     hidden: int = 200
     selection: str = "uniform"
+    waits: bool = True
     order: str = "random"
     samples: int = 20
     seed: int = 0
@@ -133,7 +137,10 @@ class Simulation:
             fetch_codec=self.fetch_codec,
             fetch_lag=self.fetch_lag,
         )
-        return Engine(algorithm, options)
+        engine = Engine(algorithm, options)
+        if not self.waits:
+            _check_ahead(engine)
+        return engine
 
     @property
     def key(self) -> str:
@@ -269,6 +276,7 @@ class Run:
             selection(run.selection, run.clients, run.seed),
             clients=run.clients,
             seed=run.seed,
+            waits=run.waits,
             jobs=self.jobs,
             handed=self.handed,
             pieces=self.pieces,
@@ -360,6 +368,22 @@ class Run:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _check_ahead(engine: Engine) -> None:
+    """Refuse clients that do not wait where they follow a plan of their own."""
+    name, plan = engine.algorithm.name, engine.plan
+    if plan.get("routine", "direct") != "direct":
+        whose = "behind a gate" if "gate" in plan else f"under {name}"
+        raise ConflictError(
+            f"clients that do not wait: {whose} a worker has a plan of its own for when it waits,"
+            " so choose a policy to which workers push every gradient as it is, such as fasgd"
+        )
+    if plan.get("recompute"):
+        raise ConflictError(
+            f"clients that do not wait: under {name} a worker computes again at once what is"
+            " refused, so it cannot be ahead; choose another policy or admission"
+        )
 
 
 def simulate(
