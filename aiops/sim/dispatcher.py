@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from aiops.client.params import Params
 from aiops.engine import Engine
@@ -96,15 +96,25 @@ class Dispatcher:
         self._again: dict[int, Ints] = {}  # mini-batches whose gradients were refused, by client
         self._rooms = [self.seats[0].params.like()]
         self._ahead: dict[int, _Computed] = {}  # by client
-        self._pool = ThreadPoolExecutor(jobs) if jobs > 1 and not self._recomputes else None
+        self._pool: ThreadPoolExecutor | None = None
+        self.hire(jobs)
+
+    def hire(self, jobs: int) -> None:
+        """Have so many gradients computed at the same time from here on."""
+        self.close()
+        recompute = self.engine.plan.get("recompute")  # then nobody knows the next mini-batch
+        self._pool = ThreadPoolExecutor(jobs) if jobs > 1 and not recompute else None
         self._window = 3 * jobs
 
-    @property
-    def _recomputes(self) -> bool:
-        return bool(self.engine.plan.get("recompute"))
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a checkpoint has: no threads, nor what they are at, which can be had again.
 
-    def run(self, iterations: int) -> None:
-        """Take so many turns.
+        See `aiops.sim.graph`.
+        """
+        return {**self.__dict__, "_pool": None, "_ahead": {}}
+
+    def run(self, iterations: int, stopping: Callable[[], bool] = lambda: False) -> None:
+        """Take so many turns; none after ``stopping`` has said so.
 
         Raises
         ------
@@ -114,6 +124,8 @@ class Dispatcher:
             When the server takes a gradient for no good: its values are not finite, say.
         """
         for _ in range(iterations):
+            if stopping():
+                break
             self.turn()
 
     def turn(self) -> int:
@@ -218,8 +230,10 @@ class Dispatcher:
 
     def close(self) -> None:
         """End the threads."""
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(cancel_futures=True)
+            self._ahead.clear()
 
     def __enter__(self) -> Self:
         return self

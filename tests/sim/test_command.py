@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 
 from aiops import cli
 from aiops.files import read_model
-from aiops.sim.simulation import simulate
+from aiops.sim.dispatcher import Dispatcher
+from aiops.sim.simulation import Run, simulate
 from tests.sim.cases import TASK, simulation
 
 SMALL = "--dataset digits --hidden 8 --clients 4 --iterations 60 --samples 2 --kernels numpy"
@@ -62,6 +64,71 @@ def test_saves_the_model(command: Any, tmp_path: Path) -> None:
     report = json.loads(out)
     cost, error = TASK.validate(model)
     assert (cost, error) == (report["validation_cost"], report["validation_error"])
+
+
+class TestCheckpoint:
+    def test_goes_on_where_it_was(self, command: Any, tmp_path: Path) -> None:
+        path = str(tmp_path / "run.ckpt")
+        status, out, _err = command("--json --seed 3 --iterations 25 --checkpoint", path)
+        assert status == 0
+        assert json.loads(out)["iterations"] == 25
+        status, out, _err = command("--json --checkpoint", path, "--resume", path)
+        report = json.loads(out)
+        assert report["iterations"] == 60, "it is on the command line"
+        assert report["simulation"]["seed"] == 3, "it is not, and so as it was"
+        assert report["digest"] == simulate(simulation(seed=3), TASK).digest
+
+    def test_another_simulation_s(self, command: Any, tmp_path: Path) -> None:
+        path = str(tmp_path / "run.ckpt")
+        assert command("--checkpoint", path)[0] == 0
+        before = (tmp_path / "run.ckpt").read_bytes()
+        status, out, err = command("--seed 4 --resume", path)
+        assert (status, out) == (2, "")
+        assert "is of another simulation: its seed is 0, not 4" in err
+        status, out, err = command("--seed 4 --checkpoint", path)
+        assert (status, out) == (2, "")
+        assert "is there already, and nothing is overwritten" in err
+        assert (tmp_path / "run.ckpt").read_bytes() == before
+
+    def test_nowhere_to_write_it(self, command: Any, tmp_path: Path) -> None:
+        _status, _out, err = command("--checkpoint", str(tmp_path / "none" / "run.ckpt"))
+        assert "there is no folder" in err
+        _status, _out, err = command("--resume", str(tmp_path / "none.ckpt"))
+        assert "cannot read the checkpoint" in err
+
+    def test_ctrl_c_keeps_what_there_is(
+        self, command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        before, turn = signal.getsignal(signal.SIGINT), Dispatcher.turn
+
+        def interrupted(dispatcher: Dispatcher) -> int:
+            if dispatcher.iteration == 10:
+                signal.raise_signal(signal.SIGINT)
+            return turn(dispatcher)
+
+        monkeypatch.setattr(Dispatcher, "turn", interrupted)
+        path = tmp_path / "run.ckpt"
+        status, out, _err = command("--json --checkpoint", str(path))
+        assert status == 130
+        report = json.loads(out.splitlines()[-1])
+        assert (report["complete"], report["iterations"]) == (False, 11), "not within a turn"
+        assert signal.getsignal(signal.SIGINT) is before
+        monkeypatch.undo()
+        with Run.load(path) as run:
+            assert run.outcome().digest == report["digest"]
+            assert run.go_on().digest == simulate(simulation(), TASK).digest
+
+    def test_a_second_ctrl_c_ends_it_at_once(
+        self, command: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def interrupted(dispatcher: Dispatcher) -> int:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            raise AssertionError("it went on")
+
+        monkeypatch.setattr(Dispatcher, "turn", interrupted)
+        status, out, _err = command("--json")
+        assert (status, out) == (130, "")
 
 
 @pytest.mark.parametrize(
