@@ -541,7 +541,7 @@ class Conversation:
         """Learn the server's model; it may not change under a client's feet."""
         rows = told.model
         try:
-            layout = Layout((row[:3] for row in rows), empty=bool(told.tables))
+            layout = Layout.shared((row[:3] for row in rows), empty=bool(told.tables))
             tables = Tables.told(told.tables, layout.index)
         except UsageError as error:
             text = f"{self.server} has a model that this client cannot hold: {error}"
@@ -556,7 +556,7 @@ class Conversation:
             self.rows.learn(tables)
             return
         difference = layout.difference(self.layout) or tables.difference(self.rows.tables)
-        if difference is None and layout.rows != self.layout.rows:
+        if difference is None and layout is not self.layout and layout.rows != self.layout.rows:
             difference = "its tensors are in another order"
         if difference:
             raise Unauthorised(f"{self.server} now has another model: {difference}")
