@@ -447,6 +447,8 @@ class Engine:
     def _beyond(self, message: Push | Again) -> Refused | None:
         """Refuse to look for tensors that the model does not have."""
         assert self.store is not None
+        if not message.wants:
+            return None
         try:
             Wanted(message.have, message.wants).known(0, len(self.store.layout.tensors))
         except Refused as fault:

@@ -233,7 +233,7 @@ class Layout:
 
         One part per run of tensors of equal version, none longer than `MAX_PART`.
         """
-        if len(versions) == 1:
+        if not (versions != versions[0]).any():
             return tuple(split(0, self.nbytes, codec, int(versions[0])))
         breaks = (np.flatnonzero(versions[1:] != versions[:-1]) + 1).tolist()
         edges = [0, *breaks, len(self.tensors)]

@@ -48,6 +48,7 @@ from aiops.wire import Buffer, Discard, Limits, Place, Sink, Wire
 
 _LIMITS = Limits(header=8 << 20)  # a model comes back with offsets: longer than it was offered
 _LONGEST_WAIT = 1e9  # seconds that a server may announce
+_NEWS = (Ack, messages.Params)
 _LONGEST_NAME = 1024  # bytes: the whole greeting must stay under 4 KiB
 
 
@@ -520,7 +521,7 @@ class Conversation:
 
     def _note_parameters(self, request: Request, message: Message, sink: Sink | None) -> None:
         """The payloads of an answer are in place: say which version they are."""
-        if isinstance(message, Ack | messages.Params):
+        if isinstance(message, _NEWS):
             vbars = np.frombuffer(message.vbars, "<f4")
             if len(vbars) and self.layout is not None and len(vbars) != len(self.layout.tensors):
                 raise ValueError(f"statistics of {len(vbars)} tensors")

@@ -108,10 +108,10 @@ class MemoryServer:
                 for effect in self.engine.handle(self._events.popleft()):
                     if isinstance(effect, Apply):
                         self._events.append(Applied(self.now, effect.ticket, effect.run()))
-                    elif isinstance(effect, Warm):
-                        effect.run()
                     elif isinstance(effect, Reply):
                         self._reply(effect)
+                    elif isinstance(effect, Warm):
+                        effect.run()
                     elif isinstance(effect, Drop):
                         self.seats.pop(effect.peer, None)
         finally:
