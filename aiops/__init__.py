@@ -15,16 +15,27 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from aiops import errors
     from aiops.client.aio import AsyncClient
+    from aiops.client.aioworker import AsyncWorker
     from aiops.client.blocking import Client
     from aiops.client.worker import Worker
     from aiops.server import serve
     from aiops.tables import Table
 
-__all__ = ["AsyncClient", "Client", "Table", "Worker", "__version__", "errors", "serve"]
+__all__ = [
+    "AsyncClient",
+    "AsyncWorker",
+    "Client",
+    "Table",
+    "Worker",
+    "__version__",
+    "errors",
+    "serve",
+]
 
 # Loaded when first used, so that importing aiops costs next to nothing.
 _PUBLIC = {
     "AsyncClient": "aiops.client.aio",
+    "AsyncWorker": "aiops.client.aioworker",
     "Client": "aiops.client.blocking",
     "Table": "aiops.tables",
     "Worker": "aiops.client.worker",

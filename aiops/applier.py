@@ -1,4 +1,4 @@
-"""The applier: one thread that runs the engine's kernels, in the order they were issued."""
+"""The applier: what runs a server's kernels, in the order they were issued."""
 
 from __future__ import annotations
 
@@ -6,38 +6,60 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol, TypeAlias, TypeVar
 
-from aiops.events import Apply, Warm
-from aiops.layout import Ints
+T = TypeVar("T")
 
 
-class Applier:
-    """Runs updates beside the event loop.
+class Applier(Protocol):
+    """Whatever runs updates for an event loop.
+
+    Attributes
+    ----------
+    at_once
+        An update that touches at most so many bytes need not be handed over: the loop may run it.
+    """
+
+    at_once: float
+
+    def submit(self, run: Callable[[], T], nbytes: int, done: Callable[[T], None]) -> None:
+        """Run it after what was submitted before; ``nbytes`` are touched.
+
+        ``done`` is called on the loop with what came of it.
+        """
+
+    def close(self) -> None:
+        """End when what is being done is finished."""
+
+
+_Task: TypeAlias = tuple[Callable[[], Any], Callable[[Any], None]]
+
+
+class ApplierThread:
+    """An `Applier` beside the event loop: one thread (kernels release the GIL).
 
     Parameters
     ----------
     loop
         Where results are reported.
-    done
-        Called on the loop with a ticket and its numbers (ticket 0: the kernels are warm).
     failed
         Called on the loop when a kernel raises; nothing more is run then.
     """
 
+    at_once: float = 4 << 20  # bytes: handing less over costs more than it saves
+
     def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        done: Callable[[int, Ints | None], None],
-        failed: Callable[[BaseException], None],
+        self, loop: asyncio.AbstractEventLoop, failed: Callable[[BaseException], None]
     ) -> None:
-        self._loop, self._done, self._failed = loop, done, failed
-        self._queue: queue.SimpleQueue[Apply | Warm | None] = queue.SimpleQueue()
+        self._loop, self._failed = loop, failed
+        self._queue: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="aiops-applier", daemon=True)
         self._thread.start()
 
-    def submit(self, effect: Apply | Warm) -> None:
+    def submit(self, run: Callable[[], T], nbytes: int, done: Callable[[T], None]) -> None:
         """Run it after what was submitted before."""
-        self._queue.put(effect)
+        self._queue.put((run, done))
 
     def close(self) -> None:
         """End the thread when it has finished what it is doing."""
@@ -45,12 +67,12 @@ class Applier:
         self._thread.join()
 
     def _run(self) -> None:
-        while (effect := self._queue.get()) is not None:
+        while (task := self._queue.get()) is not None:
+            run, done = task
             try:
-                sums = effect.run()
+                sums = run()
             except BaseException as error:
                 self._loop.call_soon_threadsafe(self._failed, error)
                 return
-            ticket = effect.ticket if isinstance(effect, Apply) else 0
-            del effect  # it refers to a received buffer
-            self._loop.call_soon_threadsafe(self._done, ticket, sums)
+            del run, task  # they refer to a received buffer
+            self._loop.call_soon_threadsafe(partial(done, sums))

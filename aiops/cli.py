@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 import aiops
-from aiops.commands import bench
+from aiops.commands import bench, experiment
 from aiops.commands.bandwidth import bandwidth
+from aiops.commands.cluster import cluster
 from aiops.commands.demo import demo
 from aiops.commands.ping import ping
 from aiops.commands.policies import policies
@@ -26,9 +27,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for _command in (serve, demo, simulate, stats, ping, replay, policies, bandwidth):
+for _command in (serve, demo, simulate, cluster, stats, ping, replay, policies, bandwidth):
     app.command()(_command)
 app.add_typer(bench.app, name="bench")
+app.add_typer(experiment.app, name="experiment")
 
 
 def _print_version(wanted: bool) -> None:

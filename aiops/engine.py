@@ -110,6 +110,7 @@ class Engine:
         self.plan = {**algorithm.plan(workers), **told}
         recall = self._plan_gate()
         self.codecs = Choice.of(self.options.push_codec), Choice.of(self.options.fetch_codec)
+        self._check_codecs()
         for key, choice in zip(("push_codec", "fetch_codec"), self.codecs, strict=True):
             if choice:
                 self.plan[key] = choice.announced
@@ -128,6 +129,7 @@ class Engine:
         self.answers.budget = self.budget
         self.intake.budget = min(filter(None, (budget, each)), default=None)
         self.now = self.started = 0.0
+        self._fresh = True  # nothing has happened yet
         self._tables = Tables({})
         self._seconds: deque[tuple[float, int]] = deque(maxlen=12)  # (time, version then)
 
@@ -144,10 +146,22 @@ class Engine:
         self.plan |= gate.plan(self.algorithm)
         return self.options.recall if gate.skipped == "reapply" else 0
 
+    def _check_codecs(self) -> None:
+        """Refuse to save up gradients for a rule that would diverge on their squares."""
+        pushed = {codec.name for _pattern, codec in self.codecs[0].pairs if codec.saves_up}
+        if pushed and not self.algorithm.saved_up:
+            name = self.algorithm.name
+            raise ConflictError(
+                f"{name} squares each gradient, and {min(pushed)} leaves most of one out, to add it"
+                f" to a later one: {name} diverges on what has been saved up so. Push with fp16,"
+                " bf16 or int8, or choose another policy, such as fasgd"
+            )
+
     def handle(self, event: Event) -> list[Effect]:
         """Take in an event; return what is to be done, in order."""
         self.now = self.answers.now = self.updates.now = event.time
-        self.started = self.started or event.time
+        if self._fresh:
+            self.started, self._fresh = event.time, False
         _HANDLERS[type(event)](self, event)
         effects = self._effects.copy()
         self._effects.clear()

@@ -10,8 +10,6 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import secrets
-import time
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -57,13 +55,10 @@ from aiops.paced import PacedLink, Pacer
 from aiops.peer import Peer
 from aiops.rowsintake import RowsIncoming
 from aiops.sockets import narrow
-from aiops.spin import Spin
+from aiops.surroundings import SURROUNDINGS, Surroundings
 from aiops.wire import SMALL, Sink, Wire
 
 _log = logging.getLogger("aiops.server")
-
-_INLINE = 4 << 20
-"""An update that touches at most so many bytes is done at once: handing it over costs more."""
 
 _HEADER = 1024
 """More than the header of an answer that brings rows has."""
@@ -99,8 +94,10 @@ class Server:
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        self._here = here = SURROUNDINGS.get()
+        self._now = here.now
         algorithm = find(config.policy).make(config.settings())
-        options = dataclasses.replace(config.options(), run=secrets.token_hex(8))
+        options = dataclasses.replace(config.options(), run=here.token_bytes(8).hex())
         self.engine = Engine(algorithm, options)
         self._peers: dict[int, Peer] = {}
         self._numbers = 0
@@ -115,9 +112,9 @@ class Server:
         self._keeping = Keeping(config, self.engine, self._now)
         self._ended: asyncio.Future[None] | None = None
         self._changed: Callable[[], None] = lambda: None
-        self._spin = Spin()
+        self._spin = here.spin()
         self._looking = self._heard = False  # for a next message, and whether one came meanwhile
-        self._pacer = _pacer_of(config)
+        self._pacer = _pacer_of(config, here)
         self._pacing: asyncio.TimerHandle | None = None
         self._spent = 0  # bytes that had crossed under the budget at the last look
         self._idle = True  # nothing was on its way then
@@ -131,7 +128,7 @@ class Server:
         """Open everything and listen; return the URL to join."""
         self._loop = asyncio.get_running_loop()
         self._ended = self._loop.create_future()
-        self._applier = Applier(self._loop, self._applied, self._applier_failed)
+        self._applier = self._here.applier(self._loop, self._applier_failed)
         try:
             model = self._keeping.open()
             if model is not None:
@@ -233,10 +230,6 @@ class Server:
 
     # ------------------------------------------------------------ events and effects
 
-    @staticmethod
-    def _now() -> float:
-        return time.monotonic()
-
     def post(self, event: Event) -> None:
         """Have the engine handle an event, and carry out what follows.
 
@@ -301,8 +294,9 @@ class Server:
 
     def _apply(self, effect: Apply) -> None:
         assert self._applier is not None
-        if not self._warm or effect.job.cost > _INLINE:
-            self._applier.submit(effect)
+        if not self._warm or effect.job.cost > self._applier.at_once:
+            done = partial(self._applied, effect.ticket)
+            self._applier.submit(effect.run, effect.job.cost, done)
             return
         try:
             sums = effect.run()
@@ -313,12 +307,12 @@ class Server:
 
     def _warm_up(self, effect: Warm) -> None:
         assert self._applier is not None
-        self._applier.submit(effect)
+        self._applier.submit(effect.run, 0, self._warmed)
 
-    def _applied(self, ticket: int, sums: Ints | None) -> None:
-        if sums is None:
-            self._warm = True
-            return
+    def _warmed(self, _nothing: None) -> None:
+        self._warm = True
+
+    def _applied(self, ticket: int, sums: Ints) -> None:
         self.post(Applied(self._now(), ticket, sums))
 
     def _applier_failed(self, error: BaseException) -> None:
@@ -360,7 +354,7 @@ class Server:
         """Greet a new connection, or refuse one too many."""
         self._numbers += 1
         link.number = self._numbers
-        greeter = Greeter(self.config.token, secrets.token_bytes(16))
+        greeter = Greeter(self.config.token, self._here.token_bytes(16))
         self._peers[link.number] = Peer(link, greeter, self._now())
         if len(self._peers) > self._most:
             text = f"the server has its {self._most} connections already"
@@ -470,13 +464,13 @@ _PERFORM: dict[type[Any], Callable[[Server, Any], None]] = {
 }
 
 
-def _pacer_of(config: Config) -> Pacer | None:
+def _pacer_of(config: Config, here: Surroundings) -> Pacer | None:
     """Return what paces the connections of a server with a bandwidth budget."""
     total, each = config.budgets()
     rates = [rate for rate in (total, each) if rate is not None]
     if not rates:
         return None
-    return Pacer(Budget(total, each, time.monotonic()), time.monotonic, min(rates))
+    return Pacer(Budget(total, each, here.now()), here.now, min(rates))
 
 
 @contextlib.asynccontextmanager

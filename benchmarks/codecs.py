@@ -141,28 +141,34 @@ def _applied(rule: Rule, gradient: Array, repeats: int) -> dict[str, dict[str, f
 
 
 def _limit(states: int, per: int) -> Callable[..., None]:
-    """Compile the loop that moves a rule's streams, and items of ``per`` elements each."""
+    """Compile the loop that moves a rule's streams, and items of ``per`` elements each.
+
+    Items of several elements are read as `onebit` lays them out, row after row of elements beside
+    the same items: so it runs in full vectors, whatever an item holds.
+    """
     import numba
 
-    def move_1(w: Any, g: Any, scale: Any) -> None:
-        for k in range(g.size):
-            item = np.float32(g[k])
-            for i in range(np.uintp(per)):
-                at = np.uintp(k * per) + i
-                w[at] = (w[at] + item) * scale
+    from aiops.kernels.jit_cpu import disjoint
 
-    def move_4(w: Any, g: Any, n: Any, b: Any, v: Any, scale: Any) -> None:
-        for k in range(g.size):
-            item = np.float32(g[k])
-            for i in range(np.uintp(per)):
-                at = np.uintp(k * per) + i
-                w[at] = (w[at] + item) * scale
-                n[at] = n[at] * scale
-                b[at] = b[at] * scale
-                v[at] = v[at] * scale
+    def move_1(w: Any, g: Any, scale: Any, row: Any) -> None:
+        disjoint()
+        for start in range(0, w.size // (row * per) * row * per, row):
+            here, item = np.uintp(start), np.uintp(start // (row * per) * row)
+            for i in range(np.uintp(row)):
+                w[here + i] = (w[here + i] + np.float32(g[item + i])) * scale
+
+    def move_4(w: Any, g: Any, n: Any, b: Any, v: Any, scale: Any, row: Any) -> None:
+        disjoint()
+        for start in range(0, w.size // (row * per) * row * per, row):
+            here, item = np.uintp(start), np.uintp(start // (row * per) * row)
+            for i in range(np.uintp(row)):
+                w[here + i] = (w[here + i] + np.float32(g[item + i])) * scale
+                n[here + i] = n[here + i] * scale
+                b[here + i] = b[here + i] * scale
+                v[here + i] = v[here + i] * scale
 
     loop: Callable[..., None] = numba.njit(nogil=True)(move_4 if states else move_1)
-    return loop
+    return lambda w, *others: loop(w, *others, w.size if per == 1 else per)
 
 
 def _fastest(calls: Mapping[Any, Callable[[], object]], repeats: int) -> dict[Any, float]:

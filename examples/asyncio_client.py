@@ -29,11 +29,10 @@ model = MLP((digits.features, 64, digits.classes))
 
 async def work(url: str, index: int) -> None:
     """Take some steps; while one worker awaits the server, another one computes."""
-    async with aiops.AsyncClient(url, role="worker", name=f"worker-{index}") as ps:
-        params = await ps.define(model.init(seed=0))
+    async with aiops.AsyncWorker(url, model.init(seed=0), name=f"worker-{index}") as worker:
         for x, y in islice(batches(digits, BATCH_SIZE, 0, index, WORKERS), STEPS):
-            _loss, gradients = model.gradients(params, x, y)
-            await ps.exchange(params, gradients)  # push and fetch in one round trip
+            _loss, gradients = model.gradients(worker.params, x, y)
+            await worker.step(gradients)  # pushes, fetches; worker.params is up to date
 
 
 async def watch(url: str, training: asyncio.Event) -> float:

@@ -1,4 +1,4 @@
-"""The async client with the blocking client's face, so that one suite can ask both."""
+"""The async client and worker with the blocking ones' face, so that one suite can ask both."""
 
 from __future__ import annotations
 
@@ -7,30 +7,31 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from aiops.client import AsyncClient
+from aiops.client import AsyncClient, AsyncWorker
 from tests.support import PATIENCE
 
 
 class Adapter:
-    """An `AsyncClient` on a loop in a thread of its own, with the blocking client's face."""
+    """An `AsyncClient` or `AsyncWorker` on a loop in a thread of its own, with a blocking face."""
 
     def __init__(
         self,
         new_loop: Callable[[], asyncio.AbstractEventLoop],
-        url: str,
-        **arguments: Any,
+        *arguments: Any,
+        of: type[AsyncClient] | type[AsyncWorker] = AsyncClient,
+        **named: Any,
     ) -> None:
         self._loop = new_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         try:
-            self.client = self.run(self._make(url, **arguments))
+            self.client = self.run(self._make(of, *arguments, **named))
         except BaseException:
             self._end()
             raise
 
-    async def _make(self, url: str, **arguments: Any) -> AsyncClient:
-        client = AsyncClient(url, **arguments)
+    async def _make(self, of: Any, *arguments: Any, **named: Any) -> Any:
+        client = of(*arguments, **named)
         try:
             return await client.connect()
         except BaseException:

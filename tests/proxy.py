@@ -98,6 +98,10 @@ class Proxy:
         self._refusing = True
         self.cut_all()
 
+    def accept(self) -> None:
+        """Serve new connections again."""
+        self._refusing = False
+
     def _arm(self, direction: Direction, fault: Fault) -> Fault:
         with self._lock:
             self._armed[direction] = fault

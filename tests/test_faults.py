@@ -8,15 +8,17 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from aiops import messages
-from aiops.client import Client, Worker
+from aiops import messages, testing
+from aiops.client import AsyncWorker, Client, Worker
 from aiops.errors import ConnectionLost, DeadlineExceeded
 from aiops.layout import Array
+from aiops.server import serve
 from tests.adapter import Adapter
 from tests.peers import Peer, eventually, frame, push, serving
 from tests.proxy import Fault, Proxy
@@ -173,6 +175,15 @@ async def main():
         await client.exchange(params, {{"w": np.ones({size} // 4, np.float32)}})
 asyncio.run(main())
 """,
+    "async worker": """
+import asyncio, sys, numpy as np
+from aiops.client import AsyncWorker
+async def main():
+    async with AsyncWorker(sys.argv[1], {{"w": np.zeros({size} // 4, np.float32)}}) as worker:
+        print("ready", flush=True)
+        await worker.step({{"w": np.ones({size} // 4, np.float32)}})
+asyncio.run(main())
+""",
 }
 
 
@@ -212,15 +223,15 @@ Connect = Callable[..., Any]
 class Stepper:
     """A worker with the client's face, as far as an exactly-once test needs it."""
 
-    def __init__(self, url: str, **arguments: Any) -> None:
+    def __init__(self, url: str, make: Connect = Worker, **arguments: Any) -> None:
         arguments.pop("role", None)
-        self._worker = Worker(url, START, **arguments)
+        self._worker = make(url, START, **arguments)
 
     def __enter__(self) -> Stepper:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._worker.close()
+        self._worker.__exit__(None, None, None)
 
     def define(self, arrays: Mapping[str, Array]) -> Any:
         return self._worker.params
@@ -236,10 +247,13 @@ class Stepper:
         return params
 
 
-@pytest.fixture(params=["blocking", "asyncio", "worker"])
+@pytest.fixture(params=["blocking", "asyncio", "worker", "async worker"])
 def connect(request: pytest.FixtureRequest) -> Connect:
     if request.param == "asyncio":
         return lambda url, **arguments: Adapter(asyncio.new_event_loop, url, **arguments)
+    if request.param == "async worker":
+        make = partial(Adapter, asyncio.new_event_loop, of=AsyncWorker)
+        return lambda url, **arguments: Stepper(url, make, **arguments)
     return Client if request.param == "blocking" else Stepper
 
 
@@ -425,31 +439,47 @@ def submit(pool: ThreadPoolExecutor, url: str, name: str, steps: int) -> Future[
     return pool.submit(work)
 
 
+async def train(url: str, name: str, steps: int) -> int:
+    """Train in virtual time; return the version in the end."""
+    async with AsyncWorker(url, START, name=name) as worker:
+        for _ in range(steps):
+            await worker.step(ONES)
+        return worker.version
+
+
 class TestSilent:
     def test_a_worker_that_never_pushes(self) -> None:
         """The others wait one deadline for it; when it speaks, it is waited for again."""
-        settings: dict[str, Any] = {"policy": "hardsync", "workers": 3, "worker_deadline": 0.3}
-        with (
-            ServerThread(kernels="numpy", set={"lr": 1}, **settings) as server,
-            Worker(server.url, START, name="silent") as silent,
-            ThreadPoolExecutor(2) as pool,
-        ):
-            loops = [submit(pool, server.url, name, 5) for name in ("a", "b")]
-            assert [future.result(PATIENCE) for future in loops] == [5, 5]
-            rows = {row["name"]: row for row in silent.stats()["workers"]}
-            assert rows["silent"]["present"]
-            assert rows["silent"]["excused"]
-            assert silent.step(ONES).staleness == 5, "the others have left; it is on its own"
-            assert not {r["name"]: r for r in silent.stats()["workers"]}["silent"]["excused"]
+
+        async def main() -> None:
+            loop = asyncio.get_running_loop()
+            async with (
+                serve(kernels="numpy", set={"lr": 1}, policy="hardsync", workers=3) as server,
+                AsyncWorker(server.url, START, name="silent") as silent,
+            ):
+                begun = loop.time()
+                loops = [train(server.url, name, 5) for name in ("a", "b")]
+                assert await asyncio.gather(*loops) == [5, 5]
+                assert loop.time() - begun == server.config.worker_deadline
+                rows = {row["name"]: row for row in (await silent.stats())["workers"]}
+                assert rows["silent"]["present"]
+                assert rows["silent"]["excused"]
+                receipt = await silent.step(ONES)
+                assert receipt.staleness == 5, "the others have left; it is on its own"
+                rows = {row["name"]: row for row in (await silent.stats())["workers"]}
+                assert not rows["silent"]["excused"]
+
+        testing.run(main())
 
     def test_a_worker_that_never_comes(self) -> None:
-        settings: dict[str, Any] = {"policy": "hardsync", "workers": 3, "worker_deadline": 0.3}
-        with (
-            ServerThread(kernels="numpy", **settings) as server,
-            ThreadPoolExecutor(2) as pool,
-        ):
-            loops = [submit(pool, server.url, name, 5) for name in ("a", "b")]
-            assert [future.result(PATIENCE) for future in loops] == [5, 5]
+        async def main() -> None:
+            loop = asyncio.get_running_loop()
+            async with serve(kernels="numpy", policy="hardsync", workers=3) as server:
+                loops = [train(server.url, name, 5) for name in ("a", "b")]
+                assert await asyncio.gather(*loops) == [5, 5]
+                assert loop.time() >= server.config.worker_deadline
+
+        testing.run(main())
 
     def test_before_the_deadline_it_is_waited_for(self) -> None:
         settings: dict[str, Any] = {"policy": "hardsync", "workers": 2, "worker_deadline": 600.0}

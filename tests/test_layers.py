@@ -40,13 +40,13 @@ ROOMS: Mapping[str, str] = {
                     " rowsintake rowsdesk engine journal",
     "conversation": "client.params client.coding client.outgoing client.incoming client.rows"
                     " client.requests client.conversation client.transfer",
-    "routines":     "client.routines",
+    "routines":     "client.routines client.steps",
     "collective":   "collective",
     "workloads":    "workloads",
-    "sockets":      "sockets spin",
+    "sockets":      "sockets spin applier surroundings",
     "client":       "client",
-    "server":       "server link paced peer applier config files ledgerfile keeping",
-    "tools":        "cli __main__ accounts throttle commands demo pages wire_examples sim"
+    "server":       "server link paced peer config files ledgerfile keeping",
+    "tools":        "cli __main__ accounts throttle commands demo pages wire_examples sim testing"
                     " experiments",
 }  # fmt: skip
 
@@ -64,7 +64,7 @@ ARROWS: Mapping[str, str] = {
     "algorithms":   "errors layout kernels",
     "engine":       "errors budget messages layout wire ledger kernels codecs store algorithms",
     "conversation": "errors messages layout wire ledger codecs",
-    "routines":     "errors layout kernels codecs algorithms conversation",
+    "routines":     "errors layout ledger kernels codecs algorithms conversation",
     "collective":   "errors messages layout wire",
     "workloads":    "errors",
     "sockets":      "",
@@ -73,7 +73,7 @@ ARROWS: Mapping[str, str] = {
     "server":       "errors budget messages layout wire ledger codecs store algorithms engine"
                     " sockets",
     "tools":        "errors budget messages layout wire ledger kernels codecs store algorithms"
-                    " engine conversation routines collective workloads client server",
+                    " engine conversation routines collective workloads sockets client server",
 }  # fmt: skip
 
 SHELLS = {"sockets", "client", "server", "tools"}
@@ -89,7 +89,7 @@ IMPURE = {
 EXTRAS: Mapping[str, str] = {
     "numba": "kernels.jit_cpu kernels.scan_cpu kernels.rows_cpu codecs.half_cpu codecs.int8_cpu"
     " codecs.lowrank_cpu codecs.onebit_cpu codecs.topk_cpu",
-    "torch": "client.torch client.torch_params client.torch_replica",
+    "torch": "client.torch client.torch_params client.torch_replica experiments.convnet",
     "jax": "client.jax",
     "cupy": "",
     "grpc": "",

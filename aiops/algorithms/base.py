@@ -109,6 +109,8 @@ class Algorithm:
     name: ClassVar[str]
     needs_workers: ClassVar[bool] = False
     """Whether ``--workers N`` must say how many take part; see also `barrier`."""
+    saved_up: ClassVar[bool] = True
+    """Whether a gradient may hold what was left out of earlier ones, and so be many times one."""
     family: ClassVar[str] = "other"
     """The heading that it is listed under: any words; ours are in `aiops.pages.catalog`."""
     neighbours: ClassVar[str] = ""

@@ -73,6 +73,7 @@ class DCASGD(Algorithm):
 
     family = "staleness-aware"
     neighbours = "asgd gap-aware fasgd"
+    saved_up = False  # a step has the gradient's square in it
     name = "dcasgd"
     lr: float = 0.04
     adaptive: bool = True

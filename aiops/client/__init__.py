@@ -1,4 +1,4 @@
-"""Clients: blocking, async, the training loop's friend, and the model averager.
+"""Clients: blocking, async, the training loop's friend (both ways), and the model averager.
 
 ``aiops.client.torch`` and ``aiops.client.jax`` are imported by those who use them.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from aiops.client.aio import AsyncClient
+from aiops.client.aioworker import AsyncWorker
 from aiops.client.blocking import Client
 from aiops.client.params import Params
 from aiops.client.requests import Receipt
@@ -16,7 +17,7 @@ from aiops.client.worker import Worker
 if TYPE_CHECKING:
     from aiops.client.averager import ModelAverager
 
-__all__ = ["AsyncClient", "Client", "ModelAverager", "Params", "Receipt", "Worker"]
+__all__ = ["AsyncClient", "AsyncWorker", "Client", "ModelAverager", "Params", "Receipt", "Worker"]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self, cast
@@ -133,6 +132,7 @@ class AsyncClient(Facade):
         self._driver: _Driver | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] | None = None
+        self._until = 0.0  # when to stop trying to connect
 
     # ------------------------------------------------------------ what it can do
 
@@ -143,10 +143,18 @@ class AsyncClient(Facade):
         if self._keeper is None:
             loop = asyncio.get_running_loop()
             self._ready = loop.create_future()
-            self._keeper = loop.create_task(self._keep(loop.time() + self.timeout))
+            self._until = loop.time() + self.timeout
+            self._keeper = loop.create_task(self._keep())
         assert self._ready is not None
         await asyncio.shield(self._ready)
         return self
+
+    async def offer(
+        self, arrays: Mapping[str, Array], tables: Mapping[str, Table] | None = None
+    ) -> bool:
+        """Offer a model; return whether it was taken. See `Client.offer`."""
+        created, _version = await self._run(lambda: self._talk.define(arrays, tables))
+        return bool(created)
 
     async def define(
         self, arrays: Mapping[str, Array], tables: Mapping[str, Table] | None = None
@@ -247,18 +255,20 @@ class AsyncClient(Facade):
         self._closed = True
         driver, keeper = self._driver, self._keeper
         self._driver = self._keeper = None
-        if keeper is not None:
-            keeper.cancel()
-            await asyncio.gather(keeper, return_exceptions=True)
-        if driver is not None and driver.transport is not None:
-            if not driver.unsent:  # a goodbye in mid-message would be taken for a part of it
-                for buffer in self._talk.leave():
+        try:
+            if keeper is not None:
+                keeper.cancel()
+                await asyncio.wait([keeper])
+            if driver is not None and driver.transport is not None and not driver.unsent:
+                for buffer in self._talk.leave():  # in mid-message it would be a part of that
                     driver.transport.write(buffer)
                 driver.transport.close()
                 await asyncio.wait([driver.ended], timeout=_GOODBYE)
-            driver.end(ConnectionLost("closed"))
-        self._talk.lost()
-        self._talk.fail(ConnectionLost("this client was closed before the answer came"))
+        finally:
+            if driver is not None:
+                driver.end(ConnectionLost("closed"))
+            self._talk.lost()
+            self._talk.fail(ConnectionLost("this client was closed before the answer came"))
 
     async def __aenter__(self) -> Self:
         try:
@@ -293,6 +303,7 @@ class AsyncClient(Facade):
         await self.connect()
         loop = asyncio.get_running_loop()
         answered = loop.create_future()
+        self._until = max(self._until, loop.time() + self.timeout)
         request: Request = ask()
         if request.done:
             return request.value()
@@ -319,24 +330,25 @@ class AsyncClient(Facade):
         return request.value()
 
     def _abandon(self, request: Request) -> None:
-        """Nobody waits for this any more, and its gradients are their owner's again.
+        """Nobody waits for this any more, and its arrays are their owner's again.
 
-        If they have not all been sent, the rest would be whatever the owner writes there next: the
-        connection is ended, and made anew for whoever else waits for an answer on it.
+        If its gradients have not all been sent, the rest would be whatever the owner writes there
+        next; if its answer is being received, the rest would be written under the owner's hands.
+        The connection is ended, and made anew for whoever else waits for an answer on it.
         """
-        self._talk.abandon(request)
+        coming = self._talk.abandon(request)
         driver = self._driver
-        if request.payloads and driver is not None and driver.unsent:
+        if driver is not None and (coming or (request.payloads and driver.unsent)):
             driver.end(ConnectionLost("a request was given up in mid-message"))
 
-    async def _keep(self, until: float) -> None:
+    async def _keep(self) -> None:
         """Keep a connection open: connect, and connect again with back-off when it is lost."""
         loop = asyncio.get_running_loop()
-        pauses = delays(secrets.randbelow)
+        pauses = delays(self._here.below)
         while True:
             error: AiopsError | OSError
             try:
-                async with asyncio.timeout_at(until):
+                async with asyncio.timeout_at(self._until):
                     await self._connect()
             except (ConnectionLost, OSError) as lost:  # TimeoutError is an OSError
                 error = lost
@@ -344,7 +356,7 @@ class AsyncClient(Facade):
                 self._give_up(refused)
                 return
             else:
-                pauses = delays(secrets.randbelow)
+                pauses = delays(self._here.below)
                 assert self._driver is not None
                 error = await self._driver.ended
                 self._driver = None
@@ -352,9 +364,9 @@ class AsyncClient(Facade):
                 if not isinstance(error, ConnectionLost):
                     self._give_up(error)
                     return
-                until = loop.time() + self.timeout
+                self._until = loop.time() + self.timeout
             pause = next(pauses)
-            if loop.time() + pause >= until:
+            if loop.time() + pause >= self._until:
                 why = getattr(error, "strerror", None) or str(error) or type(error).__name__
                 text = f"{self.url} cannot be reached ({why}): is the server running?"
                 self._give_up(ConnectionLost(text))

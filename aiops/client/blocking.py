@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 import select
 import socket
 import struct
@@ -361,8 +360,8 @@ class Client(Facade):
                     self._check_interrupted()
                     if ready:  # it was there until now: begin anew
                         soon = min(until, time.monotonic() + self.timeout)
-                        pauses = delays(secrets.randbelow)
-                    pauses = pauses or delays(secrets.randbelow)
+                        pauses = delays(self._here.below)
+                    pauses = pauses or delays(self._here.below)
                     self._pause(next(pauses), soon, error)
         except BaseException:  # whatever it was, it may have come in mid-message
             if request is not None:

@@ -120,6 +120,7 @@ class Conversation:
         self.rows = Rows()
         self._coding: Coding | None = None
         self._unheard: list[Into] = []  # parameters that are being received
+        self._coming: Request | None = None  # the last whose answer has begun to come
         self._increments = False  # whether coded increments can be read here
         self.ledger = Ledger(own=True)
         self.ledger.traffic = self.wire.traffic
@@ -196,6 +197,7 @@ class Conversation:
         """The connection is gone. Requests stay; they are sent again on the next one."""
         self.wire.lost()
         self._unheard.clear()
+        self._coming = None
         self.ready, self._out = False, []
 
     def fail(self, error: AiopsError) -> None:
@@ -204,9 +206,14 @@ class Conversation:
         for request in pending.values():
             request.resolve(error=error)
 
-    def abandon(self, request: Request) -> None:
-        """Nobody waits for this request any more; a late answer is thrown away."""
+    def abandon(self, request: Request) -> bool:
+        """Nobody waits for this request any more; a late answer is thrown away.
+
+        Returns whether its answer is being received: the rest goes where it belongs, unless the
+        driver ends the connection.
+        """
         self._pending = {id: other for id, other in self._pending.items() if other is not request}
+        return self._coming is request
 
     def leave(self) -> list[Buffer]:
         """Say goodbye, if there is somebody to say it to; return what to send."""
@@ -448,6 +455,7 @@ class Conversation:
         request = self._pending.get(message.id)
         if request is None or request.into is None:
             return Discard()
+        self._coming = request
         parts: Parts = message.parts  # type: ignore[attr-defined]
         if isinstance(request.into, RowsInto):
             sink = request.into.sink(parts)
@@ -499,6 +507,8 @@ class Conversation:
         request = self._pending.pop(message.id, None)
         if isinstance(sink, Into):
             self._unheard.remove(sink)
+        if request is self._coming:
+            self._coming = None
         if request is None:
             return  # it was abandoned
         if isinstance(message, Error):

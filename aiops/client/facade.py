@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-import secrets
-import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiops import address
 from aiops.client.backoff import check_timeout
 from aiops.client.conversation import Conversation
-from aiops.client.requests import Request
+from aiops.client.params import Params
+from aiops.client.requests import Receipt, Request
 from aiops.client.rows import RowsInto
+from aiops.client.steps import Steps
 from aiops.errors import UsageError
 from aiops.ledger import Ledger
+from aiops.surroundings import SURROUNDINGS
 
 
 class Facade:
@@ -34,13 +35,14 @@ class Facade:
         check_timeout(timeout)
         self.timeout = timeout
         self._closed = False
+        self._here = here = SURROUNDINGS.get()
         self._talk = Conversation(
             address.write(self._host, self._port),
-            client=secrets.token_hex(16),
-            name=name or f"{role}-{socket.gethostname()}-{os.getpid()}",
+            client=here.token_bytes(16).hex(),
+            name=name or f"{role}-{here.identity()}",
             role=role,
             token=token or os.environ.get("AIOPS_TOKEN"),
-            nonce=lambda: secrets.token_bytes(16),
+            nonce=lambda: here.token_bytes(16),
             pongs=pongs,
         )
 
@@ -86,6 +88,10 @@ class Facade:
             allowed += slow * nbytes
         return allowed
 
+    def begin(self, params: Params, clock: Callable[[], float]) -> Steps:
+        """Begin to train at these parameters, as the plan says; return what a worker drives."""
+        return Steps(self._talk, params, clock)
+
     def _check_direct(self) -> None:
         """See that gradients are what the server wants pushed.
 
@@ -116,3 +122,89 @@ class Facade:
     def ledger(self) -> Ledger:
         """What became of every byte so far, by tensor and reason, over all connections."""
         return self._talk.ledger
+
+
+class WorkerFacade:
+    """The face of a worker; derived classes carry out its orders."""
+
+    _client: Facade
+    _begun: Steps | None = None  # once it is connected, and knows the parameters
+
+    @property
+    def _steps(self) -> Steps:
+        if self._begun is None:
+            raise UsageError(
+                "this worker is not connected: use it as `async with AsyncWorker(...) as worker`,"
+                " or await worker.connect()"
+            )
+        return self._begun
+
+    @property
+    def params(self) -> Params:
+        """The parameters to compute the next gradients at; the same arrays all the time."""
+        return self._steps.params
+
+    @property
+    def last(self) -> Receipt | None:
+        """The receipt of the last push that was answered."""
+        return self._steps.last
+
+    @property
+    def steps(self) -> int:
+        """Mini-batches handed in."""
+        return self._steps.steps
+
+    @property
+    def recomputed(self) -> int:
+        """Gradients that the policy had computed again."""
+        return self._steps.recomputed
+
+    @property
+    def compute_seconds(self) -> float:
+        """Seconds outside `step` and on local steps."""
+        return self._steps.compute_seconds
+
+    @property
+    def idle_seconds(self) -> float:
+        """Seconds in `step` waiting for the server."""
+        return self._steps.idle_seconds
+
+    @property
+    def policy(self) -> str:
+        """The server's algorithm."""
+        return self._client.policy
+
+    @property
+    def plan(self) -> Mapping[str, Any]:
+        """The workers' part of the algorithm, as the server announced it."""
+        return self._client.plan
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of a gradient, as the server announced it (1 where there is none)."""
+        inner = self.plan.get("inner", {})
+        return float(inner.get("lr", self._client.settings.get("lr", 1.0)))
+
+    @property
+    def url(self) -> str:
+        """The server's URL."""
+        return self._client.url
+
+    @property
+    def version(self) -> int:
+        """The model version of `params`."""
+        return self.params.version
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes received and sent so far."""
+        return self._client.traffic
+
+    @property
+    def ledger(self) -> Ledger:
+        """What became of every byte so far, by tensor and reason; `Ledger.report` has it all.
+
+        Whoever holds gradients or fetches back says so here (`Ledger.skipped_push`,
+        `Ledger.skipped_fetch`).
+        """
+        return self._client.ledger

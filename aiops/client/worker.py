@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
-import numpy as np
-
 from aiops.client.blocking import Client
+from aiops.client.facade import WorkerFacade
 from aiops.client.params import Params
 from aiops.client.requests import Receipt
-from aiops.client.routines import Routine, Transfer, routine_for
-from aiops.errors import (
-    AiopsError,
-    DeadlineExceeded,
-    NotReady,
-    Refused,
-    Restarted,
-    StaleGradient,
-    UsageError,
-)
+from aiops.client.steps import Await, Begin, Carry, Gradients, Offer, Order, Script, T
+from aiops.client.transfer import Transfer
+from aiops.errors import AiopsError, DeadlineExceeded, UsageError
 from aiops.layout import Array
-from aiops.ledger import Ledger
 from aiops.tables import Table
 
-Gradients: TypeAlias = Mapping[str, Array]
-Compute: TypeAlias = Callable[[Params], Gradients]
+__all__ = ["Compute", "Gradients", "Worker"]
 
-_log = logging.getLogger("aiops.client")
+Compute: TypeAlias = Callable[[Params], Gradients]
 
 _BEAT = 2.0  # seconds between looks at a connection that nobody is using, at most
 
@@ -47,8 +35,12 @@ class _Errand:
         self.receipt: Receipt | None = None
         self.error: BaseException | None = None
 
+    @property
+    def over(self) -> bool:
+        return self.done.is_set()
 
-class Worker:
+
+class Worker(WorkerFacade):
     """One worker of a training run.
 
     ::
@@ -97,6 +89,8 @@ class Worker:
         As `Client`.
     """
 
+    _client: Client
+
     def __init__(
         self,
         url: str,
@@ -111,63 +105,18 @@ class Worker:
             url, role="worker", token=token, name=name, timeout=timeout, pongs=True
         )
         try:
-            self.params = self._client.define(params, tables)
-            self._routine: Routine = routine_for(self._client.plan, self.params)
+            begun = self._client.define(params, tables)
+            self._begun = self._client.begin(begun, time.perf_counter)
         except BaseException:
             self._client.close()
             raise
         self._tables = tables  # to be offered again to a server that has lost its model
-        self.last: Receipt | None = None
-        self.steps = 0
-        self.recomputed = 0
-        self.idle_seconds = self.compute_seconds = 0.0
-        self._since = time.perf_counter()
         self._lock = threading.Lock()
         self._errands: queue.SimpleQueue[_Errand | None] = queue.SimpleQueue()
-        self._errand: _Errand | None = None
+        self._errand: _Errand | None = None  # the last one
         self._closed = False
         self._thread = threading.Thread(target=self._keep, name="aiops-worker", daemon=True)
         self._thread.start()
-
-    @property
-    def policy(self) -> str:
-        """The server's algorithm."""
-        return self._client.policy
-
-    @property
-    def plan(self) -> Mapping[str, Any]:
-        """The workers' part of the algorithm, as the server announced it."""
-        return self._client.plan
-
-    @property
-    def lr(self) -> float:
-        """The learning rate of a gradient, as the server announced it (1 where there is none)."""
-        inner = self.plan.get("inner", {})
-        return float(inner.get("lr", self._client.settings.get("lr", 1.0)))
-
-    @property
-    def url(self) -> str:
-        """The server's URL."""
-        return self._client.url
-
-    @property
-    def version(self) -> int:
-        """The model version of `params`."""
-        return self.params.version
-
-    @property
-    def traffic(self) -> tuple[int, int]:
-        """Bytes received and sent so far."""
-        return self._client.traffic
-
-    @property
-    def ledger(self) -> Ledger:
-        """What became of every byte so far, by tensor and reason; `Ledger.report` has it all.
-
-        Whoever holds gradients or fetches back says so here (`Ledger.skipped_push`,
-        `Ledger.skipped_fetch`).
-        """
-        return self._client.ledger
 
     def step(self, gradients: Gradients | Compute) -> Receipt:
         """Hand in the gradients of one mini-batch, and have `params` brought up to date.
@@ -196,147 +145,13 @@ class Worker:
         """
         if self._closed:
             raise UsageError("this worker is closed")
-        compute = gradients if callable(gradients) else None
-        if compute is None and self.plan.get("recompute"):
-            raise UsageError(
-                f"{self.policy} may ask for a gradient again: call step(function) with a function"
-                " params → gradients"
-            )
-        try:
-            while True:
-                given = gradients if compute is None else compute(self.params)
-                assert not callable(given)
-                try:
-                    receipt = self._step(given)
-                    break
-                except Restarted:
-                    self._begin_anew()
-                    if compute is None or self._routine.local:
-                        receipt = replace(self._nothing(), used=False)
-                        break
-                except StaleGradient:
-                    if compute is None:
-                        raise
-                self.recomputed += 1
-        finally:
-            self._clock()
-        self.steps += 1
-        return receipt
-
-    def _step(self, gradients: Gradients) -> Receipt:
-        routine = self._routine
-        if self._errand is not None and self._errand.error is not None:
-            self._settle(wait=True)  # tell what failed before anything of this step is done
-        routine.apply(gradients)
-        self._settle(wait=routine.due)
-        transfer = routine.transfer()
-        if "gate" in self.plan:
-            self._note_held(transfer)
-        if transfer is not None and routine.waits:
-            return self._carry(transfer)
-        if transfer is not None:
-            self._errand = _Errand(transfer)
-            self._errands.put(self._errand)
-        self._settle(wait=routine.waits)
-        return self._nothing() if self.last is None else replace(self.last, pushed=False)
-
-    def _note_held(self, transfer: Transfer | None) -> None:
-        """Tell the ledger what the gates kept from travelling after a mini-batch."""
-        tensors = self.params.layout.tensors
-        pushed = transfer.arrays if transfer is not None else None
-        if pushed is not None and len(pushed) < len(tensors):
-            held = [index for index, tensor in enumerate(tensors) if tensor.name not in pushed]
-            self.ledger.skipped_push(np.array(held, np.int64))
-        elif pushed is None and not (transfer is not None and transfer.again):
-            self.ledger.skipped_push()
-        if transfer is None or transfer.into is None:
-            self.ledger.skipped_fetch()
-
-    def _begin_anew(self) -> None:
-        """Go on with a server that was restarted.
-
-        Steps that were only taken here stay on top of its parameters. If it has come back without
-        any, it is offered these: what is then lost is the optimiser's state and the tables' rows.
-        """
-        _log.warning("%s was restarted: going on with its parameters", self.url)
-        self._routine.restarted()
-        try:
-            self._carry(self._routine.refresh())
-        except NotReady:
-            _log.warning("%s has no model any more: it is offered this worker's", self.url)
-            with self._lock:
-                taken = self._client.offer(self._routine.offer(), self._tables)
-            if taken:
-                self._routine.offered()
-            self._carry(self._routine.refresh())
-
-    def _carry(self, transfer: Transfer) -> Receipt:
-        """See to a transfer on this thread, and wait for it."""
-        self._clock()
-        try:
-            with self._lock:
-                receipt = self._client.carry(transfer)
-        except BaseException as error:
-            self._failed(error)
-            raise
-        finally:
-            self._clock(idle=True)
-        self._routine.arrived(receipt)
-        return self._note(receipt)
-
-    def _failed(self, error: BaseException) -> None:
-        """Have the routine take back what is known not to have been applied.
-
-        What may have been applied stays under way, and is carried again: the server knows its
-        number. (A gradient that travels as it is is its owner's again in any case.)
-        """
-        if isinstance(error, Refused | UsageError) or not self._routine.local:
-            self._routine.failed()
-
-    def _settle(self, *, wait: bool) -> None:
-        """Merge what has arrived in the background; wait for it if need be."""
-        errand = self._errand
-        if errand is None:
-            if self._routine.under_way is not None:  # the wait for it was broken off
-                self._carry(self._routine.under_way)
-            return
-        if not (wait or errand.done.is_set()):
-            return
-        self._clock()
-        limit = self._client.patience + _BEAT
-        try:
-            if not errand.done.wait(limit):
-                raise DeadlineExceeded(
-                    f"{self.url} did not answer a push in the background within {limit:g} s"
-                )
-        finally:
-            self._clock(idle=True)
-        self._errand = None
-        if errand.error is not None:
-            self._failed(errand.error)
-            raise errand.error
-        self._routine.arrived(errand.receipt)
-        if errand.receipt is not None:
-            self._note(errand.receipt)
-
-    def _note(self, receipt: Receipt | None) -> Receipt:
-        if receipt is not None:
-            self.last = receipt
-            return receipt
-        return self._nothing()
-
-    def _nothing(self) -> Receipt:
-        """Return the receipt of a step of which nothing travelled."""
-        return Receipt(self.params.version, 0, 0.0, None, {}, pushed=False)
-
-    def _clock(self, *, idle: bool = False) -> None:
-        """Count the time since the last look as spent waiting, or computing."""
-        now = time.perf_counter()
-        if idle:
-            self.idle_seconds += now - self._since
-        else:
-            self.compute_seconds += now - self._since
-        self._since = now
+        again = callable(gradients)
+        self._steps.check(again=again)
+        while True:
+            given = gradients(self.params) if callable(gradients) else gradients
+            receipt = self._play(self._steps.step(given, again=again))
+            if receipt is not None:
+                return receipt
 
     def refresh(self) -> int:
         """Bring `params` up to date without pushing; return their version.
@@ -344,9 +159,7 @@ class Worker:
         Local steps that the server does not know of yet stay on top of it. Under Downpour and SSP
         they are only on their way to the server then; under EASGD the worker goes to the centre.
         """
-        self._settle(wait=True)
-        self._carry(self._routine.refresh())
-        return self.params.version
+        return self._play(self._steps.refresh())
 
     def fetch_rows(self, name: str, ids: Any, out: Array | None = None) -> Array:
         """Return rows of a table. See `Client.fetch_rows`."""
@@ -398,7 +211,7 @@ class Worker:
         self._closed = True
         try:
             if flush:
-                self._flush()
+                self._play(self._steps.flush())
         finally:
             if self._errand is not None and not self._errand.done.is_set():
                 self._client.interrupt()
@@ -406,13 +219,6 @@ class Worker:
             self._thread.join(1.0)
             if not self._thread.is_alive():  # else it connects to a host that does not answer
                 self._client.close()
-
-    def _flush(self) -> None:
-        """Wait for what is on its way, and push the rest."""
-        self._settle(wait=True)
-        rest = self._routine.rest()
-        if rest is not None:
-            self._carry(rest)
 
     def __enter__(self) -> Self:
         return self
@@ -424,6 +230,44 @@ class Worker:
         trace: TracebackType | None,
     ) -> None:
         self.close(flush=error is None)
+
+    def _play(self, script: Script[T]) -> T:
+        """Carry out the orders of a script; return its result."""
+        try:
+            order = next(script)
+            while True:
+                try:
+                    done = self._carry_out(order)
+                except BaseException as error:
+                    order = script.throw(error)
+                else:
+                    order = script.send(done)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        finally:
+            script.close()
+
+    def _carry_out(self, order: Order) -> Any:
+        match order:
+            case Carry(transfer):
+                with self._lock:
+                    return self._client.carry(transfer)
+            case Offer(params):
+                with self._lock:
+                    return self._client.offer(params, self._tables)
+            case Begin(transfer):
+                self._errand = _Errand(transfer)
+                self._errands.put(self._errand)
+                return self._errand
+            case Await(errand):
+                limit = self._client.patience + _BEAT
+                assert isinstance(errand, _Errand)
+                if not errand.done.wait(limit):
+                    raise DeadlineExceeded(
+                        f"{self.url} did not answer a push in the background within {limit:g} s"
+                    )
+                return None
 
     def _keep(self) -> None:
         """Run errands, and answer the server now and then while the loop computes."""

@@ -68,6 +68,8 @@ class Codec:
 
     name: ClassVar[str] = ""
     """What a part's ``codec`` says: at most 16 characters."""
+    saves_up: ClassVar[bool] = False
+    """Whether, with error feedback, a payload may be many times one tensor: most is left out."""
 
     @classmethod
     def make(cls, settings: str = "") -> Self:

@@ -15,18 +15,19 @@ import numpy as np
 from numba import types
 
 from aiops.codecs.half import BF16_LARGEST, FP16_LARGEST
-from aiops.kernels.jit_cpu import array_of, bf16_to_float, compiled, disjoint, fp16_to_float
+from aiops.kernels.jit_cpu import (
+    array_of,
+    bf16_to_float,
+    compiled,
+    disjoint,
+    float_to_fp16,
+    fp16_to_float,
+)
 
 __all__ = ["loops"]
 
 _F, _U = np.float32, np.uint32
-_SIGN, _MAGNITUDE = _U(0x8000_0000), _U(0x7FFF_FFFF)
-_LEAST_NORMAL = _U(113 << 23)  # 2**-14, the least normal number of fp16
-_MAGIC = _F(0.5)  # added to a magnitude below 2**-14, rounds it to a multiple of 2**-24
-_MAGIC_BITS = _U(126 << 23)
-_REBIAS = _U((15 - 127) % 2**32 << 23 & 0xFFFF_FFFF)
-_S13, _S16, _ONE = _U(13), _U(16), _U(1)
-_ROUND_13, _ROUND_16 = _U(0xFFF), _U(0x7FFF)
+_S16, _ONE, _ROUND = _U(16), _U(1), _U(0x7FFF)
 
 
 @functools.cache
@@ -44,25 +45,15 @@ def loops(form: str) -> tuple[Callable[..., None], Callable[..., None]]:
 @numba.njit(forceinline=True, error_model="numpy")  # type: ignore[untyped-decorator]
 def _fp16(value: Any) -> Any:
     """Return the bits of a float32 rounded to binary16."""
-    value = value if value < FP16_LARGEST else FP16_LARGEST
-    value = value if value > -FP16_LARGEST else -FP16_LARGEST
-    bits = _F(value).view(np.uint32)
-    magnitude = _U(bits & _MAGNITUDE)
-    small = _U(_F(_U(magnitude).view(np.float32) + _MAGIC).view(np.uint32) - _MAGIC_BITS)
-    odd = _U(_U(magnitude >> _S13) & _ONE)
-    normal = _U(_U(_U(_U(magnitude + _REBIAS) + _ROUND_13) + odd) >> _S13)
-    half = small if magnitude < _LEAST_NORMAL else normal
-    return _U(half | _U(_U(bits & _SIGN) >> _S16))
+    return float_to_fp16(max(-FP16_LARGEST, min(FP16_LARGEST, value)))
 
 
 @numba.njit(forceinline=True, error_model="numpy")  # type: ignore[untyped-decorator]
 def _bf16(value: Any) -> Any:
     """Return the upper half of a float32, rounded."""
-    value = value if value < BF16_LARGEST else BF16_LARGEST
-    value = value if value > -BF16_LARGEST else -BF16_LARGEST
-    bits = _F(value).view(np.uint32)
+    bits = _F(max(-BF16_LARGEST, min(BF16_LARGEST, value))).view(np.uint32)
     odd = _U(_U(bits >> _S16) & _ONE)
-    return _U(_U(_U(bits + odd) + _ROUND_16) >> _S16)
+    return _U(_U(_U(bits + odd) + _ROUND) >> _S16)
 
 
 # One pair of loops for each format, in full: Numba does not keep closures on disk.

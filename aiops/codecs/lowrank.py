@@ -58,6 +58,7 @@ class LowRank(Codec):
     """
 
     name: ClassVar[str] = "lowrank"
+    saves_up: ClassVar[bool] = True
 
     rank: int = 4
     values: str = choice(*FORMS)

@@ -52,6 +52,7 @@ class OneBit(Codec):
     """Signs and the mean magnitude of every 1,024 elements: 0.129 bytes per element."""
 
     name: ClassVar[str] = "onebit"
+    saves_up: ClassVar[bool] = True
 
     def most(self, shape: Shape) -> int:
         """Return the payload's length, which is always the same."""

@@ -54,6 +54,7 @@ class TopK(Codec):
     """
 
     name: ClassVar[str] = "topk"
+    saves_up: ClassVar[bool] = True
 
     fraction: float = 0.01
     values: str = choice(*FORMS)

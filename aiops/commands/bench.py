@@ -42,6 +42,18 @@ def link(context: typer.Context) -> None:
 
 
 @app.command(context_settings=_PASS_ON)
+def clock(context: typer.Context) -> None:
+    """Measure how well simulated runs predict the time that real ones take."""
+    _run("clock", context.args)
+
+
+@app.command(context_settings=_PASS_ON)
+def cluster(context: typer.Context) -> None:
+    """Measure how many messages a second cross a simulated cluster."""
+    _run("cluster", context.args)
+
+
+@app.command(context_settings=_PASS_ON)
 def tables(context: typer.Context) -> None:
     """Measure rows of a sparse table fetched and pushed over TCP."""
     _run("tables", context.args)

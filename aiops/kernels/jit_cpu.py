@@ -7,26 +7,39 @@ one. Each word has the bits of its namesake in :mod:`aiops.kernels.vocabulary`.
 from __future__ import annotations
 
 import math
+import platform
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numba
 import numpy as np
+from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
+from numba.core import cgutils
+from numba.core.registry import cpu_target
+from numba.extending import intrinsic, overload
+
+from aiops.kernels.loaders import TURN
 
 __all__ = [
+    "AHEAD",
     "absolute",
+    "ahead",
     "array_of",
     "bf16_to_float",
     "compiled",
     "disjoint",
+    "float_to_fp16",
+    "float_to_fp16_bits",
+    "flushed",
+    "fp16_bits_to_float",
     "fp16_to_float",
     "maximum",
     "minimum",
     "misfit",
     "onebit_to_float",
     "overlap",
+    "prefetch",
     "sign",
     "sqrt",
     "where",
@@ -78,6 +91,53 @@ def _disjoint(typing_context: Any) -> Any:
 disjoint = intrinsic(_disjoint)
 
 
+AHEAD = 512
+"""Elements between a turn and what is asked for in it."""
+
+LINE = 64
+"""Bytes of a cache line, on nearly every processor."""
+
+
+def _ask(context: Any, builder: Any, kind: Any, array: Any, place: Any, lines: int) -> Any:
+    """Ask for cache lines, from that of an element of a flat array on, and do not wait for them."""
+    byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+    called = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+    prefetch = cgutils.get_or_insert_function(builder.module, called, "llvm.prefetch")
+    to_read, keep, data = (ir.Constant(word, value) for value in (0, 3, 1))
+    flat = context.make_array(kind)(context, builder, array)
+    first = builder.bitcast(builder.gep(flat.data, [place]), byte)
+    for line in range(lines):
+        at = builder.gep(first, [ir.Constant(ir.IntType(64), LINE * line)])
+        builder.call(prefetch, [at, to_read, keep, data])
+    return context.get_dummy_value()
+
+
+def _prefetched(typing_context: Any, array: Any, place: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        flat, first = arguments
+        return _ask(context, builder, signature.args[0], flat, first, 1)
+
+    return types.void(array, types.int64), generate
+
+
+def _turn_ahead(typing_context: Any, array: Any, place: Any) -> Any:
+    lines = max(1, TURN * np.dtype(str(array.dtype)).itemsize // LINE)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        flat, first = arguments
+        later = builder.add(first, ir.Constant(first.type, AHEAD))
+        return _ask(context, builder, signature.args[0], flat, later, lines)
+
+    return types.void(array, types.int64), generate
+
+
+prefetch = intrinsic(_prefetched)
+"""``prefetch(array, place)`` asks for the cache line of an element, which need not exist."""
+
+ahead = intrinsic(_turn_ahead)
+"""``ahead(array, place)`` asks for what the turn that begins `AHEAD` elements on reads."""
+
+
 @_word
 def where(condition: Any, then: Any, otherwise: Any) -> Any:
     """``then`` if ``condition`` holds, else ``otherwise``; both are at hand, so it is a select."""
@@ -93,13 +153,13 @@ def sqrt(x: Any) -> Any:
 @_word
 def maximum(x: Any, y: Any) -> Any:
     """The larger value; NaN if either is; a zero is +0."""
-    return (x if (x > y or x != x) else y) + type(x)(0.0)
+    return (y if y != y else max(x, y)) + type(x)(0.0)
 
 
 @_word
 def minimum(x: Any, y: Any) -> Any:
     """The smaller value; NaN if either is; a zero is +0."""
-    return (x if (x < y or x != x) else y) + type(x)(0.0)
+    return (y if y != y else min(x, y)) + type(x)(0.0)
 
 
 @_word
@@ -119,18 +179,43 @@ def sign(x: Any) -> Any:
     return x + real(0.0)
 
 
+def flushed(x: Any) -> Any:
+    """``x``, or if it is subnormal a zero of its sign."""
+    return x * type(x)(0.0) if abs(x) < np.finfo(type(x)).tiny else x
+
+
+@overload(flushed, jit_options={"forceinline": True, "error_model": "numpy"})  # type: ignore
+def _flushed(x: Any) -> Any:
+    # On the bits, since that takes two instructions of a vector instead of four.
+    real: Any = np.float32 if x == types.float32 else np.float64
+    bits: Any = np.uint32 if x == types.float32 else np.uint64
+    exponent, sign, zero = real(np.inf).view(bits), real(-0.0).view(bits), bits(0)
+
+    def code(x: Any) -> Any:
+        pattern = real(x).view(bits)
+        kept = pattern if bits(pattern & exponent) != zero else bits(pattern & sign)
+        return bits(kept).view(real)
+
+    return code
+
+
 _F, _U = np.float32, np.uint32
-_S13, _S16, _TOP = _U(13), _U(16), _U(31)
+_S13, _S16, _NEGATIVE = _U(13), _U(16), _U(0x8000_0000)
 _LEAST_NORMAL, _LEAST_NORMAL_VALUE = _U(113 << 23), _F(2.0**-14)
 _BIAS = _U((127 - 15) << 23)
 _MAGNITUDE, _SIGN, _EXPONENT = _U(0x7FFF), _U(0x8000), _U(0x7C00)
+_MAGNITUDE_32 = _U(0x7FFF_FFFF)
+_MAGIC = _F(0.5)  # added to a magnitude below 2**-14, rounds it to a multiple of 2**-24
+_MAGIC_BITS = _U(126 << 23)
+_REBIAS = _U((15 - 127) % 2**32 << 23 & 0xFFFF_FFFF)
+_ONE, _ROUND_13 = _U(1), _U(0xFFF)
 
 
 @_word
-def fp16_to_float(half: Any) -> Any:
+def fp16_bits_to_float(half: Any) -> Any:
     """The float32 that the bits of a finite binary16 stand for; no branch, so it runs in vectors.
 
-    Numba has no binary16 on processors. After F. Giesen's half_to_float_fast.
+    After F. Giesen's half_to_float_fast.
     """
     magnitude = _U(_U(_U(half) & _MAGNITUDE) << _S13)
     normal = _U(magnitude + _BIAS)
@@ -141,16 +226,54 @@ def fp16_to_float(half: Any) -> Any:
 
 
 @_word
+def float_to_fp16_bits(value: Any) -> Any:
+    """The bits of a float32 of at most 65,504 rounded to binary16, to nearest, ties to even.
+
+    After F. Giesen's float_to_half_fast3_rtne.
+    """
+    bits = _F(value).view(np.uint32)
+    magnitude = _U(bits & _MAGNITUDE_32)
+    small = _U(_F(_U(magnitude).view(np.float32) + _MAGIC).view(np.uint32) - _MAGIC_BITS)
+    odd = _U(_U(magnitude >> _S13) & _ONE)
+    normal = _U(_U(_U(_U(magnitude + _REBIAS) + _ROUND_13) + odd) >> _S13)
+    half = small if magnitude < _LEAST_NORMAL else normal
+    return _U(half | _U(_U(bits >> _S16) & _SIGN))
+
+
+def _widened(typing_context: Any, half: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(types.uint16), generate
+
+
+def _narrowed(typing_context: Any, value: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(builder.fptrunc(arguments[0], ir.HalfType()), ir.IntType(16))
+
+    return types.uint16(types.float32), generate
+
+
+# Numba has no binary16 on processors, but most processors have: without their help LLVM would call
+# a function that is not there.
+_FEATURES = str(cpu_target.target_context.codegen().magic_tuple()[2]).split(",")
+HAS_FP16 = "+f16c" in _FEATURES or platform.machine() in ("aarch64", "arm64")
+fp16_to_float = intrinsic(_widened) if HAS_FP16 else fp16_bits_to_float
+float_to_fp16 = intrinsic(_narrowed) if HAS_FP16 else float_to_fp16_bits
+
+
+@_word
 def bf16_to_float(half: Any) -> Any:
     """The float32 of which these bits are the upper half."""
     return _U(_U(half) << _S16).view(np.float32)
 
 
 @_word
-def onebit_to_float(word: Any, bit: Any, scale: Any) -> Any:
-    """The scale, negative if that bit of a word is set."""
-    sign = _U(_U(_U(word) >> _U(bit)) << _TOP)
-    return _U(_F(scale).view(np.uint32) | sign).view(np.float32)
+def onebit_to_float(word: Any, mask: Any, scale: Any) -> Any:
+    """The scale, negative if the bit of a mask is set in a word."""
+    positive = _F(scale).view(np.uint32)
+    negative = _U(positive | _NEGATIVE)
+    return _U(negative if _U(_U(word) & _U(mask)) != _U(0) else positive).view(np.float32)
 
 
 @_word

@@ -7,7 +7,19 @@ from dataclasses import dataclass
 
 from aiops.kernels.packed import INT8_BLOCK, ONEBIT_BITS, ONEBIT_BLOCK
 
-__all__ = ["BLOCK", "LOADERS", "PLAIN", "Loader"]
+__all__ = ["LOADERS", "PLAIN", "TURN", "Loader"]
+
+TURN = 32
+"""Elements to a turn of the outer loop, in which what a later turn reads is asked for.
+
+Few, since a processor asks for little more than a dozen cache lines at once: it would stand still
+until the first of a long list have come. No block of a payload ends within a turn.
+"""
+
+assert INT8_BLOCK % TURN == 0
+assert ONEBIT_BITS == TURN
+
+_TURNS = (f"for _b in range(0, _w_.size, {TURN}):", f"    _m = {TURN}")
 
 
 @dataclass(frozen=True)
@@ -16,39 +28,26 @@ class Loader:
 
     ``parameters`` of a loop over one span hold its gradient, and ``arguments`` are handed to them;
     ``_s`` is where the span's gradient begins in ``_grad``, and ``_n`` the span's elements.
-    ``loops`` are lines, each indented beneath the one before where that opens a block; within the
-    last, ``gradient`` is the element with index ``_i``. ``blocks`` are the same, with at most
-    `BLOCK` elements to a turn of the outer loop; ``again`` are loops over the elements of such a
-    turn, for adding up what it has stored, where the loops are too short to do that within.
-    ``sections`` are lines of ``update`` that precede
-    the loops. ``words`` come from `aiops.kernels.jit_cpu`.
+    ``turns`` open the outer loop or loops; they leave in ``_b`` where a turn's elements begin and
+    in ``_m`` how many they are at most, which may be more than the span has left. ``gradient`` is
+    the element with index ``_i``, the ``_j``-th of a turn. ``ahead`` are the parameters with an
+    item for each element, which are asked for ahead. ``sections`` are lines of ``update`` that
+    precede the loops. ``words`` come from `aiops.kernels.jit_cpu`.
     """
 
     parameters: tuple[str, ...]
     arguments: tuple[str, ...]
-    loops: tuple[str, ...]
-    blocks: tuple[str, ...]
     gradient: str
-    again: tuple[str, ...] = ()
+    turns: tuple[str, ...] = _TURNS
+    ahead: tuple[str, ...] = ("_g_",)
     sections: tuple[str, ...] = ()
     length: str = ""
     words: frozenset[str] = frozenset()
 
 
-BLOCK = 16_384
-
-_ALL = ("for _i in range(_w_.size):",)
-_IN_BLOCKS = (
-    f"for _b in range(0, _w_.size, {BLOCK}):",
-    f"for _j in range(min({BLOCK}, _w_.size - _b)):",
-    "_i = _np.uintp(_b + _j)",  # a signed index might count from the end: no vectors
-)
-
 PLAIN = Loader(
     parameters=("_g_",),
     arguments=("_grad[_s : _s + (_z - _a)]",),
-    loops=_ALL,
-    blocks=_IN_BLOCKS,
     gradient="_g_[_i]",
 )
 """A gradient of the compute dtype."""
@@ -58,8 +57,6 @@ def _halves(name: str) -> Loader:
     return Loader(
         parameters=("_g_",),
         arguments=("_g_",),
-        loops=_ALL,
-        blocks=_IN_BLOCKS,
         gradient=f"_{name}_to_float(_g_[_i])",
         sections=("_g_ = _grad[_s : _s + 2 * _n].view(_np.uint16)",),
         length="2 * _n",
@@ -67,32 +64,13 @@ def _halves(name: str) -> Loader:
     )
 
 
-_SCALED = ("_u_", "_g_")
-_INT8 = (
-    "for _b in range(_u_.size):",
-    "_unit = _u_[_b]",
-    f"_p = _b * {INT8_BLOCK}",
-    f"for _j in range(min({INT8_BLOCK}, _w_.size - _p)):",
-    "_i = _np.uintp(_p + _j)",
-)
-_ONEBIT = (
-    "for _b in range(_u_.size):",
-    "_unit = _u_[_b]",
-    f"_m = min({ONEBIT_BITS}, _g_.size - _b * {ONEBIT_BITS})",
-    f"for _k in range({ONEBIT_BITS}):",
-    f"_p = _b * {ONEBIT_BLOCK} + _k * _m",
-    "for _j in range(min(_m, _w_.size - _p)):",
-    "_i = _np.uintp(_p + _j)",
-)
-
 LOADERS: Mapping[str, Loader] = {
     "fp16": _halves("fp16"),
     "bf16": _halves("bf16"),
     "int8": Loader(
-        parameters=_SCALED,
-        arguments=_SCALED,
-        loops=_INT8,
-        blocks=_INT8,
+        parameters=("_u_", "_g_"),
+        arguments=("_u_", "_g_"),
+        turns=(*_TURNS, f"    _unit = _u_[_b // {INT8_BLOCK}]"),
         gradient="(_real(_g_[_i]) * _unit)",
         sections=(
             f"_c = _s + 4 * ((_n + {INT8_BLOCK - 1}) // {INT8_BLOCK})",
@@ -102,15 +80,19 @@ LOADERS: Mapping[str, Loader] = {
         length=f"4 * ((_n + {INT8_BLOCK - 1}) // {INT8_BLOCK}) + _n",
     ),
     "onebit": Loader(
-        parameters=_SCALED,
-        arguments=_SCALED,
-        loops=_ONEBIT,
-        blocks=_ONEBIT,
-        again=(
-            f"for _j in range(min({ONEBIT_BLOCK}, _w_.size - _b * {ONEBIT_BLOCK})):",
-            f"_i = _np.uintp(_b * {ONEBIT_BLOCK} + _j)",
+        parameters=("_u_", "_g_"),
+        arguments=("_u_", "_g_"),
+        turns=(
+            "for _t in range(_u_.size):",
+            "    _unit = _u_[_t]",
+            f"    _word = {ONEBIT_BITS} * _t",
+            f"    _m = min({ONEBIT_BITS}, _g_.size - _word)",
+            f"    for _bit in range({ONEBIT_BITS}):",
+            f"        _b = {ONEBIT_BLOCK} * _t + _bit * _m",
+            "        _mask = _np.uint32(1 << _bit)",
         ),
-        gradient=f"_onebit_to_float(_g_[_np.uintp(_b * {ONEBIT_BITS} + _j)], _k, _unit)",
+        gradient="_onebit_to_float(_g_[_np.uintp(_word + _j)], _mask, _unit)",
+        ahead=(),
         sections=(
             f"_c = _s + 4 * ((_n + {ONEBIT_BLOCK - 1}) // {ONEBIT_BLOCK})",
             "_u_ = _grad[_s:_c].view(_np.float32)",

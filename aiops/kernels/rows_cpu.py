@@ -9,12 +9,9 @@ from typing import Any
 import numba
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
-from aiops.kernels.jit_cpu import array_of, compiled
+from aiops.kernels.jit_cpu import array_of, compiled, prefetch
 from aiops.kernels.rows import GOLDEN, KINDS, MIX, First, NumpyMover, quantiles
 from aiops.kernels.vocabulary import Array
 
@@ -109,25 +106,6 @@ def _loops(real: str) -> tuple[Callable[..., Any], Callable[..., Any], Callable[
     )
 
 
-def _prefetched(typing_context: Any, array: Any, place: Any) -> Any:
-    """Ask for the cache line of an element of a flat array, and do not wait for it."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        flat = context.make_array(signature.args[0])(context, builder, arguments[0])
-        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
-        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch")
-        line = builder.bitcast(builder.gep(flat.data, [arguments[1]]), byte)
-        to_read, keep, data = (ir.Constant(word, value) for value in (0, 3, 1))
-        builder.call(prefetch, [line, to_read, keep, data])
-        return context.get_dummy_value()
-
-    return types.void(array, types.int64), generate
-
-
-_prefetch = intrinsic(_prefetched)
-
-
 @numba.njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
 def _begin(
     id: Any, width: Any, kind: Any, start: Any, scale: Any, table: Any, out: Any, at: Any
@@ -173,11 +151,11 @@ def _gather(
     line = 64 // store.itemsize
     for i in range(min(_AHEAD, ids.size)):
         for c in range(0, width, line):
-            _prefetch(store, ids[i] * stride + c)
+            prefetch(store, ids[i] * stride + c)
     for i in range(ids.size):
         if i + _AHEAD < ids.size:
             for c in range(0, width, line):
-                _prefetch(store, ids[i + _AHEAD] * stride + c)
+                prefetch(store, ids[i + _AHEAD] * stride + c)
         id, at = ids[i], np.uintp(i * width)
         here = np.uintp(id * stride)
         head = heads[here]
@@ -235,11 +213,11 @@ def _collect(
     line = 64 // store.itemsize
     for i in range(min(_AHEAD, count)):
         for c in range(0, stride, line):
-            _prefetch(store, unique[i] * stride + c)
+            prefetch(store, unique[i] * stride + c)
     for i in range(count):
         if i + _AHEAD < count:
             for c in range(0, stride, line):
-                _prefetch(store, unique[i + _AHEAD] * stride + c)
+                prefetch(store, unique[i + _AHEAD] * stride + c)
         id, at = unique[i], i * width
         here = np.uintp(id * stride)
         head = heads[here]

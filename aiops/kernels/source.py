@@ -20,7 +20,7 @@ from aiops.kernels.spans import STATISTIC_CAP, STATISTIC_SCALE
 
 __all__ = ["GENERATOR", "Dialect", "NumbaDialect", "numba_text", "statements", "write"]
 
-GENERATOR = 4
+GENERATOR = 5
 """Version of the generated text; part of a compiled kernel's identity."""
 
 
@@ -109,19 +109,18 @@ def numba_text(program: Program, real: str, packed: str | None = None) -> str:
     constants)`` checks the spans and the arrays (ValueError if they do not fit; nothing is changed
     then) and returns the statistic's sum per span. ``more`` holds the scalars of one span after
     those of another, in one dimension; it is left out for a rule without scalars. The function
-    runs as plain Python, too, except for ``_disjoint``; :mod:`aiops.kernels.fused_cpu` compiles it.
+    runs as plain Python, too, except for ``_disjoint`` and ``_ahead``;
+    :mod:`aiops.kernels.fused_cpu` compiles it.
     ``packed`` is the codec of the payloads that ``grad`` then holds.
     """
     dialect = NumbaDialect()
     loader = PLAIN if packed is None else LOADERS[packed]
     loops = [_loop(program, dialect, loader, in_place=place) for place in (True, False)]
-    words = sorted({*dialect.words, *loader.words} | {"disjoint", "overlap", "misfit"})
+    words = sorted({*dialect.words, *loader.words} | {"ahead", "disjoint", "overlap", "misfit"})
     imports = "".join(f"from aiops.kernels.jit_cpu import {word} as _{word}\n" for word in words)
     constants = "".join(f"{name} = _real({value})\n" for value, name in dialect.literals.items())
     if program.statistic is not None:
         constants += f"_scale = _real({STATISTIC_SCALE!r})\n_cap = _real({STATISTIC_CAP!r})\n"
-    if program.states:
-        constants += f"_tiny = _np.finfo(_real).tiny\n_zero = _real({0.0!r})\n"
     header = (
         f"# Rule {program.name} as one fused loop over {real}, in place and out of place.\n"
         f"# Written by aiops.kernels (generator {GENERATOR}); edits are lost. The rule:\n#\n"
@@ -156,60 +155,45 @@ def _loop(program: Program, dialect: NumbaDialect, loader: Loader, *, in_place: 
     w, *fresh = [_bare(write(result, dialect)) for result in program.results]
     body.append(f"{target}[_i] = {w}")
     for state, value in zip(states, fresh, strict=True):
-        dialect.words |= {"absolute", "where"}
-        body += [f"_y = {value}", f"{state}[_i] = _where(_absolute(_y) < _tiny, _y * _zero, _y)"]
-    count: list[str] = []
+        dialect.words.add("flushed")
+        body.append(f"{state}[_i] = _flushed({value})")
+    before: list[str] = []
+    after: list[str] = []
     if program.statistic is not None:
-        observed = program.results[1 + program.states.index(program.statistic)]
-        # What is stored differs from it only where a subnormal became zero: both count as 0.
-        counted = f"{_outer(program.statistic)}[_i]" if loader.again else write(observed, dialect)
-        count = [
-            f"_x = {counted} * _scale",
-            "_x = _x if _x < _cap else _cap",
-            "_x = _x if _x > -_cap else -_cap",
-            *_ADD_UP,
-        ]
+        observed = write(program.results[1 + program.states.index(program.statistic)], dialect)
+        before = ["_low = _np.int32(0)", "_high = _np.int32(0)"]
+        # What is stored differs only where a subnormal became zero: both count as 0.
+        body.append(f"_q = _np.int32(max(-_cap, min(_cap, {observed} * _scale)))")
+        body += _ADD_UP
+        after = ["_sum += _np.int64(_low) + _np.int64(_high) * 65536"]
+    asked = [f"_ahead({array}, _b)" for array in arrays if array not in loader.parameters]
+    asked += [f"_ahead({array}, _b)" for array in loader.ahead]
+    inner = ["for _j in range(min(_m, _w_.size - _b)):", "    _i = _np.uintp(_b + _j)"]
+    depth = 1 + sum(line.endswith(":") for line in loader.turns)
     name = "_in_place" if in_place else "_out_of_place"
     return f"""
 @_njit(nogil=True, error_model="numpy")
 def {name}({", ".join([*arrays, "_factor", *hidden.values()])}):
     _disjoint()
     _sum = 0
-{_nested(loader, body, count)}
+{_indented(loader.turns, 1)}
+{_indented([*asked, *before, *inner], depth)}
+{_indented(body, depth + 1)}
+{_indented(after, depth)}
     return _sum
 """
 
 
 # A sum of 64 bits in the loop would halve the vectors that all of it is calculated in. So the upper
-# and the lower 16 bits of a block's items are added up in 32 bits, which cannot overflow.
+# and the lower 16 bits of a turn's items are added up in 32 bits, which cannot overflow.
 _ADD_UP = (
-    "_q = _np.int32(_x)",
     "_low = _np.int32(_low + (_q & _np.int32(65535)))",
     "_high = _np.int32(_high + (_q >> _np.int32(16)))",
 )
-_BEFORE = ("_low = _np.int32(0)", "_high = _np.int32(0)")
-_AFTER = "_sum += _np.int64(_low) + _np.int64(_high) * 65536"
-
-
-def _nested(loader: Loader, body: Sequence[str], count: Sequence[str]) -> str:
-    """Put a loader's lines around a loop's body and around what adds up the statistic, if any."""
-    if not count:
-        return _indented([*loader.loops, *body], 1)
-    head, *loops = loader.blocks
-    if loader.again:
-        inner = [_indented([*loops, *body], 2), _indented([*loader.again, *count], 2)]
-    else:
-        inner = [_indented([*loops, *body, *count], 2)]
-    return "\n".join([_indented([head], 1), _indented(_BEFORE, 2), *inner, _indented([_AFTER], 2)])
 
 
 def _indented(lines: Sequence[str], depth: int) -> str:
-    """Indent lines, those after the opening of a block deeper."""
-    text = []
-    for line in lines:
-        text.append(" " * 4 * depth + line)
-        depth += line.endswith(":")
-    return "\n".join(text)
+    return textwrap.indent("\n".join(lines), " " * 4 * depth)
 
 
 def _entry(program: Program, loader: Loader) -> str:

@@ -1,4 +1,7 @@
-"""``python -m aiops.pages docs/algorithms``: write the pages, and draw what was measured."""
+"""``python -m aiops.pages docs/algorithms``: write the pages, and draw what was measured.
+
+docs/experiments.md is written as well.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import sys
 from pathlib import Path
 
 from aiops.errors import AiopsError
+from aiops.pages import experiments
 from aiops.pages.catalog import built_in
 from aiops.pages.curves import Curves
 from aiops.pages.markdown import pages
@@ -13,6 +17,9 @@ from aiops.pages.plots import draw_all
 
 RESULTS = Path("results", "algorithms.json")
 """The learning curves, beside the folder of the pages."""
+
+EXPERIMENTS = Path("experiments.md")
+"""The page about experiments, beside it as well."""
 
 
 def update(folder: Path) -> None:
@@ -36,6 +43,7 @@ def update(folder: Path) -> None:
             old.unlink()
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
+    (folder.parent / EXPERIMENTS).write_text(experiments.page(), encoding="utf-8")
     images = folder / "img"
     for old in images.glob("*.png"):
         old.unlink()

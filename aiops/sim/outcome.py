@@ -1,102 +1,131 @@
-"""What a simulation comes to: how it went, and what it is at the end."""
+"""What came of a simulated run, and the digest by which two of them are compared."""
 
 from __future__ import annotations
 
-import dataclasses
+import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
-if TYPE_CHECKING:
-    from aiops.sim.simulation import Simulation
+import numpy as np
+
+from aiops.layout import Array
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sample:
-    """How far a simulation was at one time.
+    """One look at what has been learnt.
 
     Attributes
     ----------
-    iteration, version
-        Mini-batches computed, and updates applied.
-    cost, error
-        Mean negative log-likelihood in nats, and the share of wrong answers, both of the server's
-        parameters on examples that nobody trains on.
-    pushes, fetches
-        Gradients and parameters that crossed, and
-    pushed, fetched
-        the bytes of all messages each way.
-    vbar
-        The mean of the algorithm's statistic over all parameters; None if it keeps none.
-    """
-
-    iteration: int
-    version: int
-    cost: float
-    error: float
-    pushes: int
-    fetches: int
-    pushed: int
-    fetched: int
-    vbar: float | None
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What a simulation came to.
-
-    Attributes
-    ----------
-    simulation
-        What was run.
-    digest
-        SHA-256 of the parameters, their versions (the server's, and those that clients hold), and
-        the ledger of bytes: equal if all of that is.
-    curve
-        `Sample` after `Sample`; the last is of the end.
-    staleness
-        How many gradients had which staleness; from 1,024 up by powers of two.
     seconds
-        That it took, without validation.
-    complete
-        Whether it came to its end.
+        Virtual, since training began.
+    gradients, version
+        Mini-batches computed so far, and updates made.
+    nbytes
+        That crossed the server's connections so far, both ways.
+    loss, accuracy
+        On the test set.
     """
 
-    simulation: Simulation
-    digest: str
-    curve: list[Sample]
-    staleness: Mapping[int, int]
     seconds: float
-    complete: bool
+    gradients: int
+    version: int
+    nbytes: int
+    loss: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Labour:
+    """One worker's time and traffic.
+
+    Attributes
+    ----------
+    steps, recomputed
+        Mini-batches, and gradients that the policy had computed again.
+    compute, idle
+        Virtual seconds spent on computing, and on waiting for the server.
+    bytes_in, bytes_out
+        That it received and sent.
+    """
+
+    steps: int
+    recomputed: int
+    compute: float
+    idle: float
+    bytes_in: int
+    bytes_out: int
 
     @property
-    def iterations_per_second(self) -> float:
-        """How fast it was."""
-        return self.curve[-1].iteration / self.seconds if self.seconds else 0.0
+    def idle_share(self) -> float:
+        """The share of its time that it waited: 0 to 1."""
+        whole = self.compute + self.idle
+        return self.idle / whole if whole else 0.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a run.
+
+    Attributes
+    ----------
+    seconds
+        Virtual: from when all workers of the beginning were there until the last one was done.
+    gradients, version
+        Mini-batches computed, and updates made.
+    staleness
+        How many gradients were used at each staleness, in versions.
+    workers
+        By number.
+    params
+        The server's parameters in the end, by name.
+    samples
+        What had been learnt by when.
+    messages
+        What crossed the network: writes that arrived.
+    report
+        The server's statistics (``aiops stats``).
+    digest
+        Of parameters, version and ledger: equal for equal runs.
+    """
+
+    seconds: float
+    gradients: int
+    version: int
+    staleness: Mapping[int, int]
+    workers: tuple[Labour, ...] = field(repr=False)
+    params: Mapping[str, Array] = field(repr=False)
+    samples: tuple[Sample, ...] = field(repr=False)
+    messages: int
+    report: Mapping[str, Any] = field(repr=False)
+    digest: str
+
+    @property
+    def idle(self) -> float:
+        """The share of their time that all workers together waited."""
+        whole = sum(worker.compute + worker.idle for worker in self.workers)
+        return sum(worker.idle for worker in self.workers) / whole if whole else 0.0
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes that the workers sent, and that they received."""
+        sent = sum(worker.bytes_out for worker in self.workers)
+        return sent, sum(worker.bytes_in for worker in self.workers)
 
     @property
     def mean_staleness(self) -> float:
-        """The mean over all gradients used."""
+        """The mean of `staleness`, in versions."""
         used = sum(self.staleness.values())
-        return sum(tau * n for tau, n in self.staleness.items()) / max(used, 1)
+        return sum(tau * count for tau, count in self.staleness.items()) / used if used else 0.0
 
-    def report(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        last = self.curve[-1]
-        return {
-            "digest": self.digest,
-            "validation_error": last.error,
-            "validation_cost": last.cost,
-            "fetches": last.fetches,
-            "pushes": last.pushes,
-            "bytes": last.pushed + last.fetched,
-            "iterations_per_second": round(self.iterations_per_second, 1),
-            "iterations": last.iteration,
-            "version": last.version,
-            "mean_staleness": self.mean_staleness,
-            "complete": self.complete,
-            "seconds": round(self.seconds, 3),
-            "simulation": dataclasses.asdict(self.simulation),
-            "staleness": {str(tau): n for tau, n in sorted(self.staleness.items())},
-            "curve": [dataclasses.asdict(sample) for sample in self.curve],
-        }
+
+def digest_of(params: Mapping[str, Array], version: int, ledger: Mapping[str, Any]) -> str:
+    """Return a digest (SHA-256, hexadecimal) that differs when anything does."""
+    digest = hashlib.sha256()
+    for name, array in params.items():
+        digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    digest.update(json.dumps([version, ledger], sort_keys=True).encode())
+    return digest.hexdigest()

@@ -21,7 +21,7 @@ from aiops.events import Options
 from aiops.gates import find as find_gate
 from aiops.sim import checkpoint
 from aiops.sim.dispatcher import Dispatcher
-from aiops.sim.outcome import Outcome, Sample
+from aiops.sim.result import Outcome, Sample
 from aiops.sim.selection import selection
 from aiops.sim.task import Batches, Perceptron, Task
 

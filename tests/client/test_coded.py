@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import aiops
-from aiops.client import Client, Worker
+from aiops.client import AsyncWorker, Client, Worker
 from aiops.client.params import Params
 from aiops.client.routines import routine_for
 from aiops.errors import BadPush, UsageError
@@ -45,6 +45,12 @@ def gradients(params: Any) -> dict[str, Array]:
 @contextlib.contextmanager
 def with_worker(url: str) -> Iterator[tuple[Step, Any]]:
     with Worker(url, START, timeout=PATIENCE) as worker:
+        yield worker.step, worker.params
+
+
+@contextlib.contextmanager
+def with_async_worker(url: str) -> Iterator[tuple[Step, Any]]:
+    with Adapter(asyncio.new_event_loop, url, START, of=AsyncWorker, timeout=PATIENCE) as worker:
         yield worker.step, worker.params
 
 
@@ -80,7 +86,12 @@ def _following(client: Any) -> Iterator[tuple[Step, Any]]:
         routine.arrived(client.carry(rest))
 
 
-CLIENTS = {"worker": with_worker, "client": with_client, "async": with_async_client}
+CLIENTS = {
+    "worker": with_worker,
+    "async-worker": with_async_worker,
+    "client": with_client,
+    "async": with_async_client,
+}
 
 
 class Ended:

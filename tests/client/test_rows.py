@@ -35,6 +35,18 @@ def worker(url: str, **settings: Any) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
+def async_worker(url: str, **settings: Any) -> Iterator[Any]:
+    with Adapter(
+        *(asyncio.new_event_loop, url, DENSE),
+        of=aiops.AsyncWorker,
+        tables=TABLES,
+        timeout=PATIENCE,
+        **settings,
+    ) as worker:
+        yield worker
+
+
+@contextlib.contextmanager
 def client(url: str, **settings: Any) -> Iterator[Any]:
     with aiops.Client(url, role="worker", timeout=PATIENCE, **settings) as client:
         client.define(DENSE, TABLES)
@@ -49,7 +61,12 @@ def async_client(url: str, **settings: Any) -> Iterator[Any]:
         yield client
 
 
-CLIENTS = {"worker": worker, "client": client, "async": async_client}
+CLIENTS = {
+    "worker": worker,
+    "async-worker": async_worker,
+    "client": client,
+    "async": async_client,
+}
 
 
 @pytest.fixture(scope="module")

@@ -33,6 +33,14 @@ def with_worker(url: str, start: dict[str, Array]) -> Iterator[Step]:
 
 
 @contextlib.contextmanager
+def with_async_worker(url: str, start: dict[str, Array]) -> Iterator[Step]:
+    with Adapter(
+        asyncio.new_event_loop, url, start, of=aiops.AsyncWorker, timeout=PATIENCE
+    ) as worker:
+        yield worker.step
+
+
+@contextlib.contextmanager
 def with_client(url: str, start: dict[str, Array]) -> Iterator[Step]:
     with aiops.Client(url, role="worker", timeout=PATIENCE) as client:
         routine = routine_for(client.plan, client.define(start))
@@ -63,7 +71,12 @@ def _step(client: Any, routine: Routine, compute: Compute) -> Receipt:
         return receipt or Receipt(routine.params.version, 0, 0.0, None, {}, pushed=False)
 
 
-CLIENTS = {"worker": with_worker, "client": with_client, "async": with_async_client}
+CLIENTS = {
+    "worker": with_worker,
+    "async-worker": with_async_worker,
+    "client": with_client,
+    "async": with_async_client,
+}
 
 
 @pytest.mark.parametrize("client", sorted(CLIENTS))

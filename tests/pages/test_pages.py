@@ -14,9 +14,10 @@ import pytest
 
 from aiops.algorithms import BUILT_IN
 from aiops.errors import UsageError
-from aiops.pages.__main__ import RESULTS, main, update
+from aiops.pages.__main__ import EXPERIMENTS, RESULTS, main, update
 from aiops.pages.catalog import TOPICS
 from aiops.pages.curves import Curve, Curves
+from aiops.pages.experiments import page
 from aiops.pages.markdown import pages
 from aiops.pages.plots import limits, spread
 
@@ -194,3 +195,8 @@ class TestPlots:
         order = sorted(range(len(heights)), key=lambda index: heights[index])
         gaps = [placed[b] - placed[a] for a, b in pairwise(order)]
         assert all(gap > 0.9 for gap in gaps)
+
+
+def test_the_page_about_experiments_is_what_they_say() -> None:
+    committed = (DOCS / EXPERIMENTS).read_text(encoding="utf-8")
+    assert committed == page(), "run `make docs`"

@@ -1,8 +1,8 @@
 """The worker's part of an algorithm, sans-I/O: what the client plan says, carried out.
 
 A `Routine` is handed one gradient per mini-batch. It takes the local part of the step, and says
-what is to travel; a shell (`aiops.Worker`, the simulator, a test) moves it, and comes back with the
-answer. Nothing of that stands in the training loop. For each gradient::
+what is to travel; others (`aiops.client.steps` for a worker, the simulator, a test) have it moved,
+and come back with the answer. Nothing of that stands in the training loop. For each gradient::
 
     routine.apply(gradients)                    # the worker's own step, if it takes any
     if routine.due and routine.under_way:       # no second transfer before the first has arrived

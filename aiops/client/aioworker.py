@@ -1,0 +1,256 @@
+"""The async worker: the same methods as `Worker`, awaited; many may train on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+from aiops.client.aio import AsyncClient
+from aiops.client.facade import WorkerFacade
+from aiops.client.params import Params
+from aiops.client.requests import Receipt
+from aiops.client.steps import Await, Begin, Carry, Gradients, Offer, Order, Script, T
+from aiops.client.transfer import Transfer
+from aiops.errors import ConnectionLost, UsageError
+from aiops.layout import Array
+from aiops.tables import Table
+
+__all__ = ["AsyncCompute", "AsyncWorker"]
+
+AsyncCompute: TypeAlias = Callable[[Params], Gradients | Awaitable[Gradients]]
+
+
+class _Errand:
+    """A transfer that a task of its own sees to, while gradients are computed."""
+
+    def __init__(self, client: AsyncClient, transfer: Transfer) -> None:
+        self._server = client.url
+        self.task = asyncio.get_running_loop().create_task(client.carry(transfer))
+        self.task.add_done_callback(lambda _task: self.error)  # it may be that nobody asks for it
+
+    @property
+    def over(self) -> bool:
+        return self.task.done()
+
+    @property
+    def receipt(self) -> Receipt | None:
+        return self.task.result() if self.over and self.error is None else None
+
+    @property
+    def error(self) -> BaseException | None:
+        if self.task.cancelled():  # not for who waits for it: that one was not cancelled
+            return ConnectionLost(f"{self._server}: the push in the background was cancelled")
+        return self.task.exception() if self.over else None
+
+
+class AsyncWorker(WorkerFacade):
+    """One worker of a training run, for asyncio: `Worker`'s twin.
+
+    ::
+
+        async with aiops.AsyncWorker("aiops://host:7171", params) as worker:
+            for batch in data:
+                await worker.step(gradients(worker.params, batch))
+
+    It does what `Worker` does, without a thread: the event loop keeps the connection answered, and
+    tasks do what the plan wants done in the background. So the loop must get its turns: gradients
+    that take long are best computed elsewhere (``await asyncio.to_thread(...)``), or nothing is
+    sent meanwhile, and a server with a heartbeat misses its answers. (It then ends the connection,
+    and the next step makes another.)
+
+    Steps are taken one at a time; rows and statistics may be asked for meanwhile. A step may be
+    cancelled, and the worker goes on: what has been taken as a local step, or handed over, is
+    neither lost nor counted twice. (As after a broken connection, nobody knows of a gradient that
+    travels as it is whether it is part of the model.)
+
+    Parameters
+    ----------
+    url, params, tables, token, name, timeout
+        As `Worker`'s. All time is the event loop's (`asyncio.loop.time`).
+
+    Attributes
+    ----------
+    params, last, steps, recomputed, compute_seconds, idle_seconds
+        As `Worker`'s; there once it is connected.
+
+    Raises
+    ------
+    UsageError
+        When the URL or the time-out is none. What a server may have to say is raised by `connect`.
+    """
+
+    _client: AsyncClient
+
+    def __init__(
+        self,
+        url: str,
+        params: Mapping[str, Array],
+        *,
+        tables: Mapping[str, Table] | None = None,
+        token: str | None = None,
+        name: str | None = None,
+        timeout: float = 60.0,
+    ) -> None:
+        self._client = AsyncClient(url, role="worker", token=token, name=name, timeout=timeout)
+        self._initial, self._tables = params, tables
+        self._errand: _Errand | None = None  # the last one
+        self._busy = self._closed = False
+
+    async def connect(self) -> Self:
+        """Connect, and offer the model (``async with`` does it). Raises as `Worker` does."""
+        with self._turn("connect"):
+            if self._begun is None:
+                params = await self._client.define(self._initial, self._tables)
+                self._begun = self._client.begin(params, asyncio.get_running_loop().time)
+                self._initial = {}
+        return self
+
+    async def step(self, gradients: Gradients | AsyncCompute) -> Receipt:
+        """Hand in the gradients of one mini-batch, and have `params` brought up to date.
+
+        Parameters
+        ----------
+        gradients
+            As `Worker.step`'s; the function may be a coroutine function.
+
+        Returns and raises as `Worker.step` does.
+        """
+        if self._closed:
+            raise UsageError("this worker is closed")
+        with self._turn("step"):
+            steps, again = self._steps, callable(gradients)
+            steps.check(again=again)
+            receipt = None
+            while receipt is None:
+                given = gradients(self.params) if callable(gradients) else gradients
+                if inspect.isawaitable(given):
+                    given = await given
+                receipt = await self._play(steps.step(given, again=again))
+            if not receipt.pushed:
+                await asyncio.sleep(0)  # let what was begun go out, and others have their turn
+            return receipt
+
+    async def refresh(self) -> int:
+        """Bring `params` up to date without pushing; return their version. See `Worker.refresh`."""
+        with self._turn("refresh"):
+            return await self._play(self._steps.refresh())
+
+    async def fetch_rows(self, name: str, ids: Any, out: Array | None = None) -> Array:
+        """Return rows of a table. See `Client.fetch_rows`."""
+        return await self._client.fetch_rows(name, ids, out)
+
+    async def push_rows(
+        self, name: str, ids: Any, grads: Any, version: int | None = None
+    ) -> Receipt:
+        """Push gradients of rows of a table. See `AsyncClient.push_rows`."""
+        return await self._client.push_rows(name, ids, grads, version)
+
+    async def exchange_rows(
+        self,
+        name: str,
+        ids: Any,
+        grads: Any,
+        next_ids: Any,
+        *,
+        out: Array | None = None,
+        version: int | None = None,
+    ) -> tuple[Receipt, Array]:
+        """Push and fetch rows of a table in one round trip. See `Client.exchange_rows`."""
+        return await self._client.exchange_rows(
+            name, ids, grads, next_ids, out=out, version=version
+        )
+
+    async def stats(self) -> dict[str, Any]:
+        """Return the server's statistics."""
+        return await self._client.stats()
+
+    async def close(self, *, flush: bool = True) -> None:
+        """Push what has not been pushed yet, and say goodbye; may be called twice.
+
+        Parameters
+        ----------
+        flush
+            As `Worker.close`'s.
+
+        Raises
+        ------
+        UsageError
+            When another task is in the middle of a step. That step is broken off.
+        ConnectionLost, DeadlineExceeded, BadPush
+            When the last push could not be made. In every case the connection is closed.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if flush and self._begun is not None:
+                with self._turn("close"):
+                    await self._play(self._begun.flush())
+        finally:
+            if self._errand is not None:
+                self._errand.task.cancel()
+            await self._client.close()
+
+    async def __aenter__(self) -> Self:
+        try:
+            return await self.connect()
+        except BaseException:
+            await self.close(flush=False)
+            raise
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close(flush=error is None)
+
+    @contextlib.contextmanager
+    def _turn(self, what: str) -> Iterator[None]:
+        """Keep others out: a step is one whole, however often it waits."""
+        if self._busy:
+            raise UsageError(
+                f"a worker does one thing at a time, and another task is in the middle of a step:"
+                f" await that before {what}(), or give each task an AsyncWorker of its own"
+            )
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
+
+    async def _play(self, script: Script[T]) -> T:
+        """Carry out the orders of a script; return its result."""
+        try:
+            order = next(script)
+            while True:
+                try:
+                    done = await self._carry_out(order)
+                except BaseException as error:
+                    order = script.throw(error)
+                else:
+                    order = script.send(done)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        finally:
+            script.close()
+
+    async def _carry_out(self, order: Order) -> Any:
+        match order:
+            case Carry(transfer):
+                return await self._client.carry(transfer)
+            case Offer(params):
+                return await self._client.offer(params, self._tables)
+            case Begin(transfer):
+                self._errand = _Errand(self._client, transfer)
+                return self._errand
+            case Await(errand):
+                assert isinstance(errand, _Errand)
+                await asyncio.wait([errand.task])  # which has a deadline of its own
+                return None

@@ -1,0 +1,300 @@
+"""What a worker does around its mini-batches, sans-I/O: `Worker` and `AsyncWorker` drive this.
+
+A `Routine` says what is to travel. This says what a worker makes of that: what it waits for, what
+goes on in the background, what becomes of a transfer that failed or that nobody waited out, and how
+to go on with a server that was restarted.
+
+Each thing that a worker can do is a script: a generator that yields orders, is sent what came of
+each (or has thrown into it what went wrong), and returns the result. A shell carries out orders,
+and decides nothing::
+
+    order = next(script)
+    while True:
+        try:
+            done = carry_out(order)      # await it, or block
+        except BaseException as error:
+            order = script.throw(error)
+        else:
+            order = script.send(done)
+
+A script may be broken off at any order. The next one goes on from what is known then: nothing is
+lost, and nothing is pushed twice.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+
+from aiops.client.conversation import Conversation
+from aiops.client.params import Params
+from aiops.client.requests import Receipt
+from aiops.client.routines import Routine, Transfer, routine_for
+from aiops.errors import NotReady, Refused, Restarted, StaleGradient, UsageError
+from aiops.layout import Array
+
+Gradients: TypeAlias = Mapping[str, Array]
+
+_log = logging.getLogger("aiops.client")
+
+
+class Errand(Protocol):
+    """A transfer in the background, which the shell sees to."""
+
+    @property
+    def over(self) -> bool:
+        """Whether it has been answered, or failed."""
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """The answer, once it is over; None to a mere fetch, or if it failed."""
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why it failed, if it is over and did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """Move this, and wait for the answer: its `Receipt`, or None for a mere fetch."""
+
+    transfer: Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Have this moved in the background; the answer is its `Errand`."""
+
+    transfer: Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class Await:
+    """Wait until this errand is over."""
+
+    errand: Errand
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Offer a model to a server that has none; the answer is whether it was taken."""
+
+    params: Params
+
+
+Order: TypeAlias = Carry | Begin | Await | Offer
+
+T = TypeVar("T")
+Script: TypeAlias = Generator[Order, Any, T]
+
+
+class Steps:
+    """The steps of one worker.
+
+    Parameters
+    ----------
+    talk
+        Its conversation with the server, which has said welcome.
+    params
+        The server's parameters; the routine's from here on.
+    clock
+        Seconds, from any beginning.
+
+    Attributes
+    ----------
+    params, last, steps, recomputed, compute_seconds, idle_seconds
+        As `Worker`'s.
+    routine
+        What the client plan asks for.
+
+    Raises
+    ------
+    UsageError
+        When the plan asks for what this client does not know, or the model cannot be trained so.
+    """
+
+    def __init__(self, talk: Conversation, params: Params, clock: Callable[[], float]) -> None:
+        self._talk, self._clock = talk, clock
+        self.params = params
+        self.routine: Routine = routine_for(self._plan, params)
+        self.last: Receipt | None = None
+        self.steps = 0
+        self.recomputed = 0
+        self.idle_seconds = self.compute_seconds = 0.0
+        self._since = clock()
+        self._errand: Errand | None = None
+
+    @property
+    def _plan(self) -> Mapping[str, Any]:
+        """The client plan, which may be another one since the server was restarted."""
+        assert self._talk.welcome is not None
+        return self._talk.welcome.plan
+
+    # ------------------------------------------------------------ the scripts
+
+    def check(self, *, again: bool) -> None:
+        """See that a gradient can be computed again (``again``), where the policy asks for that.
+
+        Raises
+        ------
+        UsageError
+            When it cannot.
+        """
+        if not again and self._plan.get("recompute"):
+            assert self._talk.welcome is not None
+            raise UsageError(
+                f"{self._talk.welcome.policy} may ask for a gradient again: call step(function)"
+                " with a function params → gradients"
+            )
+
+    def step(self, gradients: Gradients, *, again: bool) -> Script[Receipt | None]:
+        """Take the gradients of a mini-batch, computed at `params`.
+
+        Returns None, where it can be done ``again``, when they are to be computed again, at
+        `params` as they are now.
+        """
+        try:
+            receipt = yield from self._step(gradients)
+        except Restarted:
+            yield from self._begin_anew()
+            if again and not self.routine.local:
+                self.recomputed += 1
+                return None
+            receipt = replace(self._nothing(), used=False)
+        except StaleGradient:
+            if not again:
+                raise
+            self.recomputed += 1
+            return None
+        finally:
+            self._count()
+        self.steps += 1
+        return receipt
+
+    def refresh(self) -> Script[int]:
+        """Fetch the newest parameters; return their version."""
+        yield from self._settle(wait=True)
+        yield from self._carry(self.routine.refresh())
+        return self.params.version
+
+    def flush(self) -> Script[None]:
+        """Wait for what is on its way, and push the rest."""
+        yield from self._settle(wait=True)
+        rest = self.routine.rest()
+        if rest is not None:
+            yield from self._carry(rest)
+
+    # ------------------------------------------------------------ inside
+
+    def _step(self, gradients: Gradients) -> Script[Receipt]:
+        routine = self.routine
+        if self._errand is not None and self._errand.error is not None:
+            yield from self._settle(wait=True)  # tell what failed before anything of this is done
+        routine.apply(gradients)
+        yield from self._settle(wait=routine.due)
+        transfer = routine.transfer()
+        if "gate" in self._plan:
+            self._note_held(transfer)
+        if transfer is not None and routine.waits:
+            return (yield from self._carry(transfer))
+        if transfer is not None:
+            self._errand = yield Begin(transfer)
+        yield from self._settle(wait=routine.waits)
+        return self._nothing() if self.last is None else replace(self.last, pushed=False)
+
+    def _note_held(self, transfer: Transfer | None) -> None:
+        """Tell the ledger what the gates kept from travelling after a mini-batch."""
+        tensors, ledger = self.params.layout.tensors, self._talk.ledger
+        pushed = transfer.arrays if transfer is not None else None
+        if pushed is not None and len(pushed) < len(tensors):
+            held = [index for index, tensor in enumerate(tensors) if tensor.name not in pushed]
+            ledger.skipped_push(np.array(held, np.int64))
+        elif pushed is None and not (transfer is not None and transfer.again):
+            ledger.skipped_push()
+        if transfer is None or transfer.into is None:
+            ledger.skipped_fetch()
+
+    def _begin_anew(self) -> Script[None]:
+        """Go on with a server that was restarted.
+
+        Steps that were only taken here stay on top of its parameters. If it has come back without
+        any, it is offered these: what is then lost is the optimiser's state and the tables' rows.
+        """
+        server = self._talk.server
+        _log.warning("%s was restarted: going on with its parameters", server)
+        self.routine.restarted()
+        try:
+            yield from self._carry(self.routine.refresh())
+        except NotReady:
+            _log.warning("%s has no model any more: it is offered this worker's", server)
+            if (yield Offer(self.routine.offer())):
+                self.routine.offered()
+            yield from self._carry(self.routine.refresh())
+
+    def _carry(self, transfer: Transfer) -> Script[Receipt]:
+        """See to a transfer, and wait for it."""
+        self._count()
+        try:
+            receipt = yield Carry(transfer)
+        except BaseException as error:
+            self._failed(error)
+            raise
+        finally:
+            self._count(idle=True)
+        self.routine.arrived(receipt)
+        return self._note(receipt)
+
+    def _failed(self, error: BaseException) -> None:
+        """Have the routine take back what is known not to have been applied.
+
+        What may have been applied stays under way, and is carried again: the server knows its
+        number. (A gradient that travels as it is is its owner's again in any case.)
+        """
+        if isinstance(error, Refused | UsageError) or not self.routine.local:
+            self.routine.failed()
+
+    def _settle(self, *, wait: bool) -> Script[None]:
+        """Merge what has arrived in the background; wait for it if need be."""
+        errand = self._errand
+        if errand is None:
+            if self.routine.under_way is not None:  # the wait for it was broken off
+                yield from self._carry(self.routine.under_way)
+            return
+        if not (wait or errand.over):
+            return
+        self._count()
+        try:
+            if not errand.over:
+                yield Await(errand)
+        finally:
+            self._count(idle=True)
+        self._errand = None
+        if errand.error is not None:
+            self._failed(errand.error)
+            raise errand.error
+        self.routine.arrived(errand.receipt)
+        if errand.receipt is not None:
+            self._note(errand.receipt)
+
+    def _note(self, receipt: Receipt | None) -> Receipt:
+        if receipt is not None:
+            self.last = receipt
+            return receipt
+        return self._nothing()
+
+    def _nothing(self) -> Receipt:
+        """Return the receipt of a step of which nothing travelled."""
+        return Receipt(self.params.version, 0, 0.0, None, {}, pushed=False)
+
+    def _count(self, *, idle: bool = False) -> None:
+        """Count the time since the last look as spent waiting, or computing."""
+        now = self._clock()
+        if idle:
+            self.idle_seconds += now - self._since
+        else:
+            self.compute_seconds += now - self._since
+        self._since = now

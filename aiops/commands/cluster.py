@@ -1,0 +1,239 @@
+"""``aiops cluster``: how long would so many workers take, over such links? In virtual time."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from aiops import words
+from aiops.commands.flags import Json
+from aiops.errors import UsageError
+
+if TYPE_CHECKING:
+    from aiops.sim.cluster import Cluster, Happening
+    from aiops.sim.computing import Computing
+    from aiops.sim.outcome import Outcome
+    from aiops.sim.workload import Workload
+
+T = TypeVar("T")
+
+Policy = Annotated[str, typer.Option(help="Algorithm: a name, or package.module:Class.")]
+Lr = Annotated[float | None, typer.Option(help="Learning rate; default the policy's.")]
+Assign = Annotated[list[str] | None, typer.Option("--set", help="A setting of it, key=value.")]
+Gate = Annotated[str, typer.Option(help="As the server's: bfasgd:c_push=0.08, periodic, constant.")]
+PushCodec = Annotated[list[str] | None, typer.Option(help="How gradients travel; may be repeated.")]
+FetchCodec = Annotated[list[str] | None, typer.Option(help="How parameters travel.")]
+Budget = Annotated[str | None, typer.Option("--bandwidth-budget", help="2MB/s, all together.")]
+Workers = Annotated[int, typer.Option(help="How many workers (the papers' λ).")]
+Compute = Annotated[float, typer.Option(help="Seconds that a mini-batch takes (the median).")]
+Sigma = Annotated[float, typer.Option(help="Spread of its logarithm; 0: always the same.")]
+Slow = Annotated[
+    list[str] | None, typer.Option(help="WORKER:TIMES, for one that takes as many times as long.")
+]
+Diurnal = Annotated[str | None, typer.Option(help="PERIOD:DEPTH: slower by day, in seconds.")]
+Link = Annotated[str | None, typer.Option(help="Each worker's link: 1Gbit/s.")]
+ServerLink = Annotated[str | None, typer.Option(help="The server's, which all of them share.")]
+Latency = Annotated[float, typer.Option(help="Seconds that anything travels, each way.")]
+Jitter = Annotated[float, typer.Option(help="Seconds that it may travel longer.")]
+Apply = Annotated[float, typer.Option(help="Seconds that the server takes for an update.")]
+Model = Annotated[
+    str | None, typer.Option(help="A model of so many bytes that learns nothing: 64MiB.")
+]
+DatasetName = Annotated[str, typer.Option(help="Else a perceptron, on mnist, digits or cifar10.")]
+Hidden = Annotated[int, typer.Option(help="Units of its hidden layer.")]
+BatchSize = Annotated[int, typer.Option(help="Examples in a mini-batch (µ).")]
+Gradients = Annotated[int | None, typer.Option(help="Mini-batches in all; default 100 a worker.")]
+Seconds = Annotated[float | None, typer.Option(help="Virtual seconds, if those are over before.")]
+CutAt = Annotated[
+    list[str] | None, typer.Option("--cut", help="SECONDS:WORKER: its connection is reset.")
+]
+KillAt = Annotated[
+    list[str] | None, typer.Option("--kill", help="SECONDS:WORKER: it ceases to be.")
+]
+JoinAt = Annotated[list[str] | None, typer.Option("--join", help="SECONDS:HOW_MANY more come.")]
+Seed = Annotated[int, typer.Option(help="Equal seeds give equal results, to the last bit.")]
+
+
+def cluster(
+    policy: Policy = "fasgd",
+    lr: Lr = None,
+    assign: Assign = None,
+    gate: Gate = "",
+    push_codec: PushCodec = None,
+    fetch_codec: FetchCodec = None,
+    budget: Budget = None,
+    workers: Workers = 4,
+    compute: Compute = 0.1,
+    sigma: Sigma = 0.0,
+    slow: Slow = None,
+    diurnal: Diurnal = None,
+    link: Link = None,
+    server_link: ServerLink = None,
+    latency: Latency = 0.0,
+    jitter: Jitter = 0.0,
+    apply: Apply = 0.0,
+    model: Model = None,
+    dataset: DatasetName = "digits",
+    hidden: Hidden = 32,
+    batch_size: BatchSize = 16,
+    gradients: Gradients = None,
+    seconds: Seconds = None,
+    cut: CutAt = None,
+    kill: KillAt = None,
+    join: JoinAt = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Simulate a cluster in virtual time: real server and workers, simulated machines and links.
+
+    Says how long it would take, how idle the workers are, what staleness they see, and what is
+    learnt: for example 64 workers on 1 Gbit/s, with --workers 64 --link 1Gbit/s --server-link
+    1Gbit/s --model 64MiB.
+    """
+    from aiops.config import Config
+    from aiops.sim.cluster import Cluster, Links
+
+    server = Config(
+        policy=policy,
+        lr=lr,
+        set=list(assign or ()),
+        gate=gate,
+        push_codec=list(push_codec or ()),
+        fetch_codec=list(fetch_codec or ()),
+        bandwidth_budget=budget,
+        port=0,
+    )
+    outcome = _carry_out(
+        Cluster(
+            server=server,
+            workers=workers,
+            workload=_workload(model, dataset, hidden, batch_size),
+            computing=_computing(compute, sigma, slow or (), diurnal),
+            links=Links(worker=link, server=server_link, latency=latency, jitter=jitter),
+            apply_seconds=apply,
+            schedule=_schedule(cut or (), kill or (), join or ()),
+            gradients=100 * workers if gradients is None and seconds is None else gradients,
+            seconds=seconds,
+            seed=seed,
+        )
+    )
+    if as_json:
+        print(json.dumps(_report(outcome)))
+    else:
+        Console(highlight=False).print(_table(outcome))
+
+
+def _workload(model: str | None, dataset: str, hidden: int, batch_size: int) -> Workload:
+    from aiops.rates import parse_rate
+    from aiops.sim.workload import Deadweight, Training
+
+    if model is not None:
+        nbytes = parse_rate("--model", model)
+        assert nbytes is not None
+        return Deadweight(nbytes)
+    return Training(dataset, (hidden,), batch_size)
+
+
+def _computing(seconds: float, sigma: float, slow: Sequence[str], diurnal: str | None) -> Computing:
+    from aiops.sim.computing import Diurnal, Fixed, LogNormal, Straggler
+
+    found: Computing = LogNormal(seconds, sigma) if sigma else Fixed(seconds)
+    for worker, times in _pairs("--slow", "WORKER:TIMES", slow, int, float):
+        found = Straggler(found, times, (worker,))
+    given = [] if diurnal is None else [diurnal]
+    for period, depth in _pairs("--diurnal", "PERIOD:DEPTH", given, float, float):
+        found = Diurnal(found, period, depth)
+    return found
+
+
+def _schedule(
+    cut: Sequence[str], kill: Sequence[str], join: Sequence[str]
+) -> tuple[Happening, ...]:
+    from aiops.sim.cluster import Cut, Join, Kill
+
+    found: list[Happening] = []
+    found += [Cut(*pair) for pair in _pairs("--cut", "SECONDS:WORKER", cut, float, int)]
+    found += [Kill(*pair) for pair in _pairs("--kill", "SECONDS:WORKER", kill, float, int)]
+    found += [Join(*pair) for pair in _pairs("--join", "SECONDS:HOW_MANY", join, float, int)]
+    return tuple(found)
+
+
+U = TypeVar("U")
+
+
+def _pairs(
+    flag: str, form: str, texts: Sequence[str], left: Callable[[str], T], right: Callable[[str], U]
+) -> list[tuple[T, U]]:
+    found = []
+    for text in texts:
+        first, _colon, second = text.partition(":")
+        try:
+            found.append((left(first), right(second)))
+        except ValueError:
+            raise UsageError(f"{flag} {text!r}: write {form}") from None
+    return found
+
+
+def _carry_out(what: Cluster) -> Outcome:
+    """Run it; show on stderr how far it is."""
+    from aiops.sim.simulate import simulate
+
+    columns = (TextColumn("{task.completed:,} mini-batches"), BarColumn())
+    times = (TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, *times, console=Console(stderr=True)) as progress:
+        shown = progress.add_task("", total=what.gradients)
+        return simulate(what, lambda done: progress.update(shown, completed=done))
+
+
+def _report(outcome: Outcome) -> dict[str, Any]:
+    """Return it as JSON has it: all but the parameters."""
+    found = {field.name: getattr(outcome, field.name) for field in dataclasses.fields(outcome)}
+    del found["params"]
+    found["workers"] = [
+        {**dataclasses.asdict(worker), "idle_share": worker.idle_share}
+        for worker in outcome.workers
+    ]
+    found["samples"] = [dataclasses.asdict(sample) for sample in outcome.samples]
+    found["staleness"] = {str(tau): count for tau, count in sorted(outcome.staleness.items())}
+    return {**found, "idle": outcome.idle, "mean_staleness": outcome.mean_staleness}
+
+
+def _table(outcome: Outcome) -> Table:
+    shown = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    shown.add_column(style="dim")
+    shown.add_column(overflow="fold")
+    computed = sum(worker.compute for worker in outcome.workers)
+    nbytes = sum(worker.bytes_in + worker.bytes_out for worker in outcome.workers)
+    rate = outcome.gradients / outcome.seconds if outcome.seconds else 0.0
+    cells = {
+        "time": f"{words.seconds(outcome.seconds)} (virtual), {outcome.gradients:,} mini-batches,"
+        f" {rate:,.1f} a second",
+        "speed-up": f"{computed / outcome.seconds if outcome.seconds else 0:.1f} times one worker"
+        f" that never waits; {len(outcome.workers)} workers",
+        "idle": f"{words.percent(outcome.idle)} of the workers' time; "
+        + _span([worker.idle_share for worker in outcome.workers]),
+        "staleness": f"{outcome.mean_staleness:.2f} on average,"
+        f" at most {max(outcome.staleness, default=0)}",
+        "moved": f"{words.nbytes(nbytes)} in {outcome.messages:,} messages",
+        "digest": outcome.digest,
+    }
+    if outcome.samples:
+        last = outcome.samples[-1]
+        cells["learnt"] = f"accuracy {words.percent(last.accuracy)}, loss {last.loss:.4f}"
+    for name, text in cells.items():
+        shown.add_row(name, text)
+    return shown
+
+
+def _span(shares: Sequence[float]) -> str:
+    """Say how much it differs from worker to worker."""
+    if not shares:
+        return "nobody worked"
+    return f"{words.percent(min(shares))} to {words.percent(max(shares))} of each"

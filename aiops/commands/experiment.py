@@ -1,0 +1,185 @@
+"""``aiops experiment``: the papers' figures by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from aiops import words
+from aiops.commands.flags import Json
+from aiops.errors import UsageError
+
+if TYPE_CHECKING:
+    from aiops.experiments.case import Case
+    from aiops.experiments.course import Course
+    from aiops.experiments.experiment import Findings
+
+_STOPPED = 130  # exit status after Ctrl-C
+_WIDE = 200  # characters of a line that no terminal breaks
+
+app = typer.Typer(help="Reproduce the papers' figures by name.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="An experiment; see aiops experiment list.")]
+Full = Annotated[bool, typer.Option("--full/--quick", help="The paper's size, or a minute's.")]
+Seeds = Annotated[int | None, typer.Option(help="Runs of each curve; default the experiment's.")]
+Iterations = Annotated[int | None, typer.Option(help="Of each run, instead of the experiment's.")]
+Knob = Annotated[list[str] | None, typer.Option("--with", help="A knob: key=value; see list.")]
+Jobs = Annotated[int, typer.Option(help="Runs at the same time; 0: one per processor.")]
+Out = Annotated[Path | None, typer.Option(help="Folder of the results; default out/NAME.")]
+Estimate = Annotated[bool, typer.Option("--estimate", help="Only say how long it would take.")]
+
+
+@app.command("list")
+def list_(as_json: Json = False) -> None:
+    """Name the experiments, and what their sources claim."""
+    from aiops.experiments.catalog import EXPERIMENTS
+
+    rows: list[dict[str, Any]] = [
+        {
+            "name": e.name,
+            "title": e.title,
+            "source": e.source,
+            "claim": e.claim,
+            "knobs": {key: list(values) for key, values in e.knobs.items()},
+            "note": e.note,
+        }
+        for e in EXPERIMENTS.values()
+    ]
+    if as_json:
+        print(json.dumps(rows))
+        return
+    console = Console(highlight=False)
+    for row in rows:
+        console.print(f"[bold]{row['name']}[/bold]  {row['title']}")
+        console.print(f"    {row['source']}: {row['claim']}", style="dim", markup=False)
+        for key, values in row["knobs"].items():
+            console.print(f"    --with {key}={'|'.join(values)}", style="dim", markup=False)
+
+
+@app.command()
+def run(
+    name: Name,
+    full: Full = False,
+    seeds: Seeds = None,
+    iterations: Iterations = None,
+    knob: Knob = None,
+    jobs: Jobs = 0,
+    out: Out = None,
+    estimate: Estimate = False,
+    as_json: Json = False,
+) -> None:
+    """Run an experiment, in parallel processes; write its curves, a summary, and a figure.
+
+    What has been run is kept in --out and is not run again. Ctrl-C keeps what is finished.
+    """
+    from aiops.experiments.catalog import find
+    from aiops.experiments.course import Course
+    from aiops.experiments.runs import Folder
+
+    experiment = find(name)
+    knobs = knob or []
+    scale = experiment.scale(full=full, seeds=seeds, iterations=iterations, knobs=knobs)
+    if jobs < 0:
+        raise UsageError(f"--jobs must be 0 or more, not {jobs}")
+    jobs = jobs or len(os.sched_getaffinity(0))
+    place = out or Path("out", "-".join([name, *(item.replace("=", "-") for item in knobs)]))
+    command = ["aiops", "experiment", "run", name, "--full" if full else "--quick"]
+    for flag, value in (("--seeds", seeds), ("--iterations", iterations)):
+        command += [flag, str(value)] if value is not None else []
+    command += [word for item in knobs for word in ("--with", item)]
+    console = Console(stderr=True, highlight=False)
+    with _Screen(console) as screen:
+        course = Course(experiment, scale, Folder(place, name), screen)
+        if full or estimate:
+            _say_how_long(course, jobs, console)
+        if estimate:
+            return
+        status = _carry_out(course, jobs, screen)
+    _show(course, shlex.join(command), draw=status != _STOPPED, as_json=as_json)
+    raise typer.Exit(status)
+
+
+def _say_how_long(course: Course, jobs: int, console: Console) -> None:
+    from aiops.experiments import estimate
+
+    cases = course.foreseen()
+    if cases:
+        estimate.check(cases)
+        took = words.seconds(estimate.seconds(cases, jobs))
+        console.print(f"{len(cases)} runs, about {took} with {jobs} at a time", style="dim")
+
+
+class _Screen:
+    """A progress bar on stderr, and above it what has failed."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        columns = (TextColumn("{task.percentage:3.0f}%"), BarColumn())
+        times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        self._bar = Progress(*columns, *times, console=console)
+        self._task = self._bar.add_task("", total=None, visible=False)
+
+    def progress(self, done: float, total: float) -> None:
+        self._bar.update(self._task, completed=done, total=total, visible=True)
+
+    def failed(self, case: Case, why: str) -> None:
+        self._console.print(f"{case.name}: {why}", style="red", markup=False)
+
+    def __enter__(self) -> _Screen:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+
+def _carry_out(course: Course, jobs: int, screen: _Screen) -> int:
+    try:
+        course.run(jobs)
+    except KeyboardInterrupt:
+        return _STOPPED
+    return 1 if course.folder.runs.failed else 0
+
+
+def _show(course: Course, command: str, *, draw: bool, as_json: bool) -> None:
+    """Write and print what has been found; drawing takes longer than one waits after Ctrl-C."""
+    from aiops.experiments import report
+
+    experiment, scale, folder = course.experiment, course.scale, course.folder
+    if not report.finished(experiment, scale, folder.runs):
+        return
+    findings = experiment.findings(scale, folder.runs)
+    files = report.save(experiment, scale, folder, findings, command, draw=draw)
+    if as_json:
+        print(json.dumps(report.summary(experiment, scale, folder, findings, command)))
+        return
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _WIDE
+    console.print(table(findings))
+    console.print(f"\n{experiment.source}: {experiment.claim}", markup=False, soft_wrap=True)
+    for verdict in findings.verdicts:
+        console.print(f"  {verdict.word}: {verdict.text}", markup=False, soft_wrap=True)
+    console.print("written: " + ", ".join(map(str, files)), style="dim", soft_wrap=True)
+    missing = len(course.foreseen())
+    if missing:
+        console.print(f"{missing} runs are missing: the same command goes on", soft_wrap=True)
+
+
+def table(findings: Findings) -> Table:
+    """Lay out the rows."""
+    shown = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    names = dict.fromkeys(name for row in findings.table for name in row)
+    for name in names:
+        shown.add_column(name, overflow="fold")
+    for row in findings.table:
+        shown.add_row(*(str(row.get(name, "–")) for name in names))
+    return shown

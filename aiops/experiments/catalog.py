@@ -1,0 +1,51 @@
+"""The experiments by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aiops.errors import UsageError, nearest
+from aiops.experiments.experiment import Experiment
+from aiops.experiments.papers import (
+    b_staleness,
+    bfasgd_budget,
+    bfasgd_coin,
+    bfasgd_fetch,
+    bfasgd_push,
+    elastic_clients,
+    fasgd_clients,
+    fasgd_staleness,
+    softsync_staleness,
+    sync_waste,
+)
+
+EXPERIMENTS: Mapping[str, Experiment] = {
+    experiment.name: experiment
+    for experiment in (
+        fasgd_staleness.EXPERIMENT,
+        fasgd_clients.EXPERIMENT,
+        bfasgd_fetch.EXPERIMENT,
+        bfasgd_push.EXPERIMENT,
+        bfasgd_coin.EXPERIMENT,
+        bfasgd_budget.EXPERIMENT,
+        softsync_staleness.EXPERIMENT,
+        b_staleness.EXPERIMENT,
+        elastic_clients.EXPERIMENT,
+        sync_waste.EXPERIMENT,
+    )
+}
+"""All that there are, in the order in which one would read them."""
+
+
+def find(name: str) -> Experiment:
+    """Return an experiment by its name.
+
+    Raises
+    ------
+    UsageError
+        When there is none of that name, with the nearest.
+    """
+    found = EXPERIMENTS.get(name)
+    if found is None:
+        raise UsageError(f"no experiment is called {name!r}; {nearest(name, EXPERIMENTS)}")
+    return found

@@ -1,0 +1,110 @@
+"""What a process of an experiment does with a piece of work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from aiops.errors import BadPush, UsageError, nearest
+from aiops.experiments.case import Result, Tell, Work, plain
+from aiops.layout import Array
+from aiops.sim.simulation import Outcome, Run, Simulation
+from aiops.sim.task import Perceptron, Task
+
+INITIAL = ("he", "glorot", "small")
+
+
+@lru_cache(maxsize=2)
+def perceptron(dataset: str, hidden: int) -> Perceptron:
+    """Return the task of a simulation, which all runs of a process share."""
+    return Perceptron(dataset, hidden)
+
+
+def carry_out(work: Work, tell: Tell) -> Result:
+    """Do a piece of work; return what it came to, as JSON has it."""
+    if isinstance(work, Simulation):
+        return simulated(work, perceptron(work.dataset, work.hidden), tell)
+    found: Result = plain(work(tell))
+    return found
+
+
+def simulated(simulation: Simulation, task: Task, tell: Tell) -> Result:
+    """Run a simulation.
+
+    One that diverges until a gradient is no longer finite is a result as well: ``diverged`` says
+    what was refused, and the curve ends there.
+    """
+    with Run(simulation, task) as run:
+        diverged = None
+        try:
+            outcome = run.go_on(tell)
+        except BadPush as error:
+            outcome, diverged = run.outcome(), str(error)
+        return reported(outcome, diverged)
+
+
+def reported(outcome: Outcome, diverged: str | None = None, **more: Any) -> Result:
+    """Return an outcome as JSON has it, without the settings, which are known."""
+    report = outcome.report()
+    del report["simulation"]
+    found: Result = plain({**report, "diverged": diverged, **more})
+    return found
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A simulation from other initial weights than He's: the paper does not state its own.
+
+    Attributes
+    ----------
+    simulation
+        What is run.
+    initial
+        ``glorot``: uniform in ±sqrt(6 / (inputs + outputs)), Theano's usual choice when the paper
+        was written. ``small``: normal, of standard deviation 0.01. Biases begin at 0.
+    """
+
+    simulation: Simulation
+    initial: str
+
+    def __post_init__(self) -> None:
+        """Check the name."""
+        if self.initial not in INITIAL:
+            known = nearest(self.initial, INITIAL)
+            raise UsageError(f"no initialisation is called {self.initial!r}; {known}")
+
+    def __call__(self, tell: Tell) -> Result:
+        """Run it."""
+        task = perceptron(self.simulation.dataset, self.simulation.hidden)
+        return simulated(self.simulation, _Begun(task, self.initial), tell)
+
+
+def begun(simulation: Simulation, initial: str) -> Work:
+    """Return the work of a simulation from such initial weights."""
+    return simulation if initial == "he" else Begun(simulation, initial)
+
+
+class _Begun:
+    """A perceptron, but for its initial weights."""
+
+    def __init__(self, task: Perceptron, initial: str) -> None:
+        self._task, self._initial = task, initial
+        self.examples = task.examples
+        self.gradient, self.validate = task.gradient, task.validate
+
+    def initial(self, seed: int) -> Mapping[str, Array]:
+        random, found = np.random.default_rng([seed, 3]), {}
+        for name, shape in self._task.model.shapes.items():
+            if len(shape) == 1:
+                drawn = np.zeros(shape)
+            elif self._initial == "glorot":
+                bound = np.sqrt(6 / sum(shape))
+                drawn = random.uniform(-bound, bound, shape)
+            else:
+                drawn = 0.01 * random.standard_normal(shape)
+            found[name] = drawn.astype(self._task.model.dtype)
+        return found

@@ -1,0 +1,59 @@
+"""What a server or a client takes from the machine it runs on: clock, entropy, a thread, a name.
+
+Nothing decides by where it runs. Whoever runs servers and clients elsewhere, such as in virtual
+time (`aiops.testing`), sets `SURROUNDINGS` in a context; what is made in that context takes from
+there what it would otherwise take from the machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from aiops.applier import Applier, ApplierThread
+from aiops.spin import Spin
+
+
+def _identity() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Where something runs; by default a process of a real machine.
+
+    Attributes
+    ----------
+    now
+        Seconds of a monotonic clock, the one that the event loop's timers go by.
+    token_bytes, below
+        Entropy: so many random bytes; a random whole number from 0 up to one below the argument.
+    applier
+        Makes what runs a server's kernels: of its event loop, and of what is to be called when a
+        kernel raises.
+    spin
+        Makes what looks for a message for a while before sleeping for it.
+    identity
+        What to call a client that was given no name.
+    """
+
+    now: Callable[[], float] = time.monotonic
+    token_bytes: Callable[[int], bytes] = secrets.token_bytes
+    below: Callable[[int], int] = secrets.randbelow
+    applier: Callable[[asyncio.AbstractEventLoop, Callable[[BaseException], None]], Applier] = (
+        ApplierThread
+    )
+    spin: Callable[[], Spin] = Spin
+    identity: Callable[[], str] = _identity
+
+
+_REAL = Surroundings()
+
+SURROUNDINGS: ContextVar[Surroundings] = ContextVar("SURROUNDINGS", default=_REAL)
+"""Those of the current context."""

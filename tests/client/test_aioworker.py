@@ -1,0 +1,761 @@
+"""The async worker: a training loop against a server in the same event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import uvloop
+
+import aiops
+from aiops.client import AsyncClient, AsyncWorker, Client, Params
+from aiops.errors import (
+    BadPush,
+    ConnectionLost,
+    DeadlineExceeded,
+    NotReady,
+    Unavailable,
+    UsageError,
+)
+from aiops.layout import Array
+from aiops.server import Server
+from tests.proxy import Proxy
+from tests.support import PATIENCE, ServerThread
+from tests.test_layers import MODULES, imports
+
+START: dict[str, Array] = {"w": np.zeros(8, np.float32), "b": np.full(3, 4, np.float64)}
+
+
+def ones(params: Mapping[str, Array], times: float = 1) -> dict[str, Array]:
+    return {name: np.full_like(array, times) for name, array in params.items()}
+
+
+def serve(
+    policy: str = "asgd", workers: int = 1, port: int = 0, heartbeat: float = 15.0, **settings: Any
+) -> contextlib.AbstractAsyncContextManager[Server]:
+    return aiops.serve(
+        policy=policy,
+        workers=workers,
+        port=port,
+        heartbeat=heartbeat,
+        set=settings or {"lr": 1},
+        kernels="numpy",
+        worker_deadline=PATIENCE,
+    )
+
+
+def port_of(server: Server) -> int:
+    return int(server.url.rpartition(":")[2])
+
+
+def version_of(server: Server) -> int:
+    return int(server.engine.report()["version"])
+
+
+def value_of(server: Server) -> float:
+    assert server.engine.store is not None
+    return float(server.engine.store.current.arena.views["w"][0])
+
+
+def waiting_at(server: Server) -> int:
+    return int(server.engine.report()["waiting"])
+
+
+async def until(check: Callable[[], bool], what: str) -> None:
+    """Give others their turns until it is so."""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while not check():  # noqa: ASYNC110 (it may be anybody's doing)
+                await asyncio.sleep(0)
+    except TimeoutError:
+        raise AssertionError(f"not within {PATIENCE:g} s: {what}") from None
+
+
+async def cancel(task: asyncio.Task[Any]) -> None:
+    """Cancel a task, and see it end so."""
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+class TestLoop:
+    async def test_params_are_up_to_date_after_every_step(self) -> None:
+        async with serve() as server, aiops.AsyncWorker(server.url, START) as worker:
+            arrays = list(worker.params.values())
+            for step in range(1, 4):
+                receipt = await worker.step(ones(worker.params))
+                assert worker.last is receipt
+                assert (receipt.version, receipt.staleness) == (step, 0)
+                assert worker.version == worker.params.version == worker.steps == step
+                np.testing.assert_array_equal(worker.params["w"], -step)
+                np.testing.assert_array_equal(worker.params["b"], 4 - step)
+            assert all(a is b for a, b in zip(arrays, worker.params.values(), strict=True))
+            assert (worker.policy, worker.url, worker.lr) == ("asgd", server.url, 1)
+            assert worker.plan["recompute"] is False
+            assert worker.recomputed == 0
+            assert min(worker.traffic) > 3 * worker.params.layout.nbytes
+            assert worker.ledger.report()
+
+    async def test_the_callers_arrays_are_left_alone(self) -> None:
+        mine = {name: array.copy() for name, array in START.items()}
+        async with serve() as server, AsyncWorker(server.url, mine) as worker:
+            await worker.step(ones(worker.params))
+        for name, array in START.items():
+            np.testing.assert_array_equal(mine[name], array)
+
+    async def test_a_function_is_called_with_the_parameters(self) -> None:
+        async def compute(params: Params) -> dict[str, Array]:
+            await asyncio.sleep(0)
+            return {"b": params["b"].copy()}
+
+        async with serve() as server, AsyncWorker(server.url, START) as worker:
+            await worker.step(lambda params: {"w": params["w"] + 1})
+            np.testing.assert_array_equal(worker.params["w"], -1)
+            await worker.step(compute)
+            np.testing.assert_array_equal(worker.params["b"], 0)
+            np.testing.assert_array_equal(worker.params["w"], -1)
+
+    async def test_gradients_may_be_computed_in_a_thread(self) -> None:
+        async with serve() as server, AsyncWorker(server.url, START) as worker:
+            for _ in range(3):
+                await worker.step(lambda params: asyncio.to_thread(ones, params))
+            np.testing.assert_array_equal(worker.params["w"], -3)
+
+    async def test_what_the_function_raises_is_the_callers(self) -> None:
+        def compute(params: Params) -> dict[str, Array]:
+            return next(iter(()))
+
+        async with serve() as server, AsyncWorker(server.url, START) as worker:
+            with pytest.raises(RuntimeError, match="StopIteration"):  # in any coroutine
+                await worker.step(compute)
+            assert (await worker.step(ones(START))).version == 1
+
+    async def test_a_second_worker_gets_the_firsts_model(self) -> None:
+        async with serve() as server, AsyncWorker(server.url, START) as first:
+            await first.step(ones(START))
+            async with AsyncWorker(server.url, ones(START, 99)) as second:
+                np.testing.assert_array_equal(second.params["w"], -1)
+                assert second.version == 1
+                await second.step(ones(START))
+                assert first.version == 1
+                assert await first.refresh() == 2
+                np.testing.assert_array_equal(first.params["w"], -2)
+                assert (await first.stats())["gradients"] == 2
+
+    @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+    def test_many_workers_at_once(self, new_loop: Callable[[], Any]) -> None:
+        async def work(url: str, index: int) -> int:
+            async with AsyncWorker(url, START, name=f"w{index}") as worker:
+                for _ in range(25):
+                    await worker.step(ones(worker.params))
+                return worker.version
+
+        async def train() -> None:
+            async with serve() as server:
+                versions = await asyncio.gather(*(work(server.url, index) for index in range(8)))
+                assert max(versions) == 200
+                assert value_of(server) == -200
+                async with AsyncClient(server.url) as observer:
+                    workers = (await observer.stats())["workers"]
+                pushes = {w["name"]: w["pushes"] for w in workers if w["role"] == "worker"}
+                assert pushes == {f"w{index}": 25 for index in range(8)}
+
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(train())
+
+    async def test_connecting_by_hand(self) -> None:
+        async with serve() as server:
+            worker = AsyncWorker(server.url, START)
+            for ask in (lambda: worker.params, lambda: worker.version, lambda: worker.steps):
+                with pytest.raises(UsageError, match="not connected: use it as `async with"):
+                    ask()
+            with pytest.raises(UsageError, match="not connected"):
+                await worker.step(ones(START))
+            assert await worker.connect() is worker
+            params = worker.params
+            assert (await worker.connect()).params is params, "once is enough"
+            await worker.step(ones(START))
+            await worker.close()
+            assert value_of(server) == -1
+
+    async def test_rows_of_tables(self) -> None:
+        tables = {"t": aiops.Table(100, 2, "float64", init="zeros")}
+        async with serve() as server, AsyncWorker(server.url, {}, tables=tables) as worker:
+            rows = await worker.fetch_rows("t", [3, 4])
+            np.testing.assert_array_equal(rows, 0)
+            await worker.push_rows("t", [3], np.ones((1, 2)))
+            (receipt, after), other, stats = await asyncio.gather(
+                worker.exchange_rows("t", [4], np.ones((1, 2)), [3, 4]),
+                worker.fetch_rows("t", [3]),
+                worker.stats(),
+            )
+            assert receipt.version == 2
+            np.testing.assert_array_equal(after, -1)
+            np.testing.assert_array_equal(other, -1)
+            assert stats["policy"] == "asgd"
+
+
+class TestTurns:
+    """A step is one whole, however often it waits."""
+
+    async def test_one_step_at_a_time(self) -> None:
+        async with (
+            serve("hardsync", 2) as server,
+            AsyncWorker(server.url, START) as one,
+            AsyncWorker(server.url, START) as two,
+        ):
+            step = asyncio.create_task(one.step(ones(START)))
+            await until(lambda: waiting_at(server) == 1, "the first push")
+            for name, call in {
+                "step": lambda: one.step(ones(START)),
+                "refresh": one.refresh,
+                "connect": one.connect,
+            }.items():
+                with pytest.raises(UsageError, match=rf"one thing at a time.* {name}\(\)"):
+                    await call()
+            assert (await one.stats())["waiting"] == 1, "others may ask meanwhile"
+            await two.step(ones(START))
+            assert (await step).version == one.version == 1
+
+    async def test_a_function_cannot_take_a_step_within_its_step(self) -> None:
+        async with serve() as server, AsyncWorker(server.url, START) as worker:
+
+            async def compute(params: Params) -> dict[str, Array]:
+                await worker.refresh()
+                return ones(params)
+
+            with pytest.raises(UsageError, match="one thing at a time"):
+                await worker.step(compute)
+            assert (await worker.step(ones(START))).version == 1
+
+    async def test_closing_in_the_middle_of_a_step_breaks_it_off(self) -> None:
+        async with serve("hardsync", 2) as server, AsyncWorker(server.url, START):
+            worker = await AsyncWorker(server.url, START).connect()
+            step = asyncio.create_task(worker.step(ones(START)))
+            await until(lambda: waiting_at(server) == 1, "the first push")
+            with pytest.raises(UsageError, match=r"in the middle of a step: await that before clo"):
+                await worker.close()
+            with pytest.raises(ConnectionLost, match="closed before the answer came"):
+                await step
+            await worker.close()
+            await until(lambda: len(server.engine.crew.present()) == 1, "its goodbye")
+
+
+class TestRefusals:
+    async def test_a_bad_gradient_costs_nothing(self) -> None:
+        async with serve() as server, AsyncWorker(server.url, START) as worker:
+            with pytest.raises(BadPush, match="'b' holds inf"):
+                await worker.step(ones(START, np.inf))
+            with pytest.raises(UsageError, match="did you mean 'w'"):
+                await worker.step({"ww": np.zeros(8, np.float32)})
+            assert worker.version == worker.steps == 0
+            np.testing.assert_array_equal(worker.params["w"], 0)
+            assert (await worker.step(ones(START))).version == 1
+
+    async def test_another_model(self) -> None:
+        async with serve() as server, AsyncWorker(server.url, START):
+            with pytest.raises(BadPush, match=r"'w' has shape \(8,\)"):
+                async with AsyncWorker(server.url, {**START, "w": np.zeros(9, np.float32)}):
+                    pass
+            await until(lambda: len(server.engine.crew.present()) == 1, "its goodbye")
+
+    async def test_a_plan_that_is_not_known(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from aiops.algorithms.asgd import ASGD
+
+        plan: Callable[..., Any] = lambda self, workers: {"routine": "telepathy"}  # noqa: E731
+        monkeypatch.setattr(ASGD, "plan", plan)
+        async with serve() as server:
+            with pytest.raises(UsageError, match="the routine 'telepathy'"):
+                async with AsyncWorker(server.url, START):
+                    pass
+            await until(lambda: not server.engine.crew.present(), "its goodbye")
+
+    async def test_a_closed_worker(self) -> None:
+        async with serve() as server:
+            worker = await AsyncWorker(server.url, START).connect()
+            await worker.close()
+            await worker.close()
+            for call in (lambda: worker.step(ones(START)), worker.refresh, worker.stats):
+                with pytest.raises(UsageError, match="closed"):
+                    await call()
+
+    async def test_nobody_waits_for_a_worker_that_said_goodbye(self) -> None:
+        async with serve() as server:
+            async with AsyncWorker(server.url, START, name="w") as worker:
+                assert (await worker.stats())["waited_for"] == [1]
+            async with AsyncClient(server.url) as observer:
+                stats = await observer.stats()
+            assert stats["waited_for"] == []
+            assert [w["present"] for w in stats["workers"] if w["name"] == "w"] == [False]
+
+    async def test_an_error_in_the_loop_says_goodbye_too(self) -> None:
+        async with serve() as server:
+            with pytest.raises(ZeroDivisionError):
+                async with AsyncWorker(server.url, START):
+                    raise ZeroDivisionError
+            async with AsyncClient(server.url) as observer:
+                assert (await observer.stats())["waited_for"] == []
+
+
+class TestPlans:
+    async def test_a_refused_gradient_is_computed_again(self) -> None:
+        async with (
+            serve("hardsync", admission="reject", lr=1) as server,
+            AsyncWorker(server.url, START) as worker,
+            AsyncClient(server.url, role="worker") as other,
+        ):
+            seen: list[float] = []
+
+            async def compute(params: Params) -> dict[str, Array]:
+                seen.append(float(params["w"][0]))
+                return ones(params)
+
+            await other.push(await other.fetch(), ones(START))
+            receipt = await worker.step(compute)
+            assert (receipt.version, receipt.staleness) == (2, 0)
+            assert seen == [0, -1], "the same mini-batch, on the parameters that came with the no"
+            assert (worker.steps, worker.recomputed) == (1, 1)
+            with pytest.raises(UsageError, match=r"call step\(function\)"):
+                await worker.step(ones(START))
+
+    async def test_local_steps(self) -> None:
+        async with serve("downpour", lr=1, n_push=2, n_fetch=4) as server:
+            async with AsyncWorker(server.url, START) as worker:
+                receipts = []
+                for step in range(1, 9):
+                    receipts.append(await worker.step(ones(worker.params)))
+                    np.testing.assert_array_equal(worker.params["w"], -step)
+                assert [receipt.pushed for receipt in receipts] == [False, False, False, True] * 2
+                assert worker.last == receipts[-1]
+            assert (version_of(server), value_of(server)) == (4, -8)
+
+    @pytest.mark.parametrize(
+        ("policy", "settings"),
+        [
+            ("downpour", {"lr": 1, "n_push": 5, "n_fetch": 5}),
+            ("fedbuff", {"local_steps": 5, "inner": "sgd", "inner_lr": 1, "k": 1}),
+            ("no-delay", {"lr": 1, "tau_max": 4}),
+            ("no-delay", {"lr": 1, "tau_max": 4, "variant": 2}),
+            ("ssp", {"lr": 1, "get_model_frequency": 5}),
+        ],
+    )
+    async def test_closing_pushes_the_rest(self, policy: str, settings: dict[str, Any]) -> None:
+        async with serve(policy, **settings) as server:
+            async with AsyncWorker(server.url, START) as worker:
+                for _ in range(7):
+                    await worker.step(ones(worker.params))
+            assert value_of(server) == -7
+
+    async def test_an_error_in_the_loop_pushes_nothing_more(self) -> None:
+        async with serve("downpour", lr=1, n_push=5, n_fetch=5) as server:
+
+            async def fail() -> None:
+                async with AsyncWorker(server.url, START) as worker:
+                    await worker.step(ones(worker.params))
+                    raise ZeroDivisionError
+
+            with pytest.raises(ZeroDivisionError):
+                await fail()
+            assert version_of(server) == 0
+
+    async def test_the_merge_overlaps_compute(self) -> None:
+        """With the other at rest, a worker goes on for τ_max steps, and then waits for it."""
+        async with (
+            serve("no-delay", 2, lr=1, tau_max=4) as server,
+            AsyncWorker(server.url, START) as fast,
+            AsyncWorker(server.url, START) as slow,
+        ):
+            for _ in range(3):
+                assert not (await fast.step(ones(fast.params))).pushed
+            await until(lambda: waiting_at(server) == 1, "the first push, which nobody awaits")
+            waiting = asyncio.create_task(fast.step(ones(fast.params)))
+            assert (await fast.stats())["waiting"] == 1
+            assert not waiting.done()
+            await slow.step(ones(slow.params))
+            await waiting
+            # Both gave one step; the three that the fast one has taken since are its own.
+            np.testing.assert_array_equal(fast.params["w"], -1 - 3)
+
+    async def test_a_failed_push_is_told_by_the_step_after_it(self) -> None:
+        async with serve("no-delay", 2, lr=1, tau_max=2) as server, AsyncWorker(server.url, START):
+            worker = await AsyncWorker(server.url, START, timeout=1).connect()
+            await worker.step(ones(worker.params))
+            await until(lambda: waiting_at(server) == 1, "the first push")
+            errand = worker._errand
+            server.stop()
+            await asyncio.sleep(0)
+            assert errand is not None
+            await until(lambda: errand.over, "what became of it")
+            with pytest.raises(Unavailable, match="shutting down"):
+                await worker.step(ones(worker.params))
+            np.testing.assert_array_equal(worker.params["w"], -1)  # nothing of this step was done
+            await worker.close(flush=False)
+
+    async def test_a_push_that_somebody_else_cancelled(self) -> None:
+        """Its task is ended (by a framework, say): it stays under way, and is carried again."""
+        async with serve("no-delay", 2, lr=1, tau_max=2) as server:
+            async with AsyncWorker(server.url, START) as one, AsyncWorker(server.url, START) as two:
+                await one.step(ones(START))
+                await until(lambda: waiting_at(server) == 1, "the first push")
+                errand = one._errand
+                assert errand is not None
+                await cancel(errand.task)
+                with pytest.raises(ConnectionLost, match="in the background was cancelled"):
+                    await one.step(ones(START))
+                await two.step(ones(START))
+                await asyncio.gather(one.step(ones(START)), two.step(ones(START)))
+            assert value_of(server) == -2
+
+
+CANCELLED = [
+    ("downpour", {"lr": 1, "n_push": 1, "n_fetch": 1}),
+    ("downpour", {"lr": 1, "n_push": 2, "n_fetch": 3}),
+    ("fedbuff", {"local_steps": 2, "inner": "sgd", "inner_lr": 1, "k": 1}),
+    ("no-delay", {"lr": 1, "tau_max": 2}),
+    ("no-delay", {"lr": 1, "tau_max": 4, "variant": 2}),
+    ("ssp", {"lr": 1, "s": 1}),
+]
+
+
+class TestCancelled:
+    """Cancelled at any await, a worker goes on, or closes; no local step is lost or made twice."""
+
+    @pytest.mark.parametrize(("policy", "settings"), CANCELLED)
+    async def test_steps_cancelled_at_any_turn(self, policy: str, settings: dict[str, Any]) -> None:
+        async with serve(policy, **settings) as server:
+            async with AsyncWorker(server.url, START, timeout=PATIENCE) as worker:
+                taken = 0
+                for turns in range(24):
+                    step = asyncio.create_task(worker.step(ones(START)))
+                    for _ in range(1 + turns):
+                        await asyncio.sleep(0)
+                    step.cancel()
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await step
+                    taken += 1
+                await worker.step(ones(START))
+                taken += 1
+            assert value_of(server) == -taken
+
+    async def test_a_gradient_that_travels_as_it_is(self) -> None:
+        """Nobody knows of a cancelled one. The others count; the parameters are the server's."""
+        async with serve("asgd") as server, AsyncWorker(server.url, START) as worker:
+            done = 0
+            for turns in range(16):
+                step = asyncio.create_task(worker.step(ones(START)))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                step.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await step
+                    done += 1
+            await worker.step(ones(START))
+            assert worker.steps == done + 1
+            assert worker.params["w"][0] == value_of(server) == -version_of(server)
+            assert done + 1 <= version_of(server) <= 17
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("stalled", ["up", "down"])
+    async def test_in_the_middle_of_a_payload(self, stalled: Any) -> None:
+        """What has been sent by half is not sent on, and what comes is not written any more."""
+        start = {"w": np.zeros(6 << 20, np.float32)}  # more than the sockets between them hold
+        with (
+            ServerThread(policy="asgd", set={"lr": 1}, kernels="numpy") as server,
+            Proxy(server.url) as proxy,
+        ):
+            async with AsyncWorker(proxy.url, start, timeout=PATIENCE) as worker:
+                with Client(server.url, role="worker") as other:
+                    other.push(other.fetch(), ones(start))
+                fault = proxy.stall(stalled, after=1 << 18)
+                gradients = ones(start)
+                step = asyncio.create_task(worker.step(gradients))
+                await asyncio.to_thread(fault.wait)
+                await cancel(step)
+                gradients["w"][:] = np.nan  # they are their owner's again
+                seen = worker.params["w"].copy()
+                fault.release()
+                await worker.stats()
+                np.testing.assert_array_equal(worker.params["w"], seen)
+                assert proxy.connections == 2
+                version = await worker.refresh()
+                assert version == (1 if stalled == "up" else 2)
+                np.testing.assert_array_equal(worker.params["w"], -version)
+
+    async def test_waiting_for_the_background(self) -> None:
+        """The wait is cancelled, and what is waited for is not."""
+        async with (
+            serve("no-delay", 2, lr=1, tau_max=2) as server,
+            AsyncWorker(server.url, START) as one,
+            AsyncWorker(server.url, START) as two,
+        ):
+            await one.step(ones(START))
+            await until(lambda: waiting_at(server) == 1, "the first push")
+            step = asyncio.create_task(one.step(ones(START)))
+            await one.stats()
+            await cancel(step)
+            np.testing.assert_array_equal(one.params["w"], -2)
+            assert one._errand is not None
+            assert not one._errand.over
+            await two.step(ones(START))
+            assert await one.refresh() == 1
+            assert value_of(server) == -1
+            np.testing.assert_array_equal(one.params["w"], -2)
+
+    async def test_while_gradients_are_computed(self) -> None:
+        async with serve("downpour", lr=1) as server, AsyncWorker(server.url, START) as worker:
+
+            async def compute(params: Params) -> dict[str, Array]:
+                await asyncio.Event().wait()
+                raise AssertionError
+
+            step = asyncio.create_task(worker.step(compute))
+            await asyncio.sleep(0)
+            await cancel(step)
+            assert worker.steps == 0
+            await worker.step(ones(START))
+            assert worker.steps == 1
+
+    @pytest.mark.parametrize("turns", range(12))
+    async def test_connecting(self, turns: int) -> None:
+        async with serve() as server:
+            worker = AsyncWorker(server.url, START)
+            connecting = asyncio.create_task(worker.connect())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            connecting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await connecting
+            await worker.connect()
+            assert (await worker.step(ones(START))).version == 1
+            await worker.close()
+            await until(lambda: not server.engine.crew.present(), "its goodbye")
+
+    @pytest.mark.parametrize("turns", range(12))
+    async def test_closing(self, turns: int) -> None:
+        """Whatever has been pushed by then: the connection is closed, and no task is left."""
+        async with serve("fedbuff", local_steps=9, inner="sgd", inner_lr=1, k=1) as server:
+            tasks = asyncio.all_tasks()
+            worker = await AsyncWorker(server.url, START).connect()
+            await worker.step(ones(START))
+            closing = asyncio.create_task(worker.close())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            closing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await closing
+            await worker.close()
+            await until(lambda: not server.engine.crew.present(), "its end")
+            await until(lambda: asyncio.all_tasks() <= tasks, "the end of its tasks")
+            assert value_of(server) in (0, -1)
+
+    async def test_leaving_does_not_wait_for_a_barrier(self) -> None:
+        """As Ctrl-C does it: with a push in the background that the barrier holds."""
+        async with serve("no-delay", 2, lr=1, tau_max=8) as server:
+            async with AsyncWorker(server.url, START) as slow:
+
+                async def train() -> None:
+                    async with AsyncWorker(server.url, START) as worker:
+                        await worker.step(ones(START))
+                        await asyncio.Event().wait()
+
+                training = asyncio.create_task(train())
+                await until(lambda: waiting_at(server) == 1, "the first push")
+                began = asyncio.get_running_loop().time()
+                await cancel(training)
+                assert asyncio.get_running_loop().time() - began < 2
+                await slow.step(ones(START))
+            assert value_of(server) == -1  # the mean of both: what was handed over counts
+
+
+class TestServerGone:
+    async def test_a_server_that_stays_away(self) -> None:
+        async with serve() as server:
+            worker = await AsyncWorker(server.url, START, timeout=0.4).connect()
+        with pytest.raises(ConnectionLost, match="is the server running"):
+            await worker.step(ones(START))
+        await worker.close()
+
+    async def test_nobody_there_at_all(self) -> None:
+        async with serve() as server:
+            url = server.url
+        with pytest.raises(ConnectionLost, match="is the server running"):
+            async with AsyncWorker(url, START, timeout=0.2):
+                pass
+
+    async def test_a_server_that_was_restarted_without_its_model(self) -> None:
+        async with serve() as server:
+            worker = await AsyncWorker(server.url, START).connect()
+            await worker.step(ones(START))
+            port = port_of(server)
+        async with serve(port=port) as server, worker_of(worker):
+            receipt = await worker.step(ones(START))  # the server gets the worker's parameters
+            assert not receipt.used
+            assert worker.version == 0
+            np.testing.assert_array_equal(worker.params["w"], -1)
+            assert (await worker.step(ones(START))).version == 1
+            assert value_of(server) == -2
+
+    async def test_a_server_that_was_restarted_with_a_model(self) -> None:
+        async with serve() as server:
+            worker = await AsyncWorker(server.url, START).connect()
+            await worker.step(ones(START))
+            port = port_of(server)
+        async with serve(port=port) as server, worker_of(worker):
+            async with AsyncWorker(server.url, START):
+                pass
+            computed = []
+
+            def compute(params: Params) -> dict[str, Array]:
+                computed.append(float(params["w"][0]))
+                return ones(params)
+
+            receipt = await worker.step(compute)  # again, at the parameters that are there now
+            assert receipt.used
+            assert computed == [-1, 0]
+            assert (worker.recomputed, worker.version) == (1, 1)
+
+    async def test_tables_are_offered_again(self) -> None:
+        tables = {"t": aiops.Table(10, 2, init="zeros")}
+        async with serve() as server:
+            worker = await AsyncWorker(server.url, START, tables=tables).connect()
+            port = port_of(server)
+        async with serve(port=port) as server, worker_of(worker):
+            with pytest.raises(NotReady):
+                await worker.fetch_rows("t", [1])
+            assert not (await worker.step(ones(START))).used
+            np.testing.assert_array_equal(await worker.fetch_rows("t", [1]), 0)
+
+    @pytest.mark.parametrize(
+        ("policy", "settings"),
+        [
+            ("downpour", {"lr": 1, "n_push": 2, "n_fetch": 4}),
+            ("fedbuff", {"local_steps": 4, "inner": "sgd", "inner_lr": 1, "k": 1}),
+            ("no-delay", {"lr": 1, "tau_max": 3}),
+        ],
+    )
+    async def test_a_server_that_lost_its_model_gets_every_step_once(
+        self, policy: str, settings: dict[str, Any]
+    ) -> None:
+        async with serve(policy, **settings) as server:
+            worker = await AsyncWorker(server.url, START).connect()
+            for _ in range(5):
+                await worker.step(ones(worker.params))
+            port = port_of(server)
+        async with serve(policy, port=port, **settings) as server:
+            async with worker_of(worker):
+                for _ in range(6):
+                    await worker.step(ones(worker.params))
+                np.testing.assert_array_equal(worker.params["w"], -11)
+            assert value_of(server) == -11
+
+
+@contextlib.asynccontextmanager
+async def worker_of(worker: AsyncWorker) -> AsyncIterator[AsyncWorker]:
+    """Close it at the end."""
+    try:
+        yield worker
+    finally:
+        await worker.close()
+
+
+class Skewed(asyncio.SelectorEventLoop):
+    """An event loop whose clock a test can put forward."""
+
+    skew = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.skew
+
+    def forward(self, seconds: float) -> None:
+        self.skew += seconds
+        self._write_to_self()  # type: ignore[attr-defined]  # look at the clock
+
+
+class TestClock:
+    """All time is the event loop's."""
+
+    def run(self, main: Callable[[Skewed], Coroutine[Any, Any, None]]) -> None:
+        async def start() -> None:
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, Skewed)
+            await main(loop)
+
+        with asyncio.Runner(loop_factory=Skewed) as runner:
+            runner.run(start())
+
+    def test_compute_and_idle_time_are_told_apart(self) -> None:
+        async def main(loop: Skewed) -> None:
+            with ServerThread(policy="hardsync", workers=2, kernels="numpy") as server:
+                async with AsyncWorker(server.url, START, timeout=1e6) as worker:
+                    with Client(server.url, role="worker") as other:
+                        loop.forward(1000)
+                        computed, idled = worker.compute_seconds, worker.idle_seconds
+                        step = asyncio.create_task(worker.step(ones(START)))
+                        await asyncio.sleep(0)
+                        loop.forward(200)
+                        params = await asyncio.to_thread(other.fetch)
+                        await asyncio.to_thread(other.push, params, ones(START))
+                        await step
+                assert 1000 <= worker.compute_seconds - computed < 1000 + PATIENCE
+                assert 200 <= worker.idle_seconds - idled < 200 + PATIENCE
+
+        self.run(main)
+
+    @pytest.mark.parametrize("policy", ["hardsync", "no-delay"])
+    def test_a_deadline_comes_when_the_loop_says_so(self, policy: str) -> None:
+        async def main(loop: Skewed) -> None:
+            with ServerThread(policy=policy, workers=2, kernels="numpy") as server:
+                async with AsyncWorker(server.url, START) as worker:
+                    with Client(server.url, role="worker"):
+                        step = asyncio.create_task(self.steps(worker, 20))
+                        await until(
+                            lambda: server.call(lambda s: s.engine.report()["waiting"]) == 1,
+                            "its push waits in the barrier",
+                        )
+                        loop.forward(1e5)
+                        with pytest.raises(DeadlineExceeded, match="the answer to its push"):
+                            await step
+                    await worker.close(flush=False)
+
+        self.run(main)
+
+    async def steps(self, worker: AsyncWorker, count: int) -> None:
+        for _ in range(count):
+            await worker.step(ones(START))
+
+    def test_a_call_has_all_its_time(self) -> None:
+        """However long the connection had been away before it."""
+
+        async def main(loop: Skewed) -> None:
+            with ServerThread(policy="asgd", kernels="numpy") as server, Proxy(server.url) as proxy:
+                async with AsyncWorker(proxy.url, START, timeout=100) as worker:
+                    proxy.refuse()
+                    talk = worker._client._talk
+                    await until(lambda: not talk.ready, "it sees it")
+                    loop.forward(90)
+                    step = asyncio.create_task(worker.step(ones(START)))
+                    await asyncio.sleep(0)
+                    tried = talk._epoch
+                    loop.forward(50)
+                    await until(lambda: talk._epoch > tried or step.done(), "another try")
+                    proxy.accept()
+                    assert (await step).version == 1
+
+        self.run(main)
+
+    @pytest.mark.parametrize("module", ["aioworker", "aio", "facade"])
+    def test_there_is_no_other_clock_and_no_thread(self, module: str) -> None:
+        used = {name.partition(".")[0] for name in imports(MODULES[f"aiops.client.{module}"])}
+        assert not used & {"time", "threading", "concurrent", "queue", "select", "signal"}
+
+    async def test_pings_are_answered_while_nobody_calls(self) -> None:
+        async with serve(heartbeat=0.05) as server, AsyncWorker(server.url, START) as worker:
+            [link] = [peer.link for peer in server._peers.values()]
+            before = link.wire.traffic.messages_in
+            await until(lambda: link.wire.traffic.messages_in >= before + 5, "five pings answered")
+            assert (await worker.step(ones(START))).version == 1
+            assert list(server._peers) == [link.number]

@@ -1,0 +1,331 @@
+"""A worker's scripts, driven by hand: no socket, no thread, no clock but a number."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiops.client.params import Params
+from aiops.client.requests import Receipt
+from aiops.client.routines import Transfer
+from aiops.client.steps import Await, Begin, Carry, Offer, Order, Script, Steps, T
+from aiops.errors import (
+    BadPush,
+    ConnectionLost,
+    NotReady,
+    Restarted,
+    StaleGradient,
+    UsageError,
+)
+from aiops.layout import Array, Layout
+from aiops.ledger import Ledger
+from tests.strategies import DETERMINISTIC
+
+START: dict[str, Array] = {"w": np.zeros(4, np.float32), "b": np.zeros(2, np.float64)}
+ONES: dict[str, Array] = {"w": np.ones(4, np.float32), "b": np.ones(2)}
+SGD = {"optimizer": "sgd", "lr": 1.0}
+
+DIRECT: Mapping[str, Any] = {"recompute": True}
+PLANS: Mapping[str, Mapping[str, Any]] = {
+    "accumulate": {"routine": "accumulate", "push_every": 2, "fetch_every": 4, "inner": SGD},
+    "local": {"routine": "local", "push_every": 2, "inner": SGD},
+    "local-free": {
+        "routine": "local", "push_every": 1, "overlap": "free", "limit": 3, "inner": SGD,
+    },
+    "local-cycles": {"routine": "local", "push_every": 2, "overlap": "cycle", "inner": SGD},
+    "gated": {
+        "routine": "gated", "worker": 0,
+        "gate": {"kind": "constant", "p_push": 0.5, "p_fetch": 0.5, "combine": "sum"},
+    },
+}  # fmt: skip
+"""Plans whose workers keep their steps until they have arrived; the server adds up what comes."""
+
+
+class Errand:
+    """A transfer in the background, of which the test says when it is over."""
+
+    def __init__(self, transfer: Transfer) -> None:
+        self.transfer = transfer
+        self.over = False
+        self.receipt: Receipt | None = None
+        self.error: BaseException | None = None
+
+
+class Server:
+    """What stands for a server: it adds up what is pushed, each transfer once."""
+
+    def __init__(self, plan: Mapping[str, Any]) -> None:
+        self.model = {name: array.copy() for name, array in START.items()}
+        self.version = 0
+        self.answered: dict[int, tuple[Transfer, Receipt | None]] = {}
+        self.now = 0.0
+        layout = Layout.of(START)
+        welcome = SimpleNamespace(plan=plan, policy="some-policy")
+        talk: Any = SimpleNamespace(welcome=welcome, ledger=Ledger(own=True), server="aiops://s")
+        talk.ledger.layout = layout
+        params = Params(layout)
+        self._tell(params)
+        self.steps = Steps(talk, params, lambda: self.now)
+
+    def carry(self, transfer: Transfer) -> Receipt | None:
+        """Apply it, unless that has been done, and answer."""
+        receipt: Receipt | None = None
+        if id(transfer) in self.answered:
+            receipt = self.answered[id(transfer)][1]
+        elif transfer.arrays is not None:
+            self.version += 1
+            for name, array in transfer.arrays.items():
+                self.model[name] -= array
+            receipt = Receipt(self.version, 0, 0.0, None, {})
+        self.answered[id(transfer)] = transfer, receipt
+        if transfer.into is not None:
+            self._tell(transfer.into)
+        return receipt
+
+    def _tell(self, params: Params) -> None:
+        for name, array in self.model.items():
+            params[name][...] = array
+        params.version = self.version
+        params.held[:] = params.versions[:] = self.version
+
+    def see_to(self, errand: Errand) -> None:
+        if not errand.over:
+            errand.receipt, errand.over = self.carry(errand.transfer), True
+
+
+def play(script: Script[T], carry_out: Callable[[Order], Any]) -> T:
+    """Drive a script as a shell does."""
+    try:
+        order = next(script)
+        while True:
+            try:
+                done = carry_out(order)
+            except BaseException as error:
+                order = script.throw(error)
+            else:
+                order = script.send(done)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        script.close()
+
+
+class TestOrders:
+    """Which orders are given, and what becomes of a step."""
+
+    def drive(
+        self, server: Server, *answers: Any, again: bool = True
+    ) -> tuple[Receipt | None, list[Order]]:
+        """Take a step, answering each order in turn; a callable carries the order out."""
+        orders: list[Order] = []
+        queue = list(answers)
+
+        def carry_out(order: Order) -> Any:
+            orders.append(order)
+            server.now += 1
+            answer = queue.pop(0)
+            if isinstance(answer, BaseException):
+                raise answer
+            return answer(order) if callable(answer) else answer
+
+        receipt = play(server.steps.step(ONES, again=again), carry_out)
+        assert not queue
+        return receipt, orders
+
+    def test_a_gradient_travels_and_is_answered(self) -> None:
+        server = Server(DIRECT)
+        receipt, [order] = self.drive(server, lambda order: server.carry(order.transfer))
+        assert isinstance(order, Carry)
+        assert order.transfer.arrays is ONES
+        assert receipt is server.steps.last
+        assert server.steps.steps == server.steps.params.version == 1
+        assert (server.steps.idle_seconds, server.steps.compute_seconds) == (1, 0)
+
+    def test_time_between_the_steps_is_computing(self) -> None:
+        server = Server(DIRECT)
+        server.now = 5
+        self.drive(server, lambda order: server.carry(order.transfer))
+        server.now = 8
+        self.drive(server, lambda order: server.carry(order.transfer))
+        assert (server.steps.idle_seconds, server.steps.compute_seconds) == (2, 5 + 2)
+
+    def test_a_stale_gradient_is_computed_again(self) -> None:
+        server = Server(DIRECT)
+        receipt, _orders = self.drive(server, StaleGradient("too old"))
+        assert receipt is None
+        assert (server.steps.steps, server.steps.recomputed) == (0, 1)
+        receipt, _orders = self.drive(server, lambda order: server.carry(order.transfer))
+        assert receipt is not None
+        with pytest.raises(StaleGradient):
+            self.drive(server, StaleGradient("too old"), again=False)
+        assert (server.steps.steps, server.steps.recomputed) == (1, 1)
+
+    def test_arrays_are_refused_where_a_gradient_may_be_wanted_again(self) -> None:
+        steps = Server(DIRECT).steps
+        steps.check(again=True)
+        with pytest.raises(UsageError, match=r"some-policy may .* call step\(function\)"):
+            steps.check(again=False)
+
+    @pytest.mark.parametrize("again", [False, True])
+    def test_a_restarted_server_is_gone_on_with(self, again: bool) -> None:
+        server = Server(DIRECT)
+        fetch: Any = lambda order: server.carry(order.transfer)  # noqa: E731
+        server.version = 7
+        receipt, orders = self.drive(server, Restarted("anew"), fetch, again=again)
+        assert [type(order) for order in orders] == [Carry, Carry]
+        assert server.steps.params.version == 7
+        assert (receipt is None) == again, "the gradient belonged to other parameters"
+        assert receipt is None or not receipt.used
+
+    @pytest.mark.parametrize("taken", [False, True])
+    def test_a_server_without_its_model_is_offered_ours(self, taken: bool) -> None:
+        server = Server(PLANS["local"])
+        fetch: Any = lambda order: server.carry(order.transfer)  # noqa: E731
+
+        def offer(order: Offer) -> bool:
+            assert order.params["w"][0] == -2, "with the steps that were only taken here"
+            if taken:
+                server.model = {name: array.copy() for name, array in order.params.items()}
+            return taken
+
+        play(server.steps.step(ONES, again=False), fetch)  # a local step: nothing travels
+        receipt, orders = self.drive(server, Restarted("anew"), NotReady("none"), offer, fetch)
+        assert [type(order) for order in orders] == [Carry, Carry, Offer, Carry]
+        assert receipt is not None
+        assert not receipt.used
+        assert server.steps.params["w"][0] == -2, "each step counts once"
+        play(server.steps.flush(), fetch)
+        assert server.model["w"][0] == -2
+
+    def test_what_failed_in_the_background_is_told_before_anything_is_done(self) -> None:
+        server = Server(PLANS["local-free"])
+        errands: list[Errand] = []
+
+        def begin(order: Begin) -> Errand:
+            errands.append(Errand(order.transfer))
+            return errands[-1]
+
+        receipt, _orders = self.drive(server, begin)
+        assert receipt is not None
+        assert not receipt.pushed
+        errands[0].error, errands[0].over = BadPush("too large"), True
+        with pytest.raises(BadPush, match="too large"):
+            self.drive(server)
+        assert server.steps.steps == 1
+        self.drive(server, begin)
+        assert errands[1].transfer.arrays is not None
+        assert errands[1].transfer.arrays["w"][0] == 2, "what was refused is pushed with the next"
+
+    def test_a_wait_is_ordered_only_for_what_is_not_over(self) -> None:
+        server = Server(PLANS["local-cycles"])
+        answered: list[Errand] = []
+
+        def begin(order: Begin) -> Errand:
+            answered.append(Errand(order.transfer))
+            return answered[-1]
+
+        def wait(order: Await) -> None:
+            assert order.errand is answered[0]
+            server.see_to(answered[0])
+
+        assert [type(order) for order in self.drive(server)[1]] == []
+        assert [type(order) for order in self.drive(server, begin)[1]] == [Begin]
+        assert [type(order) for order in self.drive(server)[1]] == []
+        assert [type(order) for order in self.drive(server, wait, begin)[1]] == [Await, Begin]
+        server.see_to(answered[1])
+        assert [type(order) for order in self.drive(server)[1]] == []
+        assert [type(order) for order in self.drive(server, begin)[1]] == [Begin]
+
+
+Event = st.sampled_from(
+    ["answer", "answer", "answer", "lost before", "lost after", "refused", "closed", "interrupted"]
+)
+
+
+class Broken(BaseException):
+    """As KeyboardInterrupt, or a task's cancellation."""
+
+
+class Chaos:
+    """Carries orders out, or breaks them off as it is told."""
+
+    def __init__(self, server: Server, events: list[str]) -> None:
+        self.server, self.events = server, events
+        self.errands: list[Errand] = []
+
+    def next(self) -> str:
+        return self.events.pop() if self.events else "answer"
+
+    def carry_out(self, order: Order) -> Any:
+        event = self.next()
+        if isinstance(order, Begin):
+            self.errands.append(Errand(order.transfer))
+            return self.errands[-1]
+        if isinstance(order, Await):
+            if event in ("closed", "interrupted"):
+                raise Broken
+            assert isinstance(order.errand, Errand)
+            self.end(order.errand, event)
+            return None
+        assert isinstance(order, Carry)
+        if event == "refused" and id(order.transfer) not in self.server.answered:
+            raise BadPush("no")
+        if event in ("lost before", "interrupted"):
+            raise ConnectionLost("cut") if event == "lost before" else Broken
+        receipt = self.server.carry(order.transfer)
+        if event in ("lost after", "closed"):
+            raise ConnectionLost("cut") if event == "lost after" else Broken
+        return receipt
+
+    def end(self, errand: Errand, event: str) -> None:
+        if errand.over:
+            return
+        if event == "refused" and id(errand.transfer) not in self.server.answered:
+            errand.error = BadPush("no")
+        elif event == "lost before":
+            errand.error = ConnectionLost("cut")
+        else:
+            errand.receipt = self.server.carry(errand.transfer)
+            if event == "lost after":
+                errand.receipt, errand.error = None, ConnectionLost("cut")
+        errand.over = True
+
+
+class TestBrokenOff:
+    """Whatever is broken off, and when: no step is lost, and none counts twice."""
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("plan", sorted(PLANS))
+    @DETERMINISTIC
+    @given(events=st.lists(Event, max_size=40), idle=st.lists(Event, max_size=12))
+    def test_every_step_arrives_once(self, plan: str, events: list[str], idle: list[str]) -> None:
+        server = Server(PLANS[plan])
+        chaos = Chaos(server, events)
+        taken, apply = 0, server.steps.routine.apply
+
+        def counted(gradients: Mapping[str, Any]) -> None:
+            nonlocal taken
+            apply(gradients)
+            taken += 1
+
+        server.steps.routine.apply = counted  # type: ignore[method-assign]
+        for _ in range(12):
+            with contextlib.suppress(BadPush, ConnectionLost, Broken):
+                play(server.steps.step(ONES, again=False), chaos.carry_out)
+            if idle and chaos.errands:
+                chaos.end(chaos.errands[-1], idle.pop())
+        flushed = False
+        while not flushed:
+            with contextlib.suppress(BadPush, ConnectionLost, Broken):
+                play(server.steps.flush(), chaos.carry_out)
+                flushed = True
+        np.testing.assert_array_equal(server.model["w"], np.float32(-taken))
+        np.testing.assert_array_equal(server.model["b"], -taken)

@@ -1,0 +1,84 @@
+"""``aiops cluster``: what it prints, that it is the same twice, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from aiops.commands.cluster import cluster
+from aiops.errors import AiopsError
+
+app = typer.Typer()
+app.command()(cluster)
+
+SMALL = ("--workers", "3", "--gradients", "12", "--hidden", "4", "--latency", "0.01")
+
+
+def report(*flags: str) -> dict[str, Any]:
+    """Run it, and return its JSON."""
+    result = CliRunner().invoke(app, [*SMALL, *flags, "--json"], catch_exceptions=False)
+    assert result.exit_code == 0
+    found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return found
+
+
+def test_answers_how_long_how_idle_and_how_stale() -> None:
+    found = report("--compute", "0.1")
+    assert found["gradients"] == found["version"] == 12
+    # Each of 4 mini-batches is computed, and its exchange there and back takes 20 ms.
+    assert found["seconds"] == pytest.approx(4 * 0.12)
+    assert found["idle"] == pytest.approx(0.02 / 0.12)
+    # In the first round the others' updates come between, then always one of each of them.
+    assert found["mean_staleness"] == pytest.approx((0 + 1 + 9 * 2 + 2) / 12)
+    assert [worker["steps"] for worker in found["workers"]] == [4, 4, 4]
+    assert found["samples"][-1]["accuracy"] > 0
+    assert report("--compute", "0.1")["digest"] == found["digest"]
+    assert report("--compute", "0.1", "--seed", "1")["digest"] != found["digest"]
+
+
+def test_links_stragglers_and_days_take_longer() -> None:
+    plain = report()["seconds"]
+    assert report("--server-link", "1Mbit/s")["seconds"] > plain
+    assert report("--slow", "0:5")["seconds"] > plain
+    assert report("--diurnal", "1:3")["seconds"] > plain
+    assert report("--apply", "0.05")["seconds"] > plain
+
+
+def test_workers_come_and_go() -> None:
+    found = report("--gradients", "30", "--kill", "0.15:0", "--join", "0.2:2", "--cut", "0.3:1")
+    steps = [worker["steps"] for worker in found["workers"]]
+    assert len(steps) == 5
+    assert steps[0] < min(steps[1:3])
+
+
+def test_a_model_of_a_size_learns_nothing() -> None:
+    found = report("--model", "40KiB", "--policy", "asgd", "--seconds", "0.5")
+    assert found["samples"] == []
+    assert found["seconds"] <= 0.5 + 0.2
+
+
+def test_a_person_is_shown_a_table() -> None:
+    result = CliRunner().invoke(app, [*SMALL], catch_exceptions=False)
+    assert all(word in result.stdout for word in ("(virtual)", "speed-up", "idle", "staleness"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--slow", "x"), "--slow 'x': write WORKER:TIMES"),
+        (("--cut", "1"), "--cut '1': write SECONDS:WORKER"),
+        (("--kill", "1:9"), "there are workers 0 to 2 by then"),
+        (("--workers", "0"), "0 workers cannot train"),
+        (("--policy", "softsync", "--set", "n=9"), "n = 9 groups cannot be made of 3 workers"),
+        (("--batch-size", "100000"), "mini-batch of 100000 examples"),
+        (("--latency", "-1"), "latency is -1 s"),
+        (("--link", "fast"), "not a rate"),
+    ],
+)
+def test_refuses_with_a_sentence(flags: tuple[str, ...], says: str) -> None:
+    with pytest.raises(AiopsError, match=says):
+        CliRunner().invoke(app, [*SMALL, *flags], catch_exceptions=False)

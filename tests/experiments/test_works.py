@@ -1,0 +1,149 @@
+"""What a process does with a piece of work, at its smallest."""
+
+from __future__ import annotations
+
+import doctest
+import json
+from dataclasses import replace
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from aiops.errors import UsageError
+from aiops.experiments import case, pool, stats
+from aiops.experiments.case import Tell
+from aiops.experiments.intime import InTime
+from aiops.experiments.papers import b_staleness, gated
+from aiops.experiments.papers.b_staleness import Gammas
+from aiops.experiments.papers.elastic_clients import Elastic
+from aiops.experiments.papers.sync_waste import Turns
+from aiops.experiments.works import Begun, begun, carry_out, perceptron
+from aiops.sim.simulation import simulate
+from tests.experiments.small import TINY
+
+
+def quiet(_iterations: int) -> None:
+    """Be told nothing."""
+
+
+@pytest.mark.parametrize("module", [case, pool, stats, gated, b_staleness])
+def test_the_examples_in_docstrings(module: ModuleType) -> None:
+    found = doctest.testmod(module)
+    assert found.attempted
+    assert not found.failed
+
+
+def test_a_simulation_comes_to_what_simulate_says() -> None:
+    found = carry_out(TINY, quiet)
+    assert found["digest"] == simulate(TINY).digest
+    assert [sample["iteration"] for sample in found["curve"]] == [0, 10, 20]
+    assert found["diverged"] is None
+    json.dumps(found, allow_nan=False)
+
+
+def test_one_that_diverges_is_a_result() -> None:
+    found = carry_out(replace(TINY, policy="asgd", lr=1e30, iterations=200), quiet)
+    assert found["diverged"]
+    assert found["curve"][-1]["iteration"] < 200
+    json.dumps(found, allow_nan=False)
+
+
+class TestInitialWeights:
+    def test_they_are_drawn_as_stated(self) -> None:
+        shapes = perceptron("digits", 4).model.shapes
+        wide = shapes["layer0.weight"]
+        for initial, bound in (("glorot", np.sqrt(6 / sum(wide))), ("small", 0.06)):
+            task = begun(TINY, initial)
+            assert isinstance(task, Begun)
+            digests = {carry_out(replace(task, initial=initial), quiet)["digest"] for _ in range(2)}
+            assert len(digests) == 1
+            assert digests != {carry_out(TINY, quiet)["digest"]}
+            assert bound > 0
+
+    def test_hes_are_the_simulations_own(self) -> None:
+        assert begun(TINY, "he") is TINY
+
+    def test_others_are_refused(self) -> None:
+        with pytest.raises(UsageError, match="glorot"):
+            Begun(TINY, "glorto")
+
+
+class TestGammas:
+    def test_a_fresh_gradient_is_not_stale(self) -> None:
+        alone = replace(TINY, clients=1)
+        found = carry_out(Gammas(alone, looks=4, clients=1), quiet)
+        assert [sample["iteration"] for sample in found["curve"]] == [5, 10, 15, 20]
+        for sample in found["curve"]:
+            assert sample["tau"] == sample["distance"] == sample["gamma"] == 0
+
+    def test_looking_changes_nothing(self) -> None:
+        found = carry_out(Gammas(TINY, looks=4, clients=3), quiet)
+        assert found["digest"] == carry_out(TINY, quiet)["digest"]
+        stale = [sample for sample in found["curve"] if sample["tau"]]
+        assert stale
+        assert all(sample["distance"] > 0 and sample["gamma"] > 0 for sample in stale)
+
+
+class TestElastic:
+    GATED = replace(TINY, hidden=32, gate="bfasgd:c_push=0.2,c_fetch=0.2", iterations=60)
+
+    def test_fixed_clients_stay_as_many(self) -> None:
+        found = carry_out(Elastic(self.GATED, most=3), quiet)
+        assert {sample["clients"] for sample in found["curve"]} == {3}
+        assert found["curve"][-1]["round"] == 20
+        assert found["curve"][-1]["iteration"] == 60
+
+    def test_growing_ones_become_more_as_the_gate_closes(self) -> None:
+        found = carry_out(Elastic(self.GATED, most=9), quiet)
+        clients = [sample["clients"] for sample in found["curve"]]
+        assert clients == sorted(clients)
+        assert 3 < clients[-1] <= 9
+        again = carry_out(Elastic(self.GATED, most=9), quiet)
+        assert again == found
+
+    def test_without_a_gate_nobody_is_added(self) -> None:
+        found = carry_out(Elastic(replace(TINY, iterations=60), most=9), quiet)
+        assert found["curve"][-1]["clients"] == 3
+
+
+class TestInTime:
+    def test_a_simulations_settings_on_a_cluster(self) -> None:
+        work = InTime(replace(TINY, policy="softsync", set=("n=1",), iterations=40, samples=4))
+        told: list[int] = []
+        found = carry_out(work, told.append)
+        assert found["mean_staleness"] <= 2
+        assert found["curve"][-1]["iteration"] == 40
+        assert found["seconds"] == pytest.approx(40 / 3 * 0.1, rel=0.2)
+        assert found == carry_out(work, quiet)
+        json.dumps(found, allow_nan=False)
+
+    def test_a_barrier_makes_workers_wait(self) -> None:
+        idle = {
+            policy: carry_out(InTime(replace(TINY, policy=policy), sigma=0.5), quiet)["idle"]
+            for policy in ("hardsync", "asgd")
+        }
+        assert idle["hardsync"] > idle["asgd"] == 0
+
+
+class TestTurns:
+    def tried(self, policy: str, *settings: str, tell: Tell = quiet) -> dict[str, int]:
+        base = replace(TINY, policy=policy, set=settings, lr=0.01, iterations=60)
+        last = carry_out(Turns(base), tell)["curve"][-1]
+        return {name: last[name] for name in ("turns", "blocked", "refused", "iteration")}
+
+    def test_asynchronous_sgd_loses_none(self) -> None:
+        assert self.tried("asgd") == {"turns": 60, "blocked": 0, "refused": 0, "iteration": 60}
+
+    def test_waiting_blocks_and_refuses_nothing(self) -> None:
+        found = self.tried("hardsync")
+        assert found["blocked"] > 0 == found["refused"]
+        assert found["turns"] == found["iteration"] + found["blocked"] >= 60
+
+    def test_rejecting_refuses(self) -> None:
+        assert self.tried("hardsync", "admission=reject")["refused"] > 0
+
+    def test_it_tells_how_far_it_is(self) -> None:
+        told: list[int] = []
+        self.tried("asgd", tell=told.append)
+        assert told == [30, 60]
