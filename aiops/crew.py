@@ -181,8 +181,8 @@ class Crew:
 
     def waited_for(self) -> frozenset[int]:
         """Return the numbers of the workers that a barrier waits for now."""
-        here = {m.number for m in self.present() if not m.excused}
-        return frozenset(here | {-1 - index for index in range(self.awaited)})
+        here = [m.number for m in self._by_peer.values() if m.worker and not m.excused]
+        return frozenset(here).union(range(-self.awaited, 0))
 
     def overdue(self, now: float, since: float, given: frozenset[int]) -> list[Member]:
         """Return the workers that a barrier, waiting since then, has waited for too long."""

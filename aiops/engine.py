@@ -461,6 +461,8 @@ class Engine:
     def _beyond(self, message: Push | Again) -> Refused | None:
         """Refuse to look for tensors that the model does not have."""
         assert self.store is not None
+        if not message.wants:
+            return None
         try:
             Wanted(message.have, message.wants).known(0, len(self.store.layout.tensors))
         except Refused as fault:
@@ -521,7 +523,7 @@ class Engine:
             "rows_bytes": rows.out,
             "rows_bytes_peak": rows.peak,
             "waiting": len(self.updates.held),
-            "waited_for": sorted(self.updates.waited_for),
+            "waited_for": sorted(self.crew.waited_for()),
             "shadow": self.answers.shadowing.shadow.report() if self.answers.shadowing else None,
             "averages": self.meeting.report(),
             "ledger": self.crew.ledger(),
@@ -584,7 +586,7 @@ def _compare(layout: Layout, tables: Tables, message: Define) -> None:
     """Refuse an offer of another model than the server's."""
     offered = _tables_of(message)
     try:
-        difference = layout.difference(Layout(message.tensors, empty=bool(offered)))
+        difference = layout.difference(Layout.shared(message.tensors, empty=bool(offered)))
         difference = difference or tables.difference(offered)
     except UsageError as error:
         difference = str(error)

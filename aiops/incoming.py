@@ -28,7 +28,7 @@ class Incoming:
     """The sink of one push or one offered model: a buffer, surveyed as it fills."""
 
     __slots__ = (
-        *("_borrowed", "_done", "_layout", "_offsets", "_pool", "_runs"),
+        *("_borrowed", "_done", "_layout", "_offsets", "_pool", "_runs", "_surveys"),
         *("buffer", "cover", "fault"),
     )
 
@@ -44,7 +44,8 @@ class Incoming:
         self.buffer, self.cover, self._layout, self._pool = buffer, cover, layout, pool
         self.fault: Refused | None = None
         self._offsets = [0] if len(lengths) == 1 else list(accumulate(lengths, initial=0))
-        self._runs = list(self._typed_runs(surveys))
+        self._surveys = surveys
+        self._runs: list[tuple[int, Array, Surveyor]] | None = None  # see `_typed_runs`
         self._done = 0  # bytes surveyed
         self._borrowed = False  # the buffer is the sender's
 
@@ -57,10 +58,6 @@ class Incoming:
             return False
         self.free()
         self.buffer, self._borrowed = payload, True
-        self._runs = [
-            (begin, payload[begin : begin + typed.nbytes].view(typed.dtype), survey)
-            for begin, typed, survey in self._runs
-        ]
         self.filled(0, 0, len(payload))
         return True
 
@@ -73,6 +70,8 @@ class Incoming:
         end = self._offsets[part] + offset + nbytes
         if self.fault is not None:
             return
+        if self._runs is None:
+            self._runs = list(self._typed_runs())
         for begin, typed, survey in self._runs:
             stop = begin + typed.nbytes
             low = max(self._done, begin)
@@ -111,10 +110,10 @@ class Incoming:
         """The rest will never come."""
         self.free()
 
-    def _typed_runs(self, surveys: Sequence[Surveyor]) -> Iterator[tuple[int, Array, Surveyor]]:
+    def _typed_runs(self) -> Iterator[tuple[int, Array, Surveyor]]:
         """Yield, per dtype, where its bytes begin in the buffer, a typed view, and its survey."""
         cover, layout = self.cover, self._layout
-        for section, survey in zip(layout.sections, surveys, strict=True):
+        for section, survey in zip(layout.sections, self._surveys, strict=True):
             if cover.whole:
                 typed = self.buffer[section.start : section.stop].view(section.dtype)
                 yield section.start, typed, survey
@@ -137,7 +136,7 @@ class Incoming:
 class CodedIncoming(Incoming):
     """The sink of one push with coded parts."""
 
-    __slots__ = ("_next", "_parts", "_surveys")
+    __slots__ = ("_next", "_parts")
 
     def __init__(
         self,

@@ -106,7 +106,7 @@ class Intake:
         if self._defining:
             return None
         try:
-            layout = Layout(message.tensors)
+            layout = Layout.shared(message.tensors)
         except UsageError as error:
             raise BadPush(str(error)) from None
         if layout.nbytes > self.max_model:

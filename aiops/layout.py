@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
+from weakref import WeakValueDictionary
 
 import msgpack
 import numpy as np
@@ -158,6 +159,17 @@ class Layout:
         self.nbytes_each: Ints = np.array([tensor.nbytes for tensor in placed], np.int64)
 
     @classmethod
+    def shared(
+        cls, tensors: Iterable[tuple[str, str, Sequence[int]]], *, empty: bool = False
+    ) -> Layout:
+        """Return a layout of these tensors; the same object while there is one of the same."""
+        rows = tuple((name, dtype, tuple(shape)) for name, dtype, shape in tensors)
+        found = _SHARED.get((rows, empty))
+        if found is None:
+            found = _SHARED[rows, empty] = cls(rows, empty=empty)
+        return found
+
+    @classmethod
     def of(cls, arrays: Mapping[str, Array], *, empty: bool = False) -> Layout:
         """Return the layout of a mapping of arrays."""
         return cls(((name, a.dtype.name, a.shape) for name, a in arrays.items()), empty=empty)
@@ -200,6 +212,8 @@ class Layout:
 
         The order of the tensors may differ: whoever learns this layout goes by its offsets.
         """
+        if other is self:
+            return None
         mine = {t.name: t for t in self.tensors}
         theirs = {t.name: t for t in other.tensors}
         for name, tensor in theirs.items():
@@ -219,7 +233,7 @@ class Layout:
 
         One part per run of tensors of equal version, none longer than `MAX_PART`.
         """
-        if len(versions) == 1:
+        if not (versions != versions[0]).any():
             return tuple(split(0, self.nbytes, codec, int(versions[0])))
         breaks = (np.flatnonzero(versions[1:] != versions[:-1]) + 1).tolist()
         edges = [0, *breaks, len(self.tensors)]
@@ -327,6 +341,10 @@ class Layout:
     def all(self) -> Ints:
         """The indices of all tensors; always this one array."""
         return np.arange(len(self.tensors), dtype=np.int64)
+
+
+_SHARED: WeakValueDictionary[tuple[object, bool], Layout] = WeakValueDictionary()
+"""Layouts in use: thousands of clients in a process may have the same."""
 
 
 def split(start: int, stop: int, codec: str, version: int) -> list[Part]:

@@ -131,6 +131,7 @@ class Store:
         self.cost = layout.nbytes * (3 + len(rule.state))  # bytes that an update reads and writes
         self.busy = False  # the current version is being overwritten
         self.sums = self._first_sums()
+        self._units = kernels.STATISTIC_SCALE * np.maximum(layout.sizes, 1)  # of a tensor's mean
         self._total = int(self.sums.sum())
 
     # ------------------------------------------------------------ reading
@@ -336,9 +337,12 @@ class Store:
         last, others, spans = self._spans[index]
         if last is not steps or others is not scalars:
             section, (lo, hi) = self.layout.sections[index], self.layout.whole[index]
-            spans = kernels.Spans(lo, hi, lo, steps[section.first : section.last])
+            mine = slice(section.first, section.last)
+            if last is None:
+                spans = kernels.Spans(lo, hi, lo, steps[mine])
+            spans.step = steps[mine]
             if scalars is not None:
-                spans.more = scalars[section.first : section.last]
+                spans.more = scalars[mine]
             self._spans[index] = (steps, scalars, spans)
         return spans
 
@@ -388,8 +392,7 @@ class Store:
         """Return the same per tensor, float32 little endian (empty without a statistic)."""
         if self.rule.statistic is None:
             return b""
-        means = self.sums / (kernels.STATISTIC_SCALE * np.maximum(self.layout.sizes, 1))
-        return means.astype("<f4").tobytes()
+        return (self.sums / self._units).astype("<f4").tobytes()
 
     def _first_sums(self) -> Ints:
         if self.rule.statistic is None:

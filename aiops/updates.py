@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from aiops.algorithms.base import Algorithm, Verdict
+from aiops.algorithms.base import Algorithm, Policy, Verdict
 from aiops.answers import Answers, Pending
 from aiops.crew import Crew
 from aiops.errors import Refused, StaleGradient, Unavailable
@@ -82,7 +82,10 @@ class Updates:
         self.recall = Recall(0)
         self.held: list[Pending] = []  # used, and to be answered when the policy says so
         self._held_since = 0.0
-        self.waited_for: frozenset[int] = frozenset()
+        # Who is waited for, as the policy was told. It takes time to say when they are thousands,
+        # and most policies do not listen.
+        self._listens = type(self._policy).crew is not Policy.crew
+        self._told: frozenset[int] = frozenset()
         self.staleness: Counter[int] = Counter()  # gradients used, by what `_count` makes of it
         self.total_staleness = 0  # of all gradients used
         self.ignored = 0  # gradients
@@ -125,14 +128,17 @@ class Updates:
 
     def crew_changed(self) -> None:
         """Tell the policy who is waited for now, if that is another set than before."""
-        waited_for = self._crew.waited_for()
-        if waited_for == self.waited_for or self._stopping:
+        if self._stopping:
             return
-        self.waited_for = waited_for
-        verdict = self._policy.crew(waited_for)
-        if verdict is not None:
-            self._queue.appendleft(verdict)
-            self._advance()
+        if self._listens:
+            waited_for = self._crew.waited_for()
+            if waited_for == self._told:
+                return
+            self._told = waited_for
+            verdict = self._policy.crew(waited_for)
+            if verdict is not None:
+                self._queue.appendleft(verdict)
+                self._advance()
         if self.held and self._store is not None and self._store.readable:
             self._let_go(published=False)
 

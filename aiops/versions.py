@@ -36,7 +36,7 @@ class Wanted:
     @property
     def newest(self) -> int:
         """The newest version held of any tensor."""
-        return max([self.have, *(run[2] for run in self.wants)])
+        return max([self.have, *(run[2] for run in self.wants)]) if self.wants else self.have
 
     def mask(self, changed: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Return which tensors have changed since, given when each last did."""
@@ -62,7 +62,9 @@ class Wanted:
         BadPush
             When a run goes beyond the model's tensors.
         """
-        if self.wants and self.wants[-1][1] > tensors:
+        if not self.wants:  # the usual case
+            return self if self.have <= version else ALL
+        if self.wants[-1][1] > tensors:
             raise BadPush(
                 f"tensors up to number {self.wants[-1][1]} are asked for, but the model has"
                 f" {tensors}: was it made for another model?"

@@ -48,6 +48,7 @@ from aiops.wire import Buffer, Discard, Limits, Place, Sink, Wire
 
 _LIMITS = Limits(header=8 << 20)  # a model comes back with offsets: longer than it was offered
 _LONGEST_WAIT = 1e9  # seconds that a server may announce
+_NEWS = (Ack, messages.Params)
 _LONGEST_NAME = 1024  # bytes: the whole greeting must stay under 4 KiB
 
 
@@ -530,7 +531,7 @@ class Conversation:
 
     def _note_parameters(self, request: Request, message: Message, sink: Sink | None) -> None:
         """The payloads of an answer are in place: say which version they are."""
-        if isinstance(message, Ack | messages.Params):
+        if isinstance(message, _NEWS):
             vbars = np.frombuffer(message.vbars, "<f4")
             if len(vbars) and self.layout is not None and len(vbars) != len(self.layout.tensors):
                 raise ValueError(f"statistics of {len(vbars)} tensors")
@@ -551,7 +552,7 @@ class Conversation:
         """Learn the server's model; it may not change under a client's feet."""
         rows = told.model
         try:
-            layout = Layout((row[:3] for row in rows), empty=bool(told.tables))
+            layout = Layout.shared((row[:3] for row in rows), empty=bool(told.tables))
             tables = Tables.told(told.tables, layout.index)
         except UsageError as error:
             text = f"{self.server} has a model that this client cannot hold: {error}"
@@ -566,7 +567,7 @@ class Conversation:
             self.rows.learn(tables)
             return
         difference = layout.difference(self.layout) or tables.difference(self.rows.tables)
-        if difference is None and layout.rows != self.layout.rows:
+        if difference is None and layout is not self.layout and layout.rows != self.layout.rows:
             difference = "its tensors are in another order"
         if difference:
             raise Unauthorised(f"{self.server} now has another model: {difference}")

@@ -25,8 +25,10 @@ def wants_of(params: Params, wanted: Ints | None) -> tuple[int, Wants]:
     """
     held = params.held
     if wanted is None:
-        if not len(held) or (held == held[0]).all():
+        if not len(held):
             return params.version, ()
+        if not (held != held[0]).any():
+            return int(held[0]), ()
         wanted = params.layout.all
     if not len(wanted):
         return params.version, ()
@@ -90,7 +92,7 @@ class Into:
 
     def mark(self) -> None:
         """Mark what is on its way raw: it may be a mixture until all has come."""
-        self._params.held[self._tensors] = -1
+        self._params.held[slice(None) if self._whole else self._tensors] = -1
 
     def _check(self, wants: Wants) -> None:
         """See that what comes was asked for, and that what is lacking comes."""
@@ -169,6 +171,9 @@ class Into:
             When an increment is not what its codec writes; none has been added then.
         """
         params, layout = self._params, self._params.layout
+        if self._whole:  # the usual case
+            params.versions[:] = self.parts[0].version
+            return ()
         staged = {self._tensor_of(self.parts[number]) for number in self._staged}
         late = {tensor for tensor in staged if params.held[tensor] != self._from[tensor]}
         for number, payload in self._staged.items():

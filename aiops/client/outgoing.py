@@ -35,7 +35,7 @@ def parts_of(
     """
     if not layout.tensors:
         raise UsageError("the push holds no tensor: this model has none, only tables")
-    if coding is None and isinstance(arrays, Params) and arrays.layout.rows == layout.rows:
+    if coding is None and isinstance(arrays, Params) and _fits(arrays.layout, layout):
         parts = layout.parts(versions)
         data = arrays.arena.data.data
         return parts, [[data[part.start : part.stop]] for part in parts]
@@ -56,6 +56,10 @@ def parts_of(
         if coding is not None:
             coding.take_back(encoded)
         raise
+
+
+def _fits(one: Layout, other: Layout) -> bool:
+    return one is other or one.rows == other.rows
 
 
 def _parts(

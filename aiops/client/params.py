@@ -98,6 +98,9 @@ class Params(Mapping[str, Array]):
         ``late``: except these, which stay what they are.
         """
         self._version = version
+        if not wants and not late:  # the usual case
+            self.held[:] = version
+            return
         kept = [int(self.held[index]) for index in late]
         if not wants:
             self.held[:] = version

@@ -65,6 +65,12 @@ def algorithms(context: typer.Context) -> None:
     _run("algorithms", context.args)
 
 
+@app.command(context_settings=_PASS_ON)
+def simulation(context: typer.Context) -> None:
+    """Measure simulations against the gradients and updates in them."""
+    _run("simulation", context.args)
+
+
 def _run(name: str, arguments: list[str]) -> None:
     module = f"benchmarks.{name}"
     root = str(Path(__file__).parents[2])  # of the checkout, when this file is in one

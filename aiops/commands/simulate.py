@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -34,15 +41,31 @@ Hidden = Annotated[int, typer.Option(help="Units of the hidden layer.")]
 Selection = Annotated[
     str, typer.Option(help="Who is next: uniform, round-robin, softmax:add=-1, recorded:FILE.")
 ]
+Wait = Annotated[bool, typer.Option(help="Whether clients wait for the answer to a push.")]
 Order = Annotated[str, typer.Option(help="Mini-batches: random, or sequential as in FRED.")]
 Samples = Annotated[int, typer.Option(help="Looks at the validation error on the way.")]
 Seed = Annotated[int, typer.Option(help="Equal seeds give equal results, to the last bit.")]
 Jobs = Annotated[int, typer.Option(help="Gradients computed at a time; 0: one per processor.")]
 Kernels = Annotated[str, typer.Option(help="'numba', 'numpy' or 'auto'; all give the same bits.")]
+Keep = Annotated[
+    Path | None, typer.Option("--checkpoint", help="Write all of it here every minute, to resume.")
+]
+Resume = Annotated[
+    Path | None,
+    typer.Option(
+        help="Go on from this checkpoint to the same result; flags that are not given are as they"
+        " were. It is trusted like code."
+    ),
+]
 Save = Annotated[Path | None, typer.Option(help="Write the final model: FILE.safetensors.")]
 
 
+_EVERY = 60.0  # seconds between two checkpoints, at least
+_SHARE = 20  # of the time at most one part in so many goes into checkpoints
+
+
 def simulate(
+    context: typer.Context,
     policy: Policy = "fasgd",
     lr: Lr = None,
     assign: Assign = None,
@@ -57,45 +80,59 @@ def simulate(
     dataset: DatasetName = "mnist",
     hidden: Hidden = 200,
     selection: Selection = "uniform",
+    wait: Wait = True,
     order: Order = "random",
     samples: Samples = 20,
     seed: Seed = 0,
     jobs: Jobs = 0,
     kernels: Kernels = "auto",
+    checkpoint: Keep = None,
+    resume: Resume = None,
     save: Save = None,
     as_json: Json = False,
 ) -> None:
     """Simulate clients and a server in memory: the server's own code, deterministic, no clock.
 
     Each iteration one client computes the gradient of a mini-batch, pushes it, and fetches.
-    Ctrl-C shows what it has come to so far.
+    Ctrl-C ends it after the turn, shows what it has come to so far, and writes the checkpoint; the
+    exit status is then 130. A second one ends it at once.
     """
     from aiops.config import Config
+    from aiops.files import check_writable
     from aiops.sim.simulation import Run, Simulation
 
     Config(kernels=kernels, recall=recall, fetch_lag=fetch_lag)  # refuses what cannot be
-    simulation = Simulation(
-        policy=policy,
-        lr=lr,
-        set=tuple(assign or ()),
-        gate=gate,
-        recall=recall,
-        push_codec=tuple(push_codec or ()),
-        fetch_codec=tuple(fetch_codec or ()),
-        fetch_lag=fetch_lag,
-        clients=clients,
-        batch_size=batch_size,
-        iterations=iterations,
-        dataset=dataset,
-        hidden=hidden,
-        selection=selection,
-        order=order,
-        samples=samples,
-        seed=seed,
-        kernels=kernels,
-    )
-    with Run(simulation, jobs=_jobs(jobs)) as run:
-        outcome = _carry_out(run)
+    if save is not None:
+        check_writable(save)
+    _check_checkpoint(checkpoint, resume)
+    settings: dict[str, Any] = {
+        "policy": policy,
+        "lr": lr,
+        "set": tuple(assign or ()),
+        "gate": gate,
+        "recall": recall,
+        "push_codec": tuple(push_codec or ()),
+        "fetch_codec": tuple(fetch_codec or ()),
+        "fetch_lag": fetch_lag,
+        "clients": clients,
+        "batch_size": batch_size,
+        "iterations": iterations,
+        "dataset": dataset,
+        "hidden": hidden,
+        "selection": selection,
+        "waits": wait,
+        "order": order,
+        "samples": samples,
+        "seed": seed,
+        "kernels": kernels,
+    }
+    if resume is None:
+        run = Run(Simulation(**settings), jobs=_jobs(jobs))
+    else:
+        wanted = Simulation(**_as_it_was(resume, settings, context))
+        run = Run.load(resume, wanted, jobs=_jobs(jobs))
+    with run:
+        outcome = _carry_out(run, checkpoint)
         if save is not None:
             _save(run, save)
     if as_json:
@@ -103,6 +140,33 @@ def simulate(
     else:
         Console(highlight=False).print(_table(outcome))
     raise typer.Exit(0 if outcome.complete else 130)
+
+
+def _check_checkpoint(path: Path | None, resume: Path | None) -> None:
+    """See that a checkpoint can be written, and that none is overwritten that was not read."""
+    if path is None:
+        return
+    if path.exists() and (resume is None or not path.samefile(resume)):
+        raise UsageError(
+            f"--checkpoint {path} is there already, and nothing is overwritten: go on from it with"
+            f" --resume {path}, or give another name"
+        )
+    if not path.parent.is_dir():
+        raise UsageError(f"--checkpoint {path}: there is no folder {path.parent}")
+
+
+def _as_it_was(path: Path, settings: Mapping[str, Any], context: typer.Context) -> dict[str, Any]:
+    """Return a checkpoint's settings, with those that the command line has said otherwise."""
+    from aiops.sim.checkpoint import simulation_of
+    from aiops.sim.simulation import Simulation
+
+    flags = {"set": "assign", "waits": "wait"}
+    found = asdict(Simulation.told(simulation_of(path)))
+    for name, value in settings.items():
+        source = context.get_parameter_source(flags.get(name, name))
+        if source is not None and source.name == "COMMANDLINE":
+            found[name] = value
+    return found
 
 
 def _jobs(jobs: int) -> int:
@@ -113,18 +177,47 @@ def _jobs(jobs: int) -> int:
     return jobs or len(os.sched_getaffinity(0))
 
 
-def _carry_out(run: Run) -> Outcome:
+def _carry_out(run: Run, checkpoint: Path | None) -> Outcome:
     """Run it to its end, or until Ctrl-C; show how far it is on stderr."""
     columns = (TextColumn("{task.completed:,} of {task.total:,} iterations"), BarColumn())
     times = (TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, *times, console=Console(stderr=True)) as progress:
-        shown = progress.add_task("", total=run.simulation.iterations)
-        try:
-            outcome = run.go_on(lambda done: progress.update(shown, completed=done))
-        except KeyboardInterrupt:
-            return run.outcome()
+    due = time.monotonic() + _EVERY
+    with Progress(*columns, *times, console=Console(stderr=True)) as progress, _interrupts(run):
+        shown = progress.add_task("", total=run.simulation.iterations, completed=run.iteration)
+
+        def tell(done: int) -> None:
+            nonlocal due
+            progress.update(shown, completed=done)
+            began = time.monotonic()
+            if checkpoint is not None and began >= due:
+                run.save(checkpoint)
+                now = time.monotonic()
+                due = now + max(_EVERY, _SHARE * (now - began))
+
+        outcome = run.go_on(tell)
         progress.update(shown, completed=run.iteration)
+        if checkpoint is not None:
+            run.save(checkpoint)
     return outcome
+
+
+@contextmanager
+def _interrupts(run: Run) -> Iterator[None]:
+    """Have Ctrl-C take effect between turns; a second one as ever."""
+    before = signal.getsignal(signal.SIGINT)
+
+    def heard(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, before)
+        run.stop()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, heard)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _save(run: Run, path: Path) -> None:

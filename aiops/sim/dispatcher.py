@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from aiops.client.params import Params
 from aiops.engine import Engine
@@ -24,7 +24,7 @@ from aiops.sim.memory import MemoryServer, Seat
 from aiops.sim.selection import Selection
 from aiops.sim.task import Batches, Task
 
-_PASSED = 64  # turns per client, all passed over, after which one looks whether all of them wait
+_PASSED = 64  # turns per client, all passed over, after which nobody's will come any more
 
 
 @dataclass(slots=True)
@@ -53,6 +53,8 @@ class Dispatcher:
         How many there are.
     seed
         Of the initial parameters.
+    waits
+        Whether a client waits for the answer to its push (`aiops.sim.ahead`).
     jobs
         How many gradients are computed at the same time; the results are the same.
     handed
@@ -77,6 +79,7 @@ class Dispatcher:
         *,
         clients: int,
         seed: int,
+        waits: bool = True,
         jobs: int = 1,
         handed: bool = True,
         pieces: Callable[[], int] | None = None,
@@ -84,21 +87,34 @@ class Dispatcher:
         self.engine, self.task, self.batches, self.selection = engine, task, batches, selection
         self.server = MemoryServer(engine, handed=handed, pieces=pieces)
         initial = task.initial(seed)
-        self.seats = [Seat(self.server, f"client-{i}", initial) for i in range(clients)]
+        self.seats = [
+            Seat(self.server, f"client-{i}", initial, ahead=not waits) for i in range(clients)
+        ]
         self.iteration = 0
         self._drawn: deque[int] = deque()  # turns that have been looked at ahead
+        self._ended: UsageError | None = None  # what the rule had to say after these
         self._again: dict[int, Ints] = {}  # mini-batches whose gradients were refused, by client
         self._rooms = [self.seats[0].params.like()]
         self._ahead: dict[int, _Computed] = {}  # by client
-        self._pool = ThreadPoolExecutor(jobs) if jobs > 1 and not self._recomputes else None
+        self._pool: ThreadPoolExecutor | None = None
+        self.hire(jobs)
+
+    def hire(self, jobs: int) -> None:
+        """Have so many gradients computed at the same time from here on."""
+        self.close()
+        recompute = self.engine.plan.get("recompute")  # then nobody knows the next mini-batch
+        self._pool = ThreadPoolExecutor(jobs) if jobs > 1 and not recompute else None
         self._window = 3 * jobs
 
-    @property
-    def _recomputes(self) -> bool:
-        return bool(self.engine.plan.get("recompute"))
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a checkpoint has: no threads, nor what they are at, which can be had again.
 
-    def run(self, iterations: int) -> None:
-        """Take so many turns.
+        See `aiops.sim.graph`.
+        """
+        return {**self.__dict__, "_pool": None, "_ahead": {}}
+
+    def run(self, iterations: int, stopping: Callable[[], bool] = lambda: False) -> None:
+        """Take so many turns; none after ``stopping`` has said so.
 
         Raises
         ------
@@ -108,6 +124,8 @@ class Dispatcher:
             When the server takes a gradient for no good: its values are not finite, say.
         """
         for _ in range(iterations):
+            if stopping():
+                break
             self.turn()
 
     def turn(self) -> int:
@@ -128,15 +146,34 @@ class Dispatcher:
         """Return whose turn it is, who waits being passed over."""
         passed = 0
         while True:
-            client = self._drawn.popleft() if self._drawn else next(self.selection)
+            client = self._draw()
             if not self.seats[client].waits:
                 return client
             passed += 1
-            if passed % (_PASSED * len(self.seats)) == 0 and all(s.waits for s in self.seats):
-                raise UsageError(
-                    f"all {len(self.seats)} clients wait, and {self.engine.algorithm.name} answers"
-                    " none of them: it waits for more of them than there are"
-                )
+            if passed == _PASSED * len(self.seats):
+                raise UsageError(self._stuck(passed))
+
+    def _draw(self) -> int:
+        if self._drawn:
+            return self._drawn.popleft()
+        if self._ended is not None:
+            raise self._ended
+        return next(self.selection)
+
+    def _stuck(self, passed: int) -> str:
+        """Say why nobody can be found whose turn it is."""
+        waiting = sum(seat.waits for seat in self.seats)
+        name = self.engine.algorithm.name
+        if waiting == len(self.seats):
+            return (
+                f"all {waiting} clients wait, and {name} answers none of them: it waits for more"
+                " of them than there are"
+            )
+        return (
+            f"{passed} times in a row the rule selected nobody but clients that wait for {name}'s"
+            f" answer ({waiting} of {len(self.seats)} do): choose a rule by which everyone's turn"
+            " comes"
+        )
 
     def _gradient(self, client: int, seat: Seat) -> tuple[Params, Ints]:
         """Return a client's gradient, and of which examples."""
@@ -163,8 +200,11 @@ class Dispatcher:
         at its turn its client does, and ``now`` is the one whose turn it is. Who will have to wait,
         and be passed over, is not known yet: that is found out when it comes to it.
         """
-        while len(self._drawn) < self._window:
-            self._drawn.append(next(self.selection))
+        while len(self._drawn) < self._window and self._ended is None:
+            try:
+                self._drawn.append(next(self.selection))
+            except UsageError as error:  # it may be that so many turns are not taken at all
+                self._ended = error
         taken = {now}
         for distance, client in enumerate(self._drawn):
             seat = self.seats[client]
@@ -190,8 +230,10 @@ class Dispatcher:
 
     def close(self) -> None:
         """End the threads."""
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(cancel_futures=True)
+            self._ahead.clear()
 
     def __enter__(self) -> Self:
         return self

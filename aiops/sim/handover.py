@@ -20,7 +20,7 @@ from aiops.incoming import Incoming
 from aiops.layout import Arena, Array, Layout
 from aiops.messages import Message, Parts
 from aiops.versions import Lease
-from aiops.wire import Buffer, Place, Side, Sink, Wire
+from aiops.wire import Buffer, Discard, Place, Side, Sink, Wire
 
 Payloads = Sequence[Sequence[memoryview]]
 
@@ -110,7 +110,7 @@ class HandedWire(Wire):
     def _taken(self, parcel: Parcel) -> Sink:
         sink = self.place(parcel.message)
         assert sink is not None, "nobody else has a buffer in memory"
-        if self._adopted(sink, parcel):
+        if isinstance(sink, Discard) or self._adopted(sink, parcel):
             return sink
         for number, pieces in enumerate(parcel.payloads):
             _fill(sink, number, pieces)

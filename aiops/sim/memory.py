@@ -22,6 +22,7 @@ from aiops.events import Applied, Apply, Drop, Event, Joined, Left, Received, Re
 from aiops.handshake import Greeter
 from aiops.layout import Array
 from aiops.messages import Message
+from aiops.sim.ahead import Ahead
 from aiops.sim.handover import HandedWire, Leased, Parcel
 from aiops.wire import Buffer, Sink, Wire
 
@@ -53,6 +54,7 @@ class MemoryServer:
         self._wires: dict[int, Wire] = {}
         self._greeters: dict[int, Greeter] = {}
         self._events: deque[Event] = deque()
+        self._heard: deque[Seat] = deque()  # who has been told something since
         self._handling = False
 
     def connect(self, seat: Seat) -> int:
@@ -106,14 +108,16 @@ class MemoryServer:
                 for effect in self.engine.handle(self._events.popleft()):
                     if isinstance(effect, Apply):
                         self._events.append(Applied(self.now, effect.ticket, effect.run()))
-                    elif isinstance(effect, Warm):
-                        effect.run()
                     elif isinstance(effect, Reply):
                         self._reply(effect)
+                    elif isinstance(effect, Warm):
+                        effect.run()
                     elif isinstance(effect, Drop):
                         self.seats.pop(effect.peer, None)
         finally:
             self._handling = False
+        while self._heard:
+            self._heard.popleft().settle()
 
     def _reply(self, effect: Reply) -> None:
         seat, wire = self.seats.get(effect.peer), self._wires[effect.peer]
@@ -130,6 +134,7 @@ class MemoryServer:
                 seat.take(wire.outbox.popleft())
             else:
                 seat.receive(wire.send(effect.message, views))
+            self._heard.append(seat)
         if rows is not None:
             rows.free()
         if lease is not None:
@@ -147,11 +152,23 @@ class Seat:
         Its name, and its id.
     initial
         The parameters that it offers.
+    ahead
+        Whether it computes the next gradient before its last push has been answered (`Ahead`).
     """
 
-    def __init__(self, server: MemoryServer, name: str, initial: Mapping[str, Array]) -> None:
+    def __init__(
+        self,
+        server: MemoryServer,
+        name: str,
+        initial: Mapping[str, Array],
+        *,
+        ahead: bool = False,
+    ) -> None:
         self._server = server
         self._nonces = 0
+        self._carried: Request | None = None
+        self._receipt: Receipt | None = None
+        self._blocked = False  # a gradient is applied, and its transfer waits for the last one's
         self.talk = Conversation(
             URL,
             client=name,
@@ -167,11 +184,9 @@ class Seat:
         self.peer = server.connect(self)
         server.receive(self.peer, self.talk, self.talk.connected())
         self.ask(self.talk.define(initial))
-        self.params, self.routine = self._model()
-        self._carried: Request | None = None
-        self._blocked = False  # a gradient is applied, and its transfer waits for the last one's
+        self.params, self.routine = self._model(ahead)
 
-    def _model(self) -> tuple[Params, Routine]:
+    def _model(self, ahead: bool) -> tuple[Params, Routine]:
         """Fetch the parameters; return them, with the routine that trains them.
 
         They are read where the server keeps them, if the routine leaves them as they are.
@@ -179,16 +194,18 @@ class Seat:
         assert self.talk.layout is not None
         assert self.talk.welcome is not None
         plan = self.talk.welcome.plan
-        if self._server.handed:
-            leased = Leased(self.talk.layout)
-            self.ask(self.talk.fetch(leased))
-            routine = routine_for(plan, leased)
-            if not routine.writes:
-                return leased, routine
-            leased.let_go()
-        params = Params(self.talk.layout)
+        params: Params = (
+            Leased(self.talk.layout) if self._server.handed else Params(self.talk.layout)
+        )
         self.ask(self.talk.fetch(params))
-        return params, routine_for(plan, params)
+        if ahead:
+            return params, Ahead(params)
+        routine = routine_for(plan, params)
+        if isinstance(params, Leased) and routine.writes:
+            mine = params.copy()
+            params.let_go()
+            return mine, routine_for(plan, mine)
+        return params, routine
 
     def _nonce(self) -> bytes:
         self._nonces += 1
@@ -224,7 +241,6 @@ class Seat:
     @property
     def waits(self) -> bool:
         """Whether it may compute no gradient before something has arrived."""
-        self._settle()
         return self._blocked or (self.routine.under_way is not None and self.routine.waits)
 
     def step(self, gradient: Gradient) -> Receipt | None:
@@ -246,21 +262,21 @@ class Seat:
 
     def finish(self) -> None:
         """Push the rest."""
-        self._settle()
         rest = self.routine.rest()
         if rest is not None:
             self._carry(rest)
 
     def _carry(self, transfer: Transfer) -> Receipt | None:
+        self._receipt = None
         self._carried = transfer.ask(self.talk)
         self._send()
-        return self._settle()
+        return self._receipt
 
-    def _settle(self) -> Receipt | None:
-        """Hand the routine what has arrived."""
+    def settle(self) -> None:
+        """Hand the routine what has arrived, if it is what was carried."""
         request = self._carried
         if request is None or not request.done:
-            return None
+            return
         self._carried = None
         try:
             result = request.value()
@@ -268,16 +284,15 @@ class Seat:
             self.routine.failed()
             self.recomputed += 1
             self.refused = True
-            return None
+            return
         except Refused:
             self.routine.failed()
             raise
-        receipt = result if isinstance(result, Receipt) else None
+        receipt = self._receipt = result if isinstance(result, Receipt) else None
         self.routine.arrived(receipt)
         if self._blocked:
             self._blocked = False
-            return self._move()
-        return receipt
+            self._move()
 
 
 class _Receiver(Protocol):

@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,9 +19,13 @@ from aiops.engine import Engine
 from aiops.errors import ConflictError, UsageError
 from aiops.events import Options
 from aiops.gates import find as find_gate
+from aiops.sim import checkpoint
 from aiops.sim.dispatcher import Dispatcher
+from aiops.sim.result import Outcome, Sample
 from aiops.sim.selection import selection
 from aiops.sim.task import Batches, Perceptron, Task
+
+__all__ = ["Outcome", "Run", "Sample", "Simulation", "digest", "simulate"]
 
 _SPARE = 8  # versions that may be alive beside one for each client
 _AT_ONCE = 100  # turns between two looks at the clock
@@ -49,6 +54,9 @@ class Simulation:
         What they train, if no other task is given: a perceptron with so many hidden units.
     selection
         Who is next: `aiops.sim.selection.selection` reads it.
+    waits
+        Whether a client waits for the answer to its push before it computes on. Where it does not,
+        it is one gradient ahead at most (`aiops.sim.ahead`).
     order
         Which examples come when: ``random``, or ``sequential`` as in FRED.
     samples
@@ -78,6 +86,7 @@ class Simulation:
     dataset: str = "mnist"
     hidden: int = 200
     selection: str = "uniform"
+    waits: bool = True
     order: str = "random"
     samples: int = 20
     seed: int = 0
@@ -92,6 +101,25 @@ class Simulation:
         for name in ("samples", "seed"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} must be 0 or more, not {getattr(self, name)}")
+
+    @classmethod
+    def told(cls, values: Mapping[str, Any]) -> Simulation:
+        """Return the simulation that JSON describes.
+
+        Raises
+        ------
+        UsageError
+            When it does not, or a value cannot work.
+        """
+        known = {field.name for field in dataclasses.fields(cls)}
+        if values.keys() != known:
+            names = ", ".join(sorted(values.keys() ^ known))
+            raise UsageError(f"this does not describe a simulation: see {names}")
+        given: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in values.items()
+        }
+        return cls(**given)
 
     def settings(self) -> dict[str, str | float]:
         """Return the algorithm's settings: ``set`` and ``lr``."""
@@ -133,103 +161,15 @@ class Simulation:
             fetch_codec=self.fetch_codec,
             fetch_lag=self.fetch_lag,
         )
-        return Engine(algorithm, options)
+        engine = Engine(algorithm, options)
+        if not self.waits:
+            _check_ahead(engine)
+        return engine
 
     @property
     def key(self) -> str:
         """It as one line of JSON."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """How far a simulation was at one time.
-
-    Attributes
-    ----------
-    iteration, version
-        Mini-batches computed, and updates applied.
-    cost, error
-        Mean negative log-likelihood in nats, and the share of wrong answers, both of the server's
-        parameters on examples that nobody trains on.
-    pushes, fetches
-        Gradients and parameters that crossed, and
-    pushed, fetched
-        the bytes of all messages each way.
-    vbar
-        The mean of the algorithm's statistic over all parameters; None if it keeps none.
-    """
-
-    iteration: int
-    version: int
-    cost: float
-    error: float
-    pushes: int
-    fetches: int
-    pushed: int
-    fetched: int
-    vbar: float | None
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What a simulation came to.
-
-    Attributes
-    ----------
-    simulation
-        What was run.
-    digest
-        SHA-256 of the parameters, their versions (the server's, and those that clients hold), and
-        the ledger of bytes: equal if all of that is.
-    curve
-        `Sample` after `Sample`; the last is of the end.
-    staleness
-        How many gradients had which staleness; from 1,024 up by powers of two.
-    seconds
-        That it took, without validation.
-    complete
-        Whether it came to its end.
-    """
-
-    simulation: Simulation
-    digest: str
-    curve: list[Sample]
-    staleness: Mapping[int, int]
-    seconds: float
-    complete: bool
-
-    @property
-    def iterations_per_second(self) -> float:
-        """How fast it was."""
-        return self.curve[-1].iteration / self.seconds if self.seconds else 0.0
-
-    @property
-    def mean_staleness(self) -> float:
-        """The mean over all gradients used."""
-        used = sum(self.staleness.values())
-        return sum(tau * n for tau, n in self.staleness.items()) / max(used, 1)
-
-    def report(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        last = self.curve[-1]
-        return {
-            "digest": self.digest,
-            "validation_error": last.error,
-            "validation_cost": last.cost,
-            "fetches": last.fetches,
-            "pushes": last.pushes,
-            "bytes": last.pushed + last.fetched,
-            "iterations_per_second": round(self.iterations_per_second, 1),
-            "iterations": last.iteration,
-            "version": last.version,
-            "mean_staleness": self.mean_staleness,
-            "complete": self.complete,
-            "seconds": round(self.seconds, 3),
-            "simulation": dataclasses.asdict(self.simulation),
-            "staleness": {str(tau): n for tau, n in sorted(self.staleness.items())},
-            "curve": [dataclasses.asdict(sample) for sample in self.curve],
-        }
 
 
 @dataclass
@@ -246,6 +186,8 @@ class Run:
         How many gradients are computed at the same time; the results are the same.
     handed, pieces
         How messages move, see `Dispatcher`; the results are the same.
+    checkpoint
+        Where it was saved, to go on from there; see `Run.load`.
     """
 
     simulation: Simulation
@@ -255,12 +197,20 @@ class Run:
     pieces: Callable[[], int] | None = None
     curve: list[Sample] = field(default_factory=list)
     seconds: float = 0.0
+    checkpoint: Path | None = None
 
     def __post_init__(self) -> None:
         """Set everything up."""
         run = self.simulation
+        self._stopping = False
+        task = self.task = self.task or Perceptron(run.dataset, run.hidden)
         self._limits = threadpool_limits(1)  # sums in another order would be other sums
-        task = self.task or Perceptron(run.dataset, run.hidden)
+        if self.checkpoint is not None:
+            self.dispatcher: Dispatcher
+            self.dispatcher, self.curve, self.seconds = checkpoint.load(self.checkpoint, task)
+            self.dispatcher.hire(self.jobs)
+            self.engine = self.dispatcher.engine
+            return
         self.engine = run.engine()
         self.dispatcher = Dispatcher(
             self.engine,
@@ -269,11 +219,62 @@ class Run:
             selection(run.selection, run.clients, run.seed),
             clients=run.clients,
             seed=run.seed,
+            waits=run.waits,
             jobs=self.jobs,
             handed=self.handed,
             pieces=self.pieces,
         )
-        self._validate = task.validate
+
+    def save(self, path: Path) -> None:
+        """Write all of it to a file, from which `load` goes on to the same result.
+
+        To be called between turns. The file is whole or what it was before.
+
+        Raises
+        ------
+        UsageError
+            When it cannot be written.
+        """
+        assert self.task is not None
+        state = self.dispatcher, self.curve, self.seconds
+        checkpoint.save(path, dataclasses.asdict(self.simulation), self.task, state)
+
+    @classmethod
+    def load(
+        cls,
+        path: Path,
+        simulation: Simulation | None = None,
+        task: Task | None = None,
+        *,
+        jobs: int = 1,
+    ) -> Run:
+        """Return a run that goes on from where one was saved, in this process or another.
+
+        Parameters
+        ----------
+        path
+            Where it was saved. The file is to be trusted like code.
+        simulation
+            What it must be of, but for `iterations` and `samples`, which may be others now; None:
+            as it was.
+        task, jobs
+            As for a new run.
+
+        Raises
+        ------
+        UsageError
+            When the file is of another simulation or task, or cannot be read.
+        """
+        found = checkpoint.simulation_of(path)
+        saved = Simulation.told(found)
+        wanted = simulation or saved
+        changed = {name: getattr(saved, name) for name in ("iterations", "samples")}
+        checkpoint.compare(path, dataclasses.asdict(dataclasses.replace(wanted, **changed)))
+        return cls(wanted, task, jobs, checkpoint=path)
+
+    def stop(self) -> None:
+        """Have `go_on` return after this turn; may be called from a signal's handler."""
+        self._stopping = True
 
     @property
     def iteration(self) -> int:
@@ -286,27 +287,32 @@ class Run:
         return self.iteration >= self.simulation.iterations
 
     def go_on(self, tell: Callable[[int], None] | None = None) -> Outcome:
-        """Take the turns that are left; return what it came to.
+        """Take the turns that are left, or those until `stop`; return what it came to.
 
         Parameters
         ----------
         tell
-            Called with the iterations so far, ten times a second or so.
+            Called with the iterations so far, ten times a second or so, between turns.
         """
         if not self.curve:
             self.curve.append(self._sample())
-        dispatcher, said = self.dispatcher, 0.0
         for mark in self._ahead():
-            while dispatcher.iteration < mark:
-                began = time.perf_counter()
-                dispatcher.run(min(mark - dispatcher.iteration, _AT_ONCE))
-                now = time.perf_counter()
-                self.seconds += now - began
-                if tell is not None and now - said > _TELL_EVERY:
-                    said = now
-                    tell(dispatcher.iteration)
+            self._run_to(mark, tell)
+            if self._stopping:
+                break
             self.curve.append(self._sample())
         return self.outcome()
+
+    def _run_to(self, mark: int, tell: Callable[[int], None] | None) -> None:
+        dispatcher, said = self.dispatcher, 0.0
+        while dispatcher.iteration < mark and not self._stopping:
+            began = time.perf_counter()
+            dispatcher.run(min(mark - dispatcher.iteration, _AT_ONCE), lambda: self._stopping)
+            now = time.perf_counter()
+            self.seconds += now - began
+            if tell is not None and now - said > _TELL_EVERY:
+                said = now
+                tell(dispatcher.iteration)
 
     def _ahead(self) -> list[int]:
         """Return the iterations after which the model is validated, from here on."""
@@ -316,20 +322,22 @@ class Run:
 
     def outcome(self) -> Outcome:
         """Return what it has come to so far."""
-        if self.curve[-1].iteration != self.iteration:
-            self.curve.append(self._sample())
+        curve = list(self.curve)
+        if not curve or curve[-1].iteration != self.iteration:
+            curve.append(self._sample())
         updates = self.engine.updates
         return Outcome(
             self.simulation,
             digest(self.dispatcher),
-            list(self.curve),
+            curve,
             dict(updates.staleness),
             self.seconds,
             self.complete,
         )
 
     def _sample(self) -> Sample:
-        cost, error = self._validate(self.dispatcher.model)
+        assert self.task is not None
+        cost, error = self.task.validate(self.dispatcher.model)
         account, store = self.engine.crew.ledger(), self.engine.store
         assert store is not None
         pushed, fetched = account["pushed"], account["fetched"]
@@ -360,6 +368,22 @@ class Run:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _check_ahead(engine: Engine) -> None:
+    """Refuse clients that do not wait where they follow a plan of their own."""
+    name, plan = engine.algorithm.name, engine.plan
+    if plan.get("routine", "direct") != "direct":
+        whose = "behind a gate" if "gate" in plan else f"under {name}"
+        raise ConflictError(
+            f"clients that do not wait: {whose} a worker has a plan of its own for when it waits,"
+            " so choose a policy to which workers push every gradient as it is, such as fasgd"
+        )
+    if plan.get("recompute"):
+        raise ConflictError(
+            f"clients that do not wait: under {name} a worker computes again at once what is"
+            " refused, so it cannot be ahead; choose another policy or admission"
+        )
 
 
 def simulate(

@@ -1,0 +1,52 @@
+"""Clients that do not wait for the server's answer before they compute on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aiops.client.params import Params, Stamp, Stamped
+from aiops.client.routines.base import Direct
+from aiops.client.transfer import Transfer
+from aiops.layout import Array
+
+
+class Ahead(Direct):
+    """Push each gradient as it is, and meanwhile compute the next at the parameters there are.
+
+    One gradient at most is ahead: it is kept, stamped with the versions that it was computed at,
+    and pushed when the last push has been answered. Until then no other is computed.
+
+    Source: Odena, "Faster Asynchronous SGD", 2016, section 3: "we might just work with whatever the
+    most recently computed set of parameters is".
+    """
+
+    def __init__(self, params: Params) -> None:
+        super().__init__(params)
+        self._at: Stamped = params
+        self._kept: Params | None = None  # room for the one ahead, from the first time on
+
+    def apply(self, gradients: Mapping[str, Array]) -> None:
+        """Keep it: a copy, if it cannot be pushed now."""
+        if self.under_way is None:
+            self._gradients, self._at = gradients, self.params
+            return
+        if self._kept is None:
+            self._kept = self.params.like()
+        for name, array in gradients.items():
+            self._kept[name][...] = array
+        self._gradients, self._at = self._kept, Stamp.of(self.params)
+
+    @property
+    def due(self) -> bool:
+        """Every step pushes."""
+        return True
+
+    def transfer(self) -> Transfer | None:
+        """Push it."""
+        self.under_way = Transfer(self._gradients, self._at, self.params)
+        return self.under_way
+
+    @property
+    def waits(self) -> bool:
+        """It does not."""
+        return False

@@ -1,0 +1,204 @@
+"""The simulation benchmark: how near a simulation comes to what nobody can do without.
+
+    taskset -c 0 python -m benchmarks.simulation [--clients 16] [--batch-size 8] [--policy fasgd]
+                              [--dataset mnist] [--rounds 15] [--iterations 400] [--json out.json]
+
+An iteration needs one gradient and one update. These are timed alone, each over the memory that a
+simulation goes over (the parameters that its clients hold, in turn), then both together, and then
+the simulation: validation left out. Rounds are interleaved, so that what the machine does meanwhile
+meets all four; ratios are within a round. Every step is on one thread; keep it on one core.
+
+``both`` is more than the sum of its parts where a gradient and an update drive each other out of
+the processor's cache; ``simulation / both`` is what the simulator itself costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aiops import kernels
+from aiops.errors import UsageError
+from aiops.layout import Arena, Array
+from aiops.sim.simulation import Run, Simulation
+from benchmarks import report
+
+_WARM = 200  # iterations before the first round
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure."""
+
+    policy: str = "fasgd"
+    dataset: str = "mnist"
+    hidden: int = 200
+    clients: int = 16
+    batch_size: int = 8
+    rounds: int = 15
+    iterations: int = 400
+
+
+def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+    """Measure, and return the report: microseconds of an iteration, and ratios.
+
+    Raises
+    ------
+    UsageError
+        When an option makes no sense, or the policy does not take a step with every gradient.
+    """
+    if min(options.rounds, options.iterations) < 1:
+        raise UsageError("rounds and iterations are positive")
+    about, count = report.machine(), options.iterations
+    simulation = Simulation(
+        policy=options.policy,
+        dataset=options.dataset,
+        hidden=options.hidden,
+        clients=options.clients,
+        batch_size=options.batch_size,
+        iterations=_WARM + options.rounds * count,
+    )
+    rounds: list[dict[str, float]] = []
+    with Run(simulation) as running:
+        running.dispatcher.run(_WARM)
+        if running.engine.answers.version < _WARM:
+            raise UsageError(
+                f"{options.policy} takes fewer steps than it is given gradients, so an iteration"
+                " has no update of its own to compare with: choose asgd, fasgd or sasgd"
+            )
+        parts = _Parts(running)
+        works: Mapping[str, Callable[[], None]] = {
+            "gradient": lambda: parts.gradients(count),
+            "kernel": lambda: parts.updates(count),
+            "both": lambda: parts.both(count),
+            "simulation": lambda: running.dispatcher.run(count),
+        }
+        for number in range(options.rounds):
+            rounds.append({name: _microseconds(work, count) for name, work in works.items()})
+            shown = ", ".join(f"{name} {us:.0f}" for name, us in rounds[-1].items())
+            say(f"round {number + 1}: {shown} us")
+    figures = {name: report.spread([row[name] for row in rounds]) for name in rounds[0]}
+    ratios = {
+        "of_the_sum": [(row["gradient"] + row["kernel"]) / row["simulation"] for row in rounds],
+        "of_both": [row["both"] / row["simulation"] for row in rounds],
+    }
+    return {
+        "benchmark": "simulation",
+        "machine": about,
+        "options": asdict(options),
+        "microseconds": figures,
+        "per_second": 1e6 / figures["simulation"]["median"],
+        **{name: report.spread(values) for name, values in ratios.items()},
+        "rounds": rounds,
+    }
+
+
+def _microseconds(work: Callable[[], None], count: int) -> float:
+    begin = time.perf_counter()
+    work()
+    return (time.perf_counter() - begin) / count * 1e6
+
+
+class _Parts:
+    """A simulation's gradient and its update, by themselves."""
+
+    def __init__(self, running: Run) -> None:
+        dispatcher, store = running.dispatcher, running.engine.store
+        assert store is not None
+        self._task, self._batches = dispatcher.task, dispatcher.batches
+        self._params = [seat.params for seat in dispatcher.seats]
+        self._room = self._params[0].like()
+        layout = store.layout
+        self._kernels = [kernels.build(store.rule, s.dtype) for s in layout.sections]
+        self._spans = [kernels.Spans(lo, hi, lo, np.full(len(lo), 1e-6)) for lo, hi in layout.whole]
+        self._state: list[tuple[Array, ...]] = [
+            tuple(array.copy() for array in arrays) for arrays in store.state
+        ]
+        self._arenas = [Arena(layout) for _ in range(len(self._params) + 1)]
+        for arena in self._arenas:
+            arena.data[:] = store.current.arena.data
+        self._task.gradient(self._params[0], self._batches.rows(0), self._room)
+
+    def gradients(self, count: int) -> None:
+        for turn in range(count):
+            self._gradient(turn)
+
+    def updates(self, count: int) -> None:
+        for turn in range(count):
+            self._update(turn)
+
+    def both(self, count: int) -> None:
+        for turn in range(count):
+            self._gradient(turn)
+            self._update(turn)
+
+    def _gradient(self, turn: int) -> None:
+        params = self._params[turn % len(self._params)]
+        self._task.gradient(params, self._batches.rows(turn), self._room)
+
+    def _update(self, turn: int) -> None:
+        base, target = (self._arenas[(turn + k) % len(self._arenas)] for k in range(2))
+        for index, kernel in enumerate(self._kernels):
+            grad = self._room.arena.sections[index]
+            source, output = base.sections[index], target.sections[index]
+            kernel(self._spans[index], 1.0, source, grad, output, self._state[index])
+
+
+def table(result: Mapping[str, Any]) -> Any:
+    """Make the table of a report."""
+    options, figures = result["options"], result["microseconds"]
+    rows = [
+        [name, *(f"{row[key]:,.0f}" for key in ("median", "min", "max"))]
+        for name, row in figures.items()
+    ]
+    rows.append([])
+    for name, key in (
+        ("(gradient + kernel) / simulation", "of_the_sum"),
+        ("both / simulation", "of_both"),
+    ):
+        rows.append([name, *(f"{result[key][which]:.2f}" for which in ("median", "min", "max"))])
+    title = (
+        f"{options['policy']}, {options['clients']} clients, batches of {options['batch_size']},"
+        f" {options['dataset']}: {result['per_second']:,.0f} iterations a second"
+    )
+    columns = ["µs per iteration", "median", "min", "max"]
+    return report.table(title, columns, rows)
+
+
+def _parser() -> argparse.ArgumentParser:
+    standard = Options()
+    parser = argparse.ArgumentParser(prog="aiops bench simulation", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    for name, value in asdict(standard).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to FILE")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run from the command line; exits with 2 when an option is wrong."""
+    parser = _parser()
+    arguments = vars(parser.parse_args(argv))
+    path = arguments.pop("json")
+    try:
+        options = replace(Options(), **arguments)
+        result = run(options, lambda line: print(line, file=sys.stderr, flush=True))
+    except UsageError as error:
+        parser.error(str(error))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
+    if path:
+        report.write_json(path, result)
+    report.show(table(result), result["machine"])
+
+
+if __name__ == "__main__":
+    main()
