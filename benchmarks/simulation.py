@@ -164,9 +164,10 @@ def table(result: Mapping[str, Any]) -> Any:
         ("both / simulation", "of_both"),
     ):
         rows.append([name, *(f"{result[key][which]:.2f}" for which in ("median", "min", "max"))])
+    rows += [[], ["iterations a second", f"{result['per_second']:,.0f}", "", ""]]
     title = (
         f"{options['policy']}, {options['clients']} clients, batches of {options['batch_size']},"
-        f" {options['dataset']}: {result['per_second']:,.0f} iterations a second"
+        f" {options['dataset']}"
     )
     columns = ["µs per iteration", "median", "min", "max"]
     return report.table(title, columns, rows)

@@ -66,6 +66,10 @@ class News:
     gate: tuple[float, ...]
 
 
+def _never(_: Any) -> Any:
+    raise AssertionError("it has been answered")
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """Something asked of the server, from asking to its answer."""
@@ -87,9 +91,12 @@ class Request:
 
     def resolve(self, result: Any = None, error: AiopsError | None = None) -> None:
         """Take the answer, once."""
-        if not self.done:
-            self.done, self.result, self.error = True, result, error
-            self.on_done()
+        if self.done:
+            return
+        self.done, self.result, self.error = True, result, error
+        if error is None:  # it is not asked again; what asks refers back to it: let go of it all
+            self.make, self.finish, self.payloads = _never, _never, ()
+        self.on_done()
 
     def value(self) -> Any:
         """Return the result, or raise the error."""

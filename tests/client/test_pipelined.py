@@ -52,7 +52,7 @@ class Slow(Seat):
         self._server.disconnect(self.peer)
         self.talk.lost()
         self.peer = self._server.connect(self)
-        self._server.receive(self.peer, self.talk.connected())
+        self._server.receive(self.peer, self.talk, self.talk.connected())
         self.say()
 
 

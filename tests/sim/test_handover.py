@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -147,3 +149,18 @@ class TestLeased:
         leased.let_go()
         assert not leased.borrowed
         assert leased.own() is leased.arena
+
+
+def test_what_was_pushed_is_let_go_without_a_collector() -> None:
+    """Nothing refers to itself: gradients are gone as soon as the next has been pushed."""
+    _engine, (seat, _other) = served()
+    gc.disable()
+    try:
+        pushed = gradient(seat.params)
+        alive = weakref.ref(pushed["w"])
+        seat.give(pushed)
+        seat.give(gradient(seat.params))
+        del pushed
+        assert alive() is None
+    finally:
+        gc.enable()
