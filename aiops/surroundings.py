@@ -19,9 +19,23 @@ from dataclasses import dataclass
 from aiops.applier import Applier, ApplierThread
 from aiops.spin import Spin
 
+_WAITING = 64  # connections that may wait to be accepted
+
 
 def _identity() -> str:
     return f"{socket.gethostname()}-{os.getpid()}"
+
+
+def _listening(host: str) -> socket.socket:
+    return socket.create_server((host, 0), family=_family(host), backlog=_WAITING)
+
+
+def _unconnected(host: str) -> socket.socket:
+    return socket.socket(_family(host), socket.SOCK_STREAM)
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +55,11 @@ class Surroundings:
         Makes what looks for a message for a while before sleeping for it.
     identity
         What to call a client that was given no name.
+    listening, unconnected
+        Make a socket, of an IP address: one that listens there, at a free port; and one to connect
+        to it. The event loop reads and writes them.
+    reached_at
+        The IP address at which others reach what listens here; None: that of its connection.
     """
 
     now: Callable[[], float] = time.monotonic
@@ -51,6 +70,9 @@ class Surroundings:
     )
     spin: Callable[[], Spin] = Spin
     identity: Callable[[], str] = _identity
+    listening: Callable[[str], socket.socket] = _listening
+    unconnected: Callable[[str], socket.socket] = _unconnected
+    reached_at: str | None = None
 
 
 _REAL = Surroundings()

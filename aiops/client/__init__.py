@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from aiops.client.aio import AsyncClient
@@ -15,17 +16,30 @@ from aiops.client.requests import Receipt
 from aiops.client.worker import Worker
 
 if TYPE_CHECKING:
+    from aiops.client.aioaverager import AsyncModelAverager
     from aiops.client.averager import ModelAverager
 
-__all__ = ["AsyncClient", "AsyncWorker", "Client", "ModelAverager", "Params", "Receipt", "Worker"]
+__all__ = [
+    "AsyncClient",
+    "AsyncModelAverager",
+    "AsyncWorker",
+    "Client",
+    "ModelAverager",
+    "Params",
+    "Receipt",
+    "Worker",
+]
+
+_AVERAGERS = {
+    "AsyncModelAverager": "aiops.client.aioaverager",
+    "ModelAverager": "aiops.client.averager",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name != "ModelAverager":
+    if name not in _AVERAGERS:
         raise AttributeError(f"module 'aiops.client' has no attribute {name!r}")
-    from aiops.client.averager import ModelAverager
-
-    return ModelAverager
+    return getattr(importlib.import_module(_AVERAGERS[name]), name)
 
 
 def __dir__() -> list[str]:

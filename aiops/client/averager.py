@@ -20,11 +20,84 @@ from aiops.layout import Array
 
 __all__ = ["Averages", "ModelAverager"]
 
-_FAREWELL = 1.0
+FAREWELL = 1.0
 """Seconds that a round under way gets at the end: Ctrl-C is to work within two."""
 
 
-class ModelAverager:
+class AveragerFacade:
+    """What the blocking and the async averager have in common; parameters as theirs."""
+
+    def __init__(
+        self,
+        url: str,
+        params: Mapping[str, Array] | Any,
+        *,
+        token: str | None,
+        name: str | None,
+        timeout: float,
+        host: str | None,
+    ) -> None:
+        self.url = address.write(*address.parse(url))
+        check_timeout(timeout)
+        self.timeout = timeout
+        self.lock = TurnLock()
+        self._core = Averaging(
+            _replica_of(params),
+            self.lock,
+            url=url,
+            token=token,
+            name=name,
+            timeout=timeout,
+            host=host,
+        )
+        self._closed = False
+
+    @property
+    def steps(self) -> int:
+        """How many steps have been taken."""
+        return self._core.steps
+
+    @property
+    def lr(self) -> float:
+        """The learning rate that the server was started with (``--lr``), for your own updates."""
+        return float(self._core.plan["lr"])
+
+    @property
+    def plan(self) -> Mapping[str, Any]:
+        """The policy's settings, as the server announced them."""
+        return self._core.plan
+
+    @property
+    def stats(self) -> Averages:
+        """What became of the averages so far."""
+        return self._core.stats
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes received from, and sent to, the server and the other workers so far."""
+        return self._core.traffic
+
+    def __repr__(self) -> str:
+        stats = self.stats
+        return (
+            f"<{type(self).__name__} at {self.url}: {self.steps} steps, {stats.rounds} averages,"
+            f" {stats.workers} workers in the last>"
+        )
+
+    def _check(self) -> None:
+        if self._closed:
+            raise UsageError("this averager is closed")
+        if self._core.error is not None:
+            raise self._core.error
+
+    def _late(self, what: str) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"{what} was not over in {self.timeout:g} s: {self.url} or another worker does not"
+            " answer; timeout=... allows more"
+        )
+
+
+class ModelAverager(AveragerFacade):
     """One worker of an asynchronous model average.
 
     ::
@@ -95,20 +168,7 @@ class ModelAverager:
         timeout: float = 60.0,
         host: str | None = None,
     ) -> None:
-        self.url = address.write(*address.parse(url))
-        check_timeout(timeout)
-        self.timeout = timeout
-        self.lock = TurnLock()
-        self._core = Averaging(
-            _replica_of(params),
-            self.lock,
-            url=url,
-            token=token,
-            name=name,
-            timeout=timeout,
-            host=host,
-        )
-        self._closed = False
+        super().__init__(url, params, token=token, name=name, timeout=timeout, host=host)
         self._ending: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._run, name="aiops-averager", daemon=True)
         self._thread.start()
@@ -142,29 +202,8 @@ class ModelAverager:
             raise UsageError("a step cannot begin within another step")
         with self.lock:
             yield
-        self._core.steps += 1
-        if self._core.steps <= self._core.plan["warmup"]:
+        if self._core.stepped():
             self.average()
-
-    @property
-    def steps(self) -> int:
-        """How many steps have been taken."""
-        return self._core.steps
-
-    @property
-    def lr(self) -> float:
-        """The learning rate that the server was started with (``--lr``), for your own updates."""
-        return float(self._core.plan["lr"])
-
-    @property
-    def plan(self) -> Mapping[str, Any]:
-        """The policy's settings, as the server announced them."""
-        return self._core.plan
-
-    @property
-    def stats(self) -> Averages:
-        """What became of the averages so far."""
-        return self._core.stats
 
     # ------------------------------------------------------------ averaging
 
@@ -216,7 +255,7 @@ class ModelAverager:
         while self._thread.is_alive() and core.loop is None:
             self._thread.join(0.01)
         if self._thread.is_alive() and core.loop is not None:
-            patience, loop = _FAREWELL if core.started.done() else 0.0, core.loop
+            patience, loop = FAREWELL if core.started.done() else 0.0, core.loop
 
             def end() -> None:  # a coroutine made here could be left over: the loop may end first
                 if not core.over:  # else it ends just now, and would not run a further task
@@ -237,24 +276,11 @@ class ModelAverager:
     ) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        stats = self.stats
-        return (
-            f"<ModelAverager at {self.url}: {self.steps} steps, {stats.rounds} averages,"
-            f" {stats.workers} workers in the last>"
-        )
-
     # ------------------------------------------------------------ inside
 
     def _run(self) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             asyncio.run(self._core.main())
-
-    def _check(self) -> None:
-        if self._closed:
-            raise UsageError("this averager is closed")
-        if self._core.error is not None:
-            raise self._core.error
 
     def _outside(self, what: str) -> asyncio.AbstractEventLoop:
         """Refuse a wait for an average by whoever holds the lock that it needs."""
@@ -282,10 +308,7 @@ class ModelAverager:
         except TimeoutError as error:
             if isinstance(error, DeadlineExceeded):
                 raise
-            raise DeadlineExceeded(
-                f"{what} was not over in {self.timeout:g} s: {self.url} or another worker does not"
-                " answer; timeout=... allows more"
-            ) from None
+            raise self._late(what) from None
 
 
 def _replica_of(params: Any) -> Replica:

@@ -1,4 +1,7 @@
-"""The averaging half of a worker: a loop that runs beside training, in a thread of its own."""
+"""The averaging half of a worker: a loop that runs beside training.
+
+`ModelAverager` gives it a thread of its own, `AsyncModelAverager` a task.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from aiops import messages
 from aiops.client.lookup import looked_up
@@ -29,9 +32,8 @@ from aiops.errors import (
     UsageError,
 )
 from aiops.layout import Arena
+from aiops.surroundings import SURROUNDINGS
 from aiops.wire import Traffic
-
-T = TypeVar("T")
 
 _log = logging.getLogger("aiops.client")
 
@@ -99,7 +101,7 @@ class Averaging:
         host: str | None,
     ) -> None:
         self._replica, self._lock, self._host, self._timeout = replica, lock, host, timeout
-        self._who: dict[str, Any] = {"url": url, "token": token, "name": name, "timeout": timeout}
+        self._client = MeetingClient(url, role="worker", token=token, name=name, timeout=timeout)
         self.stats = Averages()
         self.plan: Mapping[str, Any] = {}
         self.started: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -117,7 +119,7 @@ class Averaging:
         self._idle.set()
         self._asked: list[concurrent.futures.Future[int]] = []
         try:
-            async with MeetingClient(role="worker", **self._who) as self._client:
+            async with self._client:
                 await self._begin()
                 try:
                     await self._first()
@@ -161,6 +163,18 @@ class Averaging:
         self._asked.append(answer)
         self._wake.set()
 
+    def stepped(self) -> bool:
+        """Count a step of training; say whether an average is to be waited for now."""
+        self.steps += 1
+        return self.steps <= int(self.plan["warmup"])
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes received from, and sent to, the server and the other workers."""
+        others = self.stats.traffic
+        received, sent = self._client.traffic
+        return received + others.bytes_in, sent + others.bytes_out
+
     @property
     def over(self) -> bool:
         """Whether there is nothing left to end."""
@@ -188,7 +202,8 @@ class Averaging:
         self.plan = plan
         layout = await client.agree(replica.arrays())
         self._copy, self._flat = Arena(layout), Flat(layout)
-        self._host = await looked_up(self._host or client.local_host, self._timeout)
+        here = self._host or SURROUNDINGS.get().reached_at or client.local_host
+        self._host = await looked_up(here, self._timeout)
         try:
             self._listener = Listener(self._host, plan["stall"])
         except OSError as error:
@@ -282,7 +297,8 @@ class Averaging:
 
     async def _copy_out(self) -> None:
         """Copy the model, and see that it may be shared."""
-        await self._locked(lambda: self._replica.copy_out(self._copy))
+        async with self.locked():
+            self._replica.copy_out(self._copy)
         self._flat.load(self._copy)
         for name, values in self._flat.views:
             if not fit(values):
@@ -323,7 +339,8 @@ class Averaging:
         finally:
             self.stats.seconds += loop.time() - began
         prepared = self._replica.prepare(self._flat, self._copy)
-        await self._locked(lambda: self._replica.add(prepared))
+        async with self.locked():
+            self._replica.add(prepared)
         self._taken += 1
         self.stats.rounds += 1
 
@@ -333,8 +350,9 @@ class Averaging:
             _log.warning("an average was given up: %s", error)
         self.stats.last_error = error
 
-    async def _locked(self, do: Callable[[], T]) -> T:
-        """Do something under the lock, without blocking this loop while others have it."""
+    @contextlib.asynccontextmanager
+    async def locked(self) -> AsyncIterator[None]:
+        """Hold the lock, without blocking this loop while others have it."""
         loop = asyncio.get_running_loop()
         had: asyncio.Future[None] = loop.create_future()
 
@@ -352,6 +370,6 @@ class Averaging:
             self._lock.cancel(granted)
             raise
         try:
-            return do()
+            yield
         finally:
             self._lock.release()

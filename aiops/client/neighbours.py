@@ -15,6 +15,7 @@ from aiops.collective import Piece, Ring, proof, proves
 from aiops.errors import ConnectionLost, DeadlineExceeded, RemoteProtocolError, Unauthorised
 from aiops.messages import Chunk, Error, Greet, Message, Part, Round
 from aiops.sockets import tune
+from aiops.surroundings import SURROUNDINGS
 from aiops.wire import Limits, Side, Sink, Traffic, Wire
 
 _LIMITS = Limits(header=4 << 10, parts=1)
@@ -125,8 +126,7 @@ class Listener:
     """
 
     def __init__(self, host: str, patience: float) -> None:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, 0), family=family, backlog=_PARKED)
+        self._socket = SURROUNDINGS.get().listening(host)
         self._socket.setblocking(False)
         self.port: int = self._socket.getsockname()[1]
         self._patience = patience
@@ -247,8 +247,7 @@ async def _call(told: Round, right: int, host: str, port: int, patience: float) 
     try:
         async with asyncio.timeout(patience):
             # Never a name: the loop would look it up in a thread that nothing can end.
-            family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
-            sock = socket.socket(family, socket.SOCK_STREAM)
+            sock = SURROUNDINGS.get().unconnected(str(ipaddress.ip_address(host)))
             sock.setblocking(False)
             await loop.sock_connect(sock, (host, port))
     except ValueError:

@@ -13,8 +13,11 @@ from aiops.experiments.papers import (
     bfasgd_fetch,
     bfasgd_push,
     elastic_clients,
+    everything,
     fasgd_clients,
     fasgd_staleness,
+    model_average_straggler,
+    no_delay_discrepancy,
     softsync_staleness,
     sync_waste,
 )
@@ -32,6 +35,9 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         b_staleness.EXPERIMENT,
         elastic_clients.EXPERIMENT,
         sync_waste.EXPERIMENT,
+        no_delay_discrepancy.EXPERIMENT,
+        model_average_straggler.EXPERIMENT,
+        everything.EXPERIMENT,
     )
 }
 """All that there are, in the order in which one would read them."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from aiops.config import Config
 from aiops.experiments.case import Result, Tell
 from aiops.sim.cluster import Cluster, Links
 from aiops.sim.computing import Computing, LogNormal
+from aiops.sim.outcome import Outcome
 from aiops.sim.simulate import simulate
 from aiops.sim.simulation import Simulation
 from aiops.sim.workload import Training
@@ -72,26 +74,35 @@ class InTime:
         waited, and ``refused`` the share of all computed gradients that had to be computed again.
         ``error`` is of the data set's test part.
         """
-        found = simulate(self.cluster, lambda n: None if n % _TELL_EVERY else tell(n))
-        again = sum(worker.recomputed for worker in found.workers)
-        curve = [
-            {
-                "iteration": sample.gradients,
-                "seconds": sample.seconds,
-                "version": sample.version,
-                "bytes": sample.nbytes,
-                "cost": sample.loss,
-                "error": 1 - sample.accuracy,
-            }
-            for sample in found.samples
-        ]
-        return {
-            "digest": found.digest,
-            "diverged": None,
-            "seconds": found.seconds,
-            "idle": found.idle,
-            "refused": again / max(again + found.gradients, 1),
-            "mean_staleness": found.mean_staleness,
-            "staleness": dict(found.staleness),
-            "curve": curve,
+        return timed(simulate(self.cluster, now_and_then(tell)))
+
+
+def now_and_then(tell: Tell) -> Tell:
+    """Have somebody told of some mini-batches only."""
+    return lambda n: None if n % _TELL_EVERY else tell(n)
+
+
+def timed(found: Outcome) -> dict[str, Any]:
+    """Return an outcome in virtual time as JSON has it."""
+    again = sum(worker.recomputed for worker in found.workers)
+    curve = [
+        {
+            "iteration": sample.gradients,
+            "seconds": sample.seconds,
+            "version": sample.version,
+            "bytes": sample.nbytes,
+            "cost": sample.loss,
+            "error": 1 - sample.accuracy,
         }
+        for sample in found.samples
+    ]
+    return {
+        "digest": found.digest,
+        "diverged": None,
+        "seconds": found.seconds,
+        "idle": found.idle,
+        "refused": again / max(again + found.gradients, 1),
+        "mean_staleness": found.mean_staleness,
+        "staleness": dict(found.staleness),
+        "curve": curve,
+    }

@@ -245,6 +245,23 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Listen on the simulated network."""
         return self._wired().listen(protocol_factory, *where, **options)
 
+    async def sock_accept(self, sock: Any) -> Any:
+        """Accept a connection at a socket of the simulated network."""
+        return await sock.accept()
+
+    async def sock_connect(self, sock: Any, address: Any) -> None:
+        """Connect one."""
+        await sock.connect(address)
+
+    async def sock_recv_into(self, sock: Any, buf: Any) -> int:
+        """Receive bytes from one."""
+        count: int = await sock.receive_into(memoryview(buf))
+        return count
+
+    async def sock_sendall(self, sock: Any, data: Any) -> None:
+        """Send bytes by one."""
+        await sock.send_all(data)
+
     def _wired(self) -> Network:
         if self.network is None:
             raise UsageError("this event loop has no network: make a Network(loop) first")

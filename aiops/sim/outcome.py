@@ -24,7 +24,7 @@ class Sample:
     gradients, version
         Mini-batches computed so far, and updates made.
     nbytes
-        That crossed the server's connections so far, both ways.
+        That crossed the network so far, both ways.
     loss, accuracy
         On the test set.
     """
@@ -80,7 +80,8 @@ class Outcome:
     workers
         By number.
     params
-        The server's parameters in the end, by name.
+        The server's parameters in the end, by name; with the policy ``average``, which leaves them
+        to the workers, the mean of those of all living workers.
     samples
         What had been learnt by when.
     messages

@@ -10,11 +10,10 @@ from math import inf
 
 import numpy as np
 
-from aiops.client.aioworker import AsyncWorker
-from aiops.client.params import Params
 from aiops.layout import Array
 from aiops.server import Server
 from aiops.sim.cluster import Cluster, Cut, Happening, Join
+from aiops.sim.members import AveragingWorker, Member, carried, mean_model, member
 from aiops.sim.outcome import Labour, Outcome, Sample, digest_of
 from aiops.sim.world import World
 
@@ -55,7 +54,7 @@ class _Course:
         self._on_progress = on_progress
         self._initial = cluster.workload.initial(cluster.seed)
         self._server: Server
-        self._workers: list[AsyncWorker] = []
+        self._workers: list[Member] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._presences: dict[int, _Presence] = {}
         self._killed: set[int] = set()
@@ -73,6 +72,7 @@ class _Course:
         self._network.add(cluster.links.host(SERVER, "server"))
         with self._network.at(SERVER):
             config = dataclasses.replace(cluster.server, workers=cluster.workers)
+            self._kind = member(config)
             self._server = Server(config)
             await self._server.start()
             serving = loop.create_task(self._server.serve(), name=SERVER)
@@ -100,20 +100,19 @@ class _Course:
         name = f"worker-{number}"
         self._network.add(self._cluster.links.host(name, "worker"))
         with self._network.at(name):
-            worker = AsyncWorker(
-                self._server.url, self._initial, name=name, timeout=self._cluster.patience
-            )
+            patience = self._cluster.patience
+            worker = self._kind(self._server.url, self._initial, name=name, timeout=patience)
             task = self._loop.create_task(self._train(worker, number), name=name)
         self._workers.append(worker)
         self._tasks.append(task)
         task.add_done_callback(self._ended)
 
-    async def _train(self, worker: AsyncWorker, number: int) -> None:
+    async def _train(self, worker: Member, number: int) -> None:
         cluster, loop = self._cluster, self._loop
         pace = cluster.computing.pace(number, cluster.seed)
         gradient = cluster.workload.gradient(number, cluster.seed)
 
-        async def compute(params: Params) -> Mapping[str, Array]:
+        async def compute(params: Mapping[str, Array]) -> Mapping[str, Array]:
             found = gradient(params)
             await asyncio.sleep(pace(loop.time() - self._began))
             return found
@@ -183,13 +182,17 @@ class _Course:
         found = self._cluster.workload.test(self._params())
         if found is not None:
             engine = self._server.engine
-            nbytes = sum(sum(worker.traffic) for worker in self._workers)
+            nbytes = carried(self._workers)
             seconds = self._loop.time() - self._began
             self._samples.append(
                 Sample(seconds, self._done, engine.answers.version, nbytes, *found)
             )
 
     def _params(self) -> Mapping[str, Array]:
+        """Return what has been learnt: the server's parameters, or the workers' models' mean."""
+        if self._kind is AveragingWorker:
+            there = [n for n in self._presences if self._network.host(f"worker-{n}").alive]
+            return mean_model([self._workers[number] for number in there or self._presences])
         store = self._server.engine.store
         assert store is not None, "the first worker has defined the model"
         return store.current.arena.views

@@ -7,11 +7,13 @@ import random
 from collections.abc import Callable, Coroutine
 from contextvars import copy_context
 from math import inf
-from typing import Any, TypeVar
+from socket import socket
+from typing import Any, TypeVar, cast
 
 from aiops.errors import UsageError
 from aiops.sim.loop import VirtualLoop, run_on
 from aiops.sim.network import HERE, Network
+from aiops.sim.sockets import MemorySocket, listening
 from aiops.spin import Spin
 from aiops.surroundings import SURROUNDINGS, Surroundings
 
@@ -97,6 +99,9 @@ class World:
             applier=lambda loop, failed: VirtualApplier(loop, failed, apply_seconds),
             spin=lambda: Spin(self.loop.time, None),
             identity=HERE.get,
+            listening=lambda host: cast(socket, listening(self.network, host)),
+            unconnected=lambda host: cast(socket, MemorySocket(self.network)),
+            reached_at="127.0.0.1",  # which finds whoever listens, wherever it is
         )
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:

@@ -16,7 +16,7 @@ import pytest
 
 from aiops.algorithms import BUILT_IN
 from aiops.config import Config
-from aiops.errors import BadPush, DeadlineExceeded, Refused, UsageError
+from aiops.errors import BadPush, DeadlineExceeded, UsageError
 from aiops.journal import replay
 from aiops.testing import (
     Cluster,
@@ -35,7 +35,7 @@ from aiops.testing import (
 )
 from tests.support import assert_same
 
-POLICIES = sorted(set(BUILT_IN) - {"average"})  # its workers meet without the server
+POLICIES = sorted(BUILT_IN)
 ROOT = Path(__file__).parent.parent.parent
 ROUND = 1_000_000
 """Bytes of a model of which one crosses a link of 1 MB/s in a second, headers left out."""
@@ -219,7 +219,8 @@ class TestLearning:
         outcome = run(**rough(server=server))
         assert outcome.gradients >= 110
         assert 0 <= outcome.idle < 1
-        assert outcome.version == outcome.report["version"] > 0
+        assert outcome.version == outcome.report["version"]
+        assert (outcome.version > 0) == (policy != "average"), "its workers have the model"
         assert all(np.isfinite(array).all() for array in outcome.params.values())
         assert len(outcome.workers) == 8
         times = [sample.seconds for sample in outcome.samples]
@@ -364,6 +365,22 @@ class TestWhatCannotBe:
         with pytest.raises(UsageError, match=says):
             simulate(Cluster(server=server, gradients=10))
 
-    def test_a_policy_without_a_server(self) -> None:
-        with pytest.raises(Refused, match="ModelAverager"):
-            run(server=Config(policy="average"))
+    def test_workers_that_average_their_models(self) -> None:
+        """They train at their own paces, and each byte between two of them is counted once."""
+        outcome = run(
+            server=Config(policy="average", lr=0.1, kernels="numpy", set=["grace=0.1"]),
+            computing=Straggler(Fixed(0.1), times=4.0),
+            links=Links(worker="100Mbit/s", latency=0.001),
+            gradients=200,
+            every=1.0,
+        )
+        steps = [worker.steps for worker in outcome.workers]
+        assert sum(steps) == outcome.gradients == 200
+        assert min(steps[1:]) > 3.5 * steps[0], "nobody waits for the straggler"
+        assert outcome.idle < 0.05
+        assert outcome.version == 0
+        assert outcome.staleness == {}
+        first, last = outcome.samples[0], outcome.samples[-1]
+        assert last.accuracy > first.accuracy
+        sent, received = outcome.traffic
+        assert max(sent, received) < last.nbytes < sent + received
