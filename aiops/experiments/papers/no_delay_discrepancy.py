@@ -92,9 +92,6 @@ class Distances(Scale):
         Values of λ, with the staleness ``limit``.
     limit
         That τ_max.
-    steps
-        Of each worker of the averaging rule; of all together under gradient delay, whose every
-        gradient is a whole step: so the models have come equally far.
     looks
         How often one looks at a run.
     """
@@ -102,18 +99,25 @@ class Distances(Scale):
     limits: tuple[int, ...] = (2, 4, 8, 16, 32)
     workers: tuple[int, ...] = (2, 4, 8, 16, 32)
     limit: int = 8
-    steps: int
     looks: int
+
+    @property
+    def steps(self) -> int:
+        """Steps of each worker of the averaging rule, as the base's iterations allow.
+
+        Under gradient delay, whose every gradient is a whole step, of all workers together: so the
+        models have come equally far.
+        """
+        return max(self.base.iterations // self.base.clients, 1)
 
 
 _BASE = Simulation(selection="round-robin", lr=0.02, clients=8, batch_size=16, samples=1)
 QUICK = Distances(
-    base=replace(_BASE, dataset="digits", hidden=32, iterations=4800), seeds=3, steps=400, looks=5
+    base=replace(_BASE, dataset="digits", hidden=32, iterations=3200), seeds=3, looks=5
 )
 FULL = Distances(
     base=replace(_BASE, dataset="mnist", batch_size=32, iterations=80_000),
     seeds=3,
-    steps=10_000,
     looks=20,
 )
 
@@ -141,11 +145,6 @@ def cases(scale: Distances, runs: Runs) -> Iterator[Case]:
             yield Case(f"λ {workers}", DELAYED, seed, work)
 
 
-def _steps(scale: Distances) -> int:
-    """Return the steps of a worker: fewer if the base's iterations have been made fewer."""
-    return min(scale.steps, scale.base.iterations)
-
-
 def _averaged(scale: Distances, limit: int, workers: int, seed: int) -> Apart:
     settings = (f"tau_max={limit}", "variant=2")
     run = replace(
@@ -153,14 +152,14 @@ def _averaged(scale: Distances, limit: int, workers: int, seed: int) -> Apart:
         policy="no-delay",
         set=settings,
         clients=workers,
-        iterations=_steps(scale) * workers,
+        iterations=scale.steps * workers,
         seed=seed,
     )
-    return Apart(run, limit, max(min(scale.looks, _steps(scale) // limit), 1))
+    return Apart(run, limit, max(min(scale.looks, scale.steps // limit), 1))
 
 
 def _delayed(scale: Distances, workers: int, seed: int) -> Apart:
-    steps = max(_steps(scale), workers)
+    steps = max(scale.steps, workers)
     run = replace(scale.base, policy="asgd", clients=workers, iterations=steps, seed=seed)
     return Apart(run, 1, min(scale.looks, steps // workers))
 
