@@ -34,7 +34,7 @@ class Average(Algorithm):
     the server is only where they meet. What a worker learns between the copy and the average stays
     on top of it, so no progress is lost, and the mean of the models is not changed by averaging.
 
-    Workers use `aiops.client.ModelAverager`.
+    Workers use `aiops.client.ModelAverager`, or in asyncio `aiops.client.AsyncModelAverager`.
 
     Settings
     --------

@@ -228,6 +228,26 @@ class TestLearning:
         assert times[-1] == outcome.seconds
         assert outcome.samples[-1].loss < outcome.samples[0].loss
 
+    def test_workers_that_average_their_models(self) -> None:
+        """They train at their own paces, and each byte between two of them is counted once."""
+        outcome = run(
+            server=Config(policy="average", lr=0.1, kernels="numpy", set=["grace=0.1"]),
+            computing=Straggler(Fixed(0.1), times=4.0),
+            links=Links(worker="100Mbit/s", latency=0.001),
+            gradients=200,
+            every=1.0,
+        )
+        steps = [worker.steps for worker in outcome.workers]
+        assert sum(steps) == outcome.gradients == 200
+        assert min(steps[1:]) > 3.5 * steps[0], "nobody waits for the straggler"
+        assert outcome.idle < 0.05
+        assert outcome.version == 0
+        assert outcome.staleness == {}
+        first, last = outcome.samples[0], outcome.samples[-1]
+        assert last.accuracy > first.accuracy
+        sent, received = outcome.traffic
+        assert max(sent, received) < last.nbytes < sent + received
+
     def test_it_learns(self) -> None:
         outcome = run(gradients=1500, computing=LogNormal(0.1), server=Config(policy="fasgd"))
         assert outcome.samples[-1].accuracy > 0.9
@@ -364,23 +384,3 @@ class TestWhatCannotBe:
     def test_of_its_server(self, server: Config, says: str) -> None:
         with pytest.raises(UsageError, match=says):
             simulate(Cluster(server=server, gradients=10))
-
-    def test_workers_that_average_their_models(self) -> None:
-        """They train at their own paces, and each byte between two of them is counted once."""
-        outcome = run(
-            server=Config(policy="average", lr=0.1, kernels="numpy", set=["grace=0.1"]),
-            computing=Straggler(Fixed(0.1), times=4.0),
-            links=Links(worker="100Mbit/s", latency=0.001),
-            gradients=200,
-            every=1.0,
-        )
-        steps = [worker.steps for worker in outcome.workers]
-        assert sum(steps) == outcome.gradients == 200
-        assert min(steps[1:]) > 3.5 * steps[0], "nobody waits for the straggler"
-        assert outcome.idle < 0.05
-        assert outcome.version == 0
-        assert outcome.staleness == {}
-        first, last = outcome.samples[0], outcome.samples[-1]
-        assert last.accuracy > first.accuracy
-        sent, received = outcome.traffic
-        assert max(sent, received) < last.nbytes < sent + received

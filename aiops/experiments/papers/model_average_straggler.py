@@ -43,7 +43,7 @@ class Stragglers(Scale):
 
 QUICK = Stragglers(
     base=Simulation(
-        dataset="digits", hidden=32, clients=4, batch_size=16, iterations=3000, samples=20
+        dataset="digits", hidden=32, clients=4, batch_size=16, iterations=2400, samples=20
     ),
     seeds=3,
     times=(1.0, 4.0, 10.0),
@@ -156,14 +156,14 @@ def _errors(found: Groups, times: float) -> Verdict:
 def figure(scale: Stragglers, runs: Runs) -> Figure:
     """Draw the throughput by straggler, and the errors by time."""
     found = gathered(runs.of(cases(scale, runs)))
-    bars = []
+    lines = []
     for label in RULES:
         groups = [found.get((title(times), label), []) for times in scale.times]
         least = min(map(len, groups))
         ys = [[throughput(group[seed]) for group in groups] for seed in range(least)]
-        bars.append(Line(label, list(scale.times), ys))
+        lines.append(Line(label, list(scale.times), ys))
     xlabel = "times as slow as the others"
-    panels = [Panel("Throughput", xlabel, "mini-batches per second", bars, log="x", bottom=0)]
+    panels = [Panel("Throughput", xlabel, "mini-batches per second", lines, bottom=0)]
     for times in scale.times:
         lines = [over(label, found.get((title(times), label), []), "seconds") for label in RULES]
         panels.append(Panel(title(times), "virtual seconds", "test error (%)", lines, log="y"))
