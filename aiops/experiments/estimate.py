@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 import zlib
 from collections.abc import Iterable
@@ -11,12 +10,13 @@ from dataclasses import dataclass, replace
 from aiops.experiments.case import Case
 from aiops.experiments.experiment import Experiment, Scale
 from aiops.experiments.runs import Finished, Runs, unique
-from aiops.experiments.works import perceptron
+from aiops.experiments.works import Convolved, task_of
 from aiops.sim.selection import selection
-from aiops.sim.simulation import Run, Simulation
+from aiops.sim.simulation import Run
 from aiops.sim.task import Batches
 
 _BESIDE = 300_000_000  # bytes: the data set, the interpreter
+_BESIDE_TORCH = 2_000_000_000  # bytes: CIFAR-10 while it is read, PyTorch
 _PROBED = 150  # iterations by which a speed is found
 _PROBED_CLIENTS = 16
 _DAWN = 2.0  # seconds until a process has imported everything
@@ -65,18 +65,19 @@ def check(cases: Iterable[Case]) -> None:
     AiopsError
         When settings cannot work, or a data set is missing.
     """
-    for run in {replace(case.simulation, seed=0, lr=None): None for case in cases}:
+    kinds = {replace(case.simulation, seed=0, lr=None): case.work for case in cases}
+    for run, work in kinds.items():
         run.engine()
         selection(run.selection, run.clients, run.seed)
-        Batches(perceptron(run.dataset, run.hidden).examples, run.batch_size, 0, run.order)
+        Batches(task_of(work).examples, run.batch_size, 0, run.order)
 
 
 def memory(case: Case) -> int:
     """Return about how many bytes a run needs: a client holds one version at most."""
     run = case.simulation
-    model = perceptron(run.dataset, run.hidden).model
-    size = 4 * sum(math.prod(shape) for shape in model.shapes.values())
-    return min(run.clients, run.iterations) * size + _BESIDE
+    size = sum(array.nbytes for array in task_of(case.work).initial(0).values())
+    beside = _BESIDE_TORCH if isinstance(case.work, Convolved) else _BESIDE
+    return min(run.clients, run.iterations) * size + beside
 
 
 def weight(case: Case) -> float:
@@ -93,11 +94,11 @@ class Speed:
     validation: float
 
 
-def probe(run: Simulation) -> Speed:
+def probe(case: Case) -> Speed:
     """Measure the speed of such runs, here and now; takes some tenths of a second."""
+    run, task = case.simulation, task_of(case.work)
     clients = min(run.clients, _PROBED_CLIENTS)
     few = replace(run, gate="", clients=clients, samples=0, iterations=_PROBED, set=())
-    task = perceptron(run.dataset, run.hidden)
     took = []
     for iterations in (_PROBED // 10, _PROBED):  # the first makes ready what is made once
         with Run(replace(few, iterations=iterations), task) as begun:
@@ -114,9 +115,9 @@ def seconds(cases: Iterable[Case], jobs: int) -> float:
     whole, longest = 0.0, 0.0
     for case in cases:
         run = case.simulation
-        kind = run.policy, run.dataset, run.hidden, run.batch_size
+        kind = run.policy, run.dataset, run.hidden, run.batch_size, type(case.work)
         if kind not in speeds:
-            speeds[kind] = probe(run)
+            speeds[kind] = probe(case)
         speed = speeds[kind]
         took = run.iterations * speed.iteration + (run.samples + 2) * speed.validation
         whole, longest = whole + took, max(longest, took)

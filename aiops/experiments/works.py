@@ -1,4 +1,4 @@
-"""What a process of an experiment does with a piece of work."""
+"""What a process of an experiment does with a piece of work, and what it trains."""
 
 from __future__ import annotations
 
@@ -22,6 +22,54 @@ INITIAL = ("he", "glorot", "small")
 def perceptron(dataset: str, hidden: int) -> Perceptron:
     """Return the task of a simulation, which all runs of a process share."""
     return Perceptron(dataset, hidden)
+
+
+@dataclass(frozen=True)
+class Convolved:
+    """A simulation of the softsync paper's convolutional network, in PyTorch.
+
+    Attributes
+    ----------
+    simulation
+        What is run; its ``hidden`` has no meaning here.
+    weight_decay
+        See `aiops.experiments.convnet.ConvNet`.
+    """
+
+    simulation: Simulation
+    weight_decay: float = 0.004
+
+    @property
+    def task(self) -> Task:
+        """The network on the simulation's data, which all runs of a process share."""
+        return _convnet(self.simulation.dataset, self.weight_decay)
+
+    def __call__(self, tell: Tell) -> Result:
+        """Run it."""
+        return simulated(self.simulation, self.task, tell)
+
+
+@lru_cache(maxsize=1)
+def _convnet(dataset: str, weight_decay: float) -> Task:
+    try:
+        import torch
+
+        from aiops.experiments.convnet import ConvNet
+    except ImportError:
+        raise UsageError(
+            "the convolutional network needs PyTorch, which is not here:"
+            " pip install 'aiops-ps[torch]'"
+        ) from None
+    torch.set_num_threads(1)  # sums in another order would be other sums
+    return ConvNet(dataset, weight_decay)
+
+
+def task_of(work: Work) -> Task:
+    """Return what a piece of work trains: its perceptron, if it does not say."""
+    if isinstance(work, Convolved):
+        return work.task
+    run = work if isinstance(work, Simulation) else work.simulation
+    return perceptron(run.dataset, run.hidden)
 
 
 def carry_out(work: Work, tell: Tell) -> Result:

@@ -114,7 +114,9 @@ class _Course:
 
         async def compute(params: Mapping[str, Array]) -> Mapping[str, Array]:
             found = gradient(params)
-            await asyncio.sleep(pace(loop.time() - self._began))
+            seconds = pace(loop.time() - self._began)
+            self._presences[number].computes(loop.time(), seconds)
+            await asyncio.sleep(seconds)
             return found
 
         async with worker:
@@ -122,7 +124,7 @@ class _Course:
             if self._connected == cluster.workers:
                 self._ready.set_result(None)
             await asyncio.shield(self._ready)
-            presence = self._presences[number] = _Presence(loop.time(), worker.idle_seconds)
+            presence = self._presences[number] = _Presence(loop.time())
             try:
                 while self._left > 0:
                     self._left -= 1
@@ -221,8 +223,8 @@ class _Course:
         if presence is None:  # it has not come so far
             return Labour(0, 0, 0.0, 0.0, 0, 0)
         until = self._loop.time() if presence.until is None else presence.until
-        idle = worker.idle_seconds - presence.idle
-        compute = until - presence.since - idle
+        compute = presence.computed(until)
+        idle = max(until - presence.since - compute, 0.0)
         return Labour(worker.steps, worker.recomputed, compute, idle, *worker.traffic)
 
 
@@ -231,5 +233,14 @@ class _Presence:
     """When a worker took part: from its first mini-batch to the end of its last step."""
 
     since: float
-    idle: float  # seconds that it had waited before
     until: float | None = None
+    _compute: float = 0.0  # seconds, of the mini-batch that it is at as well
+    _ready: float = 0.0  # when that is or was finished
+
+    def computes(self, now: float, seconds: float) -> None:
+        """Note that a mini-batch is begun, and how long it takes."""
+        self._compute, self._ready = self._compute + seconds, now + seconds
+
+    def computed(self, until: float) -> float:
+        """Return for how long it has computed until then."""
+        return self._compute - max(self._ready - until, 0.0)

@@ -16,11 +16,23 @@ from aiops.experiments.case import Case
 from aiops.experiments.catalog import EXPERIMENTS, find
 from aiops.experiments.course import Course
 from aiops.experiments.experiment import Experiment
-from aiops.experiments.papers import duel, gated, softsync_staleness
+from aiops.experiments.papers import (
+    duel,
+    gated,
+    no_delay_scaling,
+    softsync_cifar10,
+    softsync_speedup,
+    softsync_staleness,
+)
 from aiops.experiments.papers.bfasgd_budget import Budgets
 from aiops.experiments.papers.duel import Duel, Panels
 from aiops.experiments.papers.fasgd_clients import lead_verdict
+from aiops.experiments.papers.no_delay_scaling import Loads
+from aiops.experiments.papers.softsync_cifar10 import Protocols
+from aiops.experiments.papers.softsync_speedup import Crowds
 from aiops.experiments.runs import Finished, Folder, Runs
+from aiops.experiments.throughput import Throughput
+from aiops.experiments.works import Convolved
 from tests.experiments.small import Here, Seen, here, result
 
 ALL = pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=list(EXPERIMENTS))
@@ -71,6 +83,12 @@ def test_from_the_first_run_to_the_figure(experiment: Experiment, tmp_path: Path
         scale = replace(scale, budgets=(0.4,))
     if isinstance(scale, Duel):
         scale = replace(scale, panels=((4, 2), (2, 4)))
+    if isinstance(scale, Crowds):
+        scale = replace(
+            scale, learners=(1, 3), sigmas=(0.2,), base=replace(scale.base, iterations=4)
+        )
+    if isinstance(scale, Loads):
+        scale = replace(scale, steps=4)
     folder, seen = Folder(tmp_path / "out", experiment.name), Seen()
     Course(experiment, scale, folder, seen).run(1, here(Here()))
     assert seen.failures == []
@@ -224,3 +242,81 @@ class TestSoftsync:
             runs.add(case, result(0.1, staleness=scaled))
         findings = softsync_staleness.findings(experiment.quick, runs)  # type: ignore[arg-type]
         assert {verdict.agrees for verdict in findings.verdicts} == {agrees}
+
+
+class TestSoftsyncErrors:
+    def verdicts(self, errors: Any) -> list[bool | None]:
+        scale, runs = EXPERIMENTS["softsync-cifar10"].quick, Runs()
+        assert isinstance(scale, Protocols)
+        for case in softsync_cifar10.cases(scale, runs):
+            runs.add(case, result(errors(case.panel, case.curve)))
+        return [verdict.agrees for verdict in softsync_cifar10.findings(scale, runs).verdicts]
+
+    def test_as_the_paper_has_it(self) -> None:
+        def errors(panel: str, curve: str) -> float:
+            fails = panel == softsync_cifar10.PLAIN and curve in ("15-softsync", "30-softsync")
+            return 0.9 if fails else 0.18
+
+        assert self.verdicts(errors) == [True, True]
+
+    def test_more_than_a_point_apart(self) -> None:
+        assert self.verdicts(lambda _panel, curve: 0.3 if curve == "30-softsync" else 0.18) == [
+            False,
+            False,
+        ]
+
+    def test_the_rate_falls_at_the_same_share_of_all_runs(self) -> None:
+        scale = EXPERIMENTS["softsync-cifar10"].full
+        assert isinstance(scale, Protocols)
+        found = {case.curve: case for case in softsync_cifar10.cases(scale, Runs())}
+        drops = {name: case.simulation.set[-1] for name, case in found.items()}
+        assert drops["hardsync"] == drops["1-softsync"] == "schedule=step:0.1:7143:7738"
+        assert drops["30-softsync"] == "schedule=step:0.1:214286:232143"
+        assert {type(case.work) for case in found.values()} == {Convolved}
+
+    def test_the_papers_length_is_seven_times_as_long(self) -> None:
+        scale = EXPERIMENTS["softsync-cifar10"].scale(full=True, knobs=["epochs=140"])
+        cases = softsync_cifar10.cases(scale, Runs())  # type: ignore[arg-type]
+        assert {case.simulation.iterations for case in cases} == {1_750_000}
+
+
+class TestSpeedup:
+    def verdicts(self, hardsync: float, softsync: float) -> list[bool | None]:
+        scale, runs = EXPERIMENTS["softsync-speedup"].quick, Runs()
+        assert isinstance(scale, Crowds)
+        for case in softsync_speedup.cases(scale, runs):
+            speedup = hardsync if case.simulation.policy == "hardsync" else softsync
+            end = {"iteration": 9, "speedup": speedup, "idle": 0.0, "tau": 0.0}
+            runs.add(case, {"digest": "d", "diverged": None, "curve": [end]})
+        return [verdict.agrees for verdict in softsync_speedup.findings(scale, runs).verdicts]
+
+    def test_verdicts(self) -> None:
+        assert self.verdicts(18, 27) == [True, True]
+        assert self.verdicts(26, 27) == [True, False]
+        assert self.verdicts(10, 15) == [False, True]
+
+
+class TestNoDelay:
+    def verdicts(self, idle: float, error: Any) -> list[bool | None]:
+        scale, runs = EXPERIMENTS["no-delay-scaling"].quick, Runs()
+        assert isinstance(scale, Loads)
+        for case in no_delay_scaling.cases(scale, runs):
+            if isinstance(case.work, Throughput):
+                speedup = case.simulation.clients * (1 - idle)
+                end = {"iteration": 9, "speedup": speedup, "idle": idle, "tau": 0.0}
+                runs.add(case, {"digest": "d", "diverged": None, "curve": [end]})
+            else:
+                runs.add(case, result(error(case.simulation.clients)))
+        return [verdict.agrees for verdict in no_delay_scaling.findings(scale, runs).verdicts]
+
+    def test_verdicts(self) -> None:
+        assert self.verdicts(0.0, lambda workers: 0.1) == [True] * 6
+        assert self.verdicts(0.5, lambda workers: 0.1 * workers) == [False] * 6
+        assert self.verdicts(0.0, lambda workers: 0.1 * workers) == [True] * 4 + [False] * 2
+
+    def test_rates_are_scaled_but_for_asgd(self) -> None:
+        scale = EXPERIMENTS["no-delay-scaling"].quick
+        assert isinstance(scale, Loads)
+        for rule, workers in no_delay_scaling.LEARNERS:
+            settings = no_delay_scaling.taught(scale, rule, workers, 0).simulation.set
+            assert ("scale_lr=true" in settings) is (rule != "asgd" and workers > 1)

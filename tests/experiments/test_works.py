@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import doctest
 import json
+import sys
 from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 
 from aiops.errors import UsageError
-from aiops.experiments import case, pool, stats
-from aiops.experiments.case import Tell
+from aiops.experiments import case, estimate, pool, stats, works
+from aiops.experiments.case import Case, Tell
 from aiops.experiments.intime import InTime
 from aiops.experiments.papers import b_staleness, gated
 from aiops.experiments.papers.b_staleness import Gammas
 from aiops.experiments.papers.elastic_clients import Elastic
 from aiops.experiments.papers.sync_waste import Turns
-from aiops.experiments.works import Begun, begun, carry_out, perceptron
+from aiops.experiments.throughput import Machines, Throughput
+from aiops.experiments.works import Begun, Convolved, begun, carry_out, perceptron
+from aiops.sim.cluster import Links
 from aiops.sim.simulation import simulate
+from aiops.workloads.dataset import Dataset
 from tests.experiments.small import TINY
 
 
@@ -147,3 +152,67 @@ class TestTurns:
         told: list[int] = []
         self.tried("asgd", tell=told.append)
         assert told == [30, 60]
+
+
+class TestThroughput:
+    MACHINES = Machines(400_000, 0.1, 0.0, Links(worker=4e6, server=4e6))
+
+    def figures(self, machines: Machines, policy: str, clients: int, *settings: str) -> Any:
+        run = replace(TINY, policy=policy, set=settings, clients=clients, iterations=8 * clients)
+        return carry_out(Throughput(run, machines), quiet)["curve"][0]
+
+    def test_a_worker_that_waits_for_the_link_is_as_much_slower(self) -> None:
+        found = self.figures(self.MACHINES, "asgd", 1)
+        # 0.8 s: three mini-batches of 0.1 s, and each way 0.1 s for two models and a half.
+        assert found["speedup"] == pytest.approx(3 / 8, rel=1e-2)
+        assert found["speedup"] == pytest.approx(1 - found["idle"], rel=1e-6)
+
+    def test_workers_that_compute_meanwhile_do_not_wait(self) -> None:
+        roomy = replace(self.MACHINES, links=Links(worker=4e6, server=8e6))
+        found = self.figures(roomy, "no-delay", 2, "tau_max=8")
+        assert found["speedup"] == pytest.approx(2)
+        assert found["idle"] == pytest.approx(0, abs=1e-9)
+
+    def test_a_large_model_is_simulated_by_a_small_one(self) -> None:
+        large = Machines(40_000_000, 0.1, 0.0, Links(worker="3.2Gbit/s", server=4e8), 1e9)
+        small = replace(self.MACHINES, apply_rate=1e7)
+        assert large.light() == small
+        assert small.light() is small
+        one, other = (self.figures(machines, "softsync", 2, "n=2") for machines in (large, small))
+        assert one == other
+
+    def test_the_same_again(self) -> None:
+        spread = replace(self.MACHINES, sigma=0.3)
+        work = Throughput(replace(TINY, policy="hardsync"), spread)
+        assert carry_out(work, quiet) == carry_out(work, quiet)
+
+
+class TestConvolved:
+    RUN = replace(TINY, dataset="cifar10", policy="asgd", lr=0.01, iterations=6, samples=1)
+
+    @pytest.fixture
+    def few(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Have CIFAR-10 be a few images."""
+        pytest.importorskip("torch")
+        from aiops.experiments import convnet
+
+        random = np.random.default_rng(0)
+        x, y = random.random((30, 32, 32, 3), dtype=np.float32), np.arange(30) % 10
+        data = Dataset("few", x[:20], y[:20], x[20:], y[20:], 10)
+        monkeypatch.setattr(convnet, "load", lambda name: data)
+        works._convnet.cache_clear()
+
+    @pytest.mark.slow
+    def test_it_trains_the_network(self, few: None) -> None:
+        found = carry_out(Convolved(self.RUN), quiet)
+        assert [sample["iteration"] for sample in found["curve"]] == [0, 6]
+        assert found["digest"] == carry_out(Convolved(self.RUN), quiet)["digest"]
+        case = Case("panel", "curve", 0, Convolved(self.RUN))
+        assert estimate.memory(case) > 2e9
+        estimate.check([case])
+
+    def test_without_pytorch_it_says_what_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "torch", None)
+        works._convnet.cache_clear()
+        with pytest.raises(UsageError, match="pip install 'aiops-ps\\[torch\\]'"):
+            carry_out(Convolved(self.RUN), quiet)
