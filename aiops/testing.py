@@ -30,16 +30,16 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from aiops.errors import UsageError
-from aiops.sim import faults
-from aiops.sim.cluster import Cluster, Cut, Join, Kill, Links
-from aiops.sim.computing import Computing, Diurnal, Fixed, LogNormal, Straggler
-from aiops.sim.loop import Deadlock, VirtualLoop
-from aiops.sim.network import Host, Network
-from aiops.sim.outcome import Labour, Outcome, Sample
-from aiops.sim.sharing import Line
-from aiops.sim.simulate import simulate
-from aiops.sim.workload import Deadweight, Training, Workload
-from aiops.sim.world import World
+from aiops.sim.cluster.computing import Computing, Diurnal, Fixed, LogNormal, Straggler
+from aiops.sim.cluster.course import simulate
+from aiops.sim.cluster.outcome import Labour, Outcome, Sample
+from aiops.sim.cluster.spec import Cluster, Cut, Join, Kill, Links
+from aiops.sim.cluster.workload import Deadweight, Training, Workload
+from aiops.sim.virtual import faults
+from aiops.sim.virtual.loop import Deadlock, VirtualLoop
+from aiops.sim.virtual.network import Host, Network
+from aiops.sim.virtual.sharing import Line
+from aiops.sim.virtual.world import World
 
 __all__ = [
     "Cluster",
@@ -142,7 +142,7 @@ def network() -> Network:
 
 
 def play(script: str) -> None:
-    """Have faults happen at stated times from now: see `aiops.sim.faults.play`.
+    """Have faults happen at stated times from now: see `aiops.sim.virtual.faults.play`.
 
     >>> async def main():
     ...     play('''

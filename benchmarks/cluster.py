@@ -25,7 +25,7 @@ import numpy as np
 import aiops
 from aiops.config import Config
 from aiops.errors import UsageError
-from aiops.sim.world import World
+from aiops.sim.virtual.world import World
 from aiops.testing import Cluster, Deadweight, Host, Line, Links, LogNormal, simulate
 from benchmarks import report
 

@@ -27,7 +27,7 @@ import numpy as np
 from aiops import kernels
 from aiops.errors import UsageError
 from aiops.layout import Arena, Array
-from aiops.sim.simulation import Run, Simulation
+from aiops.sim.turns.simulation import Run, Simulation
 from benchmarks import report
 
 _WARM = 200  # iterations before the first round

@@ -17,10 +17,10 @@ from aiops.commands.flags import Json
 from aiops.errors import UsageError
 
 if TYPE_CHECKING:
-    from aiops.sim.cluster import Cluster, Happening
-    from aiops.sim.computing import Computing
-    from aiops.sim.outcome import Outcome
-    from aiops.sim.workload import Workload
+    from aiops.sim.cluster.computing import Computing
+    from aiops.sim.cluster.outcome import Outcome
+    from aiops.sim.cluster.spec import Cluster, Happening
+    from aiops.sim.cluster.workload import Workload
 
 T = TypeVar("T")
 
@@ -98,7 +98,7 @@ def cluster(
     1Gbit/s --model 64MiB.
     """
     from aiops.config import Config
-    from aiops.sim.cluster import Cluster, Links
+    from aiops.sim.cluster.spec import Cluster, Links
 
     server = Config(
         policy=policy,
@@ -132,7 +132,7 @@ def cluster(
 
 def _workload(model: str | None, dataset: str, hidden: int, batch_size: int) -> Workload:
     from aiops.rates import parse_rate
-    from aiops.sim.workload import Deadweight, Training
+    from aiops.sim.cluster.workload import Deadweight, Training
 
     if model is not None:
         nbytes = parse_rate("--model", model)
@@ -142,7 +142,7 @@ def _workload(model: str | None, dataset: str, hidden: int, batch_size: int) -> 
 
 
 def _computing(seconds: float, sigma: float, slow: Sequence[str], diurnal: str | None) -> Computing:
-    from aiops.sim.computing import Diurnal, Fixed, LogNormal, Straggler
+    from aiops.sim.cluster.computing import Diurnal, Fixed, LogNormal, Straggler
 
     found: Computing = LogNormal(seconds, sigma) if sigma else Fixed(seconds)
     for worker, times in _pairs("--slow", "WORKER:TIMES", slow, int, float):
@@ -156,7 +156,7 @@ def _computing(seconds: float, sigma: float, slow: Sequence[str], diurnal: str |
 def _schedule(
     cut: Sequence[str], kill: Sequence[str], join: Sequence[str]
 ) -> tuple[Happening, ...]:
-    from aiops.sim.cluster import Cut, Join, Kill
+    from aiops.sim.cluster.spec import Cut, Join, Kill
 
     found: list[Happening] = []
     found += [Cut(*pair) for pair in _pairs("--cut", "SECONDS:WORKER", cut, float, int)]
@@ -183,7 +183,7 @@ def _pairs(
 
 def _carry_out(what: Cluster) -> Outcome:
     """Run it; show on stderr how far it is."""
-    from aiops.sim.simulate import simulate
+    from aiops.sim.cluster.course import simulate
 
     columns = (TextColumn("{task.completed:,} mini-batches"), BarColumn())
     times = (TimeElapsedColumn(), TimeRemainingColumn())

@@ -23,7 +23,7 @@ from aiops.commands.flags import Json
 from aiops.errors import UsageError
 
 if TYPE_CHECKING:
-    from aiops.sim.simulation import Outcome, Run
+    from aiops.sim.turns.simulation import Outcome, Run
 
 Policy = Annotated[str, typer.Option(help="Algorithm: a name, or package.module:Class.")]
 Lr = Annotated[float | None, typer.Option(help="Learning rate; default the policy's.")]
@@ -99,7 +99,7 @@ def simulate(
     """
     from aiops.config import Config
     from aiops.files import check_writable
-    from aiops.sim.simulation import Run, Simulation
+    from aiops.sim.turns.simulation import Run, Simulation
 
     Config(kernels=kernels, recall=recall, fetch_lag=fetch_lag)  # refuses what cannot be
     if save is not None:
@@ -157,8 +157,8 @@ def _check_checkpoint(path: Path | None, resume: Path | None) -> None:
 
 def _as_it_was(path: Path, settings: Mapping[str, Any], context: typer.Context) -> dict[str, Any]:
     """Return a checkpoint's settings, with those that the command line has said otherwise."""
-    from aiops.sim.checkpoint import simulation_of
-    from aiops.sim.simulation import Simulation
+    from aiops.sim.turns.checkpoint import simulation_of
+    from aiops.sim.turns.simulation import Simulation
 
     flags = {"set": "assign", "waits": "wait"}
     found = asdict(Simulation.told(simulation_of(path)))

@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any, Protocol, TypeAlias
 
 import aiops
-from aiops.sim.simulation import Simulation
+from aiops.sim.turns.simulation import Simulation
 
 Tell: TypeAlias = Callable[[int], None]
 """Called now and then with the iterations done so far."""

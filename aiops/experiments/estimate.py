@@ -11,9 +11,9 @@ from aiops.experiments.case import Case
 from aiops.experiments.experiment import Experiment, Scale
 from aiops.experiments.runs import Finished, Runs, unique
 from aiops.experiments.works import Convolved, task_of
-from aiops.sim.selection import selection
-from aiops.sim.simulation import Run
-from aiops.sim.task import Batches
+from aiops.sim.turns.selection import selection
+from aiops.sim.turns.simulation import Run
+from aiops.sim.turns.task import Batches
 
 _BESIDE = 300_000_000  # bytes: the data set, the interpreter
 _BESIDE_TORCH = 2_000_000_000  # bytes: CIFAR-10 while it is read, PyTorch

@@ -10,7 +10,7 @@ from aiops.errors import UsageError, nearest
 from aiops.experiments.case import Case
 from aiops.experiments.figure import Figure
 from aiops.experiments.runs import Finished, Runs
-from aiops.sim.simulation import Simulation
+from aiops.sim.turns.simulation import Simulation
 
 MOST_SEEDS = 1000
 """Reported runs have seeds below this one; those of pools have it."""

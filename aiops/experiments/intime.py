@@ -7,12 +7,12 @@ from typing import Any
 
 from aiops.config import Config
 from aiops.experiments.case import Result, Tell
-from aiops.sim.cluster import Cluster, Links
-from aiops.sim.computing import Computing, LogNormal
-from aiops.sim.outcome import Outcome
-from aiops.sim.simulate import simulate
-from aiops.sim.simulation import Simulation
-from aiops.sim.workload import Training
+from aiops.sim.cluster.computing import Computing, LogNormal
+from aiops.sim.cluster.course import simulate
+from aiops.sim.cluster.outcome import Outcome
+from aiops.sim.cluster.spec import Cluster, Links
+from aiops.sim.cluster.workload import Training
+from aiops.sim.turns.simulation import Simulation
 
 _TELL_EVERY = 50  # mini-batches
 

@@ -14,12 +14,12 @@ from aiops.experiments.case import Result, Tell
 from aiops.experiments.figure import Line
 from aiops.experiments.intime import now_and_then, timed
 from aiops.experiments.runs import Finished
-from aiops.sim.cluster import Cluster, Links
-from aiops.sim.computing import Computing, LogNormal, Straggler
-from aiops.sim.members import AveragingWorker, member
-from aiops.sim.simulate import simulate
-from aiops.sim.simulation import Simulation
-from aiops.sim.workload import Training
+from aiops.sim.cluster.computing import Computing, LogNormal, Straggler
+from aiops.sim.cluster.course import simulate
+from aiops.sim.cluster.members import AveragingWorker, member
+from aiops.sim.cluster.spec import Cluster, Links
+from aiops.sim.cluster.workload import Training
+from aiops.sim.turns.simulation import Simulation
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from aiops.config import Config
 from aiops.experiments.case import Result, Tell
 from aiops.rates import parse_rate
-from aiops.sim.cluster import Cluster, Links
-from aiops.sim.computing import LogNormal
-from aiops.sim.simulate import simulate
-from aiops.sim.simulation import Simulation
-from aiops.sim.workload import Deadweight
+from aiops.sim.cluster.computing import LogNormal
+from aiops.sim.cluster.course import simulate
+from aiops.sim.cluster.spec import Cluster, Links
+from aiops.sim.cluster.workload import Deadweight
+from aiops.sim.turns.simulation import Simulation
 
 _TELL_EVERY = 50  # mini-batches
 _LIGHT = 400_000  # bytes: a model that is larger is simulated by a smaller one

@@ -12,8 +12,8 @@ import numpy as np
 from aiops.errors import BadPush, UsageError, nearest
 from aiops.experiments.case import Result, Tell, Work, plain
 from aiops.layout import Array
-from aiops.sim.simulation import Outcome, Run, Simulation
-from aiops.sim.task import Perceptron, Task
+from aiops.sim.turns.simulation import Outcome, Run, Simulation
+from aiops.sim.turns.task import Perceptron, Task
 
 INITIAL = ("he", "glorot", "small")
 

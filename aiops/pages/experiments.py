@@ -21,7 +21,7 @@ $ aiops experiment run fasgd-staleness --full     # the paper's size; says first
 ```
 
 An experiment runs the server's own engine, algorithms, gates and codecs in the
-[simulator](../aiops/sim/simulation.py), one process per processor with one thread each, and prints
+[simulator](guide-simulator.md), one process per processor with one thread each, and prints
 a verdict beside the paper's claim. Into its folder (`--out`, by default `out/NAME`) it writes
 
 | | |

@@ -11,7 +11,7 @@ from aiops.algorithms import find
 from aiops.engine import Engine
 from aiops.events import Options
 from aiops.layout import Array
-from aiops.sim.memory import MemoryServer, Seat
+from aiops.sim.turns.memory import MemoryServer, Seat
 from aiops.wire import Buffer
 
 START: dict[str, Array] = {

@@ -13,7 +13,7 @@ from aiops.experiments.crew import Crew, Watcher
 from aiops.experiments.experiment import Experiment, Findings, Scale, Verdict
 from aiops.experiments.figure import Figure, Panel, curve
 from aiops.experiments.runs import Runs, gathered
-from aiops.sim.simulation import Simulation
+from aiops.sim.turns.simulation import Simulation
 
 TINY = Simulation(
     dataset="digits", hidden=4, clients=3, batch_size=2, iterations=20, samples=2, kernels="numpy"

@@ -13,7 +13,7 @@ from aiops.experiments.case import Case
 from aiops.experiments.course import Course
 from aiops.experiments.experiment import Scale
 from aiops.experiments.runs import Folder
-from aiops.sim.simulation import Simulation
+from aiops.sim.turns.simulation import Simulation
 from tests.experiments.small import SMALL, TINY, Here, Seen, Told, here
 
 

@@ -12,7 +12,7 @@ import pytest
 from aiops.errors import UsageError
 from aiops.experiments.case import Case, Result, Tell, Work
 from aiops.experiments.crew import ONE_THREAD, Crew
-from aiops.sim.simulation import Simulation
+from aiops.sim.turns.simulation import Simulation
 from tests.experiments.small import TINY
 
 pytestmark = pytest.mark.slow

@@ -19,7 +19,7 @@ from aiops.experiments.papers.model_average_straggler import Stragglers
 from aiops.experiments.papers.no_delay_discrepancy import Apart, Distances
 from aiops.experiments.race import Race, mean_reached, over, reached
 from aiops.experiments.runs import Finished, Runs
-from aiops.sim.simulation import Simulation
+from aiops.sim.turns.simulation import Simulation
 from tests.experiments.small import TINY
 
 TASK = replace(TINY, iterations=60)

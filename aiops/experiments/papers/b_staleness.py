@@ -15,7 +15,7 @@ from aiops.experiments.figure import Figure, Line, Panel
 from aiops.experiments.runs import Finished, Runs
 from aiops.experiments.works import perceptron, reported
 from aiops.layout import Array
-from aiops.sim.simulation import Run, Simulation
+from aiops.sim.turns.simulation import Run, Simulation
 
 PREDICTORS = {
     "tau": "step-staleness τ",

@@ -14,7 +14,7 @@ from aiops.experiments.papers import gated
 from aiops.experiments.papers.gated import OPEN, Group, Trials
 from aiops.experiments.runs import Finished, Runs, gathered
 from aiops.experiments.stats import said, tails
-from aiops.sim.simulation import Simulation
+from aiops.sim.turns.simulation import Simulation
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from aiops.experiments.papers import gated
 from aiops.experiments.papers.gated import Group, Trials
 from aiops.experiments.runs import Finished, Runs, gathered
 from aiops.experiments.stats import AHEAD, BEHIND, compare, tails
-from aiops.sim.simulation import Simulation
+from aiops.sim.turns.simulation import Simulation
 
 
 @dataclass(frozen=True, kw_only=True)

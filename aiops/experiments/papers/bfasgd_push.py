@@ -13,7 +13,7 @@ from aiops.experiments.papers.bfasgd_fetch import OWN, PAPERS
 from aiops.experiments.papers.gated import OPEN, Gated, Group
 from aiops.experiments.pool import Pool, ladder
 from aiops.experiments.runs import Runs
-from aiops.sim.simulation import Simulation
+from aiops.sim.turns.simulation import Simulation
 
 MODES = ("reapply", "accumulate")
 

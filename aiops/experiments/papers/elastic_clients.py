@@ -19,9 +19,9 @@ from aiops.experiments.figure import Figure, Line, Panel, curve
 from aiops.experiments.runs import Finished, Runs, gathered
 from aiops.experiments.stats import said, tails
 from aiops.experiments.works import perceptron
-from aiops.sim.memory import MemoryServer, Seat
-from aiops.sim.simulation import Simulation
-from aiops.sim.task import Batches, Perceptron
+from aiops.sim.turns.memory import MemoryServer, Seat
+from aiops.sim.turns.simulation import Simulation
+from aiops.sim.turns.task import Batches, Perceptron
 
 _GROWTH = 1.25  # from one round to the next, at most
 _NEW = 0.05  # weight of a round in the mean bytes of a turn: a gate is a matter of chance

@@ -14,8 +14,8 @@ from aiops.experiments.figure import Figure, Panel
 from aiops.experiments.race import Race, mean_reached, over
 from aiops.experiments.runs import Finished, Runs, gathered
 from aiops.experiments.stats import said
-from aiops.sim.cluster import Links
-from aiops.sim.simulation import Simulation
+from aiops.sim.cluster.spec import Links
+from aiops.sim.turns.simulation import Simulation
 
 SETTINGS: Mapping[str, tuple[str, ...]] = {
     "rennala": ("b=8",),

@@ -13,7 +13,7 @@ from aiops.experiments.papers.duel import Duel, Panels
 from aiops.experiments.pool import Pool, ladder
 from aiops.experiments.runs import Runs
 from aiops.experiments.stats import tails
-from aiops.sim.simulation import Simulation
+from aiops.sim.turns.simulation import Simulation
 
 QUICK = Duel(
     base=Simulation(dataset="digits", hidden=32, iterations=1200, samples=24),

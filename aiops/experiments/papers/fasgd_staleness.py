@@ -8,7 +8,7 @@ from aiops.experiments.papers import duel
 from aiops.experiments.papers.duel import Duel, Panels
 from aiops.experiments.pool import Pool, ladder
 from aiops.experiments.runs import Runs
-from aiops.sim.simulation import Simulation
+from aiops.sim.turns.simulation import Simulation
 
 PANELS = ((128, 1), (32, 4), (16, 8), (4, 32))
 

@@ -14,8 +14,8 @@ from aiops.experiments.figure import Figure, Line, Panel
 from aiops.experiments.race import Race, over
 from aiops.experiments.runs import Finished, Runs, gathered
 from aiops.experiments.stats import said
-from aiops.sim.cluster import Links
-from aiops.sim.simulation import Simulation
+from aiops.sim.cluster.spec import Links
+from aiops.sim.turns.simulation import Simulation
 
 RULES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "model average": ("average", ("lr=0.1", "interval=0.5", "grace=0.1")),

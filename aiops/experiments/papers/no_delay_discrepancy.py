@@ -14,8 +14,8 @@ from aiops.experiments.experiment import Experiment, Findings, Scale, Verdict
 from aiops.experiments.figure import Figure, Line, Panel
 from aiops.experiments.runs import Finished, Runs, gathered
 from aiops.experiments.works import perceptron
-from aiops.sim.dispatcher import Dispatcher
-from aiops.sim.simulation import Run, Simulation, digest
+from aiops.sim.turns.dispatcher import Dispatcher
+from aiops.sim.turns.simulation import Run, Simulation, digest
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from aiops.experiments.intime import InTime
 from aiops.experiments.runs import Finished, Runs
 from aiops.experiments.stats import said
 from aiops.experiments.throughput import Machines, Throughput
-from aiops.sim.cluster import Links
-from aiops.sim.simulation import Simulation
+from aiops.sim.cluster.spec import Links
+from aiops.sim.turns.simulation import Simulation
 
 WORKERS = (1, 2, 3, 4)
 TAUS = (1, 2, 4, 8, 16, 32)

@@ -13,7 +13,7 @@ from aiops.experiments.figure import Figure, Panel, curve
 from aiops.experiments.runs import Finished, Runs, gathered
 from aiops.experiments.stats import said, tails
 from aiops.experiments.works import Convolved
-from aiops.sim.simulation import Simulation
+from aiops.sim.turns.simulation import Simulation
 
 SYNC = "hardsync"
 PLAIN, MODULATED = "α₀", "α₀/τ"

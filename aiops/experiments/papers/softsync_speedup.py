@@ -11,8 +11,8 @@ from aiops.experiments.experiment import Experiment, Findings, Scale, Verdict
 from aiops.experiments.figure import Figure, Line, Panel
 from aiops.experiments.runs import Finished, Runs
 from aiops.experiments.throughput import Machines, Throughput
-from aiops.sim.cluster import Links
-from aiops.sim.simulation import Simulation
+from aiops.sim.cluster.spec import Links
+from aiops.sim.turns.simulation import Simulation
 
 _NODE = 96e9  # bytes per second each way: half of the paper's 192 GB/s in both directions
 _FABRIC = Links(worker=_NODE / 4, server=_NODE, latency=1e-5)  # a node has four learners

@@ -12,7 +12,7 @@ from aiops.experiments.experiment import Experiment, Findings, Scale, Verdict
 from aiops.experiments.figure import Figure, Line, Panel
 from aiops.experiments.intime import InTime
 from aiops.experiments.runs import Finished, Runs, gathered
-from aiops.sim.simulation import Simulation
+from aiops.sim.turns.simulation import Simulation
 
 CLUSTER = "cluster"
 """Learners compute for nearly constant times, and their gradients come when they come."""

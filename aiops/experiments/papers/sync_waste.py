@@ -13,8 +13,8 @@ from aiops.experiments.intime import InTime
 from aiops.experiments.runs import Finished, Runs, gathered
 from aiops.experiments.stats import said
 from aiops.experiments.works import perceptron
-from aiops.sim.selection import Selection
-from aiops.sim.simulation import Run, Simulation, digest
+from aiops.sim.turns.selection import Selection
+from aiops.sim.turns.simulation import Run, Simulation, digest
 
 
 class _Counting:

@@ -1,0 +1,102 @@
+"""What a simulation comes to: how it went, and what it is at the end."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aiops.sim.turns.simulation import Simulation
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """How far a simulation was at one time.
+
+    Attributes
+    ----------
+    iteration, version
+        Mini-batches computed, and updates applied.
+    cost, error
+        Mean negative log-likelihood in nats, and the share of wrong answers, both of the server's
+        parameters on examples that nobody trains on.
+    pushes, fetches
+        Gradients and parameters that crossed, and
+    pushed, fetched
+        the bytes of all messages each way.
+    vbar
+        The mean of the algorithm's statistic over all parameters; None if it keeps none.
+    """
+
+    iteration: int
+    version: int
+    cost: float
+    error: float
+    pushes: int
+    fetches: int
+    pushed: int
+    fetched: int
+    vbar: float | None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a simulation came to.
+
+    Attributes
+    ----------
+    simulation
+        What was run.
+    digest
+        SHA-256 of the parameters, their versions (the server's, and those that clients hold), and
+        the ledger of bytes: equal if all of that is.
+    curve
+        `Sample` after `Sample`; the last is of the end.
+    staleness
+        How many gradients had which staleness; from 1,024 up by powers of two.
+    seconds
+        That it took, without validation.
+    complete
+        Whether it came to its end.
+    """
+
+    simulation: Simulation
+    digest: str
+    curve: list[Sample]
+    staleness: Mapping[int, int]
+    seconds: float
+    complete: bool
+
+    @property
+    def iterations_per_second(self) -> float:
+        """How fast it was."""
+        return self.curve[-1].iteration / self.seconds if self.seconds else 0.0
+
+    @property
+    def mean_staleness(self) -> float:
+        """The mean over all gradients used."""
+        used = sum(self.staleness.values())
+        return sum(tau * n for tau, n in self.staleness.items()) / max(used, 1)
+
+    def report(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        last = self.curve[-1]
+        return {
+            "digest": self.digest,
+            "validation_error": last.error,
+            "validation_cost": last.cost,
+            "fetches": last.fetches,
+            "pushes": last.pushes,
+            "bytes": last.pushed + last.fetched,
+            "iterations_per_second": round(self.iterations_per_second, 1),
+            "iterations": last.iteration,
+            "version": last.version,
+            "mean_staleness": self.mean_staleness,
+            "complete": self.complete,
+            "seconds": round(self.seconds, 3),
+            "simulation": dataclasses.asdict(self.simulation),
+            "staleness": {str(tau): n for tau, n in sorted(self.staleness.items())},
+            "curve": [dataclasses.asdict(sample) for sample in self.curve],
+        }

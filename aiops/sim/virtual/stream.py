@@ -1,0 +1,218 @@
+"""One direction of a simulated connection: what was written, what has crossed, what has arrived."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from aiops.sim.virtual.loop import Due
+    from aiops.sim.virtual.network import Host, Network
+    from aiops.sim.virtual.sharing import Line
+
+WINDOW = 1 << 20
+"""Bytes that a receiver who does not read is sent beyond what was on its way already."""
+
+
+class Reader(Protocol):
+    """Who is at the end of a stream."""
+
+    reading: bool
+    unread: int  # bytes
+
+    def arrived(self, views: list[memoryview]) -> None:
+        """Take bytes."""
+
+    def ended(self) -> None:
+        """Hear that no more will come."""
+
+
+class Writer(Protocol):
+    """Who is at its beginning."""
+
+    def crossed(self) -> None:
+        """Hear that less is waiting to be sent."""
+
+
+class Stream:
+    """Bytes one way. What is written at one moment crosses, and arrives, together.
+
+    Attributes
+    ----------
+    path
+        The lines that it crosses, those that limit it.
+    queued
+        Bytes that have not crossed the path yet.
+    flying
+        Bytes that have, and have not arrived.
+    """
+
+    __slots__ = (
+        *("_batches", "_begun", "_due", "_eof", "_eof_flown", "_held", "_left", "_network"),
+        *("_not_before", "_rate", "_reader", "_since", "_sink", "_source", "_writer", "flying"),
+        *("gone", "path", "queued"),
+    )
+
+    def __init__(self, network: Network, source: Host, sink: Host) -> None:
+        self._network, self._source, self._sink = network, source, sink
+        self.path: tuple[Line, ...] = network.path(source, sink)
+        self.queued = self.flying = 0
+        self.gone = False
+        self._batches: deque[tuple[float, int, list[memoryview]]] = deque()
+        self._eof = self._eof_flown = False
+        self._begun = False  # the first batch is on the path
+        self._left = 0.0  # bytes of it that were still to cross at `_since`
+        self._rate = self._since = 0.0
+        self._due: Due | None = None
+        self._not_before = 0.0  # what is sent later arrives later
+        self._held: list[tuple[list[memoryview], int]] = []  # arrived, but a host is silent
+        self._writer: Writer
+        self._reader: Reader
+
+    def join(self, writer: Writer, reader: Reader, not_before: float) -> None:
+        """Say who is at its two ends; nothing arrives before that time."""
+        self._writer, self._reader, self._not_before = writer, reader, not_before
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that have not arrived."""
+        return self.queued + self.flying
+
+    # ------------------------------------------------------------ sending
+
+    def write(self, view: memoryview) -> None:
+        """Send bytes, after those before them."""
+        count = len(view)
+        if not self.path and not self._batches and self._reader.reading:
+            self._fly([view], count)
+            return
+        self.queued += count
+        now = self._network.loop.time()
+        batches = self._batches
+        if batches and batches[-1][0] == now and not (self._begun and len(batches) == 1):
+            when, nbytes, views = batches[-1]
+            if nbytes < WINDOW:
+                views.append(view)
+                batches[-1] = (when, nbytes + count, views)
+                return
+        batches.append((now, count, [view]))
+        if len(batches) == 1:
+            self._network.loop.call_soon(self.begin)
+
+    def end(self) -> None:
+        """Say that nothing more will be written."""
+        self._eof = True
+        if not self._batches:
+            self._fly_eof()
+
+    def begin(self) -> None:
+        """Put what is next on the path, if there is anything and its receiver reads."""
+        while not self._begun and self._batches and not self.gone:
+            if not self._reader.reading and self._reader.unread + self.flying >= WINDOW:
+                return
+            if self.path:
+                self._enter()
+                return
+            self._leave()
+        if self._eof and not self._batches:
+            self._fly_eof()
+
+    def _enter(self) -> None:
+        """The first batch begins to cross."""
+        network, left = self._network, float(self._batches[0][1])
+        now = network.loop.time()
+        credit = min(min(line.credit(now) for line in self.path), left)
+        if credit > 0:
+            left -= credit
+            for line in self.path:
+                line.spend(credit)
+        self._begun, self._left, self._since, self._rate = True, left, now, 0.0
+        network.begun(self)
+
+    def at_rate(self, now: float, rate: float) -> float:
+        """Go on at another rate, in bytes per second; return when the batch will have crossed."""
+        left = self._left - (now - self._since) * self._rate
+        self._left = left = left if left > 0 else 0.0
+        self._since, self._rate = now, rate
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        return now + left / rate
+
+    def crosses_at(self, when: float) -> None:
+        """Cross then. (It must be said only of who is the first of those that share lines.)"""
+        self._due = self._network.loop.call_at(when, self._crossed)
+
+    def _crossed(self) -> None:
+        """The first batch has crossed; go on with the next."""
+        self._due = None
+        self._begun = False
+        self._network.ceased(self)
+        self._leave()
+        self.begin()
+
+    def _leave(self) -> None:
+        """The first batch goes off. Who waited writes more, so that the path is not left empty."""
+        _when, nbytes, views = self._batches.popleft()
+        self.queued -= nbytes
+        for line in self.path:
+            line.carried += nbytes
+        self._fly(views, nbytes)
+        self._writer.crossed()
+
+    # ------------------------------------------------------------ arriving
+
+    def _fly(self, views: list[memoryview], nbytes: int) -> None:
+        network = self._network
+        self.flying += nbytes
+        when = network.loop.time() + network.delay(self._source, self._sink)
+        self._not_before = when = max(when, self._not_before)
+        network.loop.call_at(when, self._arrive, views, nbytes)
+
+    def _fly_eof(self) -> None:
+        if not self._eof_flown:
+            self._eof_flown = True
+            self._fly([], 0)
+
+    def _arrive(self, views: list[memoryview], nbytes: int) -> None:
+        if self._held or self._source.silent or self._sink.silent:
+            self._held.append((views, nbytes))
+        elif not self.gone:
+            self._arrived(views, nbytes)
+
+    def _arrived(self, views: list[memoryview], nbytes: int) -> None:
+        self.flying -= nbytes
+        if views:
+            self._network.messages += 1
+            self._reader.arrived(views)
+        else:
+            self._reader.ended()
+
+    def heard_again(self) -> None:
+        """Have arrive what was held back, as TCP's repetitions do, if nobody is silent now."""
+        held, self._held = self._held, []
+        for place, (views, nbytes) in enumerate(held):
+            if self._source.silent or self._sink.silent:
+                self._held = held[place:] + self._held
+                return
+            if not self.gone:
+                self._arrived(views, nbytes)
+
+    # ------------------------------------------------------------ ending
+
+    def drop(self) -> None:
+        """Throw away what has not crossed: nobody will send it."""
+        if self._begun:
+            self._begun = False
+            self._network.ceased(self)
+            if self._due is not None:
+                self._due.cancel()
+                self._due = None
+        self._batches.clear()
+        self.queued = 0
+
+    def break_off(self) -> None:
+        """Throw away everything: nothing arrives any more."""
+        self.drop()
+        self.gone = True
+        self.flying = 0

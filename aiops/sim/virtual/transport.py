@@ -1,0 +1,299 @@
+"""asyncio's transports over a simulated network: one for each end of a connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextvars import Context, copy_context
+from typing import TYPE_CHECKING, Any
+
+from aiops.sim.virtual.stream import Stream
+
+if TYPE_CHECKING:
+    from aiops.sim.virtual.listener import Listener
+    from aiops.sim.virtual.network import Host, Network
+
+_HIGH = 64 * 1024  # bytes: asyncio's own mark above which a writer is to pause
+_ONE_READ = 256 * 1024  # bytes that a plain protocol is given at once, as asyncio does
+
+
+class MemoryTransport(asyncio.Transport):
+    """One end of a connection.
+
+    What is written stays in the writer's memory until it arrives: do not change it before. (A
+    ``bytearray`` is copied.)
+    """
+
+    def __init__(
+        self, network: Network, host: Host, protocol: asyncio.BaseProtocol, out: Stream
+    ) -> None:
+        super().__init__()
+        self.host = host
+        self.peer: MemoryTransport
+        self.unread = 0
+        self.reading = True
+        self._network, self._out = network, out
+        self._into: Stream  # what comes
+        self._context: Context = copy_context()
+        self._incoming: deque[memoryview] = deque()
+        self._names: dict[str, Any] = {}
+        self._paused = False  # reading, by the protocol's will
+        self._pausing = False  # its writing, by ours
+        self._high, self._low = _HIGH, _HIGH // 4
+        self._closing = self._lost = False
+        self._eof_sent = self._eof_came = self._eof_told = False
+        self._handing_on = self._begun = False
+        self.set_protocol(protocol)
+
+    # ------------------------------------------------------------ asyncio's side
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Return ``peername`` and ``sockname``; there is no socket."""
+        return self._names.get(name, default)
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Have another protocol from now on."""
+        self._protocol = protocol
+        self._buffered = isinstance(protocol, asyncio.BufferedProtocol)
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        """Return the protocol."""
+        return self._protocol
+
+    def is_closing(self) -> bool:
+        """Return whether it is closed, or about to be."""
+        return self._closing
+
+    def is_reading(self) -> bool:
+        """Return whether what comes is handed on."""
+        return not self._paused and not self._closing
+
+    def pause_reading(self) -> None:
+        """Hand nothing on until `resume_reading`."""
+        if not self._closing:
+            self._paused, self.reading = True, False
+
+    def resume_reading(self) -> None:
+        """Hand on what has come meanwhile, and what comes."""
+        if self._closing or not self._paused:
+            return
+        self._paused, self.reading = False, True
+        if self._incoming or self._eof_came:
+            self._network.loop.call_soon(self._hand_on, context=self._context)
+        self._into.begin()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Say from how many bytes on a writer is to pause, and below how many to go on."""
+        if high is None:
+            high = _HIGH if low is None else 4 * low
+        if low is None:
+            low = high // 4
+        if not 0 <= low <= high:
+            raise ValueError(f"high ({high!r}) must be >= low ({low!r}) must be >= 0")
+        self._high, self._low = high, low
+        self._look_at_buffer()
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        """Return both marks, the lower first."""
+        return self._low, self._high
+
+    def get_write_buffer_size(self) -> int:
+        """Return how many bytes have not arrived yet."""
+        return self._out.unsent
+
+    def write(self, data: Any) -> None:
+        """Send bytes."""
+        if self._eof_sent:
+            raise RuntimeError("Cannot call write() after write_eof()")
+        if self._closing or not len(data):
+            return
+        view = memoryview(bytes(data) if isinstance(data, bytearray) else data)
+        if view.format != "B" or view.ndim != 1:
+            view = view.cast("B")
+        self._out.write(view)
+        if self._out.queued > self._high and not self._pausing:
+            self._pausing = True
+            self._protocol.pause_writing()
+
+    def writelines(self, list_of_data: Iterable[Any]) -> None:
+        """Send several buffers."""
+        for data in list_of_data:
+            self.write(data)
+
+    def can_write_eof(self) -> bool:
+        """Return True: one way of a connection can be closed alone."""
+        return True
+
+    def write_eof(self) -> None:
+        """Close this way, when everything is sent."""
+        if not self._closing and not self._eof_sent:
+            self._eof_sent = True
+            self._out.end()
+
+    def close(self) -> None:
+        """Close when everything is sent; nothing more is read."""
+        if self._closing:
+            return
+        self._discard()
+        self._out.end()
+        if not self._out.queued:
+            self._lose(None)
+
+    def abort(self) -> None:
+        """Close at once; what has not been sent never is."""
+        if self._lost:
+            return
+        self._discard()
+        self._out.drop()
+        self._out.end()
+        self._lose(None)
+
+    def _discard(self) -> None:
+        """Take nothing more in: what comes is thrown away."""
+        self._closing, self.reading = True, True
+        if not self._handing_on:
+            self._incoming.clear()
+        self.unread = 0
+
+    # ------------------------------------------------------------ the network's side
+
+    def made(self, peer: MemoryTransport, port: int, peer_port: int) -> None:
+        """Hear who is at the other end."""
+        self.peer, self._into = peer, peer._out
+        self._names = {
+            "peername": (peer.host.name, peer_port),
+            "sockname": (self.host.name, port),
+        }
+        self.host.ends[self] = None
+
+    def begin(self) -> None:
+        """Tell the protocol of the connection."""
+        if not self._lost:
+            self._begun = True
+            self._context.run(self._protocol.connection_made, self)
+
+    def reset(self) -> None:
+        """Have the connection break: both sides are told."""
+        for end in (self, self.peer):
+            if not end._lost:
+                end._discard()
+                end._out.break_off()
+                end._lose(ConnectionResetError(104, "Connection reset by peer"))
+
+    def heard_again(self) -> None:
+        """Hear that a host is not silent any more."""
+        self._out.heard_again()
+        self._into.heard_again()
+
+    def crossed(self) -> None:
+        """Hear that less is waiting to be sent."""
+        self._look_at_buffer()
+        if self._closing and not self._out.queued and not self._lost:
+            self._lose(None)
+
+    def _look_at_buffer(self) -> None:
+        queued = self._out.queued
+        if self._pausing and queued <= self._low:
+            self._pausing = False
+            if not self._lost:
+                self._context.run(self._protocol.resume_writing)
+        elif not self._pausing and queued > self._high:
+            self._pausing = True
+            self._context.run(self._protocol.pause_writing)
+
+    def arrived(self, views: list[memoryview]) -> None:
+        """Take bytes; who has closed the connection answers them with a reset."""
+        if self._lost:
+            away = self._network.delay(self.host, self.peer.host)
+            self._network.loop.call_later(away, self.peer.reset)
+        if self._closing:
+            return
+        for view in views:
+            self.unread += len(view)
+            self._incoming.append(view)
+        if not self._paused:
+            self._context.run(self._hand_on)
+
+    def ended(self) -> None:
+        """Hear that the other side sends no more."""
+        self._eof_came = True
+        if not self._paused and not self._closing:
+            self._context.run(self._hand_on)
+
+    def _hand_on(self) -> None:
+        """Give the protocol what has come, for as long as it reads."""
+        if self._handing_on:
+            return
+        self._handing_on = True
+        incoming, network = self._incoming, self._network
+        try:
+            while incoming and self.is_reading():
+                view = incoming[0]
+                count = self._give(view, network.piece(len(view)))
+                if self._closing:
+                    break
+                self.unread -= count
+                if count == len(view):
+                    incoming.popleft()
+                else:
+                    incoming[0] = view[count:]
+        finally:
+            self._handing_on = False
+        if self._closing:
+            incoming.clear()
+        elif self._eof_came and not incoming and not self._paused and not self._eof_told:
+            self._eof_told = True
+            if not self._protocol.eof_received():  # type: ignore[attr-defined]
+                self.close()
+
+    def _give(self, view: memoryview, most: int) -> int:
+        """Hand on at most so many bytes; return how many were taken."""
+        protocol: Any = self._protocol
+        if not self._buffered:
+            count = min(most, _ONE_READ)
+            protocol.data_received(bytes(view[:count]))
+            return count
+        room = protocol.get_buffer(most)
+        count = min(len(room), most)
+        if not count:
+            raise RuntimeError("get_buffer() returned an empty buffer")
+        room[:count] = view[:count]
+        protocol.buffer_updated(count)
+        return count
+
+    def _lose(self, error: Exception | None) -> None:
+        self._lost = True
+        self.host.ends.pop(self, None)
+        self._network.loop.call_soon(self._tell_lost, error, context=self._context)
+
+    def _tell_lost(self, error: Exception | None) -> None:
+        if self._begun:
+            self._protocol.connection_lost(error)
+
+
+def connect_ends(
+    network: Network,
+    here: Host,
+    listener: Listener,
+    factory: Callable[[], asyncio.BaseProtocol],
+    port: int,
+    away: float,
+) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+    """Make both ends of a connection; the far one hears of it ``away`` seconds from now."""
+    there = listener.host
+    out, back = Stream(network, here, there), Stream(network, there, here)
+    near = MemoryTransport(network, here, factory(), out)
+    far = listener.context.run(_accept, network, listener, back)
+    near.made(far, port, listener.port)
+    far.made(near, listener.port, port)
+    now = network.loop.time()
+    out.join(near, far, now + away)
+    back.join(far, near, now)
+    network.loop.call_at(now + away, far.begin)
+    near.begin()
+    return near, near.get_protocol()
+
+
+def _accept(network: Network, listener: Listener, out: Stream) -> MemoryTransport:
+    return MemoryTransport(network, listener.host, listener.factory(), out)

@@ -1,0 +1,111 @@
+"""A world of its own: virtual time, a network in memory, and entropy from a seed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from contextvars import copy_context
+from math import inf
+from socket import socket
+from typing import Any, TypeVar, cast
+
+from aiops.errors import UsageError
+from aiops.sim.virtual.loop import VirtualLoop, run_on
+from aiops.sim.virtual.network import HERE, Network
+from aiops.sim.virtual.sockets import MemorySocket, listening
+from aiops.spin import Spin
+from aiops.surroundings import SURROUNDINGS, Surroundings
+
+T = TypeVar("T")
+
+
+class VirtualApplier:
+    """Runs a server's kernels at once, and says so when their time has passed.
+
+    Parameters
+    ----------
+    loop, failed
+        As of every applier.
+    seconds
+        What an update takes, of the bytes that it touches. None: no time, so that it is done on
+        the loop.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        failed: Callable[[BaseException], None],
+        seconds: Callable[[int], float] | None = None,
+    ) -> None:
+        self.at_once = inf if seconds is None else -1.0
+        self._loop, self._failed, self._seconds = loop, failed, seconds
+        self._free = 0.0  # when what was submitted before is done
+
+    def submit(self, run: Callable[[], T], nbytes: int, done: Callable[[T], None]) -> None:
+        """Run it; ``done`` is called when that much virtual time has passed."""
+        try:
+            result = run()
+        except BaseException as error:
+            self._loop.call_soon(self._failed, error)
+            return
+        seconds = self._seconds(nbytes) if self._seconds is not None and nbytes else 0.0
+        self._free = max(self._free, self._loop.time()) + seconds
+        self._loop.call_at(self._free, done, result)
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+class World:
+    """Where simulated programs run.
+
+    Parameters
+    ----------
+    seed
+        Of everything that is random: ids, nonces, pauses before connecting again, jitter.
+    limit
+        Virtual seconds that a run may take.
+    pieces
+        See `aiops.sim.virtual.network.Network`.
+    apply_seconds
+        How long a server works on an update, of the bytes that it touches; None: no time.
+
+    Raises
+    ------
+    UsageError
+        When the limit or the pieces cannot be.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int = 0,
+        limit: float = inf,
+        pieces: int | None = None,
+        apply_seconds: Callable[[int], float] | None = None,
+    ) -> None:
+        if not limit > 0:
+            raise UsageError(f"a limit of {limit:g} virtual seconds cannot be: give more than 0")
+        if pieces is not None and pieces < 1:
+            raise UsageError(f"pieces of at most {pieces} bytes cannot be: give 1 or more")
+        self.loop = VirtualLoop(limit)
+        self.network = Network(self.loop, seed=seed, pieces=pieces)
+        entropy = random.Random(f"aiops {seed}")
+        self.surroundings = Surroundings(
+            now=self.loop.time,
+            token_bytes=entropy.randbytes,
+            below=entropy.randrange,
+            applier=lambda loop, failed: VirtualApplier(loop, failed, apply_seconds),
+            spin=lambda: Spin(self.loop.time, None),
+            identity=HERE.get,
+            listening=lambda host: cast(socket, listening(self.network, host)),
+            unconnected=lambda host: cast(socket, MemorySocket(self.network)),
+            reached_at="127.0.0.1",  # which finds whoever listens, wherever it is
+        )
+
+    def run(self, main: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine to its end, in virtual time; the world ends with it."""
+        context = copy_context()
+        context.run(SURROUNDINGS.set, self.surroundings)
+        return context.run(run_on, self.loop, main)

@@ -1,0 +1,62 @@
+"""What the simulator's contract runs over: every policy, bare, behind a gate, and with codecs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from aiops.errors import ConflictError
+from aiops.sim.turns.simulation import Simulation
+from aiops.sim.turns.task import Perceptron
+from tests.contract.cases import CASES as POLICIES
+
+TASK = Perceptron("digits", hidden=8)
+
+WAYS: dict[str, dict[str, Any]] = {
+    "bare": {},
+    "gate": {"gate": "bfasgd:c_push=0.05,c_fetch=0.1"},
+    "codecs": {"push_codec": ("topk:0.2",), "fetch_codec": ("int8",)},
+    "both": {
+        "gate": "constant:p_push=0.5,p_fetch=0.5,by=tensor",
+        "push_codec": ("int8",),
+        "fetch_codec": ("onebit",),
+    },
+    "reapply": {"gate": "periodic:k_push=2,k_fetch=2,skipped=reapply"},
+}
+
+
+def simulation(policy: str = "fasgd", /, **settings: Any) -> Simulation:
+    """Return a small simulation on digits."""
+    small = {"clients": 4, "batch_size": 8, "iterations": 60, "samples": 2}
+    small |= {"dataset": "digits", "hidden": 8, "kernels": "numpy"}
+    return Simulation(policy=policy, **{**small, **settings})
+
+
+def of_case(name: str, way: str, **settings: Any) -> Simulation:
+    """Return the small simulation of a case of the algorithms' contract."""
+    policy, chosen = POLICIES[name]
+    texts = tuple(f"{key}={value}" for key, value in chosen.items())
+    return simulation(policy, set=texts, **WAYS[way], **settings)
+
+
+def _possible() -> list[tuple[str, str]]:
+    """Return the cases, without those that an engine refuses: not every policy can be gated."""
+    found = []
+    for name in POLICIES:
+        for way in WAYS:
+            try:
+                of_case(name, way).engine()
+            except ConflictError:
+                continue
+            found.append((name, way))
+    return found
+
+
+CASES = _possible()
+
+
+def random_pieces(seed: int, most: int = 700) -> Any:
+    """Return what says how many bytes arrive at a time."""
+    random = np.random.default_rng(seed)
+    return lambda: int(random.integers(1, most))

@@ -1,0 +1,166 @@
+"""Messages handed over: what is said and counted is what bytes would have been."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiops.algorithms import find
+from aiops.engine import Engine
+from aiops.errors import BadPush, LocalProtocolError, RemoteProtocolError
+from aiops.events import Options
+from aiops.layout import Layout
+from aiops.messages import Fetch, Pong, Stats
+from aiops.sim.turns.handover import HandedWire, Leased
+from aiops.sim.turns.memory import MemoryServer, Seat
+from aiops.wire import Discard
+from tests.sim.turns.cases import random_pieces
+
+START: dict[str, Any] = {
+    "w": np.linspace(-2, 2, 1200).reshape(40, 30).astype(np.float32),
+    "b": np.zeros(30, np.float32),
+    "half": np.ones(7, np.float16),
+}
+
+
+def served(policy: str = "asgd", handed: bool = True, **options: Any) -> tuple[Engine, list[Seat]]:
+    """Return an engine, and two clients of it."""
+    engine = Engine(find(policy).make({}), Options(backend="numpy", workers=2, **options))
+    server = MemoryServer(engine, handed=handed, pieces=None if handed else random_pieces(1))
+    return engine, [Seat(server, f"client-{i}", START) for i in range(2)]
+
+
+def gradient(params: Any) -> dict[str, Any]:
+    """Pull everything towards 1."""
+    return {name: (array - 1).astype(array.dtype) for name, array in params.items()}
+
+
+@pytest.mark.parametrize(
+    ("policy", "gate"),
+    [
+        *((policy, "") for policy in ("fasgd", "easgd", "hardsync", "dcasgd", "no-delay")),
+        ("fasgd", "periodic:k_push=2,k_fetch=3"),
+    ],
+)
+def test_every_count_is_that_of_bytes(policy: str, gate: str) -> None:
+    reports = []
+    for handed in (True, False):
+        engine, seats = served(policy, handed, gate=gate)
+        for turn in range(20):
+            seat = seats[turn % 2]
+            if not seat.waits:
+                seat.step(gradient)
+        for seat, row in zip(seats, engine.report()["workers"], strict=True):
+            assert (row["bytes_fetched"], row["bytes_pushed"]) == seat.talk.traffic
+        report = engine.report()
+        talks = [seat.talk.ledger.report() for seat in seats]
+        reports.append((report["ledger"], report["workers"], report["version"], talks))
+    assert reports[0] == reports[1]
+
+
+class TestHandedWire:
+    def test_follows_the_table(self) -> None:
+        client = HandedWire("client", lambda message: Discard())
+        with pytest.raises(LocalProtocolError, match="a client may not send 'fetch' when 'start'"):
+            client.send(Fetch(1, -1))
+        server = HandedWire("server", lambda message: Discard())
+        client.state = "open"
+        client.send(Stats(1))
+        server.inbox.append(client.outbox.popleft())
+        with pytest.raises(RemoteProtocolError, match="a client may not send 'stats' when 'start'"):
+            server.received(server.inbox[0].nbytes)
+
+    def test_counts_as_a_stream_does(self) -> None:
+        client = HandedWire("client", lambda message: Discard())
+        client.state = "open"
+        assert client.send(Pong(300)) == []
+        assert client.outbox[0].nbytes == client.traffic.bytes_out
+        assert client.traffic.kinds_out["pong"].overhead == client.traffic.bytes_out
+
+    def test_a_gradient_that_is_not_finite_is_refused(self) -> None:
+        _engine, seats = served()
+        bad = gradient(seats[0].params)
+        bad["w"][3, 4] = np.inf
+        with pytest.raises(BadPush, match=r"'w' holds inf at \[3, 4\]"):
+            seats[0].give(bad)
+        assert seats[0].step(gradient) is not None, "it goes on"
+
+
+class TestLeased:
+    def test_reads_where_the_server_keeps_it(self) -> None:
+        engine, (one, other) = served()
+        assert isinstance(one.params, Leased)
+        assert one.params.borrowed
+        assert engine.store is not None
+        assert one.params.arena is engine.store.current.arena
+        before = one.params["w"].copy()
+        other.step(gradient)
+        assert one.params.arena is not engine.store.current.arena
+        np.testing.assert_array_equal(one.params["w"], before)
+        assert engine.store.alive == 2
+        one.step(gradient)
+        assert one.params.arena is engine.store.current.arena
+        assert list(one.params) == list(other.params)
+
+    def test_what_it_let_go_lives_no_longer(self) -> None:
+        engine, (one, other) = served()
+        for _ in range(6):
+            other.step(gradient)
+        assert engine.store is not None
+        assert engine.store.alive == 2
+        assert isinstance(one.params, Leased)
+        one.params.let_go()
+        assert engine.store.alive == 1
+
+    def test_becomes_its_own(self) -> None:
+        engine, (one, other) = served()
+        assert isinstance(one.params, Leased)
+        before = one.params["w"].copy()
+        mine = one.params.own()
+        assert not one.params.borrowed
+        assert mine is one.params.own()
+        other.step(gradient)
+        np.testing.assert_array_equal(one.params["w"], before)
+        assert engine.store is not None
+        assert engine.store.alive == 1
+        mine.views["w"][...] = 0
+
+    def test_coded_fetches_are_its_own(self) -> None:
+        engine, (one, _other) = served(fetch_codec=("int8",))
+        one.step(gradient)
+        assert isinstance(one.params, Leased)
+        assert not one.params.borrowed
+        assert engine.store is not None
+        assert one.params.arena is not engine.store.current.arena
+
+    def test_is_a_copy_where_steps_are_the_worker_s(self) -> None:
+        engine, (one, _other) = served("easgd")
+        assert not isinstance(one.params, Leased)
+        assert engine.store is not None
+        assert engine.store.alive == 1
+        assert engine.crew.ledger()["fetched"]["with_payload"] == 2
+
+    def test_empty(self) -> None:
+        leased = Leased(Layout([("w", "float32", (3,))]))
+        leased.let_go()
+        assert not leased.borrowed
+        assert leased.own() is leased.arena
+
+
+def test_what_was_pushed_is_let_go_without_a_collector() -> None:
+    """Nothing refers to itself: gradients are gone as soon as the next has been pushed."""
+    _engine, (seat, _other) = served()
+    gc.disable()
+    try:
+        pushed = gradient(seat.params)
+        alive = weakref.ref(pushed["w"])
+        seat.give(pushed)
+        seat.give(gradient(seat.params))
+        del pushed
+        assert alive() is None
+    finally:
+        gc.enable()
