@@ -26,7 +26,7 @@ import aiops
 
 # room              its modules (under aiops; a package means all in it)
 ROOMS: Mapping[str, str] = {
-    "errors":       "errors address values words",
+    "errors":       "errors address values words closing",
     "budget":       "bucket controller rates",
     "messages":     "messages",
     "layout":       "layout tables",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Self, cast
 
 from aiops import messages
@@ -14,6 +13,7 @@ from aiops.client.facade import Facade
 from aiops.client.params import Params, Stamped
 from aiops.client.requests import Receipt, Request
 from aiops.client.transfer import Transfer
+from aiops.closing import AsyncClosing
 from aiops.errors import (
     AiopsError,
     ConnectionLost,
@@ -106,7 +106,7 @@ class _Driver(asyncio.BufferedProtocol):
         self.heard.set()
 
 
-class AsyncClient(Facade):
+class AsyncClient(Facade, AsyncClosing):
     """A connection to a server, for asyncio. Use it as ``async with AsyncClient(url) as ps``.
 
     Calls may run concurrently: they are pipelined on one connection and answered as the server
@@ -269,21 +269,6 @@ class AsyncClient(Facade):
                 driver.end(ConnectionLost("closed"))
             self._talk.lost()
             self._talk.fail(ConnectionLost("this client was closed before the answer came"))
-
-    async def __aenter__(self) -> Self:
-        try:
-            return await self.connect()
-        except BaseException:
-            await self.close()
-            raise
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     # ------------------------------------------------------------ inside
 

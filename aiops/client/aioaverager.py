@@ -6,17 +6,17 @@ import asyncio
 import concurrent.futures
 import contextlib
 from collections.abc import AsyncIterator, Coroutine, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from aiops.client.averager import FAREWELL, AveragerFacade
+from aiops.closing import AsyncClosing
 from aiops.errors import DeadlineExceeded, UsageError
 from aiops.layout import Array
 
 __all__ = ["AsyncModelAverager"]
 
 
-class AsyncModelAverager(AveragerFacade):
+class AsyncModelAverager(AveragerFacade, AsyncClosing):
     """One worker of an asynchronous model average, for asyncio: `ModelAverager`'s twin.
 
     ::
@@ -126,21 +126,6 @@ class AsyncModelAverager(AveragerFacade):
         else:
             averaging.cancel()
         await asyncio.wait([averaging])
-
-    async def __aenter__(self) -> Self:
-        try:
-            return await self.connect()
-        except BaseException:
-            await self.close()
-            raise
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     # ------------------------------------------------------------ inside
 

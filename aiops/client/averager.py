@@ -7,14 +7,14 @@ import concurrent.futures
 import contextlib
 import threading
 from collections.abc import Coroutine, Iterator, Mapping
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from aiops import address
 from aiops.client.averaging import Averages, Averaging
 from aiops.client.backoff import check_timeout
 from aiops.client.replica import Arrays, Replica
 from aiops.client.turns import TurnLock
+from aiops.closing import Closing
 from aiops.errors import DeadlineExceeded, UsageError
 from aiops.layout import Array
 
@@ -97,7 +97,7 @@ class AveragerFacade:
         )
 
 
-class ModelAverager(AveragerFacade):
+class ModelAverager(AveragerFacade, Closing):
     """One worker of an asynchronous model average.
 
     ::
@@ -264,17 +264,6 @@ class ModelAverager(AveragerFacade):
             with contextlib.suppress(RuntimeError):  # its loop ended just now
                 loop.call_soon_threadsafe(end)
             self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # ------------------------------------------------------------ inside
 

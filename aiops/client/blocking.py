@@ -9,14 +9,14 @@ import struct
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from aiops.client.backoff import delays
 from aiops.client.facade import Facade
 from aiops.client.params import Params, Stamped
 from aiops.client.requests import Receipt, Request
 from aiops.client.transfer import Transfer
+from aiops.closing import Closing
 from aiops.errors import (
     AiopsError,
     ConnectionLost,
@@ -41,7 +41,7 @@ is still in the cache, and the sender lets go of the socket between calls, for a
 _VECTORS = 512  # buffers given to one sendmsg (the limit is 1,024)
 
 
-class Client(Facade):
+class Client(Facade, Closing):
     """A connection to a server, for code that waits.
 
     Every call has a deadline, reconnects with back-off if the connection is lost meanwhile, and
@@ -309,17 +309,6 @@ class Client(Facade):
         finally:
             sock.close()
             self._talk.lost()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # ------------------------------------------------------------ inside
 

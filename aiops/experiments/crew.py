@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
+from aiops.closing import Closing
 from aiops.errors import AiopsError
 from aiops.experiments.case import Case, Result, Tell, Work
 
@@ -50,7 +50,7 @@ class _Member:
 
 
 @dataclass
-class Crew:
+class Crew(Closing):
     """So many processes. Use it as ``with Crew(2) as crew``; they are gone when the block ends.
 
     Parameters
@@ -149,17 +149,6 @@ class Crew:
                 member.process.join()
             member.pipe.close()
         self._members.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 @contextlib.contextmanager

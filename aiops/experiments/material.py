@@ -5,16 +5,16 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
+from aiops.closing import Closing
 from aiops.workloads import MLP, load
 from aiops.workloads.dataset import Dataset
 
 
-class Material:
+class Material(Closing):
     """A data set and its perceptron; the files are gone when the ``with`` block ends.
 
     Processes map the files into memory, so the data is there once, however many read it.
@@ -48,13 +48,6 @@ class Material:
         """Return the loss and the accuracy on the test set."""
         return self.model.evaluate(params, *self._test)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Remove the files."""
         self._folder.cleanup()

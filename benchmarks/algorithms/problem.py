@@ -6,11 +6,11 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
+from aiops.closing import Closing
 from aiops.workloads import MLP, load
 from aiops.workloads.dataset import Dataset
 
@@ -42,7 +42,7 @@ class Problem:
         return {**found, "validate": True}
 
 
-class Bench:
+class Bench(Closing):
     """A problem set up: ``with Bench(problem) as bench``; the files are gone afterwards."""
 
     def __init__(self, problem: Problem, data: Dataset | None = None) -> None:
@@ -72,13 +72,6 @@ class Bench:
         """Return the loss and the accuracy on the test set (or what is held out)."""
         return self.model.evaluate(params, *self._test)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Remove the files."""
         self._folder.cleanup()

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+
+from aiops.closing import Closing
 
 
-class Tickets:
+class Tickets(Closing):
     """One worker's way of drawing; each has its own, on the same file.
 
     Parameters
@@ -32,13 +32,6 @@ class Tickets:
         os.write(self._file, b".")
         return os.lseek(self._file, 0, os.SEEK_CUR) <= self._total
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Let go of the file."""
         os.close(self._file)
