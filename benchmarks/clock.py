@@ -15,14 +15,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -234,28 +232,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--gradients", type=int, default=standard.gradients, help="per worker")
     parser.add_argument("--rounds", type=int, default=standard.rounds)
     parser.add_argument("--seed", type=int, default=standard.seed)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to FILE")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run from the command line; exits with 2 when an option is wrong."""
-    parser = _parser()
-    arguments = vars(parser.parse_args(argv))
-    path = arguments.pop("json")
-    try:
-        for name, kind in (("policies", str), ("paces", str), ("workers", int)):
-            arguments[name] = tuple(map(kind, arguments[name].split(",")))
-        options = replace(Options(), **arguments)
-        result = run(options, lambda line: print(line, file=sys.stderr, flush=True))
-    except ValueError as error:  # a UsageError is one
-        parser.error(str(error))
-    except KeyboardInterrupt:
-        print("interrupted; all processes are ended", file=sys.stderr)
-        raise SystemExit(130) from None
-    if path:
-        report.write_json(path, result)
-    report.show(table(result), result["machine"])
+
+    def measure(chosen: dict[str, Any]) -> dict[str, Any]:
+        return run(replace(Options(), **chosen), report.say)
+
+    report.main(_parser(), measure, table, argv, {"policies": str, "paces": str, "workers": int})
 
 
 if __name__ == "__main__":

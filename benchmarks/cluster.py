@@ -13,11 +13,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -192,24 +190,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--clients", type=int, default=standard.clients)
     parser.add_argument("--seconds", type=float, default=standard.seconds, help="per case")
     parser.add_argument("--rounds", type=int, default=standard.rounds)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to FILE")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run from the command line; exits with 2 when an option is wrong."""
-    parser = _parser()
-    arguments = vars(parser.parse_args(argv))
-    path = arguments.pop("json")
-    try:
-        result = run(
-            replace(Options(), **arguments), lambda line: print(line, file=sys.stderr, flush=True)
-        )
-    except UsageError as error:
-        parser.error(str(error))
-    if path:
-        report.write_json(path, result)
-    report.show(table(result), result["machine"])
+
+    def measure(chosen: dict[str, Any]) -> dict[str, Any]:
+        return run(replace(Options(), **chosen), report.say)
+
+    report.main(_parser(), measure, table, argv)
 
 
 if __name__ == "__main__":

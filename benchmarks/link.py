@@ -12,12 +12,10 @@ turn, so that what the machine does meanwhile meets all; ratios are to raw in th
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -139,28 +137,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--mib", type=int, default=standard.mib)
     parser.add_argument("--rounds", type=int, default=standard.rounds)
     parser.add_argument("--seconds", type=float, default=standard.seconds, help="per codec")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to FILE")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run from the command line; exits with 2 when an option is wrong."""
-    parser = _parser()
-    arguments = vars(parser.parse_args(argv))
-    path = arguments.pop("json")
-    for name in ("rates", "codecs"):
-        arguments[name] = tuple(arguments[name].split(","))
-    try:
-        options = replace(Options(), **arguments)
-        result = run(options, lambda line: print(line, file=sys.stderr, flush=True))
-    except UsageError as error:
-        parser.error(str(error))
-    except KeyboardInterrupt:
-        print("interrupted; all processes are ended", file=sys.stderr)
-        raise SystemExit(130) from None
-    if path:
-        report.write_json(path, result)
-    report.show(table(result), result["machine"])
+
+    def measure(chosen: dict[str, Any]) -> dict[str, Any]:
+        return run(replace(Options(), **chosen), report.say)
+
+    report.main(_parser(), measure, table, argv, {"rates": str, "codecs": str})
 
 
 if __name__ == "__main__":

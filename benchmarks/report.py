@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import json
 import os
 import platform
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -130,3 +132,47 @@ def _read(path: str) -> str:
         return Path(path).read_text()
     except OSError:
         return ""
+
+
+def main(
+    parser: argparse.ArgumentParser,
+    measure: Callable[[dict[str, Any]], dict[str, Any]],
+    shown: Callable[[dict[str, Any]], Table],
+    argv: Sequence[str] | None,
+    lists: Mapping[str, Callable[[str], Any]] | None = None,
+) -> None:
+    """Run a benchmark from the command line; exit with 2 when an option is wrong.
+
+    Parameters
+    ----------
+    parser
+        Of its options; ``--json FILE`` is added.
+    measure
+        Takes the options, and returns the report.
+    shown
+        Lays the report out.
+    argv
+        The command line; None: the process's.
+    lists
+        Options that hold several values with commas between, and what reads one of them.
+    """
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to FILE")
+    chosen = vars(parser.parse_args(argv))
+    path = chosen.pop("json")
+    try:
+        for name, read in (lists or {}).items():
+            chosen[name] = tuple(map(read, chosen[name].split(",")))
+        result = measure(chosen)
+    except ValueError as error:  # a UsageError is one
+        parser.error(str(error))
+    except KeyboardInterrupt:
+        print("interrupted; all processes are ended", file=sys.stderr)
+        raise SystemExit(130) from None
+    if path:
+        write_json(path, result)
+    show(shown(result), result["machine"])
+
+
+def say(line: str) -> None:
+    """Tell on stderr how far it is."""
+    print(line, file=sys.stderr, flush=True)

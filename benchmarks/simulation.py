@@ -15,11 +15,9 @@ the processor's cache; ``simulation / both`` is what the simulator itself costs.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +25,8 @@ import numpy as np
 from aiops import kernels
 from aiops.errors import UsageError
 from aiops.layout import Arena, Array
-from aiops.sim.turns.simulation import Run, Simulation
+from aiops.sim.turns.run import Run
+from aiops.sim.turns.simulation import Simulation
 from benchmarks import report
 
 _WARM = 200  # iterations before the first round
@@ -179,26 +178,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     for name, value in asdict(standard).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to FILE")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run from the command line; exits with 2 when an option is wrong."""
-    parser = _parser()
-    arguments = vars(parser.parse_args(argv))
-    path = arguments.pop("json")
-    try:
-        options = replace(Options(), **arguments)
-        result = run(options, lambda line: print(line, file=sys.stderr, flush=True))
-    except UsageError as error:
-        parser.error(str(error))
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        raise SystemExit(130) from None
-    if path:
-        report.write_json(path, result)
-    report.show(table(result), result["machine"])
+
+    def measure(chosen: dict[str, Any]) -> dict[str, Any]:
+        return run(replace(Options(), **chosen), report.say)
+
+    report.main(_parser(), measure, table, argv)
 
 
 if __name__ == "__main__":

@@ -262,27 +262,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--policy", default=standard.policy)
     parser.add_argument("--ways", default=",".join(WAYS), help="comma-separated")
     parser.add_argument("--fill", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to FILE")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run from the command line; exits with 2 when an option is wrong."""
-    parser = _parser()
-    arguments = vars(parser.parse_args(argv))
-    path = arguments.pop("json")
-    arguments["ways"] = tuple(arguments["ways"].split(","))
-    try:
-        options = replace(Options(), **arguments)
-        result = run(options, lambda line: print(line, file=sys.stderr, flush=True))
-    except UsageError as error:
-        parser.error(str(error))
-    except KeyboardInterrupt:
-        print("interrupted; all processes are ended", file=sys.stderr)
-        raise SystemExit(130) from None
-    if path:
-        report.write_json(path, result)
-    report.show(table(result), result["machine"])
+
+    def measure(chosen: dict[str, Any]) -> dict[str, Any]:
+        return run(replace(Options(), **chosen), report.say)
+
+    report.main(_parser(), measure, table, argv, {"ways": str})
 
 
 if __name__ == "__main__":
