@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -155,15 +155,29 @@ class Config:
 
     def settings(self) -> dict[str, Any]:
         """Return the algorithm's settings: ``set`` and ``lr``."""
-        found: dict[str, Any] = {}
-        for item in self.set:
-            key, equals, value = item.partition("=")
-            if not equals:
-                raise UsageError(f"--set {item!r}: write key=value")
-            found[key.strip()] = value.strip()
-        if self.lr is not None:
-            found["lr"] = self.lr
-        return found
+        return settings_of(self.set, self.lr)
+
+
+def settings_of(assigned: Iterable[str], lr: float | None) -> dict[str, Any]:
+    """Return an algorithm's settings, of ``key=value`` each and of a learning rate.
+
+    >>> settings_of(["n=2"], 0.1)
+    {'n': '2', 'lr': 0.1}
+
+    Raises
+    ------
+    UsageError
+        When one is not written so.
+    """
+    found: dict[str, Any] = {}
+    for item in assigned:
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise UsageError(f"--set {item!r}: write key=value")
+        found[key.strip()] = value.strip()
+    if lr is not None:
+        found["lr"] = lr
+    return found
 
 
 def read_file(path: Path) -> dict[str, Any]:

@@ -23,7 +23,8 @@ from aiops.commands.flags import Json
 from aiops.errors import UsageError
 
 if TYPE_CHECKING:
-    from aiops.sim.turns.simulation import Outcome, Run
+    from aiops.sim.turns.result import Outcome
+    from aiops.sim.turns.run import Run
 
 Policy = Annotated[str, typer.Option(help="Algorithm: a name, or package.module:Class.")]
 Lr = Annotated[float | None, typer.Option(help="Learning rate; default the policy's.")]
@@ -99,7 +100,8 @@ def simulate(
     """
     from aiops.config import Config
     from aiops.files import check_writable
-    from aiops.sim.turns.simulation import Run, Simulation
+    from aiops.sim.turns.run import Run
+    from aiops.sim.turns.simulation import Simulation
 
     Config(kernels=kernels, recall=recall, fetch_lag=fetch_lag)  # refuses what cannot be
     if save is not None:

@@ -11,8 +11,8 @@ from aiops.experiments.case import Case
 from aiops.experiments.experiment import Experiment, Scale
 from aiops.experiments.runs import Finished, Runs, unique
 from aiops.experiments.works import Convolved, task_of
+from aiops.sim.turns.run import Run
 from aiops.sim.turns.selection import selection
-from aiops.sim.turns.simulation import Run
 from aiops.sim.turns.task import Batches
 
 _BESIDE = 300_000_000  # bytes: the data set, the interpreter

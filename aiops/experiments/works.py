@@ -12,7 +12,9 @@ import numpy as np
 from aiops.errors import BadPush, UsageError, nearest
 from aiops.experiments.case import Result, Tell, Work, plain
 from aiops.layout import Array
-from aiops.sim.turns.simulation import Outcome, Run, Simulation
+from aiops.sim.turns.result import Outcome
+from aiops.sim.turns.run import Run
+from aiops.sim.turns.simulation import Simulation
 from aiops.sim.turns.task import Perceptron, Task
 
 INITIAL = ("he", "glorot", "small")

@@ -23,7 +23,7 @@ from aiops.experiments.papers.sync_waste import Turns
 from aiops.experiments.throughput import Machines, Throughput
 from aiops.experiments.works import Begun, Convolved, begun, carry_out, perceptron
 from aiops.sim.cluster.spec import Links
-from aiops.sim.turns.simulation import simulate
+from aiops.sim.turns.run import simulate
 from aiops.workloads.dataset import Dataset
 from tests.experiments.small import TINY
 

@@ -15,7 +15,8 @@ from aiops.experiments.figure import Figure, Line, Panel
 from aiops.experiments.runs import Finished, Runs
 from aiops.experiments.works import perceptron, reported
 from aiops.layout import Array
-from aiops.sim.turns.simulation import Run, Simulation
+from aiops.sim.turns.run import Run
+from aiops.sim.turns.simulation import Simulation
 
 PREDICTORS = {
     "tau": "step-staleness τ",

@@ -8,9 +8,9 @@ from typing import Any
 
 from aiops.experiments.case import Case
 from aiops.experiments.experiment import Experiment, Findings, Verdict
-from aiops.experiments.figure import Figure, Panel
+from aiops.experiments.figure import Figure
 from aiops.experiments.papers import gated
-from aiops.experiments.papers.gated import OPEN, Gated, Group
+from aiops.experiments.papers.gated import OPEN, OWN, PAPERS, Gated, Group
 from aiops.experiments.pool import Pool, ladder
 from aiops.experiments.runs import Runs
 from aiops.sim.turns.simulation import Simulation
@@ -30,7 +30,6 @@ FULL = Gated(
     pool=Pool((("fasgd", ladder(0.005, 2, 3, 4)),), share=0.1, finalists=0),
 )
 
-PAPERS, OWN = "the paper's rate", "each at its best rate"
 _TEN = 9.5  # a reduction that one would call tenfold
 
 
@@ -92,15 +91,7 @@ def _fewer(gates: Mapping[str, Group]) -> Verdict:
 
 def figure(scale: Gated, runs: Runs) -> Figure:
     """Draw errors, and copies against potential copies."""
-    found = runs.of(cases(scale, runs))
-    groups = gated.of_panel(found, PAPERS)
-    lines = [gated.copies(name, group, "fetches") for name, group in groups.items()]
-    panels = [
-        gated.errors(PAPERS.capitalize(), groups),
-        gated.errors(OWN.capitalize(), gated.of_panel(found, OWN)),
-        Panel("Fetches", "potential fetches", "fetches", lines),
-    ]
-    return Figure("B-FASGD: fewer fetches", panels, columns=3)
+    return gated.figure(runs.of(cases(scale, runs)), "fetches")
 
 
 EXPERIMENT = Experiment(

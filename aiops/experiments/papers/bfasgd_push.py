@@ -7,10 +7,9 @@ from typing import Any
 
 from aiops.experiments.case import Case
 from aiops.experiments.experiment import Experiment, Findings, Verdict
-from aiops.experiments.figure import Figure, Panel
+from aiops.experiments.figure import Figure
 from aiops.experiments.papers import gated
-from aiops.experiments.papers.bfasgd_fetch import OWN, PAPERS
-from aiops.experiments.papers.gated import OPEN, Gated, Group
+from aiops.experiments.papers.gated import OPEN, OWN, PAPERS, Gated, Group
 from aiops.experiments.pool import Pool, ladder
 from aiops.experiments.runs import Runs
 from aiops.sim.turns.simulation import Simulation
@@ -73,16 +72,8 @@ def _verdicts(panel: str, groups: Mapping[str, Group], base: Group, c: float) ->
 
 
 def figure(scale: Gated, runs: Runs) -> Figure:
-    """Draw the errors at both rates, and copies against potential copies."""
-    found = runs.of(cases(scale, runs))
-    groups = gated.of_panel(found, PAPERS)
-    lines = [gated.copies(name, group, "pushes") for name, group in groups.items()]
-    panels = [
-        gated.errors(PAPERS.capitalize(), groups),
-        gated.errors(OWN.capitalize(), gated.of_panel(found, OWN)),
-        Panel("Pushes", "potential pushes", "pushes", lines),
-    ]
-    return Figure("B-FASGD: fewer pushes", panels, columns=3)
+    """Draw errors, and copies against potential copies."""
+    return gated.figure(runs.of(cases(scale, runs)), "pushes")
 
 
 EXPERIMENT = Experiment(

@@ -9,12 +9,13 @@ from typing import Any
 
 from aiops.experiments.case import Case
 from aiops.experiments.experiment import MOST_SEEDS, Scale, Verdict
-from aiops.experiments.figure import Line, Panel, curve
+from aiops.experiments.figure import Figure, Line, Panel, curve
 from aiops.experiments.pool import Pool, contest
 from aiops.experiments.runs import Finished, Runs, gathered
 from aiops.experiments.stats import BEHIND, LEVEL, compare, said, tails
 
 OPEN = "no gate"
+PAPERS, OWN = "the paper's rate", "each at its best rate"
 NO_LOSS = 0.003
 """An error larger by no more than this share (0.3 points) is no loss worth mentioning."""
 
@@ -97,6 +98,18 @@ def errors(title: str, groups: Mapping[str, Group]) -> Panel:
     """Return the learning curves as a panel."""
     lines = [curve(label, group, "error", times=100) for label, group in groups.items()]
     return Panel(title, "iterations", "validation error (%)", lines, log="y")
+
+
+def figure(runs: Sequence[Finished], name: str) -> Figure:
+    """Draw the errors at both rates, and copies against potential copies, of ``name``."""
+    groups = of_panel(runs, PAPERS)
+    lines = [copies(label, group, name) for label, group in groups.items()]
+    panels = [
+        errors(PAPERS.capitalize(), groups),
+        errors(OWN.capitalize(), of_panel(runs, OWN)),
+        Panel(name.capitalize(), f"potential {name}", name, lines),
+    ]
+    return Figure(f"B-FASGD: fewer {name}", panels, columns=3)
 
 
 def row(label: str, group: Group, base: Group) -> dict[str, Any]:

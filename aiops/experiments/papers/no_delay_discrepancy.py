@@ -15,7 +15,8 @@ from aiops.experiments.figure import Figure, Line, Panel
 from aiops.experiments.runs import Finished, Runs, gathered
 from aiops.experiments.works import perceptron
 from aiops.sim.turns.dispatcher import Dispatcher
-from aiops.sim.turns.simulation import Run, Simulation, digest
+from aiops.sim.turns.run import Run, digest
+from aiops.sim.turns.simulation import Simulation
 
 
 @dataclass(frozen=True)

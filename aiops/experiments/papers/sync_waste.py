@@ -13,8 +13,9 @@ from aiops.experiments.intime import InTime
 from aiops.experiments.runs import Finished, Runs, gathered
 from aiops.experiments.stats import said
 from aiops.experiments.works import perceptron
+from aiops.sim.turns.run import Run, digest
 from aiops.sim.turns.selection import Selection
-from aiops.sim.turns.simulation import Run, Simulation, digest
+from aiops.sim.turns.simulation import Simulation
 
 
 class _Counting:

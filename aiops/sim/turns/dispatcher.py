@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from aiops.client.params import Params
+from aiops.closing import Closing
 from aiops.engine import Engine
 from aiops.errors import UsageError
 from aiops.layout import Array, Ints
@@ -36,7 +36,7 @@ class _Computed:
     room: Params
 
 
-class Dispatcher:
+class Dispatcher(Closing):
     """A server and its clients, who take turns.
 
     Parameters
@@ -234,14 +234,3 @@ class Dispatcher:
         if pool is not None:
             pool.shutdown(cancel_futures=True)
             self._ahead.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from aiops.errors import ConflictError
+from aiops.sim.turns.run import Run
 from aiops.sim.turns.selection import Recorded
-from aiops.sim.turns.simulation import Run, Simulation
+from aiops.sim.turns.simulation import Simulation
 from tests.sim.turns.cases import TASK, random_pieces, simulation
 
 

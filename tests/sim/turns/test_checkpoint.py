@@ -19,8 +19,9 @@ import pytest
 from aiops.errors import UsageError
 from aiops.layout import Arena, Layout
 from aiops.sim.turns import checkpoint, graph
+from aiops.sim.turns.run import Run
 from aiops.sim.turns.selection import Softmax
-from aiops.sim.turns.simulation import Run, Simulation
+from aiops.sim.turns.simulation import Simulation
 from aiops.sim.turns.task import Perceptron
 from tests.sim.turns.cases import CASES, TASK, of_case, random_pieces, simulation
 
@@ -84,7 +85,7 @@ def test_in_another_process(tmp_path: Path) -> None:
 _ELSEWHERE = """
 import sys
 from pathlib import Path
-from aiops.sim.turns.simulation import Run
+from aiops.sim.turns.run import Run
 for path in sys.argv[1:]:
     with Run.load(Path(path)) as run:
         print(run.go_on().digest)

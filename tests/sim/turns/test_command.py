@@ -13,7 +13,7 @@ import pytest
 from aiops import cli
 from aiops.files import read_model
 from aiops.sim.turns.dispatcher import Dispatcher
-from aiops.sim.turns.simulation import Run, simulate
+from aiops.sim.turns.run import Run, simulate
 from tests.sim.turns.cases import TASK, simulation
 
 SMALL = "--dataset digits --hidden 8 --clients 4 --iterations 60 --samples 2 --kernels numpy"

@@ -11,7 +11,7 @@ import pytest
 from aiops.errors import UsageError
 from aiops.layout import Array
 from aiops.sim.turns.fred import Outcome, simulate_fred
-from aiops.sim.turns.simulation import Run
+from aiops.sim.turns.run import Run
 from tests.sim.turns.cases import TASK, simulation
 
 

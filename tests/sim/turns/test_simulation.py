@@ -18,7 +18,8 @@ from aiops.algorithms.base import Algorithm, Policy, Verdict
 from aiops.errors import ConflictError, StaleGradient, UsageError
 from aiops.kernels.rule import Rule
 from aiops.layout import Array
-from aiops.sim.turns.simulation import Run, Simulation, digest, simulate
+from aiops.sim.turns.run import Run, digest, simulate
+from aiops.sim.turns.simulation import Simulation
 from aiops.sim.turns.task import Batches, Perceptron
 from tests.sim.turns.cases import CASES, TASK, of_case, random_pieces, simulation
 

@@ -1,0 +1,237 @@
+"""A simulation under way: begun, carried on to its end, or stopped and gone on with."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from threadpoolctl import threadpool_limits
+
+from aiops.closing import Closing
+from aiops.sim.turns import checkpoint
+from aiops.sim.turns.dispatcher import Dispatcher
+from aiops.sim.turns.result import Outcome, Sample
+from aiops.sim.turns.selection import selection
+from aiops.sim.turns.simulation import Simulation
+from aiops.sim.turns.task import Batches, Perceptron, Task
+
+_AT_ONCE = 100  # turns between two looks at the clock
+_TELL_EVERY = 0.1  # seconds
+
+
+@dataclass
+class Run(Closing):
+    """A simulation under way. Use it as ``with Run(simulation) as run``.
+
+    Parameters
+    ----------
+    simulation
+        What is run.
+    task
+        What is trained; default: the simulation's perceptron on its data set.
+    jobs
+        How many gradients are computed at the same time; the results are the same.
+    handed, pieces
+        How messages move, see `Dispatcher`; the results are the same.
+    checkpoint
+        Where it was saved, to go on from there; see `Run.load`.
+    """
+
+    simulation: Simulation
+    task: Task | None = None
+    jobs: int = 1
+    handed: bool = True
+    pieces: Callable[[], int] | None = None
+    curve: list[Sample] = field(default_factory=list)
+    seconds: float = 0.0
+    checkpoint: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Set everything up."""
+        run = self.simulation
+        self._stopping = False
+        task = self.task = self.task or Perceptron(run.dataset, run.hidden)
+        self._limits = threadpool_limits(1)  # sums in another order would be other sums
+        if self.checkpoint is not None:
+            self.dispatcher: Dispatcher
+            self.dispatcher, self.curve, self.seconds = checkpoint.load(self.checkpoint, task)
+            self.dispatcher.hire(self.jobs)
+            self.engine = self.dispatcher.engine
+            return
+        self.engine = run.engine()
+        self.dispatcher = Dispatcher(
+            self.engine,
+            task,
+            Batches(task.examples, run.batch_size, run.seed, run.order),
+            selection(run.selection, run.clients, run.seed),
+            clients=run.clients,
+            seed=run.seed,
+            waits=run.waits,
+            jobs=self.jobs,
+            handed=self.handed,
+            pieces=self.pieces,
+        )
+
+    def save(self, path: Path) -> None:
+        """Write all of it to a file, from which `load` goes on to the same result.
+
+        To be called between turns. The file is whole or what it was before.
+
+        Raises
+        ------
+        UsageError
+            When it cannot be written.
+        """
+        assert self.task is not None
+        state = self.dispatcher, self.curve, self.seconds
+        checkpoint.save(path, dataclasses.asdict(self.simulation), self.task, state)
+
+    @classmethod
+    def load(
+        cls,
+        path: Path,
+        simulation: Simulation | None = None,
+        task: Task | None = None,
+        *,
+        jobs: int = 1,
+    ) -> Run:
+        """Return a run that goes on from where one was saved, in this process or another.
+
+        Parameters
+        ----------
+        path
+            Where it was saved. The file is to be trusted like code.
+        simulation
+            What it must be of, but for `iterations` and `samples`, which may be others now; None:
+            as it was.
+        task, jobs
+            As for a new run.
+
+        Raises
+        ------
+        UsageError
+            When the file is of another simulation or task, or cannot be read.
+        """
+        found = checkpoint.simulation_of(path)
+        saved = Simulation.told(found)
+        wanted = simulation or saved
+        changed = {name: getattr(saved, name) for name in ("iterations", "samples")}
+        checkpoint.compare(path, dataclasses.asdict(dataclasses.replace(wanted, **changed)))
+        return cls(wanted, task, jobs, checkpoint=path)
+
+    def stop(self) -> None:
+        """Have `go_on` return after this turn; may be called from a signal's handler."""
+        self._stopping = True
+
+    @property
+    def iteration(self) -> int:
+        """Turns so far."""
+        return self.dispatcher.iteration
+
+    @property
+    def complete(self) -> bool:
+        """Whether all turns have been taken."""
+        return self.iteration >= self.simulation.iterations
+
+    def go_on(self, tell: Callable[[int], None] | None = None) -> Outcome:
+        """Take the turns that are left, or those until `stop`; return what it came to.
+
+        Parameters
+        ----------
+        tell
+            Called with the iterations so far, ten times a second or so, between turns.
+        """
+        if not self.curve:
+            self.curve.append(self._sample())
+        for mark in self._ahead():
+            self._run_to(mark, tell)
+            if self._stopping:
+                break
+            self.curve.append(self._sample())
+        return self.outcome()
+
+    def _run_to(self, mark: int, tell: Callable[[int], None] | None) -> None:
+        dispatcher, said = self.dispatcher, 0.0
+        while dispatcher.iteration < mark and not self._stopping:
+            began = time.perf_counter()
+            dispatcher.run(min(mark - dispatcher.iteration, _AT_ONCE), lambda: self._stopping)
+            now = time.perf_counter()
+            self.seconds += now - began
+            if tell is not None and now - said > _TELL_EVERY:
+                said = now
+                tell(dispatcher.iteration)
+
+    def _ahead(self) -> list[int]:
+        """Return the iterations after which the model is validated, from here on."""
+        run, steps = self.simulation, max(self.simulation.samples, 1)
+        marks = {round(run.iterations * k / steps) for k in range(1, steps + 1)}
+        return sorted(mark for mark in marks if mark > self.iteration)
+
+    def outcome(self) -> Outcome:
+        """Return what it has come to so far."""
+        curve = list(self.curve)
+        if not curve or curve[-1].iteration != self.iteration:
+            curve.append(self._sample())
+        updates = self.engine.updates
+        return Outcome(
+            self.simulation,
+            digest(self.dispatcher),
+            curve,
+            dict(updates.staleness),
+            self.seconds,
+            self.complete,
+        )
+
+    def _sample(self) -> Sample:
+        assert self.task is not None
+        cost, error = self.task.validate(self.dispatcher.model)
+        account, store = self.engine.crew.ledger(), self.engine.store
+        assert store is not None
+        pushed, fetched = account["pushed"], account["fetched"]
+        return Sample(
+            self.iteration,
+            store.version,
+            cost,
+            error,
+            pushed["with_payload"],
+            fetched["with_payload"],
+            pushed["bytes"],
+            fetched["bytes"],
+            store.vbar(),
+        )
+
+    def close(self) -> None:
+        """Let go of threads."""
+        self.dispatcher.close()
+        self._limits.restore_original_limits()
+
+
+def simulate(
+    simulation: Simulation,
+    task: Task | None = None,
+    *,
+    jobs: int = 1,
+    tell: Callable[[int], None] | None = None,
+) -> Outcome:
+    """Run a simulation; see `Run` for the parameters, and `Run.go_on` for ``tell``."""
+    with Run(simulation, task, jobs) as run:
+        return run.go_on(tell)
+
+
+def digest(dispatcher: Dispatcher) -> str:
+    """Return the SHA-256 of the parameters, the versions and the ledger, in hexadecimal."""
+    engine = dispatcher.engine
+    store = engine.store
+    assert store is not None
+    found = hashlib.sha256(store.current.arena.data.data)
+    found.update(store.version.to_bytes(8, "little"))
+    found.update(store.current.tensor_versions.data)
+    for seat in dispatcher.seats:
+        found.update(seat.params.versions.data)
+    found.update(json.dumps(engine.crew.ledger(), sort_keys=True).encode())
+    return found.hexdigest()
