@@ -233,8 +233,9 @@ class Layout:
 
         One part per run of tensors of equal version, none longer than `MAX_PART`.
         """
-        if not (versions != versions[0]).any():
-            return tuple(split(0, self.nbytes, codec, int(versions[0])))
+        level = level_of(versions)
+        if level is not None:
+            return tuple(split(0, self.nbytes, codec, level))
         breaks = (np.flatnonzero(versions[1:] != versions[:-1]) + 1).tolist()
         edges = [0, *breaks, len(self.tensors)]
         found: list[Part] = []
@@ -345,6 +346,12 @@ class Layout:
 
 _SHARED: WeakValueDictionary[tuple[object, bool], Layout] = WeakValueDictionary()
 """Layouts in use: thousands of clients in a process may have the same."""
+
+
+def level_of(versions: Ints) -> int | None:
+    """Return the version that all tensors have, or None when they differ (or there is none)."""
+    data = versions.tobytes()  # to compare these is quicker than to compare the numbers
+    return versions.item(0) if data and data == data[:8] * len(versions) else None
 
 
 def split(start: int, stop: int, codec: str, version: int) -> list[Part]:

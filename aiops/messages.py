@@ -431,7 +431,7 @@ KINDS: Mapping[str, type[Message]] = {
 def encode(message: Message) -> bytes:
     """Return the header map of a message as MessagePack bytes."""
     names, values = _NAMES[type(message)]
-    return _pack(dict(zip(names, values(message), strict=True)))  # type: ignore[no-any-return]
+    return _pack(dict(zip(names, values(message), strict=False)))  # type: ignore[no-any-return]
 
 
 def decode(data: bytes | bytearray | memoryview) -> Message:

@@ -32,6 +32,8 @@ from aiops.kernels.rule import Rule
 from aiops.layout import Arena, Array, Bytes, Ints, Layout, aligned, compute_dtype
 from aiops.versions import Lease, Shelf, Version
 
+_F4 = np.dtype("<f4")
+
 
 @dataclass(slots=True)
 class Job:
@@ -252,7 +254,7 @@ class Store:
                 self.sums = sums
             else:
                 self.sums[touched] = sums
-            self._total = int(self.sums.sum())
+            self._total = int(np.add.reduce(self.sums))
 
     def step(self, job: Job) -> Ints:
         """Run the rule for a job (on any thread; one at a time)."""
@@ -392,7 +394,7 @@ class Store:
         """Return the same per tensor, float32 little endian (empty without a statistic)."""
         if self.rule.statistic is None:
             return b""
-        return (self.sums / self._units).astype("<f4").tobytes()
+        return (self.sums / self._units).astype(_F4).tobytes()
 
     def _first_sums(self) -> Ints:
         if self.rule.statistic is None:

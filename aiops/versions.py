@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from aiops.errors import BadPush
-from aiops.layout import Arena, Bytes, Ints, Layout, split
+from aiops.layout import Arena, Bytes, Ints, Layout, level_of, split
 from aiops.messages import Part, Parts, Wants
 
 _SPARES = 4
@@ -162,8 +162,7 @@ class Version:
         else:
             self.tensor_versions = self.tensor_versions.copy()
             self.tensor_versions[touched] += 1
-            low, high = self.tensor_versions.min(), self.tensor_versions.max()
-            self.level = int(low) if low == high else None
+            self.level = level_of(self.tensor_versions)
 
 
 class Lease:

@@ -123,20 +123,25 @@ class _Parts:
         self._arenas = [Arena(layout) for _ in range(len(self._params) + 1)]
         for arena in self._arenas:
             arena.data[:] = store.current.arena.data
-        self._task.gradient(self._params[0], self._batches.rows(0), self._room)
+        self._turns = 0  # over all rounds: examples come fresh from memory, as a simulation's do
+        self._gradient(0)
 
     def gradients(self, count: int) -> None:
-        for turn in range(count):
+        for turn in self._next(count):
             self._gradient(turn)
 
     def updates(self, count: int) -> None:
-        for turn in range(count):
+        for turn in self._next(count):
             self._update(turn)
 
     def both(self, count: int) -> None:
-        for turn in range(count):
+        for turn in self._next(count):
             self._gradient(turn)
             self._update(turn)
+
+    def _next(self, count: int) -> range:
+        first, self._turns = self._turns, self._turns + count
+        return range(first, self._turns)
 
     def _gradient(self, turn: int) -> None:
         params = self._params[turn % len(self._params)]

@@ -27,7 +27,7 @@ from aiops.client.coding import Coding, Encoded
 from aiops.client.incoming import Into, wants_of
 from aiops.client.outgoing import little_endian, parts_of
 from aiops.client.params import Params, Stamped
-from aiops.client.requests import News, Receipt, Request
+from aiops.client.requests import Means, News, Receipt, Request
 from aiops.client.rows import Asked, Rows, RowsInto
 from aiops.codecs.choice import Choice
 from aiops.errors import (
@@ -542,7 +542,7 @@ class Conversation:
         else:
             return
         late = sink.finish() if isinstance(sink, Into) else ()
-        if isinstance(request.into, Params):
+        if request.into is not None and not isinstance(request.into, RowsInto):
             request.into.connection = (self.client, self._epoch)
             request.into.now_at(version, request.wants, late)
         for other in self._unheard:  # the next answer may be coming into the same arrays already
@@ -584,15 +584,10 @@ class Conversation:
 
     def _receipt(self, message: Message) -> Receipt:
         assert isinstance(message, Ack)
-        vbars: Mapping[str, float] = {}
-        if message.vbars and self.layout is not None:
-            means = np.frombuffer(message.vbars, "<f4").tolist()
-            names = (tensor.name for tensor in self.layout.tensors)
-            vbars = dict(zip(names, means, strict=True))
-        return Receipt(
-            *(message.version, message.staleness, message.mean_staleness, message.vbar, vbars),
-            used=message.used,
-        )
+        told, layout = message.vbars, self.layout
+        vbars = Means(layout, told) if told and layout is not None else {}
+        stale = message.staleness, message.mean_staleness
+        return Receipt(message.version, *stale, message.vbar, vbars, message.used)
 
 
 def _lists(value: Any) -> Any:

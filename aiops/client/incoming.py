@@ -9,7 +9,7 @@ import numpy as np
 from aiops.client.params import Params
 from aiops.codecs import codec_named, raw
 from aiops.errors import BadPush, RemoteProtocolError
-from aiops.layout import Arena, Bytes, Ints
+from aiops.layout import Arena, Bytes, Ints, level_of
 from aiops.messages import Part, Parts, Wants
 
 
@@ -27,8 +27,9 @@ def wants_of(params: Params, wanted: Ints | None) -> tuple[int, Wants]:
     if wanted is None:
         if not len(held):
             return params.version, ()
-        if not (held != held[0]).any():
-            return int(held[0]), ()
+        level = level_of(held)
+        if level is not None:
+            return level, ()
         wanted = params.layout.all
     if not len(wanted):
         return params.version, ()

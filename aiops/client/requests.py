@@ -2,19 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from aiops.client.coding import Encoded
 from aiops.client.params import Params
 from aiops.client.rows import RowsInto
 from aiops.errors import AiopsError
-from aiops.layout import Array
+from aiops.layout import Array, Layout
 from aiops.messages import Message, Wants
+from aiops.values import value
 
 
-@dataclass(frozen=True, slots=True)
+class Means(Mapping[str, float]):
+    """The mean of the statistic per tensor, as it was told; read when somebody looks at it.
+
+    Parameters
+    ----------
+    layout
+        The tensors.
+    told
+        float32, little endian, in arena order.
+    """
+
+    __slots__ = ("_layout", "_told")
+
+    def __init__(self, layout: Layout, told: bytes) -> None:
+        self._layout, self._told = layout, told
+
+    def __getitem__(self, name: str) -> float:
+        return float(np.frombuffer(self._told, "<f4")[self._layout.index[name]])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layout.index)
+
+    def __len__(self) -> int:
+        return len(self._layout.index)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+@value
 class Receipt:
     """What became of a push.
 
@@ -47,7 +79,7 @@ class Receipt:
     pushed: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class News:
     """What an answer says, beside the parameters, for the bandwidth gates.
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,13 +18,14 @@ from aiops.client.params import Params
 from aiops.incoming import Incoming
 from aiops.layout import Arena, Array, Layout
 from aiops.messages import Message, Parts
+from aiops.values import value
 from aiops.versions import Lease
 from aiops.wire import Buffer, Discard, Place, Side, Sink, Wire
 
 Payloads = Sequence[Sequence[memoryview]]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Parcel:
     """One message on its way.
 
