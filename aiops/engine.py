@@ -12,28 +12,22 @@ is outstanding at a time; everything about it is fixed when it is issued.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from aiops import gates, messages
+from aiops import fitness, gates, messages, statistics
 from aiops.algorithms.base import Algorithm
 from aiops.answers import Answers, Pending
 from aiops.codecs.choice import Choice
 from aiops.controller import Controller, Crossing
 from aiops.crew import Crew, Member
+from aiops.definition import Definition, compare, fill, given, offered, table_stores
 from aiops.errors import (
     BadPush,
     ConflictError,
     NotReady,
     Refused,
-    StaleGradient,
-    Unavailable,
-    UsageError,
 )
 from aiops.events import (
     Applied,
@@ -54,8 +48,7 @@ from aiops.events import (
 )
 from aiops.incoming import Incoming
 from aiops.intake import Intake, Offer
-from aiops.kernels.rule import Rule
-from aiops.layout import Arena, Array, Ints, Layout, aligned
+from aiops.layout import Arena, Array, Ints
 from aiops.meeting import Meeting
 from aiops.messages import (
     Again,
@@ -80,9 +73,8 @@ from aiops.rowsintake import RowsIncoming, RowsIntake
 from aiops.shadow import Shadow
 from aiops.shadowing import Shadowing
 from aiops.store import Store
-from aiops.tables import ID_BYTES, NamedTable, Tables
+from aiops.tables import NamedTable, Tables
 from aiops.updates import Updates
-from aiops.versions import Wanted
 from aiops.wire import Discard, Sink
 
 
@@ -128,10 +120,10 @@ class Engine:
         self.budget = Controller.beside(self.plan.get("gate"), budget, each)
         self.answers.budget = self.budget
         self.intake.budget = min(filter(None, (budget, each)), default=None)
+        self.pace = statistics.Pace()
         self.now = self.started = 0.0
         self._fresh = True  # nothing has happened yet
         self._tables = Tables({})
-        self._seconds: deque[tuple[float, int]] = deque(maxlen=12)  # (time, version then)
 
     def _plan_gate(self) -> int:
         """Add the gate to the plan; return how many bytes of gradients to keep for it."""
@@ -252,8 +244,7 @@ class Engine:
         self.meeting.stop()
 
     def _on_applied(self, event: Applied) -> None:
-        if not self._seconds or self.now - self._seconds[-1][0] >= 1:
-            self._seconds.append((self.now, self.answers.version))
+        self.pace.note(self.now, self.answers.version)
         self.updates.applied(event)
 
     # ------------------------------------------------------------ messages
@@ -310,24 +301,12 @@ class Engine:
     # ------------------------------------------------------------ the model
 
     def _on_initialised(self, event: Initialised) -> None:
-        layout = Layout(event.rows, empty=bool(event.tables))
-        slow = self.intake.too_slow(layout)
+        definition = given(event, self.algorithm)
+        slow = self.intake.too_slow(definition.layout)
         if slow is not None:
             raise ConflictError(f"the model to begin with is too large: {slow}")
-        tables = Tables.told((row for row, _count in event.tables), layout.index)
-        why = self.algorithm.tables() if tables else None
-        if why is not None:
-            raise ConflictError(f"the model to begin with has tables, but {why}")
-        self._define(layout, event.data[: layout.nbytes], tables)
-        counts = {row[0]: count for row, count in event.tables}
-        place = layout.nbytes
-        for store in self.tables:  # in the order of their names, as everywhere
-            count, width = counts[store.named.name], store.table.width
-            ends = place + count * ID_BYTES, place + count * (ID_BYTES + store.table.row_bytes)
-            ids = np.frombuffer(event.data[place : ends[0]].tobytes(), np.int64)
-            rows = np.frombuffer(event.data[ends[0] : ends[1]].tobytes(), store.dtype)
-            store.put(ids, rows.reshape(count, width))
-            place = ends[1]
+        self._define(definition)
+        fill(event, self.tables, definition.layout.nbytes)
 
     def _on_define(self, event: Received) -> None:
         message, sink = event.message, event.sink
@@ -342,46 +321,24 @@ class Engine:
                 raise BadPush("only a worker may define the model; this client is an observer")
             created = self.store is None
             if self.store is not None:
-                _compare(self.store.layout, self._tables, message)
+                compare(self.store.layout, self._tables, message)
             else:
-                self._define_offered(message, offer)
+                self._define(offered(message, offer, self.algorithm, self.options.max_model))
             self.answers.describe(event.peer, message.id, created)
         finally:
             if offer is not None:
                 offer.free()
 
-    def _define_offered(self, message: Define, offer: Offer | None) -> None:
-        tables = _tables_of(message)
-        if tables:
-            why, limit = self.algorithm.tables(), self.options.max_model
-            if why is not None:
-                raise BadPush(f"this server's model cannot have the table {min(tables)!r}: {why}")
-            nbytes = sum(named.table.nbytes for named in tables.values())
-            if nbytes > limit:
-                raise BadPush(
-                    f"tables of {nbytes} bytes, all rows counted, are larger than this server takes"
-                    f" ({limit}): start it with a larger --max-model"
-                )
-        if offer is not None:
-            self._define(offer.layout, offer.buffer, tables)
-        elif tables and not message.tensors:
-            self._define(Layout((), empty=True), aligned(0), tables)
-        else:
-            raise BadPush("the offered model has no values: send all tensors")
-
-    def _define(
-        self, layout: Layout, data: npt.NDArray[np.uint8], tables: Tables | None = None
-    ) -> None:
-        options = self.options
-        tables = tables or Tables({})
-        stores = _table_stores(tables, self.algorithm.rule(), options.backend)
+    def _define(self, definition: Definition) -> None:
+        options, layout, tables = self.options, definition.layout, definition.tables
+        stores = table_stores(tables, self.algorithm.rule(), options.backend)
         self.store = Store(
             layout,
             self.algorithm.rule(),
             backend=options.backend,
             live=options.live,
             relaxed=options.relaxed,
-            arena=Arena(layout, data),
+            arena=Arena(layout, definition.data),
         )
         self.store.read_packed({codec.name for _pattern, codec in self.codecs[0].pairs})
         self.intake.defined(layout)
@@ -427,47 +384,23 @@ class Engine:
         if member is None or self.answers.repeated(event, member):
             return
         member.last_seq = message.seq
-        fault = self._unfit(member) or self._beyond(message)
+        fault = self._fault(member, message)
         if fault is not None:
             self.answers.refuse_at_once(event, member, fault)
             return
         recalled = self.updates.recall.find(member.number)
         self.updates.push(Pending(event.peer, message, recalled, member))
 
-    def _unfit(self, member: Member) -> Refused | None:
-        """Return why nothing can be taken from this client now, or None."""
-        if not member.worker:
-            return BadPush("an observer may not push; connect with role='worker'")
-        if self.stopping:
-            return Unavailable("the server is shutting down and takes no more pushes")
-        if self.store is None:
-            return NotReady("nobody has defined the model yet: define it before the first push")
-        return None
-
-    def _fault(self, member: Member, message: Push | PushRows, sink: Sink | None) -> Refused | None:
+    def _fault(
+        self, member: Member, message: Push | Again | PushRows, sink: Sink | None = None
+    ) -> Refused | None:
         """Return why a push cannot be taken whatever the policy, or None."""
-        unfit = self._unfit(member)
-        if unfit is not None:
-            return unfit
-        assert self.store is not None
-        if isinstance(sink, Discard) and isinstance(sink.fault, Refused):
-            return sink.fault
-        if not isinstance(sink, Incoming):
-            return BadPush("the push holds no tensor: push at least one")
-        if sink.fault is not None or isinstance(message, PushRows):
-            return sink.fault
-        return _ahead(self.store, sink) or self._beyond(message)
-
-    def _beyond(self, message: Push | Again) -> Refused | None:
-        """Refuse to look for tensors that the model does not have."""
-        assert self.store is not None
-        if not message.wants:
-            return None
-        try:
-            Wanted(message.have, message.wants).known(0, len(self.store.layout.tensors))
-        except Refused as fault:
-            return fault
-        return None
+        unready = fitness.unready(member, self.store, stopping=self.stopping)
+        if unready is not None or self.store is None:
+            return unready
+        if isinstance(message, Again):
+            return fitness.beyond(self.store, message)
+        return fitness.unfit(self.store, message, sink)
 
     def _on_fetch_rows(self, event: Received) -> None:
         if isinstance(event.sink, Discard) and isinstance(event.sink.fault, Refused):
@@ -496,102 +429,12 @@ class Engine:
 
     def report(self) -> dict[str, Any]:
         """Return the statistics that ``aiops stats`` shows."""
-        store, staleness = self.store, self.updates.staleness
-        pool, rows = self.intake.pool, self.intake.answers
-        used = sum(staleness.values())
-        return {
-            "policy": self.algorithm.name,
-            "settings": self.algorithm.settings(),
-            "version": self.answers.version,
-            "seconds": round(self.now - self.started, 3),
-            "updates_per_second": round(self._rate(), 3),
-            "gradients": used,
-            "refused": dict(self.answers.refused),
-            "ignored": self.updates.ignored,
-            "wasted": self.updates.ignored + self.answers.refused[StaleGradient.code],
-            "staleness": {str(tau): n for tau, n in sorted(staleness.items())},
-            "mean_staleness": self.updates.total_staleness / max(used, 1),
-            "vbar": store.vbar() if store else None,
-            "parameters": store.layout.parameters if store else 0,
-            "tensors": len(store.layout.tensors) if store else 0,
-            "tables": [table.report() for table in self.tables],
-            "kernels": store.backend if store else "",
-            "versions_alive": store.alive if store else 0,
-            "versions_copied": store.copies if store else 0,
-            "receive_bytes": pool.out,
-            "receive_bytes_peak": pool.peak,
-            "rows_bytes": rows.out,
-            "rows_bytes_peak": rows.peak,
-            "waiting": len(self.updates.held),
-            "waited_for": sorted(self.crew.waited_for()),
-            "shadow": self.answers.shadowing.shadow.report() if self.answers.shadowing else None,
-            "averages": self.meeting.report(),
-            "ledger": self.crew.ledger(),
-            "budget": self.budget.report(store.vbar() if store else None) if self.budget else None,
-            "workers": [member.report(self.now) for member in self.crew],
-        }
-
-    def _rate(self) -> float:
-        """Return updates per second over the last ten seconds or so."""
-        if not self._seconds:
-            return 0.0
-        since, version = self._seconds[0]
-        return (self.answers.version - version) / max(self.now - since, 1e-9)
-
-
-def _ahead(store: Store, sink: Incoming) -> BadPush | None:
-    """Refuse a gradient of a version that does not exist yet."""
-    cover, current = sink.cover, store.current
-    if cover.level is not None and current.level is not None and cover.level <= current.level:
-        return None
-    versions = current.tensor_versions[cover.tensors]
-    ahead = np.flatnonzero(cover.bases > versions)
-    if not len(ahead):
-        return None
-    row = int(ahead[0])
-    name = store.layout.tensors[int(cover.tensors[row])].name
-    return BadPush(
-        f"{name!r} was computed at version {cover.bases[row]}, but the server is at"
-        f" {versions[row]}: fetch the parameters again (was the server restarted?)",
-        tensor=name,
-    )
-
-
-def _table_stores(tables: Tables, rule: Rule, backend: str) -> tuple[TableStore, ...]:
-    """Make room for the rows of tables, of which none takes memory yet."""
-    try:
-        return tuple(TableStore(named, rule, backend) for named in tables.each)
-    except (MemoryError, OSError) as error:
-        nbytes = sum(named.table.nbytes for named in tables.each)
-        raise BadPush(
-            f"tables of {nbytes} bytes, and the rule's state for them, are larger than this"
-            f" server's address space: {error}"
-        ) from None
+        return statistics.report(self, self.now)
 
 
 def _warm(stores: Sequence[Store | TableStore]) -> None:
     for store in stores:
         store.warm()
-
-
-def _tables_of(message: Define) -> Tables:
-    """Return the tables of an offer."""
-    try:
-        return Tables.told(message.tables, (name for name, _dtype, _shape in message.tensors))
-    except UsageError as error:
-        raise BadPush(str(error)) from None
-
-
-def _compare(layout: Layout, tables: Tables, message: Define) -> None:
-    """Refuse an offer of another model than the server's."""
-    offered = _tables_of(message)
-    try:
-        difference = layout.difference(Layout.shared(message.tensors, empty=bool(offered)))
-        difference = difference or tables.difference(offered)
-    except UsageError as error:
-        difference = str(error)
-    if difference:
-        raise BadPush(f"the server's model is another one: {difference}")
 
 
 _HANDLERS: dict[type, Callable[[Engine, Any], None]] = {

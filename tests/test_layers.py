@@ -36,10 +36,10 @@ ROOMS: Mapping[str, str] = {
     "codecs":       "codecs",
     "store":        "gradients versions shadow store rows",
     "algorithms":   "algorithms gates",
-    "engine":       "crew events pool incoming intake recall shadowing answers updates meeting"
-                    " rowsintake rowsdesk engine journal",
+    "engine":       "crew events pool incoming intake definition fitness recall shadowing answers"
+                    " updates meeting rowsintake rowsdesk engine statistics journal",
     "conversation": "client.params client.coding client.outgoing client.incoming client.rows"
-                    " client.requests client.conversation client.transfer",
+                    " client.requests client.dialogue client.conversation client.transfer",
     "routines":     "client.routines client.steps",
     "collective":   "collective",
     "workloads":    "workloads",

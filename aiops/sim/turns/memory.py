@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
-from aiops.client.conversation import Conversation, stream
+from aiops.client.conversation import Conversation
+from aiops.client.dialogue import stream
 from aiops.client.params import Params
 from aiops.client.requests import Receipt, Request
 from aiops.client.routines import Routine, Transfer, routine_for

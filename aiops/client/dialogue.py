@@ -1,0 +1,396 @@
+"""A client's half of the wire, sans-I/O: requests in, results out, whatever happens to connections.
+
+A driver connects, moves bytes, and waits; nothing else is left to it::
+
+    request = talk.fetch(params)           # or push, define, stats, ...
+    send(talk.connected())                 # a (new) connection is there
+    talk.received(recv_into(talk.next_buffer()))
+    send(talk.outgoing())                  # whenever anything has been said or heard
+    talk.lost()                            # the connection is gone: connect again
+    ... until request.done
+
+What a request asks is made in `aiops.client.conversation`; here it is sent, as often as it takes,
+and answered once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+import aiops
+from aiops import handshake, messages
+from aiops.client.coding import Coding
+from aiops.client.incoming import Into
+from aiops.client.requests import News, Request
+from aiops.client.rows import Rows, RowsInto
+from aiops.codecs.choice import Choice
+from aiops.errors import (
+    AiopsError,
+    ConnectionLost,
+    Refused,
+    RemoteProtocolError,
+    Restarted,
+    Unauthorised,
+    UsageError,
+    refusal,
+)
+from aiops.layout import Layout
+from aiops.ledger import Ledger
+from aiops.messages import Ack, Error, Message, Model, Parts, Welcome
+from aiops.tables import Tables
+from aiops.wire import Buffer, Discard, Limits, Place, Sink, Wire
+
+_LIMITS = Limits(header=8 << 20)  # a model comes back with offsets: longer than it was offered
+_LONGEST_WAIT = 1e9  # seconds that a server may announce
+_NEWS = (Ack, messages.Params)
+_LONGEST_NAME = 1024  # bytes: the whole greeting must stay under 4 KiB
+
+
+def stream(place: Place) -> Wire:
+    """Return a client's end of a connection that carries bytes."""
+    return Wire("client", place, _LIMITS)
+
+
+class Dialogue:
+    """One client's conversation with one server, over as many connections as it takes.
+
+    Parameters
+    ----------
+    server
+        The server's URL, for messages to people.
+    client
+        This client's id: unique, the same for all its connections.
+    name
+        Its name, for people.
+    role
+        ``"worker"`` or ``"observer"``.
+    token
+        The server's token, or None.
+    nonce
+        Makes 16 fresh random bytes.
+    pongs
+        Whether the driver answers pings even when nobody waits for a request.
+    wire
+        Makes this side's end of a connection.
+
+    Raises
+    ------
+    UsageError
+        When the name is longer than a greeting may be.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        *,
+        client: str,
+        name: str,
+        role: str,
+        token: str | None,
+        nonce: Callable[[], bytes],
+        pongs: bool,
+        wire: Callable[[Place], Wire] = stream,
+    ) -> None:
+        if len(name.encode()) > _LONGEST_NAME:
+            text = (
+                f"the name is {len(name.encode())} bytes long; at most {_LONGEST_NAME} can be sent"
+            )
+            raise UsageError(text)
+        self.server, self.client, self.name, self.role = server, client, name, role
+        self._token, self._nonce, self._pongs = token, nonce, pongs
+        self._make_wire = wire
+        self.wire = wire(self._place)
+        self._out: list[Buffer] = []
+        self._hello: messages.Hello | None = None
+        self._challenge: messages.Challenge | None = None
+        self._pending: dict[int, Request] = {}
+        self._next_id = 1
+        self._seq = 0
+        self._epoch = 0
+        self._run_since = 1  # the first connection to the server as it runs now
+        self.ready = False
+        self.welcome: Welcome | None = None
+        self.layout: Layout | None = None
+        self.rows = Rows()
+        self._coding: Coding | None = None
+        self._unheard: list[Into] = []  # parameters that are being received
+        self._coming: Request | None = None  # the last whose answer has begun to come
+        self._increments = False  # whether coded increments can be read here
+        self.ledger = Ledger(own=True)
+        self.ledger.traffic = self.wire.traffic
+
+    # ------------------------------------------------------------ the connection
+
+    def connected(self) -> list[Buffer]:
+        """Begin on a new connection; return what to send."""
+        self._epoch += 1
+        self.ready = False
+        traffic = self.wire.traffic
+        self.wire = self._make_wire(self._place)
+        self.wire.traffic = traffic  # counts go on over all connections
+        self.ledger.disconnected()
+        self._out, self._challenge = [], None
+        self._hello = messages.Hello(
+            id=0,
+            protocol=messages.PROTOCOL,
+            client=self.client,
+            epoch=self._epoch,
+            name=self.name,
+            role=self.role,
+            pongs=self._pongs,
+            nonce=self._nonce(),
+            agent=f"aiops-python/{aiops.__version__}",
+        )
+        self._send(self._hello)
+        return self.outgoing()
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes received and sent so far, over all connections."""
+        return self.wire.traffic.bytes_in, self.wire.traffic.bytes_out
+
+    @property
+    def missing(self) -> int:
+        """How many bytes of a payload in progress are still to come."""
+        return self.wire.missing
+
+    @property
+    def waiting_for(self) -> str:
+        """What is waited for, in words."""
+        if not self.ready:
+            return "its welcome"
+        return next((request.what for request in self._pending.values()), "nothing")
+
+    def next_buffer(self) -> memoryview:
+        """Return where the next received bytes belong."""
+        return self.wire.next_buffer()
+
+    def received(self, nbytes: int) -> None:
+        """Take note of received bytes; 0 means that the server closed the connection.
+
+        Raises
+        ------
+        RemoteProtocolError
+            When the server broke the rules; drop the connection.
+        ConnectionLost
+            When it closed the connection.
+        Refused
+            When it does not let this client in: connecting again will not help.
+        """
+        if nbytes == 0:
+            raise ConnectionLost(f"{self.server} closed the connection")
+        for message, sink in self.wire.received(nbytes):
+            self._hear(message, sink)
+
+    def outgoing(self) -> list[Buffer]:
+        """Return what is to be sent now, and forget it."""
+        out, self._out = self._out, []
+        return out
+
+    def lost(self) -> None:
+        """The connection is gone. Requests stay; they are sent again on the next one."""
+        self.wire.lost()
+        self._unheard.clear()
+        self._coming = None
+        self.ready, self._out = False, []
+
+    def fail(self, error: AiopsError) -> None:
+        """Give all waiting requests this error."""
+        pending, self._pending = self._pending, {}
+        for request in pending.values():
+            request.resolve(error=error)
+
+    def abandon(self, request: Request) -> bool:
+        """Nobody waits for this request any more; a late answer is thrown away.
+
+        Returns whether its answer is being received: the rest goes where it belongs, unless the
+        driver ends the connection.
+        """
+        self._pending = {id: other for id, other in self._pending.items() if other is not request}
+        return self._coming is request
+
+    def leave(self) -> list[Buffer]:
+        """Say goodbye, if there is somebody to say it to; return what to send."""
+        if self.ready:
+            self.ready = False
+            self._send(messages.Leave(self._take_id()))
+        return self.outgoing()
+
+    # ------------------------------------------------------------ requests
+
+    def again(self, request: Request) -> Request:
+        """Ask again what was abandoned before it was answered; a push is the same push."""
+        if request.done and request.error is None:
+            return request
+        request.done, request.error = False, None
+        return self._ask(request)
+
+    # ------------------------------------------------------------ inside
+
+    def _outlived(self, request: Request) -> bool:
+        """Whether a push was computed at parameters of an earlier run of the server."""
+        client, epoch = request.connection
+        return client == self.client and epoch < self._run_since
+
+    def _take_back(self, request: Request) -> None:
+        """A push was not taken: its gradient is its owner's again, and nothing of it stays here."""
+        if self._coding is not None:
+            self._coding.take_back(request.encoded)
+
+    def _restarted(self) -> Restarted:
+        return Restarted(
+            f"{self.server} was restarted since this gradient was computed, and its parameters are"
+            " others: fetch them and compute it again; it was not pushed"
+        )
+
+    def _take_id(self) -> int:
+        self._next_id += 1
+        return self._next_id - 1
+
+    def _ask(self, request: Request) -> Request:
+        id = self._take_id()
+        self._pending[id] = request
+        if self._outlived(request):
+            del self._pending[id]
+            self._take_back(request)
+            request.resolve(error=self._restarted())
+        elif self.ready:
+            self._send(request.make(id), request.payloads)
+        return request
+
+    def _send(self, message: Message, payloads: Sequence[Sequence[memoryview]] = ()) -> None:
+        self._out.extend(self.wire.send(message, payloads))
+        self.ledger.asked(message)
+
+    def _place(self, message: Message) -> Sink:
+        request = self._pending.get(message.id)
+        if request is None or request.into is None:
+            return Discard()
+        self._coming = request
+        parts: Parts = message.parts  # type: ignore[attr-defined]
+        if isinstance(request.into, RowsInto):
+            sink = request.into.sink(parts)
+            if sink is None:
+                raise RemoteProtocolError(f"{self.server} sent other rows than were asked for")
+            return sink
+        into = Into(request.into, parts, request.have, request.wants, self.server)
+        self._unheard.append(into)
+        return into
+
+    def _hear(self, message: Message, sink: Sink | None) -> None:
+        if isinstance(message, Error) and message.fatal:
+            raise refusal(message.code, f"{self.server}: {message.text}", message.details)
+        if isinstance(message, messages.Challenge):
+            assert self._hello is not None
+            self._challenge = message
+            self._send(handshake.answer(message, self._hello, self._token, self.server))
+        elif isinstance(message, Welcome):
+            self._hear_welcome(message)
+        elif isinstance(message, messages.Ping):
+            self._send(messages.Pong(message.id))
+        else:
+            self._hear_answer(message, sink)
+
+    def _hear_welcome(self, welcome: Welcome) -> None:
+        assert self._hello is not None
+        handshake.check_welcome(welcome, self._hello, self._challenge, self._token, self.server)
+        for key in ("patience", "heartbeat", "seconds_per_byte"):
+            seconds = welcome.plan.get(key, 0.0)
+            if type(seconds) not in (int, float) or not 0 <= seconds <= _LONGEST_WAIT:
+                text = f"{self.server} announces a {key} of {seconds!r:.60} seconds"
+                raise RemoteProtocolError(text)
+        if welcome.model or welcome.tables:
+            self._learn(welcome)
+        if self.welcome is not None and welcome.run != self.welcome.run:
+            self._run_since = self._epoch
+            self.rows.versions.clear()
+        self.rows.connection = (self.client, self._epoch)
+        self.welcome, self.ready = welcome, True
+        if self.layout is not None and self._coding is None:
+            self._plan_coding()
+        # Anything asked before, or on a connection since lost, is (again) asked now, in order.
+        pending, self._pending = self._pending, {}
+        for request in pending.values():
+            self._ask(request)
+
+    def _hear_answer(self, message: Message, sink: Sink | None) -> None:
+        self.ledger.answered(message, not isinstance(sink, Discard))
+        request = self._pending.pop(message.id, None)
+        if isinstance(sink, Into):
+            self._unheard.remove(sink)
+        if request is self._coming:
+            self._coming = None
+        if request is None:
+            return  # it was abandoned
+        if isinstance(message, Error):
+            self._note_parameters(request, message, sink)
+            error = refusal(message.code, f"{self.server}: {message.text}", message.details)
+            self._take_back(request)
+            request.resolve(error=error)
+            return
+        try:
+            self._note_parameters(request, message, sink)
+            if isinstance(message, Ack) and not message.used:
+                self._take_back(request)
+            request.encoded.clear()
+            request.resolve(request.finish(message))
+        except (RemoteProtocolError, Refused) as error:
+            request.resolve(error=error)
+        except (AssertionError, ValueError) as error:
+            text = f"{self.server} answered {request.what!r} with a {message.kind!r}: {error}"
+            request.resolve(error=RemoteProtocolError(text))
+
+    def _note_parameters(self, request: Request, message: Message, sink: Sink | None) -> None:
+        """The payloads of an answer are in place: say which version they are."""
+        if isinstance(message, _NEWS):
+            vbars = np.frombuffer(message.vbars, "<f4")
+            if len(vbars) and self.layout is not None and len(vbars) != len(self.layout.tensors):
+                raise ValueError(f"statistics of {len(vbars)} tensors")
+            request.news = News(message.vbar, vbars, message.gate)
+            version = message.current if isinstance(message, Ack) else message.version
+        elif isinstance(message, Error) and message.parts:
+            version = message.version
+        else:
+            return
+        late = sink.finish() if isinstance(sink, Into) else ()
+        if request.into is not None and not isinstance(request.into, RowsInto):
+            request.into.connection = (self.client, self._epoch)
+            request.into.now_at(version, request.wants, late)
+        for other in self._unheard:  # the next answer may be coming into the same arrays already
+            other.mark()
+
+    def _learn(self, told: Model | Welcome) -> None:
+        """Learn the server's model; it may not change under a client's feet."""
+        rows = told.model
+        try:
+            layout = Layout.shared((row[:3] for row in rows), empty=bool(told.tables))
+            tables = Tables.told(told.tables, layout.index)
+        except UsageError as error:
+            text = f"{self.server} has a model that this client cannot hold: {error}"
+            raise RemoteProtocolError(text) from None
+        if [tensor.offset for tensor in layout.tensors] != [row[3] for row in rows]:
+            raise RemoteProtocolError(f"{self.server} describes a model in another order of bytes")
+        if [named.name for named in tables.each] != [row[0] for row in told.tables]:
+            raise RemoteProtocolError(f"{self.server} describes its tables in another order")
+        if self.layout is None:
+            self.layout = self.ledger.layout = layout
+            self._plan_coding()
+            self.rows.learn(tables)
+            return
+        difference = layout.difference(self.layout) or tables.difference(self.rows.tables)
+        if difference is None and layout is not self.layout and layout.rows != self.layout.rows:
+            difference = "its tensors are in another order"
+        if difference:
+            raise Unauthorised(f"{self.server} now has another model: {difference}")
+
+    def _plan_coding(self) -> None:
+        """Take note of how the server wants tensors to travel."""
+        if self.welcome is None or self.layout is None:
+            return
+        plan = self.welcome.plan
+        self._coding = Coding.planned(self.layout, plan)
+        # Who only looks on is shown the model itself.
+        increments = Choice.told(plan.get("fetch_codec", ()))
+        self._increments = self.role == "worker" and bool(increments)

@@ -1,0 +1,141 @@
+"""How a model comes to be: offered by a worker, or given at the start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from aiops.algorithms.base import Algorithm
+from aiops.errors import BadPush, ConflictError, UsageError
+from aiops.events import Initialised
+from aiops.intake import Offer
+from aiops.kernels.rule import Rule
+from aiops.layout import Bytes, Layout, aligned
+from aiops.messages import Define
+from aiops.rows import TableStore
+from aiops.tables import ID_BYTES, Tables
+from aiops.values import value
+
+
+@value
+class Definition:
+    """A model to begin with.
+
+    Attributes
+    ----------
+    layout
+        The tensors.
+    data
+        Their values, in arena order.
+    tables
+        The tables; their rows are not among the values.
+    """
+
+    layout: Layout
+    data: Bytes
+    tables: Tables
+
+
+def offered(
+    message: Define, offer: Offer | None, algorithm: Algorithm, max_model: int
+) -> Definition:
+    """Return the model that a worker offers to a server that has none.
+
+    Raises
+    ------
+    BadPush
+        When it has no values, or tables that are too large (``max_model`` bytes) or that the
+        algorithm cannot have.
+    """
+    tables = _tables_of(message)
+    if tables:
+        why = algorithm.tables()
+        if why is not None:
+            raise BadPush(f"this server's model cannot have the table {min(tables)!r}: {why}")
+        nbytes = sum(named.table.nbytes for named in tables.values())
+        if nbytes > max_model:
+            raise BadPush(
+                f"tables of {nbytes} bytes, all rows counted, are larger than this server takes"
+                f" ({max_model}): start it with a larger --max-model"
+            )
+    if offer is not None:
+        return Definition(offer.layout, offer.buffer, tables)
+    if tables and not message.tensors:
+        return Definition(Layout((), empty=True), aligned(0), tables)
+    raise BadPush("the offered model has no values: send all tensors")
+
+
+def given(event: Initialised, algorithm: Algorithm) -> Definition:
+    """Return the model that a server is given at its start; `fill` brings its rows.
+
+    Raises
+    ------
+    ConflictError
+        When it has tables, and the algorithm cannot have any.
+    """
+    layout = Layout(event.rows, empty=bool(event.tables))
+    tables = Tables.told((row for row, _count in event.tables), layout.index)
+    why = algorithm.tables() if tables else None
+    if why is not None:
+        raise ConflictError(f"the model to begin with has tables, but {why}")
+    return Definition(layout, event.data[: layout.nbytes], tables)
+
+
+def fill(event: Initialised, stores: Sequence[TableStore], place: int) -> None:
+    """Put the rows that a server is given at its start into its tables.
+
+    ``place``: where they begin in the event's bytes.
+    """
+    counts = {row[0]: count for row, count in event.tables}
+    for store in stores:  # in the order of their names, as everywhere
+        count, width = counts[store.named.name], store.table.width
+        ends = place + count * ID_BYTES, place + count * (ID_BYTES + store.table.row_bytes)
+        ids = np.frombuffer(event.data[place : ends[0]].tobytes(), np.int64)
+        rows = np.frombuffer(event.data[ends[0] : ends[1]].tobytes(), store.dtype)
+        store.put(ids, rows.reshape(count, width))
+        place = ends[1]
+
+
+def compare(layout: Layout, tables: Tables, message: Define) -> None:
+    """Refuse an offer of another model than the server's.
+
+    Raises
+    ------
+    BadPush
+        Saying how it differs.
+    """
+    offer = _tables_of(message)
+    try:
+        difference = layout.difference(Layout.shared(message.tensors, empty=bool(offer)))
+        difference = difference or tables.difference(offer)
+    except UsageError as error:
+        difference = str(error)
+    if difference:
+        raise BadPush(f"the server's model is another one: {difference}")
+
+
+def table_stores(tables: Tables, rule: Rule, backend: str) -> tuple[TableStore, ...]:
+    """Make room for the rows of tables, of which none takes memory yet.
+
+    Raises
+    ------
+    BadPush
+        When the system has no room for them.
+    """
+    try:
+        return tuple(TableStore(named, rule, backend) for named in tables.each)
+    except (MemoryError, OSError) as error:
+        nbytes = sum(named.table.nbytes for named in tables.each)
+        raise BadPush(
+            f"tables of {nbytes} bytes, and the rule's state for them, are larger than this"
+            f" server's address space: {error}"
+        ) from None
+
+
+def _tables_of(message: Define) -> Tables:
+    """Return the tables of an offer."""
+    try:
+        return Tables.told(message.tables, (name for name, _dtype, _shape in message.tensors))
+    except UsageError as error:
+        raise BadPush(str(error)) from None

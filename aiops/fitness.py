@@ -1,0 +1,64 @@
+"""Whether what a client pushes can be taken at all, whatever the policy would say of it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from aiops.crew import Member
+from aiops.errors import BadPush, NotReady, Refused, Unavailable
+from aiops.incoming import Incoming
+from aiops.messages import Again, Push, PushRows
+from aiops.store import Store
+from aiops.versions import Wanted
+from aiops.wire import Discard, Sink
+
+
+def unready(member: Member, store: Store | None, *, stopping: bool) -> Refused | None:
+    """Return why nothing can be taken from this client now, or None."""
+    if not member.worker:
+        return BadPush("an observer may not push; connect with role='worker'")
+    if stopping:
+        return Unavailable("the server is shutting down and takes no more pushes")
+    if store is None:
+        return NotReady("nobody has defined the model yet: define it before the first push")
+    return None
+
+
+def unfit(store: Store, message: Push | PushRows, sink: Sink | None) -> Refused | None:
+    """Return what is wrong with a push, or None."""
+    if isinstance(sink, Discard) and isinstance(sink.fault, Refused):
+        return sink.fault
+    if not isinstance(sink, Incoming):
+        return BadPush("the push holds no tensor: push at least one")
+    if sink.fault is not None or isinstance(message, PushRows):
+        return sink.fault
+    return _ahead(store, sink) or beyond(store, message)
+
+
+def beyond(store: Store, message: Push | Again) -> Refused | None:
+    """Refuse to look for tensors that the model does not have."""
+    if not message.wants:
+        return None
+    try:
+        Wanted(message.have, message.wants).known(0, len(store.layout.tensors))
+    except Refused as fault:
+        return fault
+    return None
+
+
+def _ahead(store: Store, sink: Incoming) -> BadPush | None:
+    """Refuse a gradient of a version that does not exist yet."""
+    cover, current = sink.cover, store.current
+    if cover.level is not None and current.level is not None and cover.level <= current.level:
+        return None
+    versions = current.tensor_versions[cover.tensors]
+    ahead = np.flatnonzero(cover.bases > versions)
+    if not len(ahead):
+        return None
+    row = int(ahead[0])
+    name = store.layout.tensors[int(cover.tensors[row])].name
+    return BadPush(
+        f"{name!r} was computed at version {cover.bases[row]}, but the server is at"
+        f" {versions[row]}: fetch the parameters again (was the server restarted?)",
+        tensor=name,
+    )
