@@ -118,7 +118,15 @@ class MLP:
         if out is None:
             out = {name: np.empty(shape, self.dtype) for name, shape in self.shapes.items()}
         with np.errstate(over="ignore", invalid="ignore"):
-            return self._backward(params, x, y, out)
+            inputs, scores = self._scored(params, x, y)
+            loss = _negative_log_likelihood(scores, y)
+            self._backward(params, inputs, scores, y, out)
+        return loss, {name: out[name] for name in self.shapes}
+
+    def gradient(self, params: Arrays, x: Array, y: Array, out: Arrays) -> None:
+        """Write the gradient of the loss, as `gradients` does, without the loss itself."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._backward(params, *self._scored(params, x, y), y, out)
 
     def _forward(self, params: Arrays, x: Array) -> list[Array]:
         """Return what goes into each layer, and at the end the logits."""
@@ -137,11 +145,16 @@ class MLP:
             values[-1] += params[bias]
         return values
 
-    def _backward(
-        self, params: Arrays, x: Array, y: Array, out: Arrays
-    ) -> tuple[float, dict[str, Array]]:
+    def _scored(self, params: Arrays, x: Array, y: Array) -> tuple[list[Array], Array]:
+        """Return what goes into each layer, and the log-probabilities of the classes."""
         *inputs, scores = self._forward(params, x)
-        loss = _negative_log_likelihood(_log_softmax(scores), y)
+        if len(y) != len(scores):
+            raise UsageError(f"there are {len(scores)} examples, but {len(y)} labels")
+        return inputs, _log_softmax(scores)
+
+    def _backward(
+        self, params: Arrays, inputs: Sequence[Array], scores: Array, y: Array, out: Arrays
+    ) -> None:
         # d loss / d logits = (softmax − one-hot) / n, in the logits' own memory.
         delta = np.exp(scores, out=scores)
         delta[np.arange(len(y)), y] -= 1
@@ -149,17 +162,16 @@ class MLP:
         for i in reversed(range(len(self._layers))):
             weight, bias = self._layers[i]
             np.matmul(inputs[i].T, delta, out=out[weight])
-            np.sum(delta, axis=0, out=out[bias])
+            np.add.reduce(delta, axis=0, out=out[bias])
             if i:
                 delta = delta @ params[weight].T
                 delta *= inputs[i] > 0
-        return loss, {name: out[name] for name in self.shapes}
 
 
 def _log_softmax(scores: Array) -> Array:
     """Turn scores into log-probabilities, in place; the largest becomes 0, so none overflows."""
-    scores -= scores.max(axis=1, keepdims=True)
-    scores -= np.log(np.exp(scores).sum(axis=1, keepdims=True))
+    scores -= np.maximum.reduce(scores, axis=1, keepdims=True)
+    scores -= np.log(np.add.reduce(np.exp(scores), axis=1, keepdims=True))
     return scores
 
 

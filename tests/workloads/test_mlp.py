@@ -76,6 +76,17 @@ def test_the_loss_is_the_mean_so_halves_average_to_the_whole() -> None:
         np.testing.assert_allclose(whole[name], (halves[0][1][name] + halves[1][1][name]) / 2)
 
 
+def test_the_gradient_without_the_loss() -> None:
+    model = MLP((5, 4, 3))
+    rng = np.random.default_rng(0)
+    params, x, y = model.init(1), rng.standard_normal((6, 5)).astype(np.float32), np.arange(6) % 3
+    out = {name: np.empty(shape, np.float32) for name, shape in model.shapes.items()}
+    model.gradient(params, x, y, out)
+    _loss, grads = model.gradients(params, x, y)
+    for name, grad in grads.items():
+        np.testing.assert_array_equal(out[name], grad)
+
+
 def test_gradients_can_be_written_into_an_arena() -> None:
     model = MLP((5, 4, 3))
     params = jittered(model)

@@ -66,7 +66,7 @@ class Perceptron:
 
     def gradient(self, params: Mapping[str, Array], rows: Ints, out: Params) -> None:
         """Write the gradient of the mini-batch's mean cost."""
-        self.model.gradients(params, self._x[rows], self._y[rows], out)
+        self.model.gradient(params, self._x[rows], self._y[rows], out)
 
     def validate(self, params: Mapping[str, Array]) -> tuple[float, float]:
         """Return the mean negative log-likelihood, and the share of wrong classes."""
