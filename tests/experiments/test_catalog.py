@@ -184,6 +184,16 @@ class TestDuel:
         sets = {case.simulation.policy: case.simulation.set for case in cases}
         assert sets == {"fasgd": (), "sasgd": ("modulate=inverse-plus-one",)}
 
+    def test_printed_rates_alone(self) -> None:
+        scale = STALENESS.scale(full=False, knobs=["rates=printed"])
+        assert isinstance(scale, Duel)
+        cases = list(duel.cases(scale, Runs()))  # type: ignore[arg-type]
+        assert len(cases) == 2 * len(scale.panels) * scale.seeds
+        assert {case.simulation.lr for case in cases} == set(duel.PRINTED.values())
+        found = STALENESS.findings(scale, runs_of(scale, lambda case: case.simulation.lr))
+        assert {row["rates"] for row in found.table} == {"printed"}
+        assert [verdict.agrees for verdict in found.verdicts] == [True]
+
 
 class TestGated:
     def group(self, *errors: float) -> list[Finished]:

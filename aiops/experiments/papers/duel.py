@@ -30,6 +30,7 @@ KNOBS = {
     "initial": ("he", "glorot", "small"),
     "sasgd": ("inverse", "inverse-plus-one"),
     "order": ("random", "sequential"),
+    "rates": ("chosen", "printed"),
 }
 
 _POOL_SAMPLES = 20
@@ -55,12 +56,21 @@ class Duel(Scale):
         """The panels by their titles."""
         return {f"λ = {clients:,}, µ = {batch}": (clients, batch) for clients, batch in self.panels}
 
+    @property
+    def protocols(self) -> Mapping[str, str]:
+        """How rates are come by: in all ways, or as printed alone."""
+        if self.knobs.get("rates") == "printed":
+            return {"printed": PROTOCOLS["printed"]}
+        return PROTOCOLS
+
 
 def cases(scale: Duel, runs: Runs) -> Iterator[Case]:
     """Yield the runs at the printed rates and those of the pools; then those at chosen rates."""
     choices = {}
     for policy in POLICIES:
         yield from _reported(scale, policy, "printed", dict.fromkeys(scale.named, PRINTED[policy]))
+        if "fair" not in scale.protocols:
+            continue
         make = partial(_candidate, scale, policy)
         pool, choices[policy] = contest(scale.pool, policy, list(scale.named), make, runs)
         yield from pool
@@ -128,7 +138,7 @@ class Panels:
 def table(scale: Duel, panels: Panels) -> list[dict[str, Any]]:
     """Return a row for each protocol and panel."""
     rows = []
-    for protocol in PROTOCOLS:
+    for protocol in scale.protocols:
         for panel in scale.named:
             row = {"rates": protocol, "panel": panel}
             for policy in POLICIES:
@@ -159,7 +169,7 @@ def order_verdict(scale: Duel, panels: Panels, protocol: str) -> Verdict:
 def robustness(scale: Duel, runs: Runs) -> dict[str, Any]:
     """Return how far the panels' best rates differ, and what one rate for all of them costs."""
     found: dict[str, Any] = {}
-    for policy in POLICIES:
+    for policy in POLICIES if "fair" in scale.protocols else ():
         make = partial(_candidate, scale, policy)
         _cases, choice = contest(scale.pool, policy, list(scale.named), make, runs)
         if choice is None:
@@ -185,7 +195,7 @@ def figure(title: str, scale: Duel, runs: Runs) -> Figure:
     """Return a row of panels for each protocol."""
     panels = Panels.of(scale, runs)
     found = []
-    for protocol in PROTOCOLS:
+    for protocol in scale.protocols:
         for panel in scale.named:
             lines, rates = [], []
             for policy in POLICIES:

@@ -40,8 +40,8 @@ FULL = Duel(
 def findings(scale: Duel, runs: Runs) -> Findings:
     """Count the panels in which FASGD is ahead, and see whether its lead grows with λ."""
     panels = Panels.of(scale, runs)
-    verdicts = [duel.order_verdict(scale, panels, protocol) for protocol in duel.PROTOCOLS]
-    verdicts += [lead_verdict(scale, panels, protocol) for protocol in duel.PROTOCOLS]
+    verdicts = [duel.order_verdict(scale, panels, protocol) for protocol in scale.protocols]
+    verdicts += [lead_verdict(scale, panels, protocol) for protocol in scale.protocols]
     return Findings(duel.table(scale, panels), verdicts, duel.robustness(scale, runs))
 
 

@@ -37,7 +37,7 @@ FULL = Duel(
 def findings(scale: Duel, runs: Runs) -> Findings:
     """Count the panels in which FASGD is ahead, under each protocol."""
     panels = Panels.of(scale, runs)
-    verdicts = [duel.order_verdict(scale, panels, protocol) for protocol in duel.PROTOCOLS]
+    verdicts = [duel.order_verdict(scale, panels, protocol) for protocol in scale.protocols]
     return Findings(duel.table(scale, panels), verdicts, duel.robustness(scale, runs))
 
 
