@@ -5,6 +5,7 @@ docs/experiments.md is written as well.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -54,8 +55,10 @@ def update(folder: Path) -> None:
 
 def main() -> None:
     """Write the pages into the folder named on the command line."""
+    parser = argparse.ArgumentParser(prog="python -m aiops.pages", description=main.__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("docs/algorithms"))
     try:
-        update(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/algorithms"))
+        update(parser.parse_args().folder)
     except AiopsError as error:
         print(f"aiops.pages: {error}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 from aiops.wire_examples.page import update
@@ -10,8 +10,10 @@ from aiops.wire_examples.page import update
 
 def main() -> None:
     """Rewrite the pages named on the command line."""
-    for path in sys.argv[1:] or ["docs/wire.md"]:
-        update(Path(path))
+    parser = argparse.ArgumentParser(prog="python -m aiops.wire_examples", description=main.__doc__)
+    parser.add_argument("page", nargs="*", type=Path, default=[Path("docs/wire.md")])
+    for path in parser.parse_args().page:
+        update(path)
 
 
 if __name__ == "__main__":
