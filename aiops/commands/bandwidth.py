@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from aiops.experiments.bandwidth.case import Case
     from aiops.experiments.bandwidth.results import Results, Row
 
-Preset = Annotated[str | None, typer.Option(help="quick, pareto, budget or link: several runs.")]
+Preset = Annotated[str | None, typer.Option(help="quick, pareto, figures, budget or link.")]
 Policy = Annotated[str | None, typer.Option(help="Algorithm: a name, or package.module:Class.")]
 Lr = Annotated[float | None, typer.Option(help="Learning rate; default the policy's.")]
 Assign = Annotated[list[str] | None, typer.Option("--set", help="A setting of it, key=value.")]

@@ -17,7 +17,7 @@ from aiops.sim.turns.run import Run
 from aiops.sim.turns.simulation import Simulation
 from aiops.sim.turns.task import Perceptron, Task
 
-INITIAL = ("he", "glorot", "small")
+INITIAL = ("he", "glorot", "small", "unit")
 
 
 @lru_cache(maxsize=2)
@@ -115,7 +115,8 @@ class Begun:
         What is run.
     initial
         ``glorot``: uniform in ±sqrt(6 / (inputs + outputs)), Theano's usual choice when the paper
-        was written. ``small``: normal, of standard deviation 0.01. Biases begin at 0.
+        was written. ``small``: normal, of standard deviation 0.01. ``unit``: normal, of standard
+        deviation 1, as in the code of FRED that its author published. Biases begin at 0.
     """
 
     simulation: Simulation
@@ -127,15 +128,22 @@ class Begun:
             known = nearest(self.initial, INITIAL)
             raise UsageError(f"no initialisation is called {self.initial!r}; {known}")
 
+    @property
+    def task(self) -> Task:
+        """The simulation's perceptron, but for its initial weights."""
+        return _Begun(perceptron(self.simulation.dataset, self.simulation.hidden), self.initial)
+
     def __call__(self, tell: Tell) -> Result:
         """Run it."""
-        task = perceptron(self.simulation.dataset, self.simulation.hidden)
-        return simulated(self.simulation, _Begun(task, self.initial), tell)
+        return simulated(self.simulation, self.task, tell)
 
 
 def begun(simulation: Simulation, initial: str) -> Work:
     """Return the work of a simulation from such initial weights."""
     return simulation if initial == "he" else Begun(simulation, initial)
+
+
+_DEVIATIONS = {"small": 0.01, "unit": 1.0}
 
 
 class _Begun:
@@ -155,6 +163,6 @@ class _Begun:
                 bound = np.sqrt(6 / sum(shape))
                 drawn = random.uniform(-bound, bound, shape)
             else:
-                drawn = 0.01 * random.standard_normal(shape)
+                drawn = _DEVIATIONS[self._initial] * random.standard_normal(shape)
             found[name] = drawn.astype(self._task.model.dtype)
         return found

@@ -21,7 +21,7 @@ from aiops.experiments.papers.b_staleness import Gammas
 from aiops.experiments.papers.elastic_clients import Elastic
 from aiops.experiments.papers.sync_waste import Turns
 from aiops.experiments.throughput import Machines, Throughput
-from aiops.experiments.works import Begun, Convolved, begun, carry_out, perceptron
+from aiops.experiments.works import Begun, Convolved, begun, carry_out
 from aiops.sim.cluster.spec import Links
 from aiops.sim.turns.run import simulate
 from aiops.workloads.dataset import Dataset
@@ -55,16 +55,19 @@ def test_one_that_diverges_is_a_result() -> None:
 
 
 class TestInitialWeights:
-    def test_they_are_drawn_as_stated(self) -> None:
-        shapes = perceptron("digits", 4).model.shapes
-        wide = shapes["layer0.weight"]
-        for initial, bound in (("glorot", np.sqrt(6 / sum(wide))), ("small", 0.06)):
-            task = begun(TINY, initial)
-            assert isinstance(task, Begun)
-            digests = {carry_out(replace(task, initial=initial), quiet)["digest"] for _ in range(2)}
-            assert len(digests) == 1
-            assert digests != {carry_out(TINY, quiet)["digest"]}
-            assert bound > 0
+    @pytest.mark.parametrize(
+        ("initial", "deviation"), [("glorot", np.sqrt(2 / (64 + 4))), ("small", 0.01), ("unit", 1)]
+    )
+    def test_they_are_drawn_as_stated(self, initial: str, deviation: float) -> None:
+        begin = begun(replace(TINY, iterations=1, lr=1e-9), initial)
+        assert isinstance(begin, Begun)
+        drawn = begin.task.initial(TINY.seed)
+        assert drawn["layer0.weight"].shape == (64, 4)
+        assert drawn["layer0.weight"].std() == pytest.approx(deviation, rel=0.15)
+        assert not drawn["layer0.bias"].any()
+        digests = {carry_out(begin, quiet)["digest"] for _ in range(2)}
+        assert len(digests) == 1
+        assert digests != {carry_out(begin.simulation, quiet)["digest"]}
 
     def test_hes_are_the_simulations_own(self) -> None:
         assert begun(TINY, "he") is TINY

@@ -37,6 +37,12 @@ _CODED_COIN = {
     16: "constant:p_push=0.13,p_fetch=0.1,local=0.1",
     4: "constant:p_push=0.128,p_fetch=0.085,local=0.1",
 }
+_RARE_COIN = {
+    16: "constant:p_push=0.07,p_fetch=0.055,local=0.1",
+    4: "constant:p_push=0.068,p_fetch=0.052,local=0.1",
+}
+_PAPERS_COIN = "constant:p_push=0.0935,p_fetch=0.079,skipped=reapply"
+_GATE_ALONE, _COIN_ALONE = "bfasgd:c_push=0.11,c_fetch=0.13", "constant:p_push=0.113,p_fetch=0.096"
 
 
 def _coded(case: Case, gate: str, push: str, fetch: str) -> Case:
@@ -51,11 +57,14 @@ def _figures(workers: int) -> Iterator[Case]:
     yield replace(gated, gate=_GATE)
     yield replace(gated, gate=_COIN[workers])
     yield replace(raw, lr=_REAPPLY[workers], gate=_PAPERS)
+    yield replace(raw, lr=_REAPPLY[workers], gate=_PAPERS_COIN)
     yield _coded(coded, _CODED, "topk:0.01", "topk:0.05")
     yield _coded(coded, _CODED_COIN[workers], "topk:0.01", "topk:0.05")
     yield _coded(coded, _RARE, "topk:0.005", "topk:0.02")
+    yield _coded(coded, _RARE_COIN[workers], "topk:0.005", "topk:0.02")
     if workers == 16:
-        yield replace(gated, gate=_GATE.removesuffix(",local=0.1"))
+        yield replace(gated, gate=_GATE_ALONE)
+        yield replace(gated, gate=_COIN_ALONE)
 
 
 def _pareto() -> Iterator[Case]:

@@ -15,7 +15,7 @@ from aiops.experiments.figure import Figure, Panel, curve
 from aiops.experiments.pool import Choice, Pool, contest
 from aiops.experiments.runs import Finished, Runs, gathered
 from aiops.experiments.stats import AHEAD, BEHIND, compare, said, tails
-from aiops.experiments.works import begun
+from aiops.experiments.works import INITIAL, begun
 
 POLICIES = ("fasgd", "sasgd")
 PRINTED = {"fasgd": 0.005, "sasgd": 0.04}
@@ -27,7 +27,7 @@ PROTOCOLS = {
     "fair": "each policy's rate chosen for each panel",
 }
 KNOBS = {
-    "initial": ("he", "glorot", "small"),
+    "initial": INITIAL,
     "sasgd": ("inverse", "inverse-plus-one"),
     "order": ("random", "sequential"),
     "rates": ("chosen", "printed"),
