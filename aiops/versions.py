@@ -10,8 +10,9 @@ from itertools import pairwise
 import numpy as np
 
 from aiops.errors import BadPush
+from aiops.fields import Wants
 from aiops.layout import Arena, Bytes, Ints, Layout, split
-from aiops.messages import Part, Parts, Wants
+from aiops.messages import Part, Parts
 
 _SPARES = 4
 """Arenas kept for later versions: memory fresh from the system costs more than the update."""

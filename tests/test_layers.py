@@ -28,7 +28,7 @@ import aiops
 ROOMS: Mapping[str, str] = {
     "errors":       "errors address values words closing",
     "budget":       "bucket controller rates",
-    "messages":     "messages",
+    "messages":     "fields messages decoding",
     "layout":       "layout tables",
     "wire":         "wire handshake",
     "ledger":       "ledger tally",

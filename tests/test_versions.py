@@ -8,8 +8,9 @@ import pytest
 from aiops.client.incoming import Into, wants_of
 from aiops.client.params import Params
 from aiops.errors import BadPush, RemoteProtocolError
+from aiops.fields import Wants
 from aiops.layout import Arena, Ints, Layout
-from aiops.messages import Part, Wants
+from aiops.messages import Part
 from aiops.versions import Shelf, Version, Wanted
 
 LAYOUT = Layout(

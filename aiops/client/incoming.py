@@ -9,8 +9,9 @@ import numpy as np
 from aiops.client.params import Params
 from aiops.codecs import codec_named, raw
 from aiops.errors import BadPush, RemoteProtocolError
+from aiops.fields import Wants
 from aiops.layout import Arena, Bytes, Ints
-from aiops.messages import Part, Parts, Wants
+from aiops.messages import Part, Parts
 
 
 def wants_of(params: Params, wanted: Ints | None) -> tuple[int, Wants]:

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from aiops.fields import Wants
 from aiops.layout import Arena, Array, Ints, Layout
-from aiops.messages import Wants
 
 
 class Stamped(Protocol):
