@@ -429,7 +429,7 @@ class TestRefused:
     def test_more_connections_than_a_budget_has_bytes_for(self) -> None:
         with ServerThread(policy="asgd", bandwidth_budget="1KB/s") as server:
             assert server.call(lambda s: s.connections.most) == 62
-            server.call(lambda s: setattr(s, "_most", 1))
+            server.call(lambda s: setattr(s.connections, "most", 1))
             with aiops.Client(server.url), pytest.raises((Unavailable, ConnectionLost)):
                 aiops.Client(server.url, timeout=1.0)
 
