@@ -259,7 +259,7 @@ class TestStats:
 
     def test_both_ends_of_a_socket_are_tuned(self, server: ServerThread) -> None:
         with Client(server.url) as client:
-            sock = client._socket
+            sock = client._connection.socket
             assert sock is not None
             assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
             assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)

@@ -747,7 +747,7 @@ class TestClock:
 
         self.run(main)
 
-    @pytest.mark.parametrize("module", ["aioworker", "aio", "facade"])
+    @pytest.mark.parametrize("module", ["aioworker", "aio", "aioconnection", "facade"])
     def test_there_is_no_other_clock_and_no_thread(self, module: str) -> None:
         used = {name.partition(".")[0] for name in imports(MODULES[f"aiops.client.{module}"])}
         assert not used & {"time", "threading", "concurrent", "queue", "select", "signal"}

@@ -254,13 +254,13 @@ class TestThread:
 
 def watch(server: Any, gone: threading.Event) -> None:
     """Set an event when the server loses a connection."""
-    lost: Callable[..., None] = server.link_lost
+    lost: Callable[..., None] = server.connections.link_lost
 
     def link_lost(*arguments: Any) -> None:
         lost(*arguments)
         gone.set()
 
-    server.link_lost = link_lost
+    server.connections.link_lost = link_lost
 
 
 class TestServerGone:
