@@ -23,6 +23,7 @@ import numpy.typing as npt
 from aiops import gates, messages
 from aiops.algorithms.base import Algorithm
 from aiops.answers import Answers, Pending
+from aiops.arena import Arena, aligned
 from aiops.codecs.choice import Choice
 from aiops.controller import Controller, Crossing
 from aiops.crew import Crew, Member
@@ -55,7 +56,7 @@ from aiops.events import (
 from aiops.incoming import Incoming
 from aiops.intake import Intake, Offer
 from aiops.kernels.rule import Rule
-from aiops.layout import Arena, Array, Ints, Layout, aligned
+from aiops.layout import Array, Ints, Layout
 from aiops.meeting import Meeting
 from aiops.messages import (
     Again,

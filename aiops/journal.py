@@ -18,6 +18,7 @@ import numpy as np
 
 from aiops import messages
 from aiops.algorithms import find
+from aiops.arena import aligned
 from aiops.decoding import decode
 from aiops.engine import Engine
 from aiops.errors import UsageError, refusal
@@ -37,7 +38,6 @@ from aiops.events import (
     Tick,
 )
 from aiops.incoming import Incoming
-from aiops.layout import aligned
 from aiops.messages import Message
 from aiops.wire import Discard, Sink
 

@@ -9,9 +9,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from aiops.arena import Arena
 from aiops.errors import BadPush
 from aiops.fields import Wants
-from aiops.layout import Arena, Bytes, Ints, Layout, split
+from aiops.layout import Bytes, Ints, Layout, split
 from aiops.messages import Part, Parts
 
 _SPARES = 4

@@ -29,7 +29,7 @@ ROOMS: Mapping[str, str] = {
     "errors":       "errors address values words closing",
     "budget":       "bucket controller rates",
     "messages":     "fields messages decoding",
-    "layout":       "layout tables",
+    "layout":       "layout arena tables",
     "wire":         "wire handshake",
     "ledger":       "ledger tally",
     "kernels":      "kernels",

@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from aiops.arena import Arena
 from aiops.client.params import Params
 from aiops.codecs import codec_named, raw
 from aiops.errors import BadPush, RemoteProtocolError
 from aiops.fields import Wants
-from aiops.layout import Arena, Bytes, Ints
+from aiops.layout import Bytes, Ints
 from aiops.messages import Part, Parts
 
 

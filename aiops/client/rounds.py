@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiops import messages
+from aiops.arena import Arena
 from aiops.client.lookup import looked_up
 from aiops.client.meeting import MeetingClient
 from aiops.client.neighbours import Listener, take_part
@@ -26,7 +27,6 @@ from aiops.errors import (
     Unavailable,
     UsageError,
 )
-from aiops.layout import Arena
 from aiops.surroundings import SURROUNDINGS
 from aiops.wire import Traffic
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from aiops import messages
+from aiops.arena import Arena
 from aiops.client import ModelAverager
 from aiops.collective import Flat, Piece, Ring, proof
 from aiops.errors import (
@@ -27,7 +28,7 @@ from aiops.errors import (
     Unauthorised,
     UsageError,
 )
-from aiops.layout import Arena, Array, Layout
+from aiops.layout import Array, Layout
 from aiops.messages import Chunk, Greet, Message, Part, Round
 from aiops.wire import Sink, Wire
 from tests.peers import Peer, Taken, eventually, frame

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from aiops.arena import Arena
 from aiops.client.incoming import Into
 from aiops.client.params import Params
 from aiops.incoming import Incoming
-from aiops.layout import Arena, Array, Layout
+from aiops.layout import Array, Layout
 from aiops.messages import Message, Parts
 from aiops.versions import Lease
 from aiops.wire import Buffer, Discard, Place, Side, Sink, Wire
