@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from aiops.algorithms.base import Algorithm
+from aiops.arena import aligned
 from aiops.errors import BadPush, ConflictError, UsageError
 from aiops.events import Initialised
 from aiops.intake import Offer
 from aiops.kernels.rule import Rule
-from aiops.layout import Bytes, Layout, aligned
+from aiops.layout import Bytes, Layout
 from aiops.messages import Define
 from aiops.rows import TableStore
 from aiops.tables import ID_BYTES, Tables

@@ -19,6 +19,7 @@ from typing import Any
 from aiops import fitness, gates, messages, statistics
 from aiops.algorithms.base import Algorithm
 from aiops.answers import Answers, Pending
+from aiops.arena import Arena
 from aiops.codecs.choice import Choice
 from aiops.controller import Controller, Crossing
 from aiops.crew import Crew, Member
@@ -48,7 +49,7 @@ from aiops.events import (
 )
 from aiops.incoming import Incoming
 from aiops.intake import Intake, Offer
-from aiops.layout import Arena, Array, Ints
+from aiops.layout import Array, Ints
 from aiops.meeting import Meeting
 from aiops.messages import (
     Again,

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from aiops import kernels
+from aiops.arena import aligned
 from aiops.codecs import BUILT_IN, codec_named, raw
 from aiops.errors import BadPush, NotReady, Refused, UsageError, nearest
 from aiops.incoming import CodedIncoming, Incoming
 from aiops.kernels.scan import Surveyor
-from aiops.layout import Bytes, Cover, Layout, aligned
+from aiops.layout import Bytes, Cover, Layout
 from aiops.messages import Define, FetchRows, Message, Parts, Push, PushRows
 from aiops.pool import Pool
 from aiops.rates import too_slow

@@ -18,6 +18,8 @@ import numpy as np
 
 from aiops import messages
 from aiops.algorithms import find
+from aiops.arena import aligned
+from aiops.decoding import decode
 from aiops.engine import Engine
 from aiops.errors import UsageError, refusal
 from aiops.events import (
@@ -36,7 +38,6 @@ from aiops.events import (
     Tick,
 )
 from aiops.incoming import Incoming
-from aiops.layout import aligned
 from aiops.messages import Message
 from aiops.wire import Discard, Sink
 
@@ -236,11 +237,11 @@ def _event(engine: Engine, row: Any, payload: bytes | None) -> Event:
         data[:] = np.frombuffer(payload, np.uint8)
         return Initialised(time, row[2], data, row[3])
     if kind == "joined":
-        hello = messages.decode(row[3])
+        hello = decode(row[3])
         assert isinstance(hello, messages.Hello)
         return Joined(time, row[2], hello, row[4])
     if kind == "received":
-        message = messages.decode(row[3])
+        message = decode(row[3])
         return Received(time, row[2], message, _sink(engine, message, row[4], payload))
     if kind == "left":
         return Left(time, row[2])

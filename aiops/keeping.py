@@ -10,13 +10,14 @@ from typing import BinaryIO
 
 import numpy as np
 
+from aiops.arena import aligned
 from aiops.config import Config
 from aiops.engine import Engine
 from aiops.errors import UsageError
 from aiops.events import Initialised
 from aiops.files import check_writable, read_model, read_tables, write_model
 from aiops.journal import Journal
-from aiops.layout import Layout, aligned
+from aiops.layout import Layout
 from aiops.ledgerfile import EVERY, LedgerFile
 
 _log = logging.getLogger("aiops.server")

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from aiops.fields import Wants
 from aiops.layout import Ints, Layout
 from aiops.messages import (
     Ack,
@@ -39,7 +40,6 @@ from aiops.messages import (
     Push,
     PushRows,
     TableRows,
-    Wants,
 )
 from aiops.tally import Flow, Tally
 from aiops.wire import Kind, Traffic

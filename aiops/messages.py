@@ -1,25 +1,38 @@
 """The messages that may cross the wire: frozen values, and nothing else is ever decoded.
 
 Each class is one ``kind``. Its fields, in order, are the keys of the header map after ``kind``;
-``parts`` lists the payloads that follow the header. `encode` and `decode` are exact inverses, and
-`decode` accepts no missing key, no unknown key and no value of another type: what a hostile peer
-can make this side build is what stands on this page. docs/wire.md says the same for readers of
-other languages.
+their annotations are the types of `aiops.fields`. ``parts`` lists the payloads that follow the
+header. `encode` and `aiops.decoding.decode` are exact inverses, and `decode` accepts no missing
+key, no unknown key and no value of another type: what a hostile peer can make this side build is
+what stands on this page. docs/wire.md says the same for readers of other languages.
 """
 
 from __future__ import annotations
 
-import math
-import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
-from functools import partial
 from operator import attrgetter
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import msgpack
 
-from aiops.errors import RemoteProtocolError
+from aiops.fields import (
+    MAX_TEXT,
+    Blob,
+    Gate,
+    Have,
+    Members,
+    Nonce,
+    Offered,
+    OptReal,
+    Plain,
+    Real,
+    Rows,
+    Sparse,
+    Text,
+    UInt,
+    Wants,
+)
 from aiops.values import value
 
 PROTOCOL = 1
@@ -27,31 +40,6 @@ PROTOCOL = 1
 
 REMEMBERED = 64
 """Answers to pushes that a server remembers per client: pushes that a client may have under way."""
-
-# The annotations below name the checks in _CHECKS: the type says what the wire accepts.
-UInt: TypeAlias = int  # 0 ≤ x < 2**63
-Have: TypeAlias = int  # -1 ("nothing") or a UInt
-Real: TypeAlias = float  # finite
-OptReal: TypeAlias = float | None
-Text: TypeAlias = str  # at most 4,096 characters
-Nonce: TypeAlias = bytes  # 16 to 64 bytes
-Blob: TypeAlias = bytes
-Plain: TypeAlias = Mapping[str, Any]  # nested plain values, at most 6 deep
-Offered: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]  # name, dtype, shape
-Rows: TypeAlias = tuple[tuple[str, str, tuple[int, ...], int], ...]  # ... and offset in the arena
-Sparse: TypeAlias = tuple[tuple[str, int, int, str, str, float, int], ...]
-# name, rows, width, dtype, initialiser, scale, seed
-Wants: TypeAlias = tuple[tuple[int, int, int], ...]  # first tensor, past the last, version held
-Gate: TypeAlias = tuple[float, ...]  # c_push, c_fetch; or none
-Members: TypeAlias = tuple[tuple[str, int, bool], ...]  # host, port, whether its model counts
-
-MAX_TEXT = 4096
-"""Longest string, in characters, except inside a map of plain values."""
-
-MAX_AXES = 32
-"""Most axes a tensor may have."""
-
-_UNSEEN = 1024  # a header longer than this is walked through before anything is made of it
 
 
 class Part(NamedTuple):
@@ -405,27 +393,15 @@ class Chunk(Message):
 KINDS: Mapping[str, type[Message]] = {
     cls.kind: cls
     for cls in (
-        *(
-            Hello,
-            Prove,
-            Define,
-            Describe,
-            Push,
-            Again,
-            Fetch,
-            FetchRows,
-            PushRows,
-            Stats,
-            Ping,
-            Leave,
-        ),
-        *(Meet, Challenge, Welcome, Model, Ack, Params, TableRows, Report, Round, Pong, Error),
+        *(Hello, Prove, Define, Describe, Push, Again, Fetch, FetchRows, PushRows, Stats),
+        *(Ping, Leave, Meet),
+        *(Challenge, Welcome, Model, Ack, Params, TableRows, Report, Round, Pong, Error),
         *(Greet, Chunk),
     )
 }
 
 
-# ---------------------------------------------------------------- encode and decode
+# ---------------------------------------------------------------- as bytes
 
 
 def encode(message: Message) -> bytes:
@@ -434,273 +410,9 @@ def encode(message: Message) -> bytes:
     return _pack(dict(zip(names, values(message), strict=False)))  # type: ignore[no-any-return]
 
 
-def decode(data: bytes | bytearray | memoryview) -> Message:
-    """Make the message that a header's bytes describe.
-
-    Raises
-    ------
-    RemoteProtocolError
-        Naming the path at which the header is not what the wire allows.
-    """
-    try:
-        if len(data) > _UNSEEN:
-            _walk(data)
-        header = msgpack.unpackb(data, use_list=False, ext_hook=_no_ext, strict_map_key=True)
-    except RemoteProtocolError:
-        raise
-    except (ValueError, TypeError, msgpack.UnpackException, RecursionError, OverflowError) as err:
-        why = str(err) or type(err).__name__
-        raise RemoteProtocolError(f"header: not one MessagePack map: {why}") from None
-    if type(header) is not dict:
-        raise RemoteProtocolError(f"header: a map was expected, not {type(header).__name__}")
-    kind: Any = header.get("kind")
-    cls = KINDS.get(kind) if isinstance(kind, str) else None
-    if cls is None:
-        raise RemoteProtocolError(f"header.kind: no message of kind {_short(kind)}")
-    known, found = _FIELDS[cls], []
-    for name, what, check in known:
-        try:
-            value = header[name]
-        except KeyError:
-            raise RemoteProtocolError(f"{kind}.{name}: missing") from None
-        if check is _parts:
-            value = _read_parts(kind, value)
-        elif not check(value):
-            raise RemoteProtocolError(f"{kind}.{name}: {what} was expected, not {_short(value)}")
-        found.append(value)
-    if len(header) != 1 + len(known):
-        strange = next(key for key in header if key not in _NAMES[cls][0])
-        raise RemoteProtocolError(f"{kind}.{_short(strange)}: no such field")
-    return cls(*found)
-
-
-def _walk(data: bytes | bytearray | memoryview) -> None:
-    """See that every list is as long as it claims to be, without making any of them.
-
-    A list's room is made when its length is read, so that a megabyte of lists within lists that
-    each claim a million items would take gigabytes before the last of them is found missing.
-    """
-    unpacker = msgpack.Unpacker(max_buffer_size=len(data))
-    unpacker.feed(data)
-    unpacker.skip()
-
-
-def _read_parts(kind: str, value: object) -> Parts:
-    if type(value) is not tuple:
-        raise RemoteProtocolError(f"{kind}.parts: a list was expected, not {_short(value)}")
-    if not value:
-        return ()
-    parts = []
-    for index, item in enumerate(value):
-        if type(item) is tuple and len(item) == 5 and _good_part(*item):
-            parts.append(_part(item))
-            continue
-        if type(item) is not tuple or len(item) != 5:
-            raise RemoteProtocolError(f"{kind}.parts[{index}]: five values were expected")
-        part = Part(*item)
-        for name, check in (
-            ("start", _uint),
-            ("stop", _uint),
-            ("nbytes", _u32),
-            ("version", _uint),
-        ):
-            if not check(getattr(part, name)):
-                got = _short(getattr(part, name))
-                raise RemoteProtocolError(
-                    f"{kind}.parts[{index}].{name}: an integer in range was expected, not {got}"
-                )
-        if type(part.codec) is not str or len(part.codec) > 32:
-            raise RemoteProtocolError(f"{kind}.parts[{index}].codec: a codec's name was expected")
-        raise RemoteProtocolError(f"{kind}.parts[{index}]: start {part.start} ≥ stop {part.stop}")
-    return tuple(parts)
-
-
-_part = partial(tuple.__new__, Part)  # what Part(*item) does, in a third of the time
-
-
-def _good_part(start: object, stop: object, codec: object, nbytes: object, version: object) -> bool:
-    """Say at one go whether a part is as it must be; _read_parts says what is wrong if not."""
-    return (
-        type(start) is type(stop) is type(nbytes) is type(version) is int
-        and type(codec) is str
-        and len(codec) <= 32
-        and 0 <= start < stop < 1 << 63
-        and 0 <= nbytes < 1 << 32
-        and 0 <= version < 1 << 63
-    )
-
-
-def _no_ext(code: int, data: bytes) -> object:
-    raise RemoteProtocolError(f"header: extension type {code} is not part of the wire")
-
-
-def _short(value: object) -> str:
-    text = reprlib.repr(value)  # not repr: the value is a stranger's, and may be deep
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _uint(value: object) -> bool:
-    return type(value) is int and 0 <= value < 1 << 63
-
-
-def _u32(value: object) -> bool:
-    return type(value) is int and 0 <= value < 1 << 32
-
-
-def _have(value: object) -> bool:
-    return type(value) is int and -1 <= value < 1 << 63
-
-
-def _real(value: object) -> bool:
-    return type(value) is float and math.isfinite(value)
-
-
-def _opt_real(value: object) -> bool:
-    return value is None or _real(value)
-
-
-def _text(value: object) -> bool:
-    return type(value) is str and len(value) <= MAX_TEXT
-
-
-def _bool(value: object) -> bool:
-    return type(value) is bool
-
-
-def _nonce(value: object) -> bool:
-    return type(value) is bytes and 16 <= len(value) <= 64
-
-
-def _blob(value: object) -> bool:
-    return type(value) is bytes
-
-
-def _plain(value: object) -> bool:
-    return type(value) is dict and _plain_value(value, 6)
-
-
-def _plain_value(value: object, depth: int) -> bool:
-    if value is None or type(value) in (bool, int, float, str, bytes):
-        return True
-    if depth == 0:
-        return False
-    if type(value) is tuple:
-        return all(_plain_value(item, depth - 1) for item in value)
-    if type(value) is dict:
-        return all(type(k) is str and _plain_value(v, depth - 1) for k, v in value.items())
-    return False
-
-
-def _offered(value: object) -> bool:
-    """Check rows of (name, dtype, shape); what they mean is checked by the layout."""
-    return type(value) is tuple and all(
-        type(row) is tuple and len(row) == 3 and _described(row) for row in value
-    )
-
-
-def _rows(value: object) -> bool:
-    """Check rows of (name, dtype, shape, offset)."""
-    return type(value) is tuple and all(
-        type(row) is tuple and len(row) == 4 and _described(row) and _uint(row[3]) for row in value
-    )
-
-
-def _sparse(value: object) -> bool:
-    """Check rows of (name, rows, width, dtype, initialiser, scale, seed)."""
-    return type(value) is tuple and all(
-        type(row) is tuple and len(row) == 7 and _sparse_row(*row) for row in value
-    )
-
-
-def _sparse_row(
-    name: object, rows: object, width: object, dtype: object, init: object, *rest: object
-) -> bool:
-    return (
-        (_text(name) and _text(dtype) and _text(init))
-        and (_uint(rows) and _uint(width))
-        and (_real(rest[0]) and _uint(rest[1]))
-    )
-
-
-def _described(row: tuple[Any, ...]) -> bool:
-    name, dtype, shape = row[:3]
-    if not (_text(name) and _text(dtype) and type(shape) is tuple and len(shape) <= MAX_AXES):
-        return False
-    return all(_uint(size) for size in shape)
-
-
-def _members(value: object) -> bool:
-    """Check rows of (host, port, whether its model counts)."""
-    return type(value) is tuple and all(
-        type(row) is tuple
-        and len(row) == 3
-        and _text(row[0])
-        and _uint(row[1])
-        and 0 < row[1] < 1 << 16
-        and _bool(row[2])
-        for row in value
-    )
-
-
-def _wants(value: object) -> bool:
-    """Check runs of (first tensor, past the last, version held), in order."""
-    if type(value) is not tuple:
-        return False
-    reached = 0
-    for run in value:
-        if type(run) is not tuple or len(run) != 3 or not all(map(_have, run)):
-            return False
-        if not reached <= run[0] < run[1]:
-            return False
-        reached = run[1]
-    return True
-
-
-def _gate(value: object) -> bool:
-    """Check the two constants of a gate, or none."""
-    return value == () or (
-        type(value) is tuple and len(value) == 2 and all(_real(c) and c >= 0 for c in value)
-    )
-
-
-def _parts(value: object) -> bool:  # a marker: parts are read by _read_parts
-    return False  # pragma: no cover
-
-
-_CHECKS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
-    "UInt": ("an integer from 0 to 2**63-1", _uint),
-    "Have": ("an integer from -1 to 2**63-1", _have),
-    "Real": ("a finite float", _real),
-    "OptReal": ("a finite float or nil", _opt_real),
-    "Text": (f"a string of at most {MAX_TEXT:,} characters", _text),
-    "bool": ("a boolean", _bool),
-    "Nonce": ("16 to 64 bytes", _nonce),
-    "Blob": ("bytes", _blob),
-    "Plain": ("a map of plain values", _plain),
-    "Offered": ("a list of [name, dtype, shape]", _offered),
-    "Rows": ("a list of [name, dtype, shape, offset]", _rows),
-    "Sparse": ("a list of [name, rows, width, dtype, initialiser, scale, seed]", _sparse),
-    "Wants": ("a list of [first tensor, past the last, version held]", _wants),
-    "Gate": ("a list of two constants ≥ 0, or none", _gate),
-    "Members": ("a list of [host, port, boolean]", _members),
-    "Parts": ("a list of parts", _parts),
-}
-
-TYPES: Mapping[str, str] = {name: what for name, (what, _check) in _CHECKS.items()}
-"""What the wire accepts for each type of field, in words."""
-
-
-def _fields(cls: type[Message]) -> tuple[tuple[str, str], ...]:
-    """Return the name and the type of each field."""
-    return tuple((field.name, str(field.type)) for field in fields(cls))
-
-
-_FIELDS = {
-    cls: tuple((name, *_CHECKS[kind]) for name, kind in _fields(cls)) for cls in KINDS.values()
-}
 _NAMES = {
     cls: (names, attrgetter(*names))
     for cls in KINDS.values()
-    for names in [("kind", *(name for name, _kind in _fields(cls)))]
+    for names in [("kind", *(field.name for field in fields(cls)))]
 }
 _pack = msgpack.Packer().pack

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from aiops.layout import Bytes, aligned
+from aiops.arena import aligned
+from aiops.layout import Bytes
 
 
 class Pool:

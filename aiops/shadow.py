@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from aiops.arena import Arena
 from aiops.codecs import Encoder, NotFinite, raw
 from aiops.codecs.choice import Choice
-from aiops.layout import MAX_PART, MAX_TENSORS, Arena, Array, Bytes, Ints, split
+from aiops.layout import MAX_PART, MAX_TENSORS, Array, Bytes, Ints, split
 from aiops.messages import Part, Parts
 from aiops.versions import Lease, Shelf, Version, Wanted
 

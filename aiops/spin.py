@@ -10,6 +10,7 @@ look was in vain, the next ones are left out, the more the longer it goes on.
 from __future__ import annotations
 
 import os
+from asyncio import get_running_loop
 from collections.abc import Callable
 from time import perf_counter
 
@@ -77,3 +78,37 @@ class Spin:
     def found(self) -> None:
         """What was looked for has come while looking: it is worth it."""
         self._rest = 1
+
+
+class Lookout:
+    """Has an event loop look for a next message a while before it sleeps for one.
+
+    Parameters
+    ----------
+    spin
+        What says how long.
+    """
+
+    __slots__ = ("_heard", "_looking", "_spin")
+
+    def __init__(self, spin: Spin) -> None:
+        self._spin = spin
+        self._looking = self._heard = False  # and whether a message came meanwhile
+
+    def heard(self) -> None:
+        """Hear that messages have come, on the event loop: look for the next."""
+        self._heard = self._looking
+        if not self._looking and self._spin.begin():
+            self._looking = True
+            get_running_loop().call_soon(self._look)
+
+    def _look(self) -> None:
+        """Come round once more, unless it is time to sleep."""
+        if self._heard:
+            self._heard = False
+            self._spin.found()
+            self._spin.begin()
+        if self._spin.again():
+            get_running_loop().call_soon(self._look)
+        else:
+            self._looking = False

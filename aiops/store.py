@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from aiops import kernels
+from aiops.arena import Arena, aligned
 from aiops.errors import UsageError
 from aiops.gradients import (
     Accumulator,
@@ -29,7 +30,7 @@ from aiops.gradients import (
     spans_of,
 )
 from aiops.kernels.rule import Rule
-from aiops.layout import Arena, Array, Bytes, Ints, Layout, aligned, compute_dtype
+from aiops.layout import Array, Bytes, Ints, Layout, compute_dtype
 from aiops.versions import Lease, Shelf, Version
 
 _F4 = np.dtype("<f4")

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from aiops.errors import BadPush, UsageError, nearest
+from aiops.fields import MAX_TEXT
 from aiops.layout import Array, Ints
-from aiops.messages import MAX_TEXT, Part, Parts
+from aiops.messages import Part, Parts
 
 INITIALISERS = ("zeros", "uniform", "normal")
 """How the rows of a table may begin; see `Table`."""

@@ -9,9 +9,11 @@ from itertools import pairwise
 
 import numpy as np
 
+from aiops.arena import Arena
 from aiops.errors import BadPush
-from aiops.layout import Arena, Bytes, Ints, Layout, level_of, split
-from aiops.messages import Part, Parts, Wants
+from aiops.fields import Wants
+from aiops.layout import Bytes, Ints, Layout, level_of, split
+from aiops.messages import Part, Parts
 
 _SPARES = 4
 """Arenas kept for later versions: memory fresh from the system costs more than the update."""

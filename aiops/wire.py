@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
 from aiops import messages
+from aiops.decoding import decode
 from aiops.errors import LocalProtocolError, RemoteProtocolError
 from aiops.messages import Message, Parts
 
@@ -358,7 +359,7 @@ class Wire:
             return False
         if length > self.limits.greeting or length > self.limits.header:
             self._check_length(length)
-        message = messages.decode(self._head[start : start + length])
+        message = decode(self._head[start : start + length])
         self._begin = start + length
         self._hear(message)
         parts: Parts = getattr(message, "parts", ())

@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 
 from aiops import kernels
+from aiops.arena import Arena
 from aiops.errors import UsageError
-from aiops.layout import Arena, Array
+from aiops.layout import Array
 from aiops.sim.turns.run import Run
 from aiops.sim.turns.simulation import Simulation
 from benchmarks import report

@@ -11,6 +11,7 @@ import numpy as np
 from aiops import messages
 from aiops.algorithms import find
 from aiops.algorithms.base import Algorithm
+from aiops.arena import aligned
 from aiops.codecs import raw
 from aiops.engine import Engine
 from aiops.events import (
@@ -28,7 +29,7 @@ from aiops.events import (
     Tick,
     WakeAt,
 )
-from aiops.layout import Array, Layout, aligned, split
+from aiops.layout import Array, Layout, split
 from aiops.messages import Ack, Error, Message, Part
 from aiops.versions import Lease
 

@@ -92,7 +92,7 @@ FIELDS: Mapping[str, st.SearchStrategy[Any]] = {
     "Gate": st.just(()) | st.tuples(*[st.floats(0, 1e9)] * 2),
     "Parts": parts(),
 }
-"""By the names that the fields of `aiops.messages` are annotated with."""
+"""By the names of the types of fields (`aiops.fields`)."""
 
 
 def of_kind(kind: str) -> st.SearchStrategy[Message]:

@@ -261,7 +261,7 @@ class TestCeiling:
             for _ in range(3):
                 workers.join()
             wait_until(server, past(3.0))
-            flows = server.call(lambda s: [peer.link.flow for peer in s._peers.values()])
+            flows = server.call(lambda s: [peer.link.flow for peer in s.connections.peers.values()])
             share = utilisation(server)
             workers.end()
         assert len(flows) == 3
@@ -272,7 +272,7 @@ class TestCeiling:
     @pytest.mark.slow
     def test_a_worker_that_connects_again_has_no_new_budget(self, counter: Counter) -> None:
         def lose(server: Server) -> None:
-            for peer in server._peers.values():
+            for peer in server.connections.peers.values():
                 peer.link.fault(ConnectionLost("for the test"))
 
         with (
@@ -319,7 +319,9 @@ class TestCeiling:
 
     def test_without_a_budget_nothing_is_in_the_way(self) -> None:
         with ServerThread(policy="asgd") as server, aiops.Client(server.url) as client:
-            kinds = server.call(lambda s: {type(peer.link) for peer in s._peers.values()})
+            kinds = server.call(
+                lambda s: {type(peer.link) for peer in s.connections.peers.values()}
+            )
             assert client.stats()["budget"] is None
             assert "seconds_per_byte" not in client.plan
         assert kinds == {Link}
@@ -426,8 +428,8 @@ class TestRefused:
     @pytest.mark.slow
     def test_more_connections_than_a_budget_has_bytes_for(self) -> None:
         with ServerThread(policy="asgd", bandwidth_budget="1KB/s") as server:
-            assert server.call(lambda s: s._most) == 62
-            server.call(lambda s: setattr(s, "_most", 1))
+            assert server.call(lambda s: s.connections.most) == 62
+            server.call(lambda s: setattr(s.connections, "most", 1))
             with aiops.Client(server.url), pytest.raises((Unavailable, ConnectionLost)):
                 aiops.Client(server.url, timeout=1.0)
 

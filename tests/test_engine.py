@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from aiops import messages
+from aiops.decoding import decode
 from aiops.errors import ConflictError
 from aiops.layout import Array
 from aiops.messages import Ack, Error, Fetch, Model, Params, Report, Welcome
@@ -382,7 +383,7 @@ def test_statistics() -> None:
     assert content["staleness"] == {"0": 1}
     assert 0 < content["vbar"] < 1
     assert [w["pushes"] for w in content["workers"]] == [1, 0]
-    assert messages.decode(messages.encode(report)).id == 4
+    assert decode(messages.encode(report)).id == 4
 
 
 def test_memory_of_departed_clients_is_bounded() -> None:

@@ -113,7 +113,7 @@ class TestKilled:
             try:
                 eventually(lambda: waiting(server) == 1, "the child waits")
                 process.signal(signal.SIGKILL)
-                eventually(lambda: server.call(lambda s: not s._peers), "it is gone")
+                eventually(lambda: server.call(lambda s: not s.connections.peers), "it is gone")
                 with ThreadPoolExecutor(2) as pool:
                     loops = [pool.submit(loop, server.url, 4) for _ in range(2)]
                     assert [future.result(PATIENCE) for future in loops] == [4, 4]

@@ -462,7 +462,9 @@ class TestSlow:
                 while time.monotonic() < until:  # five times the deadline, reading all the while
                     assert peer.sock.recv(1 << 14)
                     pace.wait(0.01)
-                [link] = server.call(lambda s: [p.link for p in s._peers.values() if p.link.unsent])
+                [link] = server.call(
+                    lambda s: [p.link for p in s.connections.peers.values() if p.link.unsent]
+                )
                 assert not link.reading
 
 

@@ -28,8 +28,8 @@ import aiops
 ROOMS: Mapping[str, str] = {
     "errors":       "errors address values words closing",
     "budget":       "bucket controller rates",
-    "messages":     "messages",
-    "layout":       "layout tables",
+    "messages":     "fields messages decoding",
+    "layout":       "layout arena tables",
     "wire":         "wire handshake",
     "ledger":       "ledger tally",
     "kernels":      "kernels",
@@ -45,7 +45,8 @@ ROOMS: Mapping[str, str] = {
     "workloads":    "workloads",
     "sockets":      "sockets spin applier surroundings",
     "client":       "client",
-    "server":       "server link paced peer config files ledgerfile keeping",
+    "server":       "server process connections performer link paced pacing peer config files"
+                    " ledgerfile keeping",
     "tools":        "cli __main__ accounts throttle commands demo pages wire_examples sim testing"
                     " experiments",
 }  # fmt: skip

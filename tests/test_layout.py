@@ -13,17 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from aiops.errors import BadPush, UsageError
-from aiops.layout import (
-    DTYPES,
-    MAX_PART,
-    MAX_TENSORS,
-    Arena,
-    Layout,
-    aligned,
-    compute_dtype,
-    dtype_named,
-    split,
-)
+from aiops.layout import DTYPES, MAX_PART, MAX_TENSORS, Layout, compute_dtype, dtype_named, split
 from aiops.messages import Part, Parts
 from tests.strategies import DETERMINISTIC, dtype
 
@@ -129,18 +119,6 @@ class TestOrder:
             ("s", "float32", (), 32),
             ("b", "float16", (3,), 36),
         )
-        arena = Arena(layout)
-        assert arena.data.ctypes.data % 64 == 0
-        for name, array in arrays.items():
-            arena.views[name][...] = array
-            assert arena.views[name].shape == array.shape
-            assert np.shares_memory(arena.views[name], arena.data)
-
-    @pytest.mark.parametrize("nbytes", [1, 63, 64, 65, 1000])
-    def test_aligned(self, nbytes: int) -> None:
-        data = aligned(nbytes)
-        assert data.ctypes.data % 64 == 0
-        assert data.shape == (nbytes,)
 
 
 class TestRefusals:

@@ -12,10 +12,11 @@ import pytest
 
 from aiops.client import Client, Worker
 from aiops.errors import UsageError
+from aiops.fields import Wants
 from aiops.layout import MAX_PART, Layout, split
 from aiops.ledger import SHOWN, Ledger
 from aiops.ledgerfile import LedgerFile
-from aiops.messages import Ack, Again, Error, Fetch, Message, Params, Part, Parts, Push, Wants
+from aiops.messages import Ack, Again, Error, Fetch, Message, Params, Part, Parts, Push
 from aiops.tables import Table
 from tests.inline import Inline
 from tests.peers import eventually
@@ -234,7 +235,7 @@ class TestExact:
                 worker.fetch_rows("t", [1, 2, 3])
                 worker.push_rows("t", [1, 2], np.ones((2, 2), np.float32))
                 worker.stats()
-            eventually(lambda: server.call(lambda s: not s._peers), "it has left")
+            eventually(lambda: server.call(lambda s: not s.connections.peers), "it has left")
             theirs = server.call(lambda s: s.engine.report()["ledger"])
             ours = worker.ledger.report()
             for name, way in (("pushed", "up"), ("fetched", "down")):
@@ -280,7 +281,7 @@ class TestExact:
                     fault.wait()
                 worker.step(size)
             assert proxy.connections == 3
-            eventually(lambda: server.call(lambda s: not s._peers), "it has left")
+            eventually(lambda: server.call(lambda s: not s.connections.peers), "it has left")
             theirs = server.call(lambda s: s.engine.report()["ledger"])
             ours = worker.ledger.report()
             for side in (theirs, ours):
@@ -308,7 +309,7 @@ class TestFile:
         with ServerThread(policy="asgd", kernels="numpy", ledger=path) as server:
             with Worker(server.url, MODEL) as worker:
                 worker.step(MODEL)
-            eventually(lambda: server.call(lambda s: not s._peers), "it has left")
+            eventually(lambda: server.call(lambda s: not s.connections.peers), "it has left")
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         assert lines[0]["pushed"]["bytes"] == 0
         assert lines[-1]["pushed"] == worker.ledger.report()["pushed"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from aiops.spin import Spin
+from aiops.spin import Lookout, Spin
 
 
 class Processor:
@@ -71,3 +73,29 @@ class TestSpin:
 
     def test_nobody_looks_where_one_cannot_give_way(self) -> None:
         assert _wait(Spin(give_way=None)) == 0
+
+
+class TestLookout:
+    def setup_method(self) -> None:
+        self.processor = Processor()
+        self.lookout = Lookout(Spin(self.processor.clock, self.processor.give_way))
+
+    async def rounds(self, count: int) -> int:
+        """Let the loop come round so many times; return how often it looked so far."""
+        for _ in range(count):
+            await asyncio.sleep(0)
+        return self.processor.given_way
+
+    async def test_a_loop_that_has_heard_something_looks_for_more_for_a_while(self) -> None:
+        self.lookout.heard()
+        looked = await self.rounds(1000)
+        assert looked * 1e-6 == pytest.approx(Spin.MOST, rel=0.01)
+        self.lookout.heard()  # the last look was in vain: this one is left out
+        assert await self.rounds(10) == looked
+
+    async def test_what_comes_while_it_looks_begins_the_while_anew(self) -> None:
+        self.lookout.heard()
+        early = await self.rounds(100)
+        self.lookout.heard()
+        looked = await self.rounds(1000)
+        assert (looked - early) * 1e-6 == pytest.approx(Spin.MOST, rel=0.02)

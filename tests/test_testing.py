@@ -65,7 +65,7 @@ def test_servers_and_clients_find_virtual_surroundings() -> None:
                     (worker,) = (await client.stats())["workers"]
                     assert worker["name"] == "worker-alice"
                     seconds = (await client.stats())["seconds"]
-                    (peer,) = server._peers.values()
+                    (peer,) = server.connections.peers.values()
                     assert peer.greeter.hello is not None
                     return peer.greeter.hello.client, server.engine.options.run, seconds
 

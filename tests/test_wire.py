@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiops import messages
+from aiops.decoding import decode
 from aiops.errors import LocalProtocolError, RemoteProtocolError
 from aiops.messages import KINDS, Error, Fetch, Hello, Message, Part, Ping, Pong, Push, Welcome
 from aiops.wire import HANDSHAKE, SMALL, Discard, Limits, Side, Sink, Wire
+from tests.headers import header
 from tests.strategies import DETERMINISTIC, cut, said_by, with_payloads
-from tests.test_messages import header
 
 HELLO = Hello(0, 1, "c", 1, "w", "worker", False, b"n" * 16, "test")
 WELCOME = Welcome(0, 1, "", b"", "asgd", {}, {}, 0, (), 0)
@@ -320,7 +321,7 @@ class TestOrder:
     def test_the_table_holds_at_both_ends(self, state: str, sender: Side, kind: str) -> None:
         changes = {"parts": (), "fatal": False}
         fields = {name: changes.get(name, value) for name, value in header(kind).items()}
-        message = messages.decode(msgpack.packb(fields))
+        message = decode(msgpack.packb(fields))
         speaker, listener = Wire(sender, no_place), Wire(OTHER[sender], no_place)
         speaker.state = listener.state = state
         following = HANDSHAKE[state][sender].get(kind)

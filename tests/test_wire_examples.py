@@ -18,6 +18,7 @@ import msgpack
 import pytest
 
 from aiops import address, messages
+from aiops.decoding import decode
 from aiops.errors import RemoteProtocolError, UsageError
 from aiops.layout import Layout
 from aiops.messages import KINDS, Message
@@ -144,7 +145,7 @@ class TestBytes:
     @each_example
     def test_bytes_to_message(self, example: dict[str, Any]) -> None:
         message = message_of(example)
-        assert messages.decode(bytes.fromhex(example["header_hex"])) == message
+        assert decode(bytes.fromhex(example["header_hex"])) == message
         wire = Wire(OTHER[example["sender"]], Landing)
         wire.state = next(
             s for s, says in HANDSHAKE.items() if message.kind in says[example["sender"]]

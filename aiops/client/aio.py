@@ -4,106 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from aiops import messages
-from aiops.client.backoff import delays
-from aiops.client.conversation import Conversation
+from aiops.client.aioconnection import AsyncConnection
+from aiops.client.backoff import Attempts, overdue
 from aiops.client.facade import Facade
 from aiops.client.params import Params, Stamped
 from aiops.client.requests import Receipt, Request
 from aiops.client.transfer import Transfer
 from aiops.closing import AsyncClosing
-from aiops.errors import (
-    AiopsError,
-    ConnectionLost,
-    DeadlineExceeded,
-    UsageError,
-)
+from aiops.errors import AiopsError, ConnectionLost, UsageError
 from aiops.layout import Array
-from aiops.sockets import tune
 from aiops.tables import Table
-
-_CHUNK = 1 << 20
-_GOODBYE = 1.0  # seconds that a last message may take to go out
-
-
-class _Driver(asyncio.BufferedProtocol):
-    """One connection of an `AsyncClient`."""
-
-    def __init__(self, talk: Conversation) -> None:
-        self._talk = talk
-        self.transport: asyncio.Transport | None = None
-        self.ended: asyncio.Future[AiopsError] = asyncio.get_running_loop().create_future()
-        self.heard = asyncio.Event()
-        self._views: list[memoryview] = []
-        self._full = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast(asyncio.Transport, transport)  # uvloop's derives from nothing of asyncio's
-        self.transport = transport
-        sock = transport.get_extra_info("socket")
-        if sock is not None:
-            tune(sock)
-        transport.set_write_buffer_limits(high=_CHUNK // 2)
-        self._views = [memoryview(buffer) for buffer in self._talk.connected()]
-        self.flush()
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._talk.next_buffer()
-
-    def buffer_updated(self, nbytes: int) -> None:
-        try:
-            self._talk.received(nbytes)
-        except AiopsError as error:
-            self.end(error)
-            return
-        self.heard.set()
-        self.flush()
-
-    def eof_received(self) -> bool:
-        return False
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        why = f": {exc}" if exc else ""
-        self.end(ConnectionLost(f"{self._talk.server} closed the connection{why}"))
-
-    def pause_writing(self) -> None:
-        self._full = True
-
-    def resume_writing(self) -> None:
-        self._full = False
-        self.flush()
-
-    def flush(self) -> None:
-        """Send what the conversation has to say, as fast as the transport takes it."""
-        self._views.extend(memoryview(buffer) for buffer in self._talk.outgoing())
-        views = self._views
-        while views and not self._full and self.transport is not None:
-            if self.transport.is_closing():
-                return
-            view = views[0]
-            if len(view) > _CHUNK:
-                views[0] = view[_CHUNK:]
-                view = view[:_CHUNK]
-            else:
-                views.pop(0)
-            self.transport.write(view)
-
-    @property
-    def unsent(self) -> bool:
-        """Whether something is still to be sent."""
-        waiting = self.transport is not None and self.transport.get_write_buffer_size() > 0
-        return bool(self._views) or waiting
-
-    def end(self, error: AiopsError) -> None:
-        """End the connection at once; what is unsent is thrown away."""
-        if not self.ended.done():
-            self.ended.set_result(error)
-        self._views = []
-        if self.transport is not None:
-            self.transport.abort()
-        self.heard.set()
 
 
 class AsyncClient(Facade, AsyncClosing):
@@ -129,10 +42,10 @@ class AsyncClient(Facade, AsyncClosing):
     ) -> None:
         super().__init__(url, role=role, token=token, name=name, timeout=timeout, pongs=True)
         self._window = asyncio.Semaphore(messages.REMEMBERED)
-        self._driver: _Driver | None = None
+        self._connection: AsyncConnection | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] | None = None
-        self._until = 0.0  # when to stop trying to connect
+        self._attempts = Attempts(self.url, self._here.below, 0.0)
 
     # ------------------------------------------------------------ what it can do
 
@@ -143,7 +56,7 @@ class AsyncClient(Facade, AsyncClosing):
         if self._keeper is None:
             loop = asyncio.get_running_loop()
             self._ready = loop.create_future()
-            self._until = loop.time() + self.timeout
+            self._attempts.begin_anew(loop.time() + self.timeout)
             self._keeper = loop.create_task(self._keep())
         assert self._ready is not None
         await asyncio.shield(self._ready)
@@ -253,20 +166,17 @@ class AsyncClient(Facade, AsyncClosing):
     async def close(self) -> None:
         """Say goodbye and close; may be called twice."""
         self._closed = True
-        driver, keeper = self._driver, self._keeper
-        self._driver = self._keeper = None
+        connection, keeper = self._connection, self._keeper
+        self._connection = self._keeper = None
         try:
             if keeper is not None:
                 keeper.cancel()
                 await asyncio.wait([keeper])
-            if driver is not None and driver.transport is not None and not driver.unsent:
-                for buffer in self._talk.leave():  # in mid-message it would be a part of that
-                    driver.transport.write(buffer)
-                driver.transport.close()
-                await asyncio.wait([driver.ended], timeout=_GOODBYE)
+            if connection is not None:
+                await connection.leave()
         finally:
-            if driver is not None:
-                driver.end(ConnectionLost("closed"))
+            if connection is not None:
+                connection.end(ConnectionLost("closed"))
             self._talk.lost()
             self._talk.fail(ConnectionLost("this client was closed before the answer came"))
 
@@ -288,7 +198,7 @@ class AsyncClient(Facade, AsyncClosing):
         await self.connect()
         loop = asyncio.get_running_loop()
         answered = loop.create_future()
-        self._until = max(self._until, loop.time() + self.timeout)
+        self._attempts.until = max(self._attempts.until, loop.time() + self.timeout)
         request: Request = ask()
         if request.done:
             return request.value()
@@ -298,17 +208,14 @@ class AsyncClient(Facade, AsyncClosing):
                 answered.set_result(None)
 
         request.on_done = on_done
-        if self._driver is not None:
-            self._driver.flush()
+        if self._connection is not None:
+            self._connection.flush()
         allowed = self._patience_for(request)
         try:
             async with asyncio.timeout(allowed):
                 await answered
         except TimeoutError:
-            raise DeadlineExceeded(
-                f"{self.url} did not send {request.what} in {allowed:g} s: it may be overloaded"
-                " or waiting for other workers; `aiops stats` tells, and timeout=... allows more"
-            ) from None
+            raise overdue(self.url, request.what, f"in {allowed:g} s") from None
         finally:
             if not request.done:
                 self._abandon(request)
@@ -322,58 +229,50 @@ class AsyncClient(Facade, AsyncClosing):
         The connection is ended, and made anew for whoever else waits for an answer on it.
         """
         coming = self._talk.abandon(request)
-        driver = self._driver
-        if driver is not None and (coming or (request.payloads and driver.unsent)):
-            driver.end(ConnectionLost("a request was given up in mid-message"))
+        connection = self._connection
+        if connection is not None and (coming or (request.payloads and connection.unsent)):
+            connection.end(ConnectionLost("a request was given up in mid-message"))
 
     async def _keep(self) -> None:
         """Keep a connection open: connect, and connect again with back-off when it is lost."""
         loop = asyncio.get_running_loop()
-        pauses = delays(self._here.below)
-        while True:
-            error: AiopsError | OSError
-            try:
-                async with asyncio.timeout_at(self._until):
-                    await self._connect()
-            except (ConnectionLost, OSError) as lost:  # TimeoutError is an OSError
-                error = lost
-            except AiopsError as refused:
-                self._give_up(refused)
-                return
-            else:
-                pauses = delays(self._here.below)
-                assert self._driver is not None
-                error = await self._driver.ended
-                self._driver = None
-                self._talk.lost()
-                if not isinstance(error, ConnectionLost):
-                    self._give_up(error)
-                    return
-                self._until = loop.time() + self.timeout
-            pause = next(pauses)
-            if loop.time() + pause >= self._until:
-                why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-                text = f"{self.url} cannot be reached ({why}): is the server running?"
-                self._give_up(ConnectionLost(text))
-                return
-            await asyncio.sleep(pause)
+        attempts = self._attempts
+        try:
+            while True:
+                error: AiopsError | OSError
+                try:
+                    async with asyncio.timeout_at(attempts.until):
+                        await self._connect()
+                except (ConnectionLost, OSError) as lost:  # TimeoutError is an OSError
+                    error = lost
+                else:
+                    assert self._connection is not None
+                    error = await self._connection.ended
+                    self._connection = None
+                    self._talk.lost()
+                    if not isinstance(error, ConnectionLost):
+                        raise error
+                    attempts.begin_anew(loop.time() + self.timeout)
+                await asyncio.sleep(attempts.pause(loop.time(), error))
+        except AiopsError as final:
+            self._give_up(final)
 
     async def _connect(self) -> None:
         """Open one connection, and wait for the welcome."""
         loop = asyncio.get_running_loop()
-        _transport, driver = await loop.create_connection(
-            lambda: _Driver(self._talk), self._host, self._port
+        transport, connection = await loop.create_connection(
+            lambda: AsyncConnection(self._talk), self._host, self._port
         )
-        self._driver = driver
+        self._connection = connection
         try:
             while not self._talk.ready:
-                driver.heard.clear()
-                if driver.ended.done():
-                    raise driver.ended.result()
-                await driver.heard.wait()
+                connection.heard.clear()
+                if connection.ended.done():
+                    raise connection.ended.result()
+                await connection.heard.wait()
         except BaseException:
-            self._driver = None
-            _transport.abort()
+            self._connection = None
+            transport.abort()
             self._talk.lost()
             raise
         if self._ready is not None and not self._ready.done():

@@ -86,7 +86,7 @@ class AsyncModelAverager(AveragerFacade, AsyncClosing):
             When this averager is not connected, or closed, or the step is within another.
         """
         self._outside("step")
-        async with self._core.locked():
+        async with self.lock.awaited():
             self._inside = asyncio.current_task()
             try:
                 yield

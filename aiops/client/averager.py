@@ -10,9 +10,10 @@ from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any
 
 from aiops import address
-from aiops.client.averaging import Averages, Averaging
+from aiops.client.averaging import Averaging
 from aiops.client.backoff import check_timeout
 from aiops.client.replica import Arrays, Replica
+from aiops.client.rounds import Averages
 from aiops.client.turns import TurnLock
 from aiops.closing import Closing
 from aiops.errors import DeadlineExceeded, UsageError
@@ -60,22 +61,22 @@ class AveragerFacade:
     @property
     def lr(self) -> float:
         """The learning rate that the server was started with (``--lr``), for your own updates."""
-        return float(self._core.plan["lr"])
+        return float(self._core.rounds.plan["lr"])
 
     @property
     def plan(self) -> Mapping[str, Any]:
         """The policy's settings, as the server announced them."""
-        return self._core.plan
+        return self._core.rounds.plan
 
     @property
     def stats(self) -> Averages:
         """What became of the averages so far."""
-        return self._core.stats
+        return self._core.rounds.stats
 
     @property
     def traffic(self) -> tuple[int, int]:
         """Bytes received from, and sent to, the server and the other workers so far."""
-        return self._core.traffic
+        return self._core.rounds.traffic
 
     def __repr__(self) -> str:
         stats = self.stats

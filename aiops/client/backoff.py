@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from aiops.errors import UsageError
+from aiops.errors import ConnectionLost, DeadlineExceeded, UsageError
 
 FIRST, LONGEST = 0.05, 5.0
 """Seconds: the first pause, and the longest."""
@@ -37,3 +37,54 @@ def delays(below: Callable[[int], int]) -> Iterator[float]:
     while True:
         yield pause * (0.5 + below(1000) / 2000)
         pause = min(2 * pause, LONGEST)
+
+
+class Attempts:
+    """When to try to connect again, and when to give up.
+
+    Parameters
+    ----------
+    server
+        Its URL.
+    below
+        As `delays`'s.
+    until
+        When to stop trying, by the clock that `pause` is told the time of; may be changed.
+    """
+
+    def __init__(self, server: str, below: Callable[[int], int], until: float) -> None:
+        self._server, self._below = server, below
+        self.begin_anew(until)
+
+    def begin_anew(self, until: float) -> None:
+        """Begin again with the shortest pause: there was a connection meanwhile."""
+        self.until = until
+        self._delays = delays(self._below)
+
+    def pause(self, now: float, error: Exception) -> float:
+        """Return the seconds to wait before the next attempt, after this one failed.
+
+        Raises
+        ------
+        ConnectionLost
+            When there is no time left for another.
+        """
+        pause = next(self._delays)
+        if now + pause >= self.until:
+            raise ConnectionLost(
+                f"{self._server} cannot be reached ({reason(error)}): is the server running?"
+            ) from error
+        return pause
+
+
+def reason(error: Exception) -> str:
+    """Return what an error says, as briefly as it says it."""
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def overdue(server: str, what: str, within: str) -> DeadlineExceeded:
+    """Return the error for an answer that has not come ``within`` its time."""
+    return DeadlineExceeded(
+        f"{server} did not send {what} {within}: it may be overloaded or waiting for other workers;"
+        " `aiops stats` tells, and timeout=... allows more"
+    )

@@ -2,43 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import select
-import socket
-import struct
-import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from aiops.client.backoff import delays
+from aiops.client.backoff import Attempts
+from aiops.client.connection import Connection
 from aiops.client.facade import Facade
 from aiops.client.params import Params, Stamped
 from aiops.client.requests import Receipt, Request
 from aiops.client.transfer import Transfer
 from aiops.closing import Closing
-from aiops.errors import (
-    AiopsError,
-    ConnectionLost,
-    DeadlineExceeded,
-    UsageError,
-)
+from aiops.errors import ConnectionLost, DeadlineExceeded, UsageError
 from aiops.layout import Array
-from aiops.sockets import tune
-from aiops.spin import Spin
 from aiops.tables import Table
-from aiops.wire import Buffer
-
-_BEAT = 1.0  # seconds between looks at the clock in a call that waits
-_GLANCE = getattr(socket, "MSG_DONTWAIT", 0)
-_SEND, _RECEIVE = 1 << 20, 512 << 10
-"""Bytes sent and received by one system call, at most.
-
-On loopback 16 MiB take 4.5 GB/s so, and 3.3 GB/s by one call on each side: what the receiver copies
-is still in the cache, and the sender lets go of the socket between calls, for acknowledgements.
-"""
-
-_VECTORS = 512  # buffers given to one sendmsg (the limit is 1,024)
 
 
 class Client(Facade, Closing):
@@ -82,9 +59,7 @@ class Client(Facade, Closing):
         pongs: bool = False,
     ) -> None:
         super().__init__(url, role=role, token=token, name=name, timeout=timeout, pongs=pongs)
-        self._socket: socket.socket | None = None
-        self._spin = Spin()
-        self._interrupted = threading.Event()
+        self._connection = Connection(self._talk, self._host, self._port)
         self._run(None, timeout)
 
     # ------------------------------------------------------------ what it can do
@@ -259,11 +234,7 @@ class Client(Facade, Closing):
 
         The client cannot be used afterwards, except to close it.
         """
-        self._interrupted.set()
-        sock = self._socket
-        if sock is not None:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+        self._connection.interrupt()
 
     def stats(self) -> dict[str, Any]:
         """Return the server's statistics."""
@@ -284,31 +255,12 @@ class Client(Facade, Closing):
         ConnectionLost
             When the connection is gone; the next call connects again.
         """
-        sock = self._socket
-        if sock is None:
-            return
-        try:
-            while select.select([sock], [], [], 0)[0]:
-                self._receive(time.monotonic() + 1.0)
-            self._flush_quietly(time.monotonic() + 1.0)
-        except (AiopsError, OSError) as error:
-            self._hang_up()
-            raise ConnectionLost(f"{self.url}: {_reason(error)}") from error
+        self._connection.attend()
 
     def close(self) -> None:
         """Say goodbye and close; may be called twice."""
-        sock, self._socket, self._closed = self._socket, None, True
-        if sock is None:
-            return
-        try:
-            sock.settimeout(1.0)
-            for buffer in self._talk.leave():
-                sock.sendall(buffer)
-        except OSError:
-            pass  # it is gone already: nobody is there to say goodbye to
-        finally:
-            sock.close()
-            self._talk.lost()
+        self._closed = True
+        self._connection.close()
 
     # ------------------------------------------------------------ inside
 
@@ -328,142 +280,29 @@ class Client(Facade, Closing):
             if request is not None:
                 self._talk.abandon(request)
             raise UsageError("this client is closed")
-        now = time.monotonic()
         if timeout is None:
             timeout = self._patience_for(request)
-        until, soon = now + timeout, now + min(timeout, self.timeout)  # soon: to have a connection
-        pauses: Iterator[float] | None = None
+        connection, now = self._connection, time.monotonic()
+        until = now + timeout
+        attempts = Attempts(self.url, self._here.below, now + min(timeout, self.timeout))
         try:
             while not (request.done if request is not None else self._talk.ready):
-                self._check_interrupted()
+                connection.check_interrupted()
                 ready = self._talk.ready
                 try:
-                    if self._socket is None:
-                        self._connect(soon)
-                    self._send(self._talk.outgoing(), until if ready else soon)
-                    self._receive(until if ready else soon)
+                    connection.move(until if ready else attempts.until, self.timeout / 4)
                 except DeadlineExceeded:
                     raise
                 except (ConnectionLost, OSError) as error:
-                    self._hang_up()
-                    self._check_interrupted()
-                    if ready:  # it was there until now: begin anew
-                        soon = min(until, time.monotonic() + self.timeout)
-                        pauses = delays(self._here.below)
-                    pauses = pauses or delays(self._here.below)
-                    self._pause(next(pauses), soon, error)
+                    connection.hang_up()
+                    connection.check_interrupted()
+                    if ready:  # it was there until now
+                        attempts.begin_anew(min(until, time.monotonic() + self.timeout))
+                    connection.pause(attempts.pause(time.monotonic(), error))
         except BaseException:  # whatever it was, it may have come in mid-message
             if request is not None:
                 self._talk.abandon(request)
-            self._hang_up()
+            connection.hang_up()
             raise
-        self._flush_quietly(until)
+        connection.send_the_rest(until)
         return request.value() if request is not None else None
-
-    def _check_interrupted(self) -> None:
-        if self._interrupted.is_set():
-            raise ConnectionLost(f"{self.url}: this client was interrupted")
-
-    def _flush_quietly(self, until: float) -> None:
-        """Send what answers are left over (a pong, say); the next call sees if it cannot."""
-        out = self._talk.outgoing()
-        if out and self._socket is not None:
-            try:
-                self._send(out, until)
-            except (AiopsError, OSError):
-                self._hang_up()
-
-    def _connect(self, until: float) -> None:
-        left = self._left(until)
-        self._socket = sock = socket.create_connection((self._host, self._port), timeout=left)
-        self._check_interrupted()  # it may have come too early to find this socket
-        tune(sock)
-        sock.settimeout(None)
-        beat = min(_BEAT, self.timeout / 4)
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            seconds = struct.pack("ll", int(beat), int(beat % 1 * 1e6) or 1)
-            sock.setsockopt(socket.SOL_SOCKET, option, seconds)
-        self._send(self._talk.connected(), until)
-
-    def _hang_up(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-        self._talk.lost()
-
-    def _pause(self, seconds: float, until: float, error: Exception) -> None:
-        """Wait before connecting again, if there is time left for it."""
-        if time.monotonic() + seconds >= until:
-            raise ConnectionLost(
-                f"{self.url} cannot be reached ({_reason(error)}): is the server running?"
-            ) from error
-        self._interrupted.wait(seconds)
-
-    # The kernel itself wakes a call that waits for more than _BEAT (SO_RCVTIMEO, SO_SNDTIMEO), so
-    # that a transfer of any size is one system call, and a deadline is still seen to.
-
-    def _send(self, buffers: list[Buffer], until: float) -> None:
-        sock = self._socket
-        assert sock is not None
-        if not buffers:
-            return
-        views = [memoryview(buffer) for buffer in buffers]
-        first = 0
-        while first < len(views):
-            try:
-                sent = sock.sendmsg(_up_to(_SEND, views[first : first + _VECTORS]))
-            except BlockingIOError:
-                self._left(until)
-                continue
-            while first < len(views) and sent >= len(views[first]):
-                sent -= len(views[first])
-                first += 1
-            if sent:
-                views[first] = views[first][sent:]
-
-    def _receive(self, until: float) -> None:
-        sock = self._socket
-        assert sock is not None
-        # Of a payload all is waited for that is taken; of anything else what is there is taken.
-        flags = socket.MSG_WAITALL if self._talk.missing else 0
-        buffer = self._talk.next_buffer()[:_RECEIVE]
-        look = self._spin.begin() if not flags else False
-        while True:
-            try:
-                count = sock.recv_into(buffer, 0, _GLANCE if look else flags)
-                break
-            except BlockingIOError:
-                if look:
-                    look = self._spin.again()
-                else:
-                    self._left(until)
-        if look:
-            self._spin.found()
-        self._talk.received(count)
-
-    def _left(self, until: float) -> float:
-        left = until - time.monotonic()
-        if left <= 0:
-            raise self._too_late()
-        return left
-
-    def _too_late(self) -> DeadlineExceeded:
-        return DeadlineExceeded(
-            f"{self.url} did not send {self._talk.waiting_for} in time: it may be overloaded or"
-            " waiting for other workers; `aiops stats` tells, and timeout=... allows more"
-        )
-
-
-def _up_to(most: int, views: list[memoryview]) -> list[memoryview]:
-    """Return the first bytes of these views, at most so many."""
-    found: list[memoryview] = []
-    for view in views:
-        if len(view) >= most:
-            return [*found, view[:most]]
-        found.append(view)
-        most -= len(view)
-    return found
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__

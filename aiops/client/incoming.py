@@ -6,11 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 
+from aiops.arena import Arena
 from aiops.client.params import Params
 from aiops.codecs import codec_named, raw
 from aiops.errors import BadPush, RemoteProtocolError
-from aiops.layout import Arena, Bytes, Ints, level_of
-from aiops.messages import Part, Parts, Wants
+from aiops.fields import Wants
+from aiops.layout import Bytes, Ints, level_of
+from aiops.messages import Part, Parts
 
 
 def wants_of(params: Params, wanted: Ints | None) -> tuple[int, Wants]:

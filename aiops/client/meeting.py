@@ -42,6 +42,6 @@ class MeetingClient(AsyncClient):
     @property
     def local_host(self) -> str:
         """This side's address of the connection to the server."""
-        assert self._driver is not None
-        assert self._driver.transport is not None
-        return str(self._driver.transport.get_extra_info("sockname")[0])
+        assert self._connection is not None
+        assert self._connection.transport is not None
+        return str(self._connection.transport.get_extra_info("sockname")[0])

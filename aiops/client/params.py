@@ -9,8 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from aiops.layout import Arena, Array, Ints, Layout
-from aiops.messages import Wants
+from aiops.arena import Arena
+from aiops.fields import Wants
+from aiops.layout import Array, Ints, Layout
 
 
 class Stamped(Protocol):

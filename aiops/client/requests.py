@@ -12,8 +12,9 @@ from aiops.client.coding import Encoded
 from aiops.client.params import Params
 from aiops.client.rows import RowsInto
 from aiops.errors import AiopsError
+from aiops.fields import Wants
 from aiops.layout import Array, Layout
-from aiops.messages import Message, Wants
+from aiops.messages import Message
 from aiops.values import value
 
 

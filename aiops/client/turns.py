@@ -6,14 +6,16 @@ who else waits for it would wait for ever. This one is handed over to who has wa
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 
 
 class TurnLock:
-    """A fair lock: a context manager for threads, a callback for who must not block."""
+    """A fair lock: a context manager for threads, `awaited` for tasks of an event loop."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -80,6 +82,30 @@ class TurnLock:
     def cancel(self, granted: Callable[[], None]) -> None:
         """Take a request back; if it was granted already, let go."""
         if not self._forget(granted):
+            self.release()
+
+    @contextlib.asynccontextmanager
+    async def awaited(self) -> AsyncIterator[None]:
+        """Hold it, without blocking this event loop while others have it."""
+        loop = asyncio.get_running_loop()
+        had: asyncio.Future[None] = loop.create_future()
+
+        def settle() -> None:
+            if not had.done():
+                had.set_result(None)
+
+        def granted() -> None:
+            loop.call_soon_threadsafe(settle)
+
+        self.request(granted)
+        try:
+            await had
+        except BaseException:
+            self.cancel(granted)
+            raise
+        try:
+            yield
+        finally:
             self.release()
 
     def _forget(self, granted: Callable[[], None]) -> bool:

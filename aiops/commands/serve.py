@@ -108,7 +108,7 @@ def serve(config: Config) -> None:
     Every flag is also an AIOPS_* variable and a key of --config FILE.toml. SIGTERM and Ctrl-C
     drain: answers are sent, the model is saved (--save), and the exit status is 0.
     """
-    from aiops.server import run
+    from aiops.process import run
 
     _log_to_stderr(config)
     logger = logging.getLogger("aiops.server")

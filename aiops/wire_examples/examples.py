@@ -11,6 +11,7 @@ import numpy as np
 from aiops import messages
 from aiops.algorithms.asgd import ASGD
 from aiops.algorithms.average import Average
+from aiops.arena import Arena
 from aiops.collective import Flat, Ring
 from aiops.collective import proof as ring_proof
 from aiops.engine import Engine
@@ -25,7 +26,7 @@ from aiops.events import (
     Reply,
 )
 from aiops.handshake import Greeter, answer, check_welcome
-from aiops.layout import Arena, Layout
+from aiops.layout import Layout
 from aiops.messages import Message, Part
 from aiops.wire import HANDSHAKE, Side, Sink, Wire, proof
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from aiops import errors, messages
 from aiops.config import Config
 from aiops.errors import Refused, UsageError
+from aiops.fields import MAX_AXES, TYPES
 from aiops.layout import MAX_PART, MAX_TENSORS
 from aiops.messages import Message
 from aiops.tables import MAX_IDS, MAX_ROWS, MAX_ROWS_BYTES, MAX_TABLES, MAX_WIDTH
@@ -161,7 +162,7 @@ def fields_table() -> str:
 
 def types_table() -> str:
     """Return what each type of field accepts."""
-    return _table("type | what is accepted", [f"{k} | {v}" for k, v in messages.TYPES.items()])
+    return _table("type | what is accepted", [f"{k} | {v}" for k, v in TYPES.items()])
 
 
 def states_table() -> str:
@@ -198,7 +199,7 @@ def limits_table() -> str:
         f"header after it | {limits.header:,} bytes at the server; be ready for twice that",
         f"parts of a message | {limits.parts:,}",
         f"payload | 2³²−1 bytes; this implementation sends at most {MAX_PART:,}",
-        f"tensors of a model; axes of a tensor | {MAX_TENSORS:,}; {messages.MAX_AXES}",
+        f"tensors of a model; axes of a tensor | {MAX_TENSORS:,}; {MAX_AXES}",
         f"tables of a model; rows of a table; its width | {MAX_TABLES:,}; {MAX_ROWS:,};"
         f" {MAX_WIDTH:,}",
         f"rows in one message; their bytes | {MAX_IDS:,}; {MAX_ROWS_BYTES:,}",

@@ -10,6 +10,7 @@ from typing import Any
 import msgpack
 
 from aiops import messages
+from aiops.fields import Offered
 from aiops.layout import Layout
 from aiops.messages import Message
 from aiops.wire import Limits, Side, proof
@@ -71,7 +72,7 @@ def content() -> dict[str, Any]:
     }
 
 
-_MODELS: tuple[messages.Offered, ...] = (
+_MODELS: tuple[Offered, ...] = (
     (("b", "float16", (1,)), ("w", "float32", (2, 1))),
     (
         ("z", "float32", ()),

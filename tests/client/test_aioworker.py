@@ -747,15 +747,15 @@ class TestClock:
 
         self.run(main)
 
-    @pytest.mark.parametrize("module", ["aioworker", "aio", "facade"])
+    @pytest.mark.parametrize("module", ["aioworker", "aio", "aioconnection", "facade"])
     def test_there_is_no_other_clock_and_no_thread(self, module: str) -> None:
         used = {name.partition(".")[0] for name in imports(MODULES[f"aiops.client.{module}"])}
         assert not used & {"time", "threading", "concurrent", "queue", "select", "signal"}
 
     async def test_pings_are_answered_while_nobody_calls(self) -> None:
         async with serve(heartbeat=0.05) as server, AsyncWorker(server.url, START) as worker:
-            [link] = [peer.link for peer in server._peers.values()]
+            [link] = [peer.link for peer in server.connections.peers.values()]
             before = link.wire.traffic.messages_in
             await until(lambda: link.wire.traffic.messages_in >= before + 5, "five pings answered")
             assert (await worker.step(ones(START))).version == 1
-            assert list(server._peers) == [link.number]
+            assert list(server.connections.peers) == [link.number]

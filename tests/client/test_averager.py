@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from aiops import messages
+from aiops.arena import Arena
 from aiops.client import ModelAverager
 from aiops.collective import Flat, Piece, Ring, proof
 from aiops.errors import (
@@ -27,7 +28,7 @@ from aiops.errors import (
     Unauthorised,
     UsageError,
 )
-from aiops.layout import Arena, Array, Layout
+from aiops.layout import Array, Layout
 from aiops.messages import Chunk, Greet, Message, Part, Round
 from aiops.wire import Sink, Wire
 from tests.peers import Peer, Taken, eventually, frame
@@ -153,7 +154,7 @@ class TestAverage:
         params = [{"w": np.full(6, seed, np.float32)} for seed in range(2)]
         with meeting_point(stall=PATIENCE) as server, contextlib.ExitStack() as stack:
             averagers = [stack.enter_context(one) for one in joined(server, *params)]
-            port = averagers[0]._core._listener.port
+            port = averagers[0]._core.rounds._listener.port
             for _ in range(rounds):
                 for _ in range(strangers):
                     stack.enter_context(socket.create_connection(("127.0.0.1", port)))
@@ -264,7 +265,7 @@ class TestJoining:
             meeting_point() as server,
             ModelAverager(server.url, model(0), host="localhost") as averager,
         ):
-            assert averager._core._host in ("127.0.0.1", "::1")
+            assert averager._core.rounds._host in ("127.0.0.1", "::1")
 
     def test_a_name_that_is_not_found_in_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
         answered = threading.Event()

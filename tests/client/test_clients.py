@@ -464,7 +464,7 @@ class TestAsync:
             assert sorted(r.version for r in results if isinstance(r, Receipt)) == list(
                 range(1, 11)
             )
-            assert server.call(lambda s: len(s._peers)) == 1
+            assert server.call(lambda s: len(s.connections.peers)) == 1
             final = await client.fetch()
             assert_same(final, {name: array - 10 for name, array in small().items()})
 

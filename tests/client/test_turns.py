@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import pytest
@@ -72,6 +73,27 @@ def test_no_thread_waits_for_itself() -> None:
     lock = TurnLock()
     with lock, pytest.raises(RuntimeError, match="has the lock already"):
         lock.acquire()
+    assert not lock.held
+
+
+async def test_a_task_waits_for_it_without_blocking_its_loop() -> None:
+    lock, order = TurnLock(), []
+
+    async def hold(name: str) -> None:
+        async with lock.awaited():
+            order.append(name)
+
+    lock.request(lambda: None)
+    waiting = asyncio.create_task(hold("first"))
+    given_up = asyncio.create_task(hold("given up"))
+    last = asyncio.create_task(hold("last"))
+    await asyncio.sleep(0)  # they stand in line
+    given_up.cancel()
+    await asyncio.wait([given_up])
+    assert order == []
+    lock.release()
+    await asyncio.wait([waiting, last])
+    assert order == ["first", "last"]
     assert not lock.held
 
 

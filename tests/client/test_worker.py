@@ -208,14 +208,14 @@ class TestThread:
             ServerThread(policy="asgd", heartbeat=0.1, kernels="numpy") as server,
             Worker(server.url, START, name="busy") as worker,
         ):
-            [link] = server.call(lambda s: [peer.link for peer in s._peers.values()])
+            [link] = server.call(lambda s: [peer.link for peer in s.connections.peers.values()])
             before = link.wire.traffic.messages_in
             eventually(
                 lambda: server.call(lambda s: link.wire.traffic.messages_in) >= before + 5,
                 "five pings answered while nobody calls the worker",
             )
             assert worker.step(ones(START)).version == 1
-            assert server.call(lambda s: list(s._peers)) == [link.number]
+            assert server.call(lambda s: list(s.connections.peers)) == [link.number]
 
     def test_a_client_that_answers_no_ping_is_dropped(self) -> None:
         with (
@@ -254,13 +254,13 @@ class TestThread:
 
 def watch(server: Any, gone: threading.Event) -> None:
     """Set an event when the server loses a connection."""
-    lost: Callable[..., None] = server.link_lost
+    lost: Callable[..., None] = server.connections.link_lost
 
     def link_lost(*arguments: Any) -> None:
         lost(*arguments)
         gone.set()
 
-    server.link_lost = link_lost
+    server.connections.link_lost = link_lost
 
 
 class TestServerGone:

@@ -241,13 +241,13 @@ class TestNobodyKnows:
             with ThreadPoolExecutor() as pool:
                 waiting = pool.submit(lambda: worker.step(ones(worker.params)))
                 eventually(lambda: waiting_at(server) == 1, "the first push")
-                sock = worker._client._socket
+                sock = worker._client._connection.socket
                 assert sock is not None
                 worker._client._talk.welcome.plan["patience"] = 0.0  # type: ignore[index, union-attr]
                 worker._client.interrupt()
                 with pytest.raises(ConnectionLost):
                     waiting.result(PATIENCE)
-                worker._client._interrupted.clear()
+                worker._client._connection._interrupted.clear()
                 other.step(ones(other.params))
             assert value_of(server) == -1
             with ThreadPoolExecutor() as pool:

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from aiops.arena import Arena
 from aiops.client.incoming import Into
 from aiops.client.params import Params
 from aiops.incoming import Incoming
-from aiops.layout import Arena, Array, Layout
+from aiops.layout import Array, Layout
 from aiops.messages import Message, Parts
 from aiops.values import value
 from aiops.versions import Lease

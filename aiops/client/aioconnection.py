@@ -1,0 +1,120 @@
+"""The connection of an async client: asyncio's protocol around the conversation."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+from aiops.client.conversation import Conversation
+from aiops.errors import AiopsError, ConnectionLost
+from aiops.sockets import tune
+
+_CHUNK = 1 << 20  # bytes handed to the transport at once
+_GOODBYE = 1.0  # seconds that a last message may take to go out
+
+
+class AsyncConnection(asyncio.BufferedProtocol):
+    """One connection; when it is lost, its client makes another.
+
+    Parameters
+    ----------
+    talk
+        The conversation whose bytes it carries.
+
+    Attributes
+    ----------
+    ended
+        Why it has, once it has.
+    heard
+        Set when something was heard, or it ended.
+    """
+
+    def __init__(self, talk: Conversation) -> None:
+        self._talk = talk
+        self.transport: asyncio.Transport | None = None
+        self.ended: asyncio.Future[AiopsError] = asyncio.get_running_loop().create_future()
+        self.heard = asyncio.Event()
+        self._views: list[memoryview] = []
+        self._full = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Set the socket up, and say hello."""
+        transport = cast(asyncio.Transport, transport)  # uvloop's derives from nothing of asyncio's
+        self.transport = transport
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            tune(sock)
+        transport.set_write_buffer_limits(high=_CHUNK // 2)
+        self._views = [memoryview(buffer) for buffer in self._talk.connected()]
+        self.flush()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Offer the conversation's buffer."""
+        return self._talk.next_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take what was received; send what follows from it."""
+        try:
+            self._talk.received(nbytes)
+        except AiopsError as error:
+            self.end(error)
+            return
+        self.heard.set()
+        self.flush()
+
+    def eof_received(self) -> bool:
+        """Close when the server does."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Note that it has ended."""
+        why = f": {exc}" if exc else ""
+        self.end(ConnectionLost(f"{self._talk.server} closed the connection{why}"))
+
+    def pause_writing(self) -> None:
+        """The transport is full."""
+        self._full = True
+
+    def resume_writing(self) -> None:
+        """The transport is not any more."""
+        self._full = False
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what the conversation has to say, as fast as the transport takes it."""
+        self._views.extend(memoryview(buffer) for buffer in self._talk.outgoing())
+        views = self._views
+        while views and not self._full and self.transport is not None:
+            if self.transport.is_closing():
+                return
+            view = views[0]
+            if len(view) > _CHUNK:
+                views[0] = view[_CHUNK:]
+                view = view[:_CHUNK]
+            else:
+                views.pop(0)
+            self.transport.write(view)
+
+    @property
+    def unsent(self) -> bool:
+        """Whether something is still to be sent."""
+        waiting = self.transport is not None and self.transport.get_write_buffer_size() > 0
+        return bool(self._views) or waiting
+
+    async def leave(self) -> None:
+        """Say goodbye, unless in mid-message (it would be a part of that), and close."""
+        if self.transport is None or self.unsent:
+            return
+        for buffer in self._talk.leave():
+            self.transport.write(buffer)
+        self.transport.close()
+        await asyncio.wait([self.ended], timeout=_GOODBYE)
+
+    def end(self, error: AiopsError) -> None:
+        """End the connection at once; what is unsent is thrown away."""
+        if not self.ended.done():
+            self.ended.set_result(error)
+        self._views = []
+        if self.transport is not None:
+            self.transport.abort()
+        self.heard.set()

@@ -1,0 +1,183 @@
+"""The types of the fields that messages have, and what of a stranger's values each accepts.
+
+A type is a name that the fields of `aiops.messages` are annotated with; the check of the same name
+in `CHECKS` says whether a value that came in is one. `aiops.decoding` asks them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+UInt: TypeAlias = int  # 0 ≤ x < 2**63
+Have: TypeAlias = int  # -1 ("nothing") or a UInt
+Real: TypeAlias = float  # finite
+OptReal: TypeAlias = float | None
+Text: TypeAlias = str  # at most 4,096 characters
+Nonce: TypeAlias = bytes  # 16 to 64 bytes
+Blob: TypeAlias = bytes
+Plain: TypeAlias = Mapping[str, Any]  # nested plain values, at most 6 deep
+Offered: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]  # name, dtype, shape
+Rows: TypeAlias = tuple[tuple[str, str, tuple[int, ...], int], ...]  # ... and offset in the arena
+Sparse: TypeAlias = tuple[tuple[str, int, int, str, str, float, int], ...]
+# name, rows, width, dtype, initialiser, scale, seed
+Wants: TypeAlias = tuple[tuple[int, int, int], ...]  # first tensor, past the last, version held
+Gate: TypeAlias = tuple[float, ...]  # c_push, c_fetch; or none
+Members: TypeAlias = tuple[tuple[str, int, bool], ...]  # host, port, whether its model counts
+
+MAX_TEXT = 4096
+"""Longest string, in characters, except inside a map of plain values."""
+
+MAX_AXES = 32
+"""Most axes a tensor may have."""
+
+
+def _uint(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _have(value: object) -> bool:
+    return type(value) is int and -1 <= value < 1 << 63
+
+
+def _real(value: object) -> bool:
+    return type(value) is float and math.isfinite(value)
+
+
+def _opt_real(value: object) -> bool:
+    return value is None or _real(value)
+
+
+def _text(value: object) -> bool:
+    return type(value) is str and len(value) <= MAX_TEXT
+
+
+def _bool(value: object) -> bool:
+    return type(value) is bool
+
+
+def _nonce(value: object) -> bool:
+    return type(value) is bytes and 16 <= len(value) <= 64
+
+
+def _blob(value: object) -> bool:
+    return type(value) is bytes
+
+
+def _plain(value: object) -> bool:
+    return type(value) is dict and _plain_value(value, 6)
+
+
+def _plain_value(value: object, depth: int) -> bool:
+    if value is None or type(value) in (bool, int, float, str, bytes):
+        return True
+    if depth == 0:
+        return False
+    if type(value) is tuple:
+        return all(_plain_value(item, depth - 1) for item in value)
+    if type(value) is dict:
+        return all(type(k) is str and _plain_value(v, depth - 1) for k, v in value.items())
+    return False
+
+
+def _offered(value: object) -> bool:
+    """Check rows of (name, dtype, shape); what they mean is checked by the layout."""
+    return type(value) is tuple and all(
+        type(row) is tuple and len(row) == 3 and _described(row) for row in value
+    )
+
+
+def _rows(value: object) -> bool:
+    """Check rows of (name, dtype, shape, offset)."""
+    return type(value) is tuple and all(
+        type(row) is tuple and len(row) == 4 and _described(row) and _uint(row[3]) for row in value
+    )
+
+
+def _sparse(value: object) -> bool:
+    """Check rows of (name, rows, width, dtype, initialiser, scale, seed)."""
+    return type(value) is tuple and all(
+        type(row) is tuple and len(row) == 7 and _sparse_row(*row) for row in value
+    )
+
+
+def _sparse_row(
+    name: object, rows: object, width: object, dtype: object, init: object, *rest: object
+) -> bool:
+    return (
+        (_text(name) and _text(dtype) and _text(init))
+        and (_uint(rows) and _uint(width))
+        and (_real(rest[0]) and _uint(rest[1]))
+    )
+
+
+def _described(row: tuple[Any, ...]) -> bool:
+    name, dtype, shape = row[:3]
+    if not (_text(name) and _text(dtype) and type(shape) is tuple and len(shape) <= MAX_AXES):
+        return False
+    return all(_uint(size) for size in shape)
+
+
+def _members(value: object) -> bool:
+    """Check rows of (host, port, whether its model counts)."""
+    return type(value) is tuple and all(
+        type(row) is tuple
+        and len(row) == 3
+        and _text(row[0])
+        and _uint(row[1])
+        and 0 < row[1] < 1 << 16
+        and _bool(row[2])
+        for row in value
+    )
+
+
+def _wants(value: object) -> bool:
+    """Check runs of (first tensor, past the last, version held), in order."""
+    if type(value) is not tuple:
+        return False
+    reached = 0
+    for run in value:
+        if type(run) is not tuple or len(run) != 3 or not all(map(_have, run)):
+            return False
+        if not reached <= run[0] < run[1]:
+            return False
+        reached = run[1]
+    return True
+
+
+def _gate(value: object) -> bool:
+    """Check the two constants of a gate, or none."""
+    return value == () or (
+        type(value) is tuple and len(value) == 2 and all(_real(c) and c >= 0 for c in value)
+    )
+
+
+_ACCEPTED: Mapping[str, tuple[str, Callable[[object], bool]]] = {
+    "UInt": ("an integer from 0 to 2**63-1", _uint),
+    "Have": ("an integer from -1 to 2**63-1", _have),
+    "Real": ("a finite float", _real),
+    "OptReal": ("a finite float or nil", _opt_real),
+    "Text": (f"a string of at most {MAX_TEXT:,} characters", _text),
+    "bool": ("a boolean", _bool),
+    "Nonce": ("16 to 64 bytes", _nonce),
+    "Blob": ("bytes", _blob),
+    "Plain": ("a map of plain values", _plain),
+    "Offered": ("a list of [name, dtype, shape]", _offered),
+    "Rows": ("a list of [name, dtype, shape, offset]", _rows),
+    "Sparse": ("a list of [name, rows, width, dtype, initialiser, scale, seed]", _sparse),
+    "Wants": ("a list of [first tensor, past the last, version held]", _wants),
+    "Gate": ("a list of two constants ≥ 0, or none", _gate),
+    "Members": ("a list of [host, port, boolean]", _members),
+}
+
+CHECKS: Mapping[str, Callable[[object], bool]] = {
+    name: check for name, (_what, check) in _ACCEPTED.items()
+}
+"""For each type of field: whether a value is one. Parts have none: the decoder makes them."""
+
+TYPES: Mapping[str, str] = {
+    **{name: what for name, (what, _check) in _ACCEPTED.items()},
+    "Parts": "a list of parts",
+}
+"""What the wire accepts for each type of field, in words."""

@@ -1,0 +1,179 @@
+"""What carries out a server's effects: answers go out, kernels run, timers are set."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import weakref
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from aiops.connections import Connections
+from aiops.events import (
+    Applied,
+    Apply,
+    Drop,
+    Effect,
+    Event,
+    Note,
+    Reply,
+    Shares,
+    Tick,
+    WakeAt,
+    Warm,
+)
+from aiops.layout import Ints
+from aiops.pacing import Pacing
+from aiops.rowsintake import RowsIncoming
+from aiops.surroundings import Surroundings
+from aiops.wire import SMALL
+
+_log = logging.getLogger("aiops.server")
+
+_HEADER = 1024
+"""More than the header of an answer that brings rows has."""
+
+
+class Performer:
+    """Does what one server's engine decides; what comes of it is posted.
+
+    Parameters
+    ----------
+    loop, here
+        Where timers are set, and what makes the applier: the thread that runs kernels.
+    connections
+        Who is answered.
+    pacing
+        The bandwidth budget, if there is one.
+    post
+        Told of updates that are done and timers that have rung.
+    failed
+        Called when an update failed midway: the parameters cannot be trusted any more.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        here: Surroundings,
+        connections: Connections,
+        pacing: Pacing | None,
+        post: Callable[[Event], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._loop, self._now, self._post, self._failed = loop, here.now, post, failed
+        self._peers, self._pacing = connections.peers, pacing
+        self._applier = here.applier(loop, failed)
+        self._warm = False
+        self._tick: asyncio.TimerHandle | None = None
+
+    def perform(self, effect: Effect) -> None:
+        """Carry it out."""
+        _PERFORM[type(effect)](self, effect)
+
+    def stop(self) -> None:
+        """Have no timer ring any more."""
+        if self._tick is not None:
+            self._tick.cancel()
+
+    def close(self) -> None:
+        """End the applier, once it has finished what it is doing."""
+        self._applier.close()
+
+    # ------------------------------------------------------------ answers
+
+    def _reply(self, effect: Reply) -> None:
+        if effect.rows is not None:
+            self._reply_rows(effect, effect.rows)
+            return
+        peer = self._peers.get(effect.peer)
+        lease = effect.lease
+        if peer is None or peer.link.wire.state == "closed":
+            if lease is not None:
+                lease.release()
+            return
+        if lease is None:
+            peer.link.send(peer.link.wire.send(effect.message))
+            return
+        parts = effect.message.parts  # type: ignore[attr-defined]
+        if sum(part.nbytes for part in parts) < SMALL // 2:  # it is copied at once
+            peer.link.send(peer.link.wire.send(effect.message, lease.glimpses(parts)))
+            lease.release()
+            return
+        payloads = lease.payloads(parts)
+        buffers = peer.link.wire.send(effect.message, payloads)
+        del payloads
+        lease.release()
+        peer.link.send(buffers, lease)
+
+    def _reply_rows(self, effect: Reply, rows: RowsIncoming) -> None:
+        """Send rows from the buffer that they were gathered in."""
+        peer = self._peers.get(effect.peer)
+        if peer is None or peer.link.wire.state == "closed":
+            rows.free()
+            return
+        view = rows.answer
+        if len(view) <= SMALL - _HEADER:  # it is copied at once
+            peer.link.send(peer.link.wire.send(effect.message, [[view]]))
+            rows.free()
+            return
+        whole = rows.answer_later()
+        peer.rows = weakref.ref(whole)
+        buffers = peer.link.wire.send(effect.message, [[whole.data]])
+        del whole
+        peer.link.send(buffers)
+
+    def _drop(self, effect: Drop) -> None:
+        peer = self._peers.get(effect.peer)
+        if peer is not None:
+            _log.debug("closing %s: %s", peer.link.peer_name, effect.why)
+            peer.link.close()
+
+    # ------------------------------------------------------------ kernels
+
+    def _apply(self, effect: Apply) -> None:
+        if not self._warm or effect.job.cost > self._applier.at_once:
+            done = partial(self._applied, effect.ticket)
+            self._applier.submit(effect.run, effect.job.cost, done)
+            return
+        try:
+            sums = effect.run()
+        except BaseException as error:
+            self._failed(error)
+        else:
+            self._applied(effect.ticket, sums)
+
+    def _applied(self, ticket: int, sums: Ints) -> None:
+        self._post(Applied(self._now(), ticket, sums))
+
+    def _warm_up(self, effect: Warm) -> None:
+        self._applier.submit(effect.run, 0, self._warmed)
+
+    def _warmed(self, _nothing: None) -> None:
+        self._warm = True
+
+    # ------------------------------------------------------------ the rest
+
+    def _wake_at(self, effect: WakeAt) -> None:
+        if self._tick is not None:
+            self._tick.cancel()
+        delay = max(0.0, effect.time - self._now())
+        self._tick = self._loop.call_later(delay, lambda: self._post(Tick(self._now())))
+
+    def _share(self, effect: Shares) -> None:
+        if self._pacing is not None:
+            self._pacing.share(effect, self._peers)
+
+    def _note(self, effect: Note) -> None:
+        _log.warning("%s", effect.text)
+
+
+_PERFORM: Mapping[type[Any], Callable[[Performer, Any], None]] = {
+    Reply: Performer._reply,
+    Apply: Performer._apply,
+    Warm: Performer._warm_up,
+    Drop: Performer._drop,
+    WakeAt: Performer._wake_at,
+    Note: Performer._note,
+    Shares: Performer._share,
+}

@@ -1,0 +1,46 @@
+"""A server as a process: its open files, its signals."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import signal
+from collections.abc import Callable
+
+from aiops.config import Config
+from aiops.server import Server
+
+_log = logging.getLogger("aiops.server")
+
+_SPARE_FILES = 64
+"""Open files that a server needs beside its connections."""
+
+
+async def run(config: Config, announce: Callable[[str], None]) -> None:
+    """Run a server until a signal ends it; ``announce`` is given the URL when it listens."""
+    server = Server(_with_room(config))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.stop)
+    announce(await server.start())
+    await server.serve()
+
+
+def _with_room(config: Config) -> Config:
+    """Let this process have an open file per connection; if it may not, lower the limit."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return config
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = config.max_connections + _SPARE_FILES
+    if soft == resource.RLIM_INFINITY or wanted <= soft:
+        return config
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most == wanted:
+        return config
+    allowed = max(1, most - _SPARE_FILES)
+    _log.warning("at most %d connections: this process may open %d files", allowed, most)
+    return dataclasses.replace(config, max_connections=allowed)

@@ -1,0 +1,111 @@
+"""Headers of messages to change: values of each type of field, good ones and bad ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from aiops.messages import KINDS, Part
+
+GOOD: dict[str, Any] = {
+    "UInt": 5,
+    "Have": -1,
+    "Real": 0.5,
+    "OptReal": None,
+    "Text": "x",
+    "bool": True,
+    "Nonce": b"n" * 16,
+    "Blob": b"",
+    "Plain": {"a": 1},
+    "Offered": (("w", "float32", (2,)),),
+    "Rows": (("w", "float32", (2,), 0),),
+    "Sparse": (("t", 3, 2, "float32", "uniform", 0.5, 0),),
+    "Members": (("10.0.0.1", 7171, True),),
+    "Parts": (Part(0, 8, "raw", 8, 1),),
+    "Wants": ((0, 1, -1), (2, 4, 7)),
+    "Gate": (0.25, 0.0),
+}
+"""A value of each type."""
+
+BAD: dict[str, list[Any]] = {
+    "UInt": [-1, 2**63, 1.0, True, "1", None, b"\1", (1,), {"a": 1}],
+    "Have": [-2, 2**63, 0.0, False, None, "x"],
+    "Real": [1, None, float("nan"), float("inf"), float("-inf"), "0.5", True],
+    "OptReal": [1, float("nan"), "x", False],
+    "Text": [b"x", 1, None, "x" * 4097, ("x",)],
+    "bool": [0, 1, None, "true"],
+    "Nonce": [b"n" * 15, b"n" * 65, b"", "n" * 16, None],
+    "Blob": ["x", None, 0, (1,)],
+    "Plain": [
+        None,
+        (),
+        "x",
+        {"a": {"b": {"c": {"d": {"e": {"f": {}}}}}}},
+        {"a": ((((((),),),),),)},
+    ],
+    "Offered": [
+        None,
+        {},
+        ("w",),
+        (("w", "float32"),),
+        (("w", "float32", (1,), 0),),
+        ((b"w", "float32", (1,)),),
+        (("w", 1, (1,)),),
+        (("w", "float32", 1),),
+        (("w", "float32", (-1,)),),
+        (("w", "float32", (1.0,)),),
+        (("w", "float32", (True,)),),
+        (("w", "float32", (1,) * 33),),
+    ],
+    "Rows": [
+        None,
+        (("w", "float32", (1,)),),
+        (("w", "float32", (1,), -1),),
+        (("w", "float32", (1,), 0, 0),),
+        (("w", "float32", (1,), None),),
+    ],
+    "Sparse": [
+        None,
+        {},
+        ("t",),
+        (("t", 3, 2, "float32", "uniform", 0.5),),
+        (("t", 3, 2, "float32", "uniform", 0.5, 0, 0),),
+        ((b"t", 3, 2, "float32", "uniform", 0.5, 0),),
+        (("t", -1, 2, "float32", "uniform", 0.5, 0),),
+        (("t", 3, 2.0, "float32", "uniform", 0.5, 0),),
+        (("t", 3, 2, 32, "uniform", 0.5, 0),),
+        (("t", 3, 2, "float32", None, 0.5, 0),),
+        (("t", 3, 2, "float32", "uniform", 1, 0),),
+        (("t", 3, 2, "float32", "uniform", float("inf"), 0),),
+        (("t", 3, 2, "float32", "uniform", 0.5, True),),
+    ],
+    "Members": [
+        None,
+        (("h", 1),),
+        (("h", 1, True, 1),),
+        ((b"h", 1, True),),
+        (("h", 0, True),),
+        (("h", 65536, True),),
+        (("h", True, True),),
+        (("h", 1, 1),),
+        (["h", 1, True, {}],),
+    ],
+    "Wants": [
+        None,
+        (1, 2, 3),
+        ((0, 1),),
+        ((0, 0, 1),),
+        ((0, 1, -2),),
+        ((0, True, 1),),
+        ((-1, 1, 1),),
+        ((0, 2, 1), (1, 3, 1)),
+    ],
+    "Gate": [None, (0.5,), (0.5, 1), (0.5, -0.5), (0.5, float("nan")), (0.5, 0.5, 0.5)],
+}
+"""Values that each type must not take."""
+
+
+def header(kind: str, **changes: Any) -> dict[str, Any]:
+    """The map of a good message of that kind, with changes."""
+    fields = {f.name: GOOD[str(f.type)] for f in dataclasses.fields(KINDS[kind])}
+    return {"kind": kind, **fields, **changes}
