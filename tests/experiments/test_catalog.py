@@ -32,7 +32,7 @@ from aiops.experiments.papers.softsync_cifar10 import Protocols
 from aiops.experiments.papers.softsync_speedup import Crowds
 from aiops.experiments.runs import Finished, Folder, Runs
 from aiops.experiments.throughput import Throughput
-from aiops.experiments.works import Convolved
+from aiops.experiments.works import Begun, Convolved
 from tests.experiments.small import Here, Seen, here, result
 
 ALL = pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=list(EXPERIMENTS))
@@ -151,7 +151,9 @@ class TestDuel:
 
         assert rates("fasgd", "printed") == [0.005] * 4
         assert rates("sasgd", "printed") == [0.04] * 4
-        assert rates("fasgd", "once") == [0.01] * 4
+        assert {
+            type(run.case.work) for run in panels.seeds(next(iter(scale.named)), "fasgd", "paper")
+        } == {Begun}
         assert rates("fasgd", "fair") == [0.04, 0.02, 0.0025, 0.00125]
         numbers = duel.robustness(scale, runs)["fasgd"]
         assert numbers["once"] == 0.01
@@ -188,11 +190,11 @@ class TestDuel:
         scale = STALENESS.scale(full=False, knobs=["rates=printed"])
         assert isinstance(scale, Duel)
         cases = list(duel.cases(scale, Runs()))  # type: ignore[arg-type]
-        assert len(cases) == 2 * len(scale.panels) * scale.seeds
+        assert len(cases) == 2 * 2 * len(scale.panels) * scale.seeds
         assert {case.simulation.lr for case in cases} == set(duel.PRINTED.values())
         found = STALENESS.findings(scale, runs_of(scale, lambda case: case.simulation.lr))
-        assert {row["rates"] for row in found.table} == {"printed"}
-        assert [verdict.agrees for verdict in found.verdicts] == [True]
+        assert {row["rates"] for row in found.table} == {"paper", "printed"}
+        assert [verdict.agrees for verdict in found.verdicts] == [True, True]
 
 
 class TestGated:

@@ -22,9 +22,9 @@ PRINTED = {"fasgd": 0.005, "sasgd": 0.04}
 """The learning rates in the paper."""
 
 PROTOCOLS = {
-    "printed": "the paper's learning rates, 0.005 and 0.04",
-    "once": "the paper's protocol: each policy's rate chosen once, over all panels",
-    "fair": "each policy's rate chosen for each panel",
+    "paper": "the paper's rates, 0.005 and 0.04, and the initial weights of FRED's code, N(0, 1)",
+    "printed": "the paper's rates from He's initial weights",
+    "fair": "each policy's rate chosen for each panel, from He's initial weights",
 }
 KNOBS = {
     "initial": INITIAL,
@@ -58,9 +58,9 @@ class Duel(Scale):
 
     @property
     def protocols(self) -> Mapping[str, str]:
-        """How rates are come by: in all ways, or as printed alone."""
+        """The protocols that are followed: all, or those with the printed rates alone."""
         if self.knobs.get("rates") == "printed":
-            return {"printed": PROTOCOLS["printed"]}
+            return {name: PROTOCOLS[name] for name in ("paper", "printed")}
         return PROTOCOLS
 
 
@@ -68,7 +68,9 @@ def cases(scale: Duel, runs: Runs) -> Iterator[Case]:
     """Yield the runs at the printed rates and those of the pools; then those at chosen rates."""
     choices = {}
     for policy in POLICIES:
-        yield from _reported(scale, policy, "printed", dict.fromkeys(scale.named, PRINTED[policy]))
+        for protocol in ("paper", "printed"):
+            rates = dict.fromkeys(scale.named, PRINTED[policy])
+            yield from _reported(scale, policy, protocol, rates)
         if "fair" not in scale.protocols:
             continue
         make = partial(_candidate, scale, policy)
@@ -76,7 +78,6 @@ def cases(scale: Duel, runs: Runs) -> Iterator[Case]:
         yield from pool
     for policy, choice in choices.items():
         if choice is not None:
-            yield from _reported(scale, policy, "once", dict.fromkeys(scale.named, choice.once))
             yield from _reported(scale, policy, "fair", choice.panels)
 
 
@@ -85,18 +86,18 @@ def _reported(
 ) -> Iterator[Case]:
     for panel, rate in rates.items():
         for seed in range(scale.seeds):
-            yield _case(scale, policy, panel, rate, seed, f"{policy}, {protocol}")
+            yield _case(scale, policy, panel, rate, seed, protocol)
 
 
 def _candidate(scale: Duel, policy: str, panel: str, rate: float, share: float) -> Case:
     base = scale.base
     short = replace(base, iterations=max(1, round(share * base.iterations)), samples=_POOL_SAMPLES)
-    name = f"{policy}, rate {rate:g}, {share:.0%} of the iterations"
+    name = f"rate {rate:g}, {share:.0%} of the iterations"
     case = _case(replace(scale, base=short), policy, panel, rate, scale.pool.seed, name)
     return replace(case, role="pool")
 
 
-def _case(scale: Duel, policy: str, panel: str, rate: float, seed: int, curve: str) -> Case:
+def _case(scale: Duel, policy: str, panel: str, rate: float, seed: int, kind: str) -> Case:
     clients, batch = scale.named[panel]
     knobs = scale.knobs
     other = policy == "sasgd" and knobs.get("sasgd", "inverse") != "inverse"
@@ -110,7 +111,8 @@ def _case(scale: Duel, policy: str, panel: str, rate: float, seed: int, curve: s
         order=knobs.get("order", "random"),
         seed=seed,
     )
-    return Case(panel, curve, seed, begun(simulation, knobs.get("initial", "he")))
+    initial = "unit" if kind == "paper" else knobs.get("initial", "he")
+    return Case(panel, f"{policy}, {kind}", seed, begun(simulation, initial))
 
 
 @dataclass(frozen=True)
