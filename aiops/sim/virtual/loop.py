@@ -94,9 +94,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         As given; may be changed.
     network
         What connections cross; None: there is none.
-    before_time_moves
-        Called when nothing is ready any more at a moment (it may make something ready). None:
-        nothing is to be done.
     """
 
     _stopping: bool  # asyncio's: `stop` was called
@@ -104,7 +101,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(self, limit: float = inf) -> None:
         super().__init__()
         self.network: Network | None = None
-        self.before_time_moves: Callable[[], None] | None = None
         self.limit = limit
         self._now = 0.0
         self._line: deque[Due] = deque()  # ready, in order
@@ -176,24 +172,33 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 context.run(due.call, *due.args)
 
     def _go_on(self) -> None:
-        """Have time move to the next timer, and make ready what is due then."""
-        if self.before_time_moves is not None:
-            self.before_time_moves()
-            if self._line:
+        """Have time move on to what is due next, and make that ready."""
+        timers, line, network = self._timers, self._line, self.network
+        crosses = inf
+        if network is not None:
+            crosses = network.settle()
+            if line:
                 return
-        timers, line = self._timers, self._line
         while timers and timers[0][2].context is None:  # cancelled
             heappop(timers)
             self._dead -= 1
+        when = timers[0][0] if timers else inf
+        if crosses < when:
+            self._move(crosses)
+            assert network is not None
+            network.advance()
+            return
         if not timers:
             self._stuck()
-        when = timers[0][0]
+        self._move(when)
+        while timers and timers[0][0] <= when:
+            line.append(heappop(timers)[2])
+
+    def _move(self, when: float) -> None:
         if when > self.limit:
             self._late()
         if when > self._now:
             self._now = when
-        while timers and timers[0][0] <= when:
-            line.append(heappop(timers)[2])
 
     def _stuck(self) -> NoReturn:
         raise Deadlock(
