@@ -84,6 +84,8 @@ class Network:
 
     Attributes
     ----------
+    pieces
+        As given.
     messages
         Writes that have arrived so far.
     traffic
@@ -99,7 +101,7 @@ class Network:
         self.traffic = Traffic()
         self.written: list[Stream] = []
         self._random = random.Random(seed)
-        self._pieces = pieces
+        self.pieces = pieces
         self._listeners: dict[tuple[str, int], Listener] = {}
         self._ports = _FIRST_PORT
         loop.network = self
@@ -260,22 +262,20 @@ class Network:
 
     def piece(self, nbytes: int) -> int:
         """Return how many of so many bytes are handed over at once."""
-        if self._pieces is None:
-            return nbytes
-        return min(nbytes, self._random.randint(1, self._pieces))
+        pieces = self.pieces
+        return nbytes if pieces is None else min(nbytes, self._random.randint(1, pieces))
 
     def settle(self) -> float:
         """Hear that time is about to go on; return when the next of the streams has crossed."""
-        now = self.loop.time()
         while self.written:  # who now begins may have others write
             written, self.written = self.written, []
             for stream in written:
                 stream.begin()
-        return self.traffic.settle(now)
+        return self.traffic.settle(self.loop.now)
 
     def advance(self) -> None:
         """Have those go on whose bytes have crossed by now."""
-        now, crossed = self.loop.time(), self.traffic.crossed
+        now, crossed = self.loop.now, self.traffic.crossed
         while (flow := crossed(now)) is not None:
             assert isinstance(flow, Stream)
             flow.crossed()

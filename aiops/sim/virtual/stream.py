@@ -47,12 +47,13 @@ class Stream(Flow):
 
     __slots__ = (
         *("_batches", "_begun", "_eof", "_eof_flown", "_held", "_network", "_not_before"),
-        *("_reader", "_sink", "_source", "_writer", "flying", "gone", "queued"),
+        *("_bursts", "_reader", "_sink", "_source", "_writer", "flying", "gone", "queued"),
     )
 
     def __init__(self, network: Network, source: Host, sink: Host) -> None:
         super().__init__(network.path(source, sink))
         self._network, self._source, self._sink = network, source, sink
+        self._bursts = all(line.burst for line in self.path)
         self.queued = self.flying = 0
         self.gone = False
         self._batches: deque[tuple[float, int, list[memoryview]]] = deque()
@@ -81,7 +82,7 @@ class Stream(Flow):
             self._fly([view], count)
             return
         self.queued += count
-        now = self._network.loop.time()
+        now = self._network.loop.now
         batches = self._batches
         if batches and batches[-1][0] == now and not (self._begun and len(batches) == 1):
             when, nbytes, views = batches[-1]
@@ -114,9 +115,9 @@ class Stream(Flow):
     def _enter(self) -> None:
         """The first batch begins to cross."""
         network, left = self._network, float(self._batches[0][1])
-        now = network.loop.time()
-        credit = min(min(line.credit(now) for line in self.path), left)
-        if credit > 0:
+        now = network.loop.now
+        if self._bursts:
+            credit = min(min([line.credit(now) for line in self.path]), left)
             left -= credit
             for line in self.path:
                 line.spend(credit)
@@ -143,9 +144,11 @@ class Stream(Flow):
     def _fly(self, views: list[memoryview], nbytes: int) -> None:
         network = self._network
         self.flying += nbytes
-        when = network.loop.time() + network.delay(self._source, self._sink)
-        self._not_before = when = max(when, self._not_before)
-        network.loop.call_at(when, self._arrive, views, nbytes)
+        when = network.loop.now + network.delay(self._source, self._sink)
+        if when < self._not_before:
+            when = self._not_before
+        self._not_before = when
+        network.loop.post(when, self._arrive, views, nbytes)
 
     def _fly_eof(self) -> None:
         if not self._eof_flown:
@@ -182,7 +185,7 @@ class Stream(Flow):
         """Throw away what has not crossed: nobody will send it."""
         if self._begun:
             self._begun = False
-            self._network.traffic.leave(self, self._network.loop.time())
+            self._network.traffic.leave(self, self._network.loop.now)
         self._batches.clear()
         self.queued = 0
 
