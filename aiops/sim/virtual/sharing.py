@@ -344,7 +344,8 @@ class Pool:
         self._shown = self._first()
         if self._shown == inf:
             return inf
-        return self._since + max(self._shown - self._served, 0.0) / self.rate
+        left = self._shown - self._served
+        return self._since + left / self.rate if left > 0 else self._since
 
     def _first(self) -> float:
         """Return the service at which the first of its riders has crossed."""
@@ -358,8 +359,10 @@ class Pool:
 
     def take(self, now: float) -> Flow | None:
         """Return a rider that has crossed, if there is one."""
-        self._served, self._since = max(self.service(now), self._shown), now
-        return self._heap[0][2].first() if self._first() <= self._served else None
+        served = self._served + (now - self._since) * self.rate
+        self._served = served = served if served > self._shown else self._shown
+        self._since = now
+        return self._heap[0][2].first() if self._first() <= served else None
 
 
 def fill(pools: Iterable[Pool], through: Iterable[Group]) -> tuple[list[float], dict[Group, float]]:

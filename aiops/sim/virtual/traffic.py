@@ -94,10 +94,11 @@ class Traffic:
             self._tidy()
         while self._dirty:
             self._share(self._dirty.popitem()[0], now)
-        for group in self._touched:
-            if not group.rides:
-                self._time(group, group.ends(now))
-        self._touched.clear()
+        if self._touched:
+            for group in self._touched:
+                if not group.rides:
+                    self._time(group, group.ends(now))
+            self._touched.clear()
         ahead = self._next
         while ahead and ahead[0][2].when != ahead[0][0]:
             heappop(ahead)
@@ -193,7 +194,8 @@ class Traffic:
         return pools, through
 
     def _level(self, pool: Pool, level: float, now: float) -> None:
-        self._touched.update(dict.fromkeys(pool.settle(now, level)))
+        for group in pool.settle(now, level):
+            self._touched[group] = None
         self._time(pool, pool.ends())
 
     def _time(self, whose: Flow | Group | Pool, when: float) -> None:

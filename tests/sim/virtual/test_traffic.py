@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import cast
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiops import testing
 from aiops.sim.virtual.sharing import Flow, Line
 from aiops.sim.virtual.traffic import Traffic
+from aiops.testing import Host
 from tests.sim.virtual.plain import PlainTraffic, share
 
 RATES = (1.0, 2.0, 3.0, 10.0, 10.0, 100.0)
@@ -184,3 +188,46 @@ class TestCost:
             mark for number, mark in enumerate(marks) if number != 500
         ]
         assert flows[0].speed == pytest.approx(1.0)
+
+
+async def exchange(seed: int, plain: bool) -> list[tuple[float, str, int]]:
+    """Have hosts of all kinds write to a server, and be cut; return what arrived when."""
+    network, loop = testing.network(), asyncio.get_running_loop()
+    if plain:
+        network.traffic = cast(Traffic, PlainTraffic())
+    rng = np.random.default_rng(seed)
+    rack = Line(3000.0)
+    network.add(Host("server", (Line(4000.0),), (Line(4000.0, burst=500.0),), 0.01))
+    arrived: list[tuple[float, str, int]] = []
+
+    class Listening(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            self.name = transport.get_extra_info("peername")[0]
+
+        def data_received(self, data: bytes) -> None:
+            arrived.append((loop.time(), self.name, len(data)))
+
+    with network.at("server"):
+        await loop.create_server(Listening, "127.0.0.1", 7)
+    for number in range(8):
+        line, latency = Line(float(rng.choice([500.0, 1000.0, 8000.0]))), float(rng.uniform(0, 0.2))
+        up = (line, rack) if number % 2 else (line,)
+        network.add(Host(f"client-{number}", up, (), latency))
+        with network.at(f"client-{number}"):
+            transport, _protocol = await loop.create_connection(asyncio.Protocol, "server", 7)
+        for _ in range(10):
+            loop.call_later(
+                float(rng.uniform(0, 20)), transport.write, bytes(rng.integers(1, 2000))
+            )
+    testing.play("4 cut client-1\n7.5 cut client-2\n9 silence client-3\n11 restore client-3")
+    await asyncio.sleep(200)
+    return arrived
+
+
+class TestNetwork:
+    @pytest.mark.parametrize("seed", range(6))
+    def test_bytes_arrive_when_the_plain_way_has_them(self, seed: int) -> None:
+        fast, plain = (testing.run(exchange(seed, way)) for way in (False, True))
+        assert len(fast) > 60
+        assert [what[1:] for what in fast] == [what[1:] for what in plain]
+        assert [when for when, *_what in fast] == pytest.approx([when for when, *_what in plain])
