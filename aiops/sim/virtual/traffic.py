@@ -18,7 +18,8 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from math import inf
 
-from aiops.sim.virtual.sharing import Flow, Group, Line, Pool, fill
+from aiops.sim.virtual.pools import Group, Pool, fill
+from aiops.sim.virtual.sharing import Flow, Line
 
 
 class Traffic:
