@@ -1,11 +1,13 @@
 """The cluster benchmark: how fast virtual time passes, in messages a second on one core.
 
-    python -m benchmarks.cluster [--clients 64] [--seconds 2] [--rounds 5] [--json out.json]
+    python -m benchmarks.cluster [--clients 64] [--many 1000] [--seconds 2] [--rounds 5]
+                                 [--json out.json]
 
-*bare* is what the simulation itself takes: protocols that answer each other with 100 bytes over the
-network in memory, without limits and through a server's link of 1 Gbit/s. The others are real
+*bare* is what the simulation itself takes: protocols that answer each other with 100 bytes (the
+many, with 4,000) over the network in memory, without limits and at 1 Gbit/s. The others are real
 clients and a real server over it (pings, exchanges of 400 bytes), and a whole simulated cluster;
-there most of the time is the clients' and the server's own. Time is the processor's.
+there most of the time is the clients' and the server's own. *many* are on one link with lines of
+their own, and keep it full: hundreds of messages share it at any time. Time is the processor's.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import itertools
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,6 +34,9 @@ _GBIT = 125e6  # bytes per second
 _LATENCY = 1e-4
 _THINK = 1e-3  # seconds between two requests of a client
 _PORT = 7171
+_ASKED = 64  # times that somebody asks for the time before the clock is looked at
+_BLOCK = 4000  # bytes of a message of the many
+_FULL = 40_000  # bytes of a model of which many workers fill the server's link
 
 
 @dataclass(frozen=True)
@@ -38,15 +44,31 @@ class Options:
     """What to measure."""
 
     clients: int = 64
+    many: int = 1000
     seconds: float = 2.0
     rounds: int = 5
 
 
-class _Player(asyncio.BufferedProtocol):
-    """Answers whatever comes with 100 bytes, until time is up."""
+class _Time:
+    """So many seconds of the processor. Its clock is slow, so it is looked at now and then."""
 
-    def __init__(self, until: float) -> None:
-        self._until, self._room = until, memoryview(bytearray(1024))
+    def __init__(self, seconds: float) -> None:
+        self._end, self._asked, self._is_up = time.process_time() + seconds, 0, False
+
+    def up(self) -> bool:
+        """Return whether they are over."""
+        self._asked += 1
+        if not self._asked % _ASKED:
+            self._is_up = self._is_up or time.process_time() >= self._end
+        return self._is_up
+
+
+class _Player(asyncio.BufferedProtocol):
+    """Answers whatever comes with as many bytes, until time is up."""
+
+    def __init__(self, limit: _Time, nbytes: int) -> None:
+        self._time, self._data = limit, bytes(nbytes)
+        self._room = memoryview(bytearray(nbytes))
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -57,8 +79,8 @@ class _Player(asyncio.BufferedProtocol):
         return self._room
 
     def buffer_updated(self, nbytes: int) -> None:
-        if time.process_time() < self._until:
-            self._transport.write(bytes(100))
+        if not self._time.up():
+            self._transport.write(self._data)
         else:
             self._transport.close()
 
@@ -67,18 +89,18 @@ class _Player(asyncio.BufferedProtocol):
 
     def serve(self) -> None:
         """Begin a rally."""
-        self._transport.write(bytes(100))
+        self._transport.write(self._data)
 
 
-async def _bare(world: World, clients: int, until: float) -> None:
+async def _bare(world: World, clients: int, limit: _Time, nbytes: int = 100) -> None:
     loop = asyncio.get_running_loop()
     with world.network.at("server"):
-        await loop.create_server(lambda: _Player(until), "127.0.0.1", _PORT)
+        await loop.create_server(lambda: _Player(limit, nbytes), "127.0.0.1", _PORT)
     players = []
     for number in range(clients):
         with world.network.at(f"client-{number}"):
             _transport, player = await loop.create_connection(
-                lambda: _Player(until), "127.0.0.1", _PORT
+                lambda: _Player(limit, nbytes), "127.0.0.1", _PORT
             )
         await asyncio.sleep(_THINK / 7)  # they are not in step
         players.append(player)
@@ -86,14 +108,14 @@ async def _bare(world: World, clients: int, until: float) -> None:
     await asyncio.gather(*(player.ended for player in players))
 
 
-async def _real(world: World, clients: int, until: float, *, exchange: bool) -> None:
+async def _real(world: World, clients: int, limit: _Time, *, exchange: bool) -> None:
     arrays = {"w": np.ones(100, np.float32)}
 
     async def talk(url: str, number: int) -> None:
         async with aiops.AsyncClient(url, role="worker", name=f"client-{number}") as client:
             params = await client.define(arrays)
             await asyncio.sleep(_THINK * number / clients)
-            while time.process_time() < until:
+            while not limit.up():
                 await asyncio.sleep(_THINK)
                 await (client.exchange(params, arrays) if exchange else client.ping())
 
@@ -109,29 +131,35 @@ async def _real(world: World, clients: int, until: float, *, exchange: bool) -> 
 
 
 def _measure(
-    options: Options, rate: float | None, run: Callable[[World, int, float], Awaitable[None]]
+    options: Options, rate: float | None, run: Callable[[World, int, _Time], Awaitable[None]]
 ) -> float:
     world = World()
     if rate is not None:
         world.network.add(Host("server", (Line(rate),), (Line(rate),), _LATENCY))
+        for number in range(options.clients):
+            world.network.add(Host(f"client-{number}", (Line(rate),), (Line(rate),)))
 
     async def main() -> None:
-        await run(world, options.clients, time.process_time() + options.seconds)
+        await run(world, options.clients, _Time(options.seconds))
 
     begin = time.process_time()
     world.run(main())
     return world.network.messages / (time.process_time() - begin)
 
 
-def _cluster(options: Options) -> float:
+def _many(options: Options) -> Options:
+    return replace(options, clients=options.many)
+
+
+def _cluster(options: Options, nbytes: int = 400) -> float:
     links = Links(worker="1Gbit/s", server="1Gbit/s", latency=_LATENCY)
     cluster = Cluster(
         server=Config(policy="fasgd"),
         workers=options.clients,
-        workload=Deadweight(400),
+        workload=Deadweight(nbytes),
         computing=LogNormal(0.1),
         links=links,
-        gradients=int(2000 * options.seconds),
+        gradients=max(int(2000 * options.seconds), 4 * options.clients),
     )
     begin = time.process_time()
     return simulate(cluster).messages / (time.process_time() - begin)
@@ -140,6 +168,9 @@ def _cluster(options: Options) -> float:
 _CASES: Mapping[str, Callable[[Options], float]] = {
     "bare, no limits": lambda options: _measure(options, None, _bare),
     "bare, 1 Gbit/s": lambda options: _measure(options, _GBIT, _bare),
+    "bare, 1 Gbit/s, many": lambda options: _measure(
+        _many(options), _GBIT, partial(_bare, nbytes=_BLOCK)
+    ),
     "pings, 1 Gbit/s": lambda options: _measure(
         options, _GBIT, lambda *where: _real(*where, exchange=False)
     ),
@@ -147,6 +178,7 @@ _CASES: Mapping[str, Callable[[Options], float]] = {
         options, _GBIT, lambda *where: _real(*where, exchange=True)
     ),
     "cluster, FASGD": _cluster,
+    "cluster, FASGD, many": lambda options: _cluster(_many(options), _FULL),
 }
 
 
@@ -158,8 +190,8 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
     UsageError
         When an option makes no sense.
     """
-    if min(options.clients, options.rounds) < 1 or not options.seconds > 0:
-        raise UsageError("clients, rounds and seconds are positive")
+    if min(options.clients, options.many, options.rounds) < 1 or not options.seconds > 0:
+        raise UsageError("clients, many, rounds and seconds are positive")
     about = report.machine()
     _cluster(replace(options, seconds=0.1))  # kernels are compiled
     found: dict[str, list[float]] = {name: [] for name in _CASES}
@@ -178,8 +210,8 @@ def table(result: Mapping[str, Any]) -> Any:
     ]
     options = result["options"]
     title = (
-        f"Virtual time with {options['clients']} clients, messages a second on one core; medians"
-        f" over {options['rounds']} rounds"
+        f"Virtual time with {options['clients']} clients (many: {options['many']:,}), messages a"
+        f" second on one core; medians over {options['rounds']} rounds"
     )
     return report.table(title, ("what", "messages/s", "min-max"), rows)
 
@@ -188,6 +220,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("benchmarks.cluster", description=__doc__.partition("\n")[0])
     standard = Options()
     parser.add_argument("--clients", type=int, default=standard.clients)
+    parser.add_argument("--many", type=int, default=standard.many, help="clients on a full link")
     parser.add_argument("--seconds", type=float, default=standard.seconds, help="per case")
     parser.add_argument("--rounds", type=int, default=standard.rounds)
     return parser

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from aiops.sim.cluster.workload import Workload
 
 T = TypeVar("T")
+
+_TELL = 0.1  # seconds between two looks at how far it is
 
 Policy = Annotated[str, typer.Option(help="Algorithm: a name, or package.module:Class.")]
 Lr = Annotated[float | None, typer.Option(help="Learning rate; default the policy's.")]
@@ -189,7 +192,16 @@ def _carry_out(what: Cluster) -> Outcome:
     times = (TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, *times, console=Console(stderr=True)) as progress:
         shown = progress.add_task("", total=what.gradients)
-        return simulate(what, lambda done: progress.update(shown, completed=done))
+        told = 0.0
+
+        def tell(done: int) -> None:
+            nonlocal told
+            now = time.monotonic()
+            if now - told > _TELL or done == what.gradients:
+                told = now
+                progress.update(shown, completed=done)
+
+        return simulate(what, tell)
 
 
 def _report(outcome: Outcome) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 from aiops.errors import AiopsError, DeadlineExceeded, UsageError
 
@@ -73,8 +73,16 @@ class Due(asyncio.TimerHandle):
         return self is other
 
 
+_Post: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
+"""What was posted: a callback, and its arguments."""
+
+
 def _nothing(*_args: object) -> None:
     """Stand for what was cancelled."""
+
+
+def _cancelled(due: Due | _Post) -> bool:
+    return isinstance(due, Due) and due.call is _nothing
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -94,9 +102,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         As given; may be changed.
     network
         What connections cross; None: there is none.
-    before_time_moves
-        Called when nothing is ready any more at a moment (it may make something ready). None:
-        nothing is to be done.
+    now
+        The virtual time.
     """
 
     _stopping: bool  # asyncio's: `stop` was called
@@ -104,11 +111,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(self, limit: float = inf) -> None:
         super().__init__()
         self.network: Network | None = None
-        self.before_time_moves: Callable[[], None] | None = None
         self.limit = limit
-        self._now = 0.0
-        self._line: deque[Due] = deque()  # ready, in order
-        self._timers: list[tuple[float, int, Due]] = []
+        self.now = 0.0
+        self._line: deque[Due | _Post] = deque()  # ready, in order
+        self._timers: list[tuple[float, int, Due | _Post]] = []
         self._count = 0  # timers so far: who was set first comes first
         self._dead = 0  # timers that were cancelled and are still in the heap, at most
         self._owner = threading.get_ident()
@@ -117,13 +123,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def time(self) -> float:
         """Return the virtual time: seconds since the beginning."""
-        return self._now
+        return self.now
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> Due:
         """Call it at this moment, after what was asked for before."""
-        due = Due(self._now, callback, args, context or copy_context(), self)
+        due = Due(self.now, callback, args, context or copy_context(), self)
         self._line.append(due)
         return due
 
@@ -131,7 +137,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> Due:
         """Call it so many seconds later."""
-        return self.call_at(self._now + delay, callback, *args, context=context)
+        return self.call_at(self.now + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
@@ -141,6 +147,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._count += 1
         heappush(self._timers, (when, self._count, due))
         return due
+
+    def post(self, when: float, callback: Callable[..., Any], *args: Any) -> None:
+        """Call it at that time: for who needs no context, and will not cancel it."""
+        self._count += 1
+        heappush(self._timers, (when, self._count, (callback, args)))
 
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
@@ -157,7 +168,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Hear that something which was to be called was cancelled."""
         self._dead += 1
         if self._dead > _TIDY and 2 * self._dead > len(self._timers):
-            self._timers = [entry for entry in self._timers if not entry[2].cancelled()]
+            self._timers = [entry for entry in self._timers if not _cancelled(entry[2])]
             heapify(self._timers)
             self._dead = 0
 
@@ -170,39 +181,51 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._go_on()
         while line and not self._stopping:
             due = line.popleft()
+            if isinstance(due, tuple):
+                due[0](*due[1])
+                continue
             due.loop = None  # it cannot be cancelled any more
             context = due.context
             if context is not None:
                 context.run(due.call, *due.args)
 
     def _go_on(self) -> None:
-        """Have time move to the next timer, and make ready what is due then."""
-        if self.before_time_moves is not None:
-            self.before_time_moves()
-            if self._line:
+        """Have time move on to what is due next, and make that ready."""
+        timers, line, network = self._timers, self._line, self.network
+        crosses = inf
+        if network is not None:
+            crosses = network.settle()
+            if line:
                 return
-        timers, line = self._timers, self._line
-        while timers and timers[0][2].context is None:  # cancelled
+        while timers and _cancelled(timers[0][2]):
             heappop(timers)
             self._dead -= 1
+        when = timers[0][0] if timers else inf
+        if crosses < when:
+            self._move(crosses)
+            assert network is not None
+            network.advance()
+            return
         if not timers:
             self._stuck()
-        when = timers[0][0]
-        if when > self.limit:
-            self._late()
-        if when > self._now:
-            self._now = when
+        self._move(when)
         while timers and timers[0][0] <= when:
             line.append(heappop(timers)[2])
 
+    def _move(self, when: float) -> None:
+        if when > self.limit:
+            self._late()
+        if when > self.now:
+            self.now = when
+
     def _stuck(self) -> NoReturn:
         raise Deadlock(
-            f"at {self._now:g} virtual seconds everybody waits, and no timer runs:"
+            f"at {self.now:g} virtual seconds everybody waits, and no timer runs:"
             f" {waiting(self)}. Wake them, or give each wait a deadline"
         )
 
     def _late(self) -> NoReturn:
-        self._now = self.limit
+        self.now = self.limit
         raise DeadlineExceeded(
             f"the run was not over after {self.limit:g} virtual seconds, its limit: {waiting(self)}"
         )

@@ -19,8 +19,9 @@ from typing import Any
 from aiops.errors import UsageError, nearest
 from aiops.sim.virtual.listener import Listener
 from aiops.sim.virtual.loop import VirtualLoop
-from aiops.sim.virtual.sharing import Flow, Line, share
+from aiops.sim.virtual.sharing import Line
 from aiops.sim.virtual.stream import Stream
+from aiops.sim.virtual.traffic import Traffic
 from aiops.sim.virtual.transport import MemoryTransport, connect_ends
 
 _FIRST_PORT = 49152
@@ -83,21 +84,27 @@ class Network:
 
     Attributes
     ----------
+    pieces
+        As given.
     messages
         Writes that have arrived so far.
+    traffic
+        What crosses the lines.
+    written
+        Streams that have something to put on their path before time goes on.
     """
 
     def __init__(self, loop: VirtualLoop, *, seed: int = 0, pieces: int | None = None) -> None:
         self.loop = loop
         self.hosts: dict[str, Host] = {}
         self.messages = 0
+        self.traffic = Traffic()
+        self.written: list[Stream] = []
         self._random = random.Random(seed)
-        self._pieces = pieces
+        self.pieces = pieces
         self._listeners: dict[tuple[str, int], Listener] = {}
         self._ports = _FIRST_PORT
-        self._touched: dict[Line, None] = {}  # somebody began or ceased to use them
         loop.network = self
-        loop.before_time_moves = self._settle
 
     # ------------------------------------------------------------ hosts
 
@@ -244,7 +251,8 @@ class Network:
         """Return the lines that limit what goes from one host to another."""
         if source is sink:
             return ()
-        return tuple(line for line in (*source.up, *sink.down) if line.rate != inf)
+        lines = dict.fromkeys((*source.up, *sink.down))
+        return tuple([line for line in lines if line.rate != inf])
 
     def delay(self, source: Host, sink: Host) -> float:
         """Return for how long something now sent travels."""
@@ -254,60 +262,23 @@ class Network:
 
     def piece(self, nbytes: int) -> int:
         """Return how many of so many bytes are handed over at once."""
-        if self._pieces is None:
-            return nbytes
-        return min(nbytes, self._random.randint(1, self._pieces))
+        pieces = self.pieces
+        return nbytes if pieces is None else min(nbytes, self._random.randint(1, pieces))
 
-    def begun(self, stream: Stream) -> None:
-        """Hear that a stream has begun to use its path."""
-        alone = not any(line.flows for line in stream.path)
-        for line in stream.path:
-            line.flows[stream] = None
-        if alone:
-            now = self.loop.time()
-            stream.crosses_at(stream.at_rate(now, min(line.rate for line in stream.path)))
-        else:
-            self._touched.update(dict.fromkeys(stream.path))
+    def settle(self) -> float:
+        """Hear that time is about to go on; return when the next of the streams has crossed."""
+        while self.written:  # who now begins may have others write
+            written, self.written = self.written, []
+            for stream in written:
+                stream.begin()
+        return self.traffic.settle(self.loop.now)
 
-    def ceased(self, stream: Stream) -> None:
-        """Hear that it does not any more."""
-        now = self.loop.time()
-        for line in stream.path:
-            del line.flows[stream]
-            if line.flows:
-                self._touched[line] = None
-            else:
-                line.idle(now)
-
-    def _settle(self) -> None:
-        """Share the lines anew, before time goes on, whose users have changed."""
-        touched = self._touched
-        while touched:
-            lines = dict([touched.popitem()])  # and in the end all that this concerns
-            flows: dict[Flow, None] = {}
-            ahead = list(lines)
-            while ahead:
-                for flow in ahead.pop().flows:
-                    if flow in flows:
-                        continue
-                    flows[flow] = None
-                    for line in flow.path:
-                        if line not in lines:
-                            lines[line] = None
-                            touched.pop(line, None)
-                            ahead.append(line)
-            self._pace(flows)
-
-    def _pace(self, flows: dict[Flow, None]) -> None:
-        """Share lines between these. When the first of them has crossed, they are shared anew."""
-        now, first, when = self.loop.time(), None, inf
-        for flow, rate in share(flows).items():
+    def advance(self) -> None:
+        """Have those go on whose bytes have crossed by now."""
+        now, crossed = self.loop.now, self.traffic.crossed
+        while (flow := crossed(now)) is not None:
             assert isinstance(flow, Stream)
-            crosses = flow.at_rate(now, rate)
-            if crosses < when:
-                first, when = flow, crosses
-        if first is not None:
-            first.crosses_at(when)
+            flow.crossed()
 
 
 def _alive(host: Host) -> None:

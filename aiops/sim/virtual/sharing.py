@@ -1,17 +1,18 @@
-"""Who gets how much of a line: max-min fairness, computed only when a flow begins or ends.
+"""Lines, and the flows that cross them: what a flow is given is max-min fair.
 
-Flows cross lines; a line carries so many bytes per second. The rates are *max-min fair*: nobody can
-have more without somebody who has no more than that having less (Bertsekas and Gallager, *Data
-Networks*, 1992, section 6.5.2). Where all flows cross one line that is the processor sharing of it.
+A line carries so many bytes per second. The rates of flows are *max-min fair*: nobody can have more
+without somebody who has no more than that having less (Bertsekas and Gallager, *Data Networks*,
+1992, section 6.5.2). Where all flows cross one line that is the processor sharing of it.
+`aiops.sim.virtual.pools` finds them, and `aiops.sim.virtual.traffic` who shares with whom.
 """
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heapreplace
 from math import inf
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-_CLOSE = 1e-12  # shares that differ by less, relatively, are the same
+if TYPE_CHECKING:
+    from aiops.sim.virtual.pools import Group, Pool
 
 
 class Line:
@@ -33,17 +34,18 @@ class Line:
         Bytes so far.
     """
 
-    __slots__ = ("_credit", "_idle", "burst", "carried", "flows", "rate")
+    __slots__ = ("_credit", "_idle", "burst", "carried", "flows", "pool", "rate")
 
     def __init__(self, rate: float = inf, burst: float = 0.0) -> None:
         self.rate, self.burst = rate, burst
         self.flows: dict[Flow, None] = {}
+        self.pool: Pool | None = None  # once it has been shared
         self.carried = 0
         self._credit, self._idle = burst, 0.0
 
     def credit(self, now: float) -> float:
         """Return how many bytes may cross at once: none while somebody uses it."""
-        if self.flows:
+        if self.flows or not self.burst:
             return 0.0
         self._credit = min(self.burst, self._credit + (now - self._idle) * self.rate)
         self._idle = now
@@ -58,52 +60,43 @@ class Line:
         self._idle = now
 
 
-class Flow(Protocol):
-    """What crosses lines."""
+class Flow:
+    """Bytes that cross some lines together.
 
-    path: tuple[Line, ...]
-
-
-def share(flows: dict[Flow, None]) -> dict[Flow, float]:
-    """Return the max-min fair rates of flows, in bytes per second.
-
-    ``flows`` are all that cross any of the lines which one of them crosses.
-
-    >>> class Crossing:
-    ...     def __init__(self, *path):
-    ...         self.path = path
-    ...         for line in path:
-    ...             line.flows[self] = None
-    >>> thin, thick = Line(10.0), Line(100.0)
-    >>> one, two = Crossing(thin, thick), Crossing(thick)
-    >>> list(share({one: None, two: None}).values())
-    [10.0, 90.0]
+    Attributes
+    ----------
+    path
+        The lines.
+    place
+        Its number among all that have begun: who began first goes first.
+    group, mark
+        With whom it shares lines, and the group's service at which it has crossed; None: with
+        nobody.
+    left, since, rate, when
+        If it shares none: the bytes to cross that there were at a time, bytes per second (0: it has
+        not been paced yet), and when it has crossed.
     """
-    left: dict[Line, float] = {}
-    users: dict[Line, int] = {}
-    for flow in flows:
-        for line in flow.path:
-            left.setdefault(line, line.rate)
-            users[line] = users.get(line, 0) + 1
-    # A line's fair share never falls as others are served, so a stale entry is only too small.
-    heap = [(rate / users[line], place, line) for place, (line, rate) in enumerate(left.items())]
-    heapify(heap)
-    rates: dict[Flow, float] = {}
-    while heap and len(rates) < len(flows):
-        fair, place, line = heap[0]
-        if not users[line]:
-            heappop(heap)
-            continue
-        now = left[line] / users[line]
-        if now > fair * (1 + _CLOSE):
-            heapreplace(heap, (now, place, line))
-            continue
-        heappop(heap)
-        for flow in line.flows:
-            if flow in rates:
-                continue
-            rates[flow] = fair
-            for crossed in flow.path:
-                left[crossed] -= fair
-                users[crossed] -= 1
-    return rates
+
+    __slots__ = ("group", "left", "mark", "path", "place", "rate", "since", "when")
+
+    def __init__(self, path: tuple[Line, ...]) -> None:
+        self.path = path
+        self.group: Group | None = None
+        self.place, self.mark = 0, 0.0
+        self.left = self.since = self.rate = 0.0
+        self.when = inf
+
+    def remaining(self, now: float) -> float:
+        """Return the bytes that have yet to cross."""
+        if self.group is not None:
+            return max(self.mark - self.group.service(now), 0.0)
+        return max(self.left - (now - self.since) * self.rate, 0.0)
+
+    def take(self, now: float) -> Flow | None:
+        """Return who has crossed: it alone."""
+        return self
+
+    @property
+    def speed(self) -> float:
+        """Bytes per second that it is given now."""
+        return self.rate if self.group is None else self.group.speed

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
+from aiops.sim.virtual.sharing import Flow
+
 if TYPE_CHECKING:
-    from aiops.sim.virtual.loop import Due
     from aiops.sim.virtual.network import Host, Network
-    from aiops.sim.virtual.sharing import Line
 
 WINDOW = 1 << 20
 """Bytes that a receiver who does not read is sent beyond what was on its way already."""
@@ -34,13 +34,11 @@ class Writer(Protocol):
         """Hear that less is waiting to be sent."""
 
 
-class Stream:
+class Stream(Flow):
     """Bytes one way. What is written at one moment crosses, and arrives, together.
 
     Attributes
     ----------
-    path
-        The lines that it crosses, those that limit it.
     queued
         Bytes that have not crossed the path yet.
     flying
@@ -48,22 +46,19 @@ class Stream:
     """
 
     __slots__ = (
-        *("_batches", "_begun", "_due", "_eof", "_eof_flown", "_held", "_left", "_network"),
-        *("_not_before", "_rate", "_reader", "_since", "_sink", "_source", "_writer", "flying"),
-        *("gone", "path", "queued"),
+        *("_batches", "_begun", "_eof", "_eof_flown", "_held", "_network", "_not_before"),
+        *("_bursts", "_reader", "_sink", "_source", "_writer", "flying", "gone", "queued"),
     )
 
     def __init__(self, network: Network, source: Host, sink: Host) -> None:
+        super().__init__(network.path(source, sink))
         self._network, self._source, self._sink = network, source, sink
-        self.path: tuple[Line, ...] = network.path(source, sink)
+        self._bursts = all(line.burst for line in self.path)
         self.queued = self.flying = 0
         self.gone = False
         self._batches: deque[tuple[float, int, list[memoryview]]] = deque()
         self._eof = self._eof_flown = False
         self._begun = False  # the first batch is on the path
-        self._left = 0.0  # bytes of it that were still to cross at `_since`
-        self._rate = self._since = 0.0
-        self._due: Due | None = None
         self._not_before = 0.0  # what is sent later arrives later
         self._held: list[tuple[list[memoryview], int]] = []  # arrived, but a host is silent
         self._writer: Writer
@@ -87,7 +82,7 @@ class Stream:
             self._fly([view], count)
             return
         self.queued += count
-        now = self._network.loop.time()
+        now = self._network.loop.now
         batches = self._batches
         if batches and batches[-1][0] == now and not (self._begun and len(batches) == 1):
             when, nbytes, views = batches[-1]
@@ -97,7 +92,7 @@ class Stream:
                 return
         batches.append((now, count, [view]))
         if len(batches) == 1:
-            self._network.loop.call_soon(self.begin)
+            self._network.written.append(self)
 
     def end(self) -> None:
         """Say that nothing more will be written."""
@@ -120,34 +115,18 @@ class Stream:
     def _enter(self) -> None:
         """The first batch begins to cross."""
         network, left = self._network, float(self._batches[0][1])
-        now = network.loop.time()
-        credit = min(min(line.credit(now) for line in self.path), left)
-        if credit > 0:
+        now = network.loop.now
+        if self._bursts:
+            credit = min(min([line.credit(now) for line in self.path]), left)
             left -= credit
             for line in self.path:
                 line.spend(credit)
-        self._begun, self._left, self._since, self._rate = True, left, now, 0.0
-        network.begun(self)
+        self._begun = True
+        network.traffic.begin(self, left, now)
 
-    def at_rate(self, now: float, rate: float) -> float:
-        """Go on at another rate, in bytes per second; return when the batch will have crossed."""
-        left = self._left - (now - self._since) * self._rate
-        self._left = left = left if left > 0 else 0.0
-        self._since, self._rate = now, rate
-        if self._due is not None:
-            self._due.cancel()
-            self._due = None
-        return now + left / rate
-
-    def crosses_at(self, when: float) -> None:
-        """Cross then. (It must be said only of who is the first of those that share lines.)"""
-        self._due = self._network.loop.call_at(when, self._crossed)
-
-    def _crossed(self) -> None:
-        """The first batch has crossed; go on with the next."""
-        self._due = None
+    def crossed(self) -> None:
+        """Hear that the first batch has crossed; go on with the next."""
         self._begun = False
-        self._network.ceased(self)
         self._leave()
         self.begin()
 
@@ -165,9 +144,11 @@ class Stream:
     def _fly(self, views: list[memoryview], nbytes: int) -> None:
         network = self._network
         self.flying += nbytes
-        when = network.loop.time() + network.delay(self._source, self._sink)
-        self._not_before = when = max(when, self._not_before)
-        network.loop.call_at(when, self._arrive, views, nbytes)
+        when = network.loop.now + network.delay(self._source, self._sink)
+        if when < self._not_before:
+            when = self._not_before
+        self._not_before = when
+        network.loop.post(when, self._arrive, views, nbytes)
 
     def _fly_eof(self) -> None:
         if not self._eof_flown:
@@ -204,10 +185,7 @@ class Stream:
         """Throw away what has not crossed: nobody will send it."""
         if self._begun:
             self._begun = False
-            self._network.ceased(self)
-            if self._due is not None:
-                self._due.cancel()
-                self._due = None
+            self._network.traffic.leave(self, self._network.loop.now)
         self._batches.clear()
         self.queued = 0
 

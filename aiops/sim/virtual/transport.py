@@ -188,7 +188,8 @@ class MemoryTransport(asyncio.Transport):
 
     def crossed(self) -> None:
         """Hear that less is waiting to be sent."""
-        self._look_at_buffer()
+        if self._pausing:
+            self._look_at_buffer()
         if self._closing and not self._out.queued and not self._lost:
             self._lose(None)
 
@@ -228,13 +229,15 @@ class MemoryTransport(asyncio.Transport):
         self._handing_on = True
         incoming, network = self._incoming, self._network
         try:
-            while incoming and self.is_reading():
+            whole = network.pieces is None
+            while incoming and not self._paused and not self._closing:
                 view = incoming[0]
-                count = self._give(view, network.piece(len(view)))
-                if self._closing:
+                size = len(view)
+                count = self._give(view, size if whole else network.piece(size))
+                if self.is_closing():  # by what it was given
                     break
                 self.unread -= count
-                if count == len(view):
+                if count == size:
                     incoming.popleft()
                 else:
                     incoming[0] = view[count:]
@@ -255,10 +258,14 @@ class MemoryTransport(asyncio.Transport):
             protocol.data_received(bytes(view[:count]))
             return count
         room = protocol.get_buffer(most)
-        count = min(len(room), most)
-        if not count:
-            raise RuntimeError("get_buffer() returned an empty buffer")
-        room[:count] = view[:count]
+        size, count = len(room), len(view)
+        if size == count == most:  # as it is when a message's length is known
+            room[:] = view
+        else:
+            count = min(size, most)
+            if not count:
+                raise RuntimeError("get_buffer() returned an empty buffer")
+            room[:count] = view[:count]
         protocol.buffer_updated(count)
         return count
 

@@ -8,12 +8,12 @@ import statistics
 import pytest
 
 from aiops.sim.cluster import computing
-from aiops.sim.virtual import sharing
+from aiops.sim.virtual import traffic
 from aiops.testing import Diurnal, Fixed, LogNormal, Straggler
 
 
 def test_what_the_pages_say() -> None:
-    for module in (computing, sharing):
+    for module in (computing, traffic):
         failed, run = doctest.testmod(module)
         assert run
         assert not failed

@@ -12,19 +12,10 @@ import pytest
 
 from aiops import testing
 from aiops.errors import UsageError
-from aiops.sim.virtual.sharing import Line, share
+from aiops.sim.virtual.sharing import Line
 from aiops.testing import Host
 
 MB = 1_000_000
-
-
-class Crossing:
-    """A flow over some lines."""
-
-    def __init__(self, *path: Line) -> None:
-        self.path = path
-        for line in path:
-            line.flows[self] = None
 
 
 class Recorder(asyncio.BufferedProtocol):
@@ -87,36 +78,6 @@ async def pair(
 
 def limited(name: str, rate: float, **other: Any) -> None:
     testing.network().add(Host(name, (Line(rate),), (Line(rate),), **other))
-
-
-class TestSharing:
-    def test_nobody_can_have_more_but_from_who_has_no_more(self) -> None:
-        """The definition of max-min fairness, on random networks."""
-        rng = np.random.default_rng(0)
-        for _ in range(100):
-            lines = [Line(float(rng.uniform(1, 100))) for _ in range(rng.integers(1, 6))]
-            flows: dict[Any, None] = {}
-            for _ in range(rng.integers(1, 12)):
-                count = rng.integers(1, len(lines) + 1)
-                flows[Crossing(*rng.choice(np.array(lines), count, replace=False))] = None
-            rates = share(flows)
-            assert set(rates) == set(flows)
-            for line in lines:
-                assert sum(rates[flow] for flow in line.flows) <= line.rate * (1 + 1e-9)
-            for flow in flows:
-                full = [
-                    line
-                    for line in flow.path
-                    if sum(rates[other] for other in line.flows) >= line.rate * (1 - 1e-9)
-                ]
-                assert any(
-                    rates[flow] >= max(rates[other] for other in line.flows) * (1 - 1e-9)
-                    for line in full
-                ), "no line holds this flow back"
-
-    def test_a_flow_alone_has_its_thinnest_line(self) -> None:
-        flow: Any = Crossing(Line(7.0), Line(3.0))
-        assert share({flow: None}) == {flow: 3.0}
 
 
 class TestTimes:

@@ -1,0 +1,80 @@
+"""The traffic of a network as one would first write it: every flow is paced anew at every change.
+
+`aiops.sim.virtual.traffic` must say the same, but for the rounding of floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+
+from aiops.sim.virtual.sharing import Flow, Line
+
+_CLOSE = 1e-12
+
+
+def share(flows: Iterable[Flow]) -> dict[Flow, float]:
+    """Return the max-min fair rates of all flows that there are, in bytes per second."""
+    rates: dict[Flow, float] = {}
+    paths = {flow: flow.path for flow in flows}
+    while len(rates) < len(paths):
+        fair: dict[Line, float] = {}
+        for line in dict.fromkeys(line for path in paths.values() for line in path):
+            users = [flow for flow in line.flows if flow not in rates]
+            if users:
+                used = sum(rates[flow] for flow in line.flows if flow in rates)
+                fair[line] = (line.rate - used) / len(users)
+        lowest = min(fair.values())
+        for line in fair:
+            if fair[line] <= lowest * (1 + _CLOSE):
+                for flow in line.flows:
+                    rates.setdefault(flow, lowest)
+    return rates
+
+
+class PlainTraffic:
+    """All the flows of a network; its methods are `Traffic`'s."""
+
+    def __init__(self) -> None:
+        self._left: dict[Flow, float] = {}
+        self._rates: dict[Flow, float] = {}
+        self._since = 0.0
+
+    def begin(self, flow: Flow, nbytes: float, now: float) -> None:
+        self._go_on(now)
+        self._left[flow] = nbytes
+        for line in flow.path:
+            line.flows[flow] = None
+
+    def leave(self, flow: Flow, now: float) -> None:
+        self._go_on(now)
+        del self._left[flow]
+        self._rates.pop(flow, None)
+        for line in flow.path:
+            del line.flows[flow]
+            if not line.flows:
+                line.idle(now)
+
+    def crossed(self, now: float) -> Flow | None:
+        self._go_on(now)
+        for flow, left in self._left.items():
+            if flow in self._rates and left <= 1e-9 * self._rates[flow]:
+                self.leave(flow, now)
+                return flow
+        return None
+
+    def settle(self, now: float) -> float:
+        self._go_on(now)
+        self._rates = share(self._left)
+        return min(
+            (now + self._left[flow] / rate for flow, rate in self._rates.items()), default=inf
+        )
+
+    def rate(self, flow: Flow) -> float:
+        """Return what a flow is given now."""
+        return self._rates[flow]
+
+    def _go_on(self, now: float) -> None:
+        for flow, rate in self._rates.items():
+            self._left[flow] = max(self._left[flow] - rate * (now - self._since), 0.0)
+        self._since = now
