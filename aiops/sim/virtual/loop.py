@@ -18,6 +18,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from aiops.errors import AiopsError, DeadlineExceeded, UsageError
+from aiops.sim.virtual.waiting import waiting
 
 if TYPE_CHECKING:
     from aiops.sim.virtual.network import Network
@@ -26,7 +27,6 @@ T = TypeVar("T")
 
 _TIDY = 256  # cancelled timers that are borne before the heap is made anew
 _ENDING = 600.0  # virtual seconds that tasks may take to end when they are cancelled
-_SHOWN = 12  # tasks that a deadlock names
 
 
 class Deadlock(AiopsError):
@@ -97,6 +97,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
     before_time_moves
         Called when nothing is ready any more at a moment (it may make something ready). None:
         nothing is to be done.
+    onlookers
+        Called after that, if still nothing is ready: see `until`.
     """
 
     _stopping: bool  # asyncio's: `stop` was called
@@ -105,6 +107,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().__init__()
         self.network: Network | None = None
         self.before_time_moves: Callable[[], None] | None = None
+        self.onlookers: dict[Callable[[], None], None] = {}
         self.limit = limit
         self._now = 0.0
         self._line: deque[Due] = deque()  # ready, in order
@@ -181,6 +184,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self.before_time_moves()
             if self._line:
                 return
+        for look in list(self.onlookers):
+            look()
+        if self._line:
+            return
         timers, line = self._timers, self._line
         while timers and timers[0][2].context is None:  # cancelled
             heappop(timers)
@@ -272,33 +279,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().close()
         self._line.clear()
         self._timers.clear()
-
-
-def waiting(loop: asyncio.AbstractEventLoop) -> str:
-    """Say which tasks wait, and where each does."""
-    found = []
-    for task in sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name()):
-        frames = task.get_stack()
-        where = "has not begun"
-        if frames:
-            inner = _innermost(task.get_coro()) or frames[-1]
-            code = inner.f_code
-            file = code.co_filename.rpartition("/")[2]
-            where = f"waits in {code.co_qualname} ({file}:{inner.f_lineno})"
-        found.append(f"{task.get_name()!r} {where}")
-    more = f", and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return ", ".join(found[:_SHOWN]) + more if found else "no task is left"
-
-
-def _innermost(coroutine: Any) -> Any:
-    """Return the frame in which a coroutine, or what it awaits, stands still."""
-    frame = None
-    while coroutine is not None:
-        frame = (
-            getattr(coroutine, "cr_frame", None) or getattr(coroutine, "ag_frame", None) or frame
-        )
-        coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "ag_await", None)
-    return frame
 
 
 def run_on(loop: VirtualLoop, main: Coroutine[Any, Any, T]) -> T:
