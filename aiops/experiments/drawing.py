@@ -40,18 +40,18 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     except ImportError:
         raise UsageError("figures need matplotlib: pip install 'aiops-ps[demo]'") from None
     rows = math.ceil(len(figure.panels) / figure.columns)
-    lying = any(_lies(panel) for panel in figure.panels)
     style = {**STYLE, "font.size": 8.0, "axes.titlesize": 8.0, "lines.linewidth": 1.2}
     colours = _colours(figure)
     with matplotlib.rc_context(style):
         paper = Paper(figsize=_size(figure, rows, len(colours)), layout="constrained")
         FigureCanvasAgg(paper)
-        grid = paper.subplots(rows, figure.columns, squeeze=False, sharey="row" if lying else False)
-        places = grid.flatten().tolist()
+        places = paper.subplots(rows, figure.columns, squeeze=False).flatten().tolist()
         for place in places[len(figure.panels) :]:
             place.set_axis_off()
-        for panel, place in zip(figure.panels, places, strict=False):
+        for number, (panel, place) in enumerate(zip(figure.panels, places, strict=False)):
             _draw(panel, place, colours)
+            if number % figure.columns and _lies(panel) and _lies(figure.panels[number - 1]):
+                place.tick_params(labelleft=False)  # the panel beside it names the rows
         paper.suptitle(figure.title, x=0.01, ha="left", fontsize=9, fontweight="bold")
         _legend(paper, places, colours, 2 if figure.columns == 1 else 2 * figure.columns - 1)
         files = [stem.with_suffix(suffix) for suffix in _SUFFIXES]
@@ -72,7 +72,7 @@ def _lies(panel: Panel) -> bool:
 def _size(figure: Figure, rows: int, labels: int) -> tuple[float, float]:
     """Return width and height in inches."""
     legend = 0.3 + 0.17 * (labels // 3 + 1)
-    if any(_lies(panel) for panel in figure.panels):
+    if all(_lies(panel) for panel in figure.panels):
         width, height = _ROWS
         most = max(len(panel.ticks) for panel in figure.panels)
         return _NAMES + width * figure.columns, (0.6 + height * most) * rows + legend
