@@ -92,7 +92,7 @@ def test_without_matplotlib_the_figures_are_kept(
 
 
 class TestDrawing:
-    @pytest.mark.parametrize("kind", ["line", "bars", "points", "rows"])
+    @pytest.mark.parametrize("kind", ["line", "bars", "points"])
     def test_every_kind_and_what_is_not_there(self, tmp_path: Path, kind: str) -> None:
         lines = [
             Line("two seeds", [1, 2, 3], [[1, 2, 3], [2, 3, math.nan]], kind),
