@@ -15,8 +15,10 @@ same every time, on every machine::
 
 `docs/testing.md` shows how; this module is all that is needed:
 
-- `run` runs a coroutine in virtual time; `network` is what its connections cross;
-- `play` has faults happen at stated times;
+- `run` runs a coroutine in virtual time, and `virtual` makes of a coroutine function a test that
+  does; `network` is what its connections cross;
+- `play` has faults happen at stated times, and `Network.after` between two bytes;
+- `until` waits until something is so;
 - `Cluster` and `simulate` train a whole cluster: how long does it take, how idle are the workers,
   what staleness do they see, what is learnt (with `Links`, `Cut`, `Kill`, `Join`, the models of
   compute time `Fixed`, `LogNormal`, `Straggler`, `Diurnal`, and the workloads `Training` and
@@ -27,7 +29,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 from aiops.errors import UsageError
 from aiops.sim.cluster.computing import Computing, Diurnal, Fixed, LogNormal, Straggler
@@ -35,9 +38,10 @@ from aiops.sim.cluster.course import simulate
 from aiops.sim.cluster.outcome import Labour, Outcome, Sample
 from aiops.sim.cluster.spec import Cluster, Cut, Join, Kill, Links
 from aiops.sim.cluster.workload import Deadweight, Training, Workload
-from aiops.sim.virtual import faults
+from aiops.sim.virtual import faults, waiting
+from aiops.sim.virtual.host import Host
 from aiops.sim.virtual.loop import Deadlock, VirtualLoop
-from aiops.sim.virtual.network import Host, Network
+from aiops.sim.virtual.network import Network
 from aiops.sim.virtual.sharing import Line
 from aiops.sim.virtual.world import World
 
@@ -67,9 +71,12 @@ __all__ = [
     "play",
     "run",
     "simulate",
+    "until",
+    "virtual",
 ]
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 LIMIT = 86400.0
 """Virtual seconds that a test may take, unless it says otherwise: a day."""
@@ -123,22 +130,80 @@ def run(
     return world.run(main)
 
 
+def virtual(**settings: Any) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callable[P, T]]:
+    """Make of a coroutine function one that runs it in virtual time, such as a test.
+
+    >>> @virtual(seed=3)
+    ... async def test_an_hour(seconds=3600.0):
+    ...     await asyncio.sleep(seconds)
+    ...     assert asyncio.get_running_loop().time() == seconds
+    >>> test_an_hour()
+
+    Parameters
+    ----------
+    settings
+        As of `run`.
+    """
+
+    def wrap(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+        @wraps(function)
+        def call(*args: P.args, **named: P.kwargs) -> T:
+            return run(function(*args, **named), **settings)
+
+        return call
+
+    return wrap
+
+
+async def until(check: Callable[[], bool], what: str, limit: float = 60.0) -> None:
+    """Wait, in virtual time, until something is so.
+
+    It is looked at whenever nothing more happens at a moment, before time goes on.
+
+    >>> async def main():
+    ...     done = []
+    ...     asyncio.get_running_loop().call_later(5, done.append, "it")
+    ...     await until(lambda: bool(done), "it is done")
+    ...     return asyncio.get_running_loop().time()
+    >>> run(main())
+    5.0
+
+    Parameters
+    ----------
+    check
+        Says whether it is so. What it raises is raised here.
+    what
+        What is waited for, for the error.
+    limit
+        Virtual seconds.
+
+    Raises
+    ------
+    DeadlineExceeded
+        When it is not so within the limit; the text says who waits where.
+    UsageError
+        Outside of `run`.
+    """
+    await waiting.until(network().loop, check, what, limit)
+
+
 def network() -> Network:
     """Return the network that the connections of the running coroutine cross.
 
-    Describe its hosts (`Network.add`), be on one (`Network.at`), break one (`Network.cut`).
+    Describe its hosts (`Network.add`), be on one (`Network.at`), break one (`Network.cut`), now or
+    between two bytes (`Network.after`).
 
     Raises
     ------
     UsageError
         Outside of `run`.
     """
-    loop = asyncio.get_running_loop()
-    if not isinstance(loop, VirtualLoop) or loop.network is None:
+    here = asyncio.get_running_loop()
+    if not isinstance(here, VirtualLoop) or here.network is None:
         raise UsageError(
             "there is no simulated network here: use it in a coroutine that run() runs"
         )
-    return loop.network
+    return here.network
 
 
 def play(script: str) -> None:

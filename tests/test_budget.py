@@ -1,15 +1,12 @@
-"""The bandwidth budget over real sockets: what crosses, who is refused, who is let wait."""
+"""The bandwidth budget: what crosses, who is refused, who is let wait."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import io
-import socket
 import struct
 import threading
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +20,8 @@ from aiops import address, testing
 from aiops.bucket import Budget
 from aiops.commands.stats import tables
 from aiops.config import Config
-from aiops.errors import AiopsError, BadPush, ConflictError, ConnectionLost, Unavailable, UsageError
+from aiops.engine import Engine
+from aiops.errors import BadPush, ConflictError, ConnectionLost, Unavailable, UsageError
 from aiops.events import Paced
 from aiops.journal import replay
 from aiops.link import Link
@@ -94,29 +92,22 @@ def model(nbytes: int, value: float = 0.0) -> dict[str, Any]:
 
 
 class Busy:
-    """Workers that exchange all the time, each in a thread, until they are told to stop.
+    """Workers in threads that exchange all the time until they are told to stop."""
 
-    ``gated``: they take steps, and a gate says what travels.
-    """
-
-    def __init__(self, url: str, nbytes: int, *, gated: bool = False) -> None:
-        self._url, self._nbytes, self._gated = url, nbytes, gated
+    def __init__(self, url: str, nbytes: int) -> None:
+        self._url, self._nbytes = url, nbytes
         self._threads: list[threading.Thread] = []
-        self._stops: list[threading.Event] = []
+        self._stop = threading.Event()
         self.exchanges: list[int] = []
         self._made = threading.Condition()
         self.errors: list[BaseException] = []
 
     def join(self) -> None:
-        stop, number = threading.Event(), len(self.exchanges)
+        number = len(self.exchanges)
         self.exchanges.append(0)
-        thread = threading.Thread(target=self._run, args=(number, stop), daemon=True)
+        thread = threading.Thread(target=self._run, args=(number,), daemon=True)
         self._threads.append(thread)
-        self._stops.append(stop)
         thread.start()
-
-    def leave(self, number: int) -> None:
-        self._stops[number].set()
 
     def wait_for(self, exchanges: int) -> None:
         """Wait until each has made so many."""
@@ -125,38 +116,24 @@ class Busy:
         assert done
 
     def end(self) -> None:
-        for stop in self._stops:
-            stop.set()
+        self._stop.set()
         for thread in self._threads:
             thread.join(PATIENCE)
             assert not thread.is_alive()
         assert not self.errors
 
-    def _run(self, number: int, stop: threading.Event) -> None:
+    def _run(self, number: int) -> None:
         try:
-            (self._step if self._gated else self._exchange)(number, stop)
+            with aiops.Client(self._url, role="worker", name=f"w{number}") as client:
+                params = client.define(model(self._nbytes))
+                gradients = model(self._nbytes, 1.0)
+                while not self._stop.is_set():
+                    client.exchange(params, gradients)
+                    with self._made:
+                        self.exchanges[number] += 1
+                        self._made.notify_all()
         except BaseException as error:
             self.errors.append(error)
-
-    def _count(self, number: int) -> None:
-        with self._made:
-            self.exchanges[number] += 1
-            self._made.notify_all()
-
-    def _exchange(self, number: int, stop: threading.Event) -> None:
-        with aiops.Client(self._url, role="worker", name=f"w{number}") as client:
-            params = client.define(model(self._nbytes))
-            gradients = model(self._nbytes, 1.0)
-            while not stop.is_set():
-                client.exchange(params, gradients)
-                self._count(number)
-
-    def _step(self, number: int, stop: threading.Event) -> None:
-        with aiops.Worker(self._url, model(self._nbytes), name=f"w{number}") as worker:
-            gradients = model(self._nbytes, 1.0)
-            while not stop.wait(0.005):  # what a mini-batch takes
-                worker.step(gradients)
-                self._count(number)
 
 
 async def exchange(url: str, nbytes: int, until: float) -> int:
@@ -170,61 +147,45 @@ async def exchange(url: str, nbytes: int, until: float) -> int:
     return made
 
 
-def wait_until(server: ServerThread, true: Callable[[Server], bool]) -> None:
-    """Look whenever something happens at a server (under a budget ten times a second)."""
-    until = time.monotonic() + PATIENCE
-    assert server.server is not None
-    assert server._loop is not None
-    while not server.call(true):
-        assert time.monotonic() < until, "it did not come true"
-        change = server.server._change(PATIENCE)
-        asyncio.run_coroutine_threadsafe(change, server._loop).result(PATIENCE)
-
-
-def utilisation(server: ServerThread) -> float:
+def utilisation(server: Server) -> float:
     """Return the share of the budget that crossed while somebody waited for it."""
-    share: float | None = server.call(lambda s: s.engine.report()["budget"]["utilisation"])
+    share: float | None = server.engine.report()["budget"]["utilisation"]
     assert share is not None, "nobody ever waited"
     return share
 
 
-def past(seconds: float) -> Callable[[Server], bool]:
-    """Return what tells whether a server has paced for so long."""
-    return lambda server: server.engine.now - server.engine.started >= seconds
+def serve(policy: str = "asgd", **settings: Any) -> contextlib.AbstractAsyncContextManager[Server]:
+    return aiops.serve(policy=policy, kernels="numpy", **settings)
 
 
-@pytest.fixture
-def raw() -> Iterator[Callable[[str], socket.socket]]:
-    """Return what connects to a server without a client."""
-    opened: list[socket.socket] = []
-
-    def connect(url: str) -> socket.socket:
-        opened.append(socket.create_connection(address.parse(url), timeout=PATIENCE))
-        return opened[-1]
-
-    yield connect
-    for sock in opened:
-        sock.close()
+async def connection(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect to a server without a client."""
+    return await asyncio.open_connection(*address.parse(url))
 
 
 class TestCeiling:
+    @testing.virtual()
+    async def test_no_second_sees_more_and_little_is_left(self, counter: Counter) -> None:
+        async with serve(bandwidth_budget="1MB/s") as server:
+            workers = [exchange(server.url, 200 * KB, 20.0) for _ in range(3)]
+            assert min(await asyncio.gather(*workers)) >= 10
+            assert utilisation(server) >= 0.9
+        assert counter.busiest() <= 1000 * KB
+
     @pytest.mark.slow
-    def test_no_second_sees_more_and_little_is_left(self, counter: Counter) -> None:
-        with ServerThread(policy="asgd", bandwidth_budget="1MB/s") as server:
-            workers = Busy(server.url, 200 * KB)
+    def test_over_sockets_of_the_machine(self, counter: Counter) -> None:
+        """Where what there is to read is asked of the kernel."""
+        with ServerThread(policy="asgd", bandwidth_budget="400KB/s") as server:
+            workers = Busy(server.url, 40 * KB)
             for _ in range(3):
                 workers.join()
-            wait_until(server, past(4.0))
-            share = utilisation(server)
+            workers.wait_for(2)
             workers.end()
-        assert counter.busiest() <= 1000 * KB
-        assert share >= 0.7
-        assert min(workers.exchanges) >= 1
+        assert counter.busiest() <= 400 * KB
 
     def test_workers_that_join_and_leave(self, counter: Counter) -> None:
         async def main() -> float:
-            settings = {"policy": "asgd", "bandwidth_budget": "1MB/s", "kernels": "numpy"}
-            async with aiops.serve(**settings) as server:
+            async with serve(bandwidth_budget="1MB/s") as server:
                 untils = [10.0]
                 working = [asyncio.create_task(exchange(server.url, 50 * KB, untils[0]))]
                 for second in range(1, 6):
@@ -232,57 +193,49 @@ class TestCeiling:
                     untils.append(10.0 if second > 4 else 5.0 + second)
                     working.append(asyncio.create_task(exchange(server.url, 50 * KB, untils[-1])))
                 await asyncio.sleep(4.5)
-                share: float = server.engine.report()["budget"]["utilisation"]
+                share = utilisation(server)
                 assert min(await asyncio.gather(*working)) >= 1
                 return share
 
         assert testing.run(main()) >= 0.7
         assert counter.busiest() <= 1000 * KB
 
-    @pytest.mark.slow
-    def test_strangers_count(self, counter: Counter, raw: Callable[[str], socket.socket]) -> None:
+    @testing.virtual()
+    async def test_strangers_count(self, counter: Counter) -> None:
         """Who has not joined is held to the ceiling too, and keeps nobody out for ever."""
-        with ServerThread(policy="asgd", bandwidth_budget="20KB/s") as server:
-            for _ in range(30):
-                sock = raw(server.url)
-                sock.sendall(b"\xce" + struct.pack(">I", 4000) + bytes(3000))
-            with aiops.Client(server.url) as client:
-                report = client.stats()
+        async with serve(bandwidth_budget="20KB/s") as server:
+            strangers = [await connection(server.url) for _ in range(30)]
+            for _reader, writer in strangers:
+                writer.write(b"\xce" + struct.pack(">I", 4000) + bytes(3000))
+            async with aiops.AsyncClient(server.url) as client:
+                report = await client.stats()
+            for _reader, writer in strangers:
+                writer.close()
         assert counter.busiest() <= 20 * KB
         assert counter.read + counter.written >= 40 * KB  # it had to hold
         assert report["budget"]["bytes_per_second"] == 20 * KB
 
-    @pytest.mark.slow
-    def test_one_worker_is_held_to_its_own_budget(self, counter: Counter) -> None:
-        with ServerThread(
-            policy="asgd", bandwidth_budget="1MB/s", worker_budget="200KB/s"
-        ) as server:
-            workers = Busy(server.url, 50 * KB)
-            for _ in range(3):
-                workers.join()
-            wait_until(server, past(3.0))
-            flows = server.call(lambda s: [peer.link.flow for peer in s.connections.peers.values()])
-            share = utilisation(server)
-            workers.end()
-        assert len(flows) == 3
+    @testing.virtual()
+    async def test_one_worker_is_held_to_its_own_budget(self, counter: Counter) -> None:
+        async with serve(bandwidth_budget="1MB/s", worker_budget="200KB/s") as server:
+            workers = [asyncio.create_task(exchange(server.url, 50 * KB, 10.0)) for _ in range(3)]
+            await testing.until(lambda: len(server.connections.peers) == 3, "all are there")
+            flows = [peer.link.flow for peer in server.connections.peers.values()]
+            assert min(await asyncio.gather(*workers)) >= 10
+            assert utilisation(server) >= 0.7
         for flow in flows:
             assert counter.busiest(flow) <= 200 * KB
-        assert share >= 0.7
 
-    @pytest.mark.slow
-    def test_a_worker_that_connects_again_has_no_new_budget(self, counter: Counter) -> None:
-        def lose(server: Server) -> None:
-            for peer in server.connections.peers.values():
-                peer.link.fault(ConnectionLost("for the test"))
-
-        with (
-            ServerThread(policy="asgd", worker_budget="50KB/s") as server,
-            aiops.Client(server.url, role="worker") as client,
-        ):
-            client.define(model(8 * KB))
-            for _ in range(6):
-                client.fetch()
-                server.call(lose)
+    @testing.virtual()
+    async def test_a_worker_that_connects_again_has_no_new_budget(self, counter: Counter) -> None:
+        async with serve(worker_budget="50KB/s") as server:
+            with testing.network().at("alice"):
+                client = await aiops.AsyncClient(server.url, role="worker").connect()
+            await client.define(model(8 * KB))
+            for _ in range(12):
+                await client.fetch()
+                testing.network().cut("alice")
+            await client.close()
         assert len({flow for _when, flow, _nbytes in counter.moved}) > 3
         assert counter.busiest() <= 50 * KB
 
@@ -298,21 +251,21 @@ class TestCeiling:
                 budget = client.stats()["budget"]
             workers.end()
         assert 0 < budget["peak"] <= 1000 * KB
-        assert budget["utilisation"] >= 0.7
 
     def test_where_nobody_can_tell_what_there_is_to_read(self, counter: Counter) -> None:
         """As on systems without FIONREAD: idle connections take nothing from those that talk."""
 
         async def main() -> float:
-            settings = {"policy": "asgd", "bandwidth_budget": "200KB/s", "kernels": "numpy"}
-            async with aiops.serve(**settings) as server, contextlib.AsyncExitStack() as stack:
+            async with (
+                serve(bandwidth_budget="200KB/s") as server,
+                contextlib.AsyncExitStack() as stack,
+            ):
                 for number in range(20):
                     idle = aiops.AsyncClient(server.url, name=f"idle-{number}")
                     await stack.enter_async_context(idle)
                 workers = [exchange(server.url, 20 * KB, 20.0) for _ in range(3)]
                 assert min(await asyncio.gather(*workers)) >= 1
-                share: float = server.engine.report()["budget"]["utilisation"]
-                return share
+                return utilisation(server)
 
         assert testing.run(main()) >= 0.7
         assert counter.busiest() <= 200 * KB
@@ -351,52 +304,41 @@ def shown(inline: Inline) -> str:
 
 
 class TestWhole:
-    @pytest.mark.slow
-    def test_a_model_of_more_than_a_second_arrives_whole(self, counter: Counter) -> None:
+    @testing.virtual()
+    async def test_a_model_of_more_than_a_second_arrives_whole(self, counter: Counter) -> None:
         arrays = {f"w{i}": np.random.default_rng(i).random(10_000, np.float32) for i in range(4)}
-        with (
-            ServerThread(policy="asgd", bandwidth_budget="100KB/s") as server,
-            aiops.Client(server.url, role="worker") as client,
+        async with (
+            serve(bandwidth_budget="100KB/s") as server,
+            aiops.AsyncClient(server.url, role="worker") as client,
         ):
-            params = client.define(arrays)
-            assert_same(params, arrays)
+            assert_same(await client.define(arrays), arrays)
         assert counter.busiest() <= 100 * KB
+        assert asyncio.get_running_loop().time() > 1
 
-    @pytest.mark.slow
-    def test_who_is_paced_is_neither_dropped_nor_gives_up(self) -> None:
-        """Three seconds for an answer, where a stall is half a second, and so is the patience."""
+    @testing.virtual()
+    async def test_who_is_paced_is_neither_dropped_nor_gives_up(self) -> None:
+        """Seconds for an answer, where a stall is half a second, and so is the patience."""
         settings = {"stall_deadline": 0.5, "min_rate": 100 * KB, "worker_deadline": 0.1}
-        with ServerThread(policy="asgd", bandwidth_budget="60KB/s", **settings) as server:
-            workers = [
-                aiops.Client(server.url, role="worker", timeout=0.5, name=f"w{i}") for i in range(3)
-            ]
-            threads, found, errors = [], [], []
 
-            def define(client: Any) -> None:
-                try:
-                    found.append(client.define(model(30 * KB, 1.0)))
-                except AiopsError as error:
-                    errors.append(error)
+        async def define(url: str) -> Any:
+            async with aiops.AsyncClient(url, role="worker", timeout=0.5) as client:
+                return await client.define(model(30 * KB, 1.0))
 
-            for client in workers:
-                threads.append(threading.Thread(target=define, args=(client,)))
-                threads[-1].start()
-            for thread in threads:
-                thread.join(PATIENCE)
-            for client in workers:
-                client.close()
-        assert not errors
+        async with serve(bandwidth_budget="60KB/s", **settings) as server:
+            found = await asyncio.gather(*(define(server.url) for _ in range(3)))
+            assert asyncio.get_running_loop().time() > 2
         for params in found:
             assert_same(params, model(30 * KB, 1.0))
 
-    def test_who_stalls_by_itself_is_dropped_all_the_same(
-        self, raw: Callable[[str], socket.socket]
-    ) -> None:
-        settings = {"stall_deadline": 0.4, "hello_deadline": 0.4}
-        with ServerThread(policy="asgd", bandwidth_budget="1MB/s", **settings) as server:
-            sock = raw(server.url)
-            sock.sendall(b"\xce" + struct.pack(">I", 4000) + bytes(10))
-            assert sock.recv(1) == b""
+    @testing.virtual()
+    async def test_who_stalls_by_itself_is_dropped_all_the_same(self) -> None:
+        async with serve(bandwidth_budget="1MB/s", stall_deadline=20.0) as server:
+            reader, writer = await connection(server.url)
+            writer.write(b"\xce" + struct.pack(">I", 4000) + bytes(10))
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+            assert 10 <= asyncio.get_running_loop().time() <= 20.5
+            writer.close()
 
 
 class TestRefused:
@@ -425,13 +367,14 @@ class TestRefused:
         with pytest.raises(UsageError, match="--worker-budget 2MB/s is more than"):
             Config(bandwidth_budget="1MB/s", worker_budget="2MB/s")
 
-    @pytest.mark.slow
-    def test_more_connections_than_a_budget_has_bytes_for(self) -> None:
-        with ServerThread(policy="asgd", bandwidth_budget="1KB/s") as server:
-            assert server.call(lambda s: s.connections.most) == 62
-            server.call(lambda s: setattr(s.connections, "most", 1))
-            with aiops.Client(server.url), pytest.raises((Unavailable, ConnectionLost)):
-                aiops.Client(server.url, timeout=1.0)
+    @testing.virtual()
+    async def test_more_connections_than_a_budget_has_bytes_for(self) -> None:
+        async with serve(bandwidth_budget="1KB/s") as server:
+            assert server.connections.most == 62
+            server.connections.most = 1
+            async with aiops.AsyncClient(server.url):
+                with pytest.raises((Unavailable, ConnectionLost)):
+                    await aiops.AsyncClient(server.url, timeout=1.0).connect()
 
 
 class TestEngine:
@@ -459,23 +402,33 @@ class TestEngine:
         assert isinstance(ack, Ack)
         assert ack.gate == ()
 
-    @pytest.mark.slow
     def test_the_gate_is_steered_and_a_replay_steers_the_same(
         self, tmp_path: Path, counter: Counter
     ) -> None:
         path = tmp_path / "run.journal"
-        settings = {"policy": "fasgd", "gate": "bfasgd", "record": path}
-        with ServerThread(bandwidth_budget="500KB/s", **settings) as server:
-            workers = Busy(server.url, 20 * KB, gated=True)
-            for _ in range(3):
-                workers.join()
-            wait_until(server, lambda s: s.engine.budget is not None and s.engine.budget.depth > 1)
-            gate = server.call(lambda s: s.engine.report()["budget"])
-            workers.end()
-            engine = server.server.engine if server.server is not None else None
+
+        async def step(url: str, until: float) -> None:
+            """Be a worker whose gate says what travels, with mini-batches of 5 ms."""
+            gradients = model(20 * KB, 1.0)
+            async with aiops.AsyncWorker(url, model(20 * KB)) as worker:
+                while asyncio.get_running_loop().time() < until:
+                    await asyncio.sleep(0.005)
+                    await worker.step(gradients)
+
+        async def main() -> tuple[Engine, dict[str, Any]]:
+            settings = {"gate": "bfasgd", "record": path, "bandwidth_budget": "500KB/s"}
+            async with serve("fasgd", **settings) as server:
+                workers = [asyncio.create_task(step(server.url, 10.0)) for _ in range(3)]
+                budget = server.engine.budget
+                assert budget is not None
+                await testing.until(lambda: budget.depth > 1, "the gate is closed by a step")
+                gate = server.engine.report()["budget"]
+                await asyncio.gather(*workers)
+                return server.engine, gate
+
+        engine, gate = testing.run(main())
         assert gate["c_push"] == gate["c_fetch"] > 0
         assert counter.busiest() <= 500 * KB
-        assert engine is not None
         assert engine.budget is not None
         with path.open("rb") as file:
             again = replay(file)

@@ -10,7 +10,7 @@ import pytest
 
 import aiops
 from aiops import testing
-from aiops.errors import ConnectionLost, UsageError
+from aiops.errors import ConnectionLost, DeadlineExceeded, UsageError
 
 
 def test_what_the_docstrings_show() -> None:
@@ -116,3 +116,84 @@ def test_a_server_that_is_silent_too_long_is_given_up() -> None:
         return asyncio.get_running_loop().time()
 
     assert testing.run(main()) >= 335.0
+
+
+class TestVirtual:
+    @pytest.mark.parametrize("seconds", [1.0, 1e5])
+    @testing.virtual(limit=1e6)
+    async def test_a_test_with_parameters(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        assert asyncio.get_running_loop().time() == seconds
+
+    def test_it_is_as_run_says(self) -> None:
+        @testing.virtual(limit=1.0)
+        async def late() -> None:
+            await asyncio.sleep(2)
+
+        assert late.__name__ == "late"
+        with pytest.raises(DeadlineExceeded, match="not over after 1 virtual seconds"):
+            late()
+
+
+class TestUntil:
+    @testing.virtual()
+    async def test_it_sees_what_was_so_for_no_time(self) -> None:
+        """At the moment it came about, and before time goes on to what ends it."""
+        loop, there = asyncio.get_running_loop(), set[str]()
+        loop.call_later(3, there.add, "it")
+        loop.call_later(3 + 1e-9, there.clear)
+        await testing.until(lambda: "it" in there, "it is there")
+        assert loop.time() == 3
+        await testing.until(lambda: not there, "it is gone")
+        assert loop.time() == 3 + 1e-9
+
+    @testing.virtual()
+    async def test_everything_of_the_moment_happens_first(self) -> None:
+        said: list[str] = []
+
+        async def one(name: str) -> None:
+            for _ in range(5):
+                await asyncio.sleep(0)
+                said.append(name)
+
+        tasks = [asyncio.create_task(one(name)) for name in "ab"]
+        await testing.until(lambda: bool(said), "somebody spoke")
+        assert said == list("ababababab")
+        await asyncio.gather(*tasks)
+
+    @testing.virtual()
+    async def test_several_wait_and_one_is_cancelled(self) -> None:
+        loop, heard = asyncio.get_running_loop(), list[int]()
+        loop.call_later(1, heard.append, 1)
+        waits = [
+            asyncio.create_task(testing.until(lambda n=n: len(heard) >= n, f"{n} came"))  # type: ignore[misc]
+            for n in (1, 1, 2)
+        ]
+        await asyncio.sleep(0)
+        waits[0].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waits[0]
+        await waits[1]
+        assert loop.time() == 1
+        assert not waits[2].done()
+        heard.append(2)
+        await waits[2]
+        assert isinstance(loop, testing.VirtualLoop)
+        assert not loop.onlookers
+
+    @testing.virtual()
+    async def test_it_does_not_come_about(self) -> None:
+        asyncio.create_task(asyncio.Event().wait(), name="who should")  # noqa: RUF006
+        says = r"not within 5 virtual seconds: it is done; .*'who should' waits in Event\.wait"
+        with pytest.raises(DeadlineExceeded, match=says):
+            await testing.until(lambda: False, "it is done", limit=5)
+        assert asyncio.get_running_loop().time() == 5
+
+    @testing.virtual()
+    async def test_what_the_check_raises(self) -> None:
+        with pytest.raises(ZeroDivisionError):
+            await testing.until(lambda: 1 / 0 > 0, "it is infinite")
+
+    async def test_elsewhere(self) -> None:
+        with pytest.raises(UsageError, match="in a coroutine that run"):
+            await testing.until(lambda: True, "it is")

@@ -18,6 +18,9 @@ from aiops.experiments.figure import Figure, Line, Panel
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 _DASHES = ("-", "--", "-.", ":")
 _SIZE = {1: (4.2, 2.9), 2: (3.4, 2.5), 3: (2.5, 2.1), 4: (2.1, 1.9)}  # inches, by columns
+_ROWS = (1.22, 0.155)  # inches: the width of a panel of rows, and the height of a row
+_NAMES = 1.1  # inches: what the rows' names take
+_MARKS = "os^D"
 _NARROW, _WIDE = 2, 1e4  # ranges for which a logarithmic axis has no use, or only decades fit
 _SUFFIXES = (".png", ".svg")
 
@@ -37,18 +40,18 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     except ImportError:
         raise UsageError("figures need matplotlib: pip install 'aiops-ps[demo]'") from None
     rows = math.ceil(len(figure.panels) / figure.columns)
-    width, height = _SIZE[min(figure.columns, max(_SIZE))]
     style = {**STYLE, "font.size": 8.0, "axes.titlesize": 8.0, "lines.linewidth": 1.2}
     colours = _colours(figure)
     with matplotlib.rc_context(style):
-        size = width * figure.columns, height * rows + 0.3 + 0.17 * (len(colours) // 3 + 1)
-        paper = Paper(figsize=size, layout="constrained")
+        paper = Paper(figsize=_size(figure, rows, len(colours)), layout="constrained")
         FigureCanvasAgg(paper)
         places = paper.subplots(rows, figure.columns, squeeze=False).flatten().tolist()
         for place in places[len(figure.panels) :]:
             place.set_axis_off()
-        for panel, place in zip(figure.panels, places, strict=False):
+        for number, (panel, place) in enumerate(zip(figure.panels, places, strict=False)):
             _draw(panel, place, colours)
+            if number % figure.columns and _lies(panel) and _lies(figure.panels[number - 1]):
+                place.tick_params(labelleft=False)  # the panel beside it names the rows
         paper.suptitle(figure.title, x=0.01, ha="left", fontsize=9, fontweight="bold")
         _legend(paper, places, colours, 2 if figure.columns == 1 else 2 * figure.columns - 1)
         files = [stem.with_suffix(suffix) for suffix in _SUFFIXES]
@@ -60,6 +63,21 @@ def save(figure: Figure, stem: Path) -> list[Path]:
         except OSError as error:
             raise UsageError(f"{stem} cannot be written: {error.strerror}") from None
     return files
+
+
+def _lies(panel: Panel) -> bool:
+    return any(line.kind == "rows" for line in panel.lines)
+
+
+def _size(figure: Figure, rows: int, labels: int) -> tuple[float, float]:
+    """Return width and height in inches."""
+    legend = 0.3 + 0.17 * (labels // 3 + 1)
+    if all(_lies(panel) for panel in figure.panels):
+        width, height = _ROWS
+        most = max(len(panel.ticks) for panel in figure.panels)
+        return _NAMES + width * figure.columns, (0.6 + height * most) * rows + legend
+    width, height = _SIZE[min(figure.columns, max(_SIZE))]
+    return width * figure.columns, height * rows + legend
 
 
 def _colours(figure: Figure) -> dict[str, tuple[str, str]]:
@@ -88,6 +106,9 @@ def _legend(paper: Any, places: Sequence[Any], colours: dict[str, Any], columns:
 
 
 def _draw(panel: Panel, axes: Any, colours: dict[str, tuple[str, str]]) -> None:
+    if _lies(panel):
+        _lying(panel, axes, colours)
+        return
     bars = [line for line in panel.lines if line.kind == "bars"]
     for line in panel.lines:
         colour, dashes = colours[line.label]
@@ -151,6 +172,50 @@ def _bars(line: Line, axes: Any, colour: str, place: int, count: int) -> None:
     width = 0.85 / count
     at = np.asarray(line.x) + (place - (count - 1) / 2) * width
     axes.bar(at, np.nan_to_num(ys).mean(0), width, color=colour, label=line.label)
+
+
+def _lying(panel: Panel, axes: Any, colours: dict[str, tuple[str, str]]) -> None:
+    """Draw a panel of rows."""
+    for number, line in enumerate(panel.lines):
+        _rows(line, axes, colours[line.label][0], _MARKS[number % len(_MARKS)])
+    _scale(axes, "x", logarithmic="x" in panel.log)
+    axes.set_xlim(left=panel.bottom, right=panel.top)
+    axes.set_yticks(range(len(panel.ticks)), panel.ticks)
+    axes.set_ylim(len(panel.ticks) - 0.4, -0.6)  # from above
+    axes.tick_params(axis="y", length=0, pad=2)
+    axes.tick_params(axis="x", which="both", labelsize=7)
+    axes.spines["left"].set_visible(False)
+    axes.grid(visible=False, axis="y")
+    axes.grid(axis="x", color="#d0d0d0")
+    for row in range(0, len(panel.ticks), 2):  # so that the eye stays in its row
+        axes.axhspan(row - 0.5, row + 0.5, color="black", alpha=0.05, linewidth=0)
+    axes.set_title(panel.title)
+    axes.set_xlabel(panel.xlabel, fontsize=7)
+
+
+def _rows(line: Line, axes: Any, colour: str, mark: str) -> None:
+    """Draw what belongs to some of the rows."""
+    seeds = [[value for value in row if math.isfinite(value)] for row in zip(*line.ys, strict=True)]
+    axes.plot([], [], mark, color=colour, markersize=4, label=line.label)
+    for row, values in zip(line.x, seeds, strict=False):
+        if values:
+            axes.plot(
+                [min(values), max(values)], [row, row], color=colour, linewidth=2.6, alpha=0.4
+            )
+        if len(values) == len(line.ys):
+            axes.plot(np.mean(values), row, mark, color=colour, markersize=4, clip_on=False)
+            continue
+        axes.plot(values, [row] * len(values), mark, color=colour, markersize=3, mfc="none")
+        text = f"{len(values)} of {len(line.ys)}" if values else "–"
+        axes.annotate(
+            text,
+            (1.0, row),
+            xycoords=("axes fraction", "data"),
+            ha="right",
+            va="center",
+            fontsize=6,
+            color="#6b6b6b",
+        )
 
 
 def _thousands(value: float, _position: Any = None) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from aiops.experiments.runs import Finished
 
-KINDS = ("line", "bars", "points")
+KINDS = ("line", "bars", "points", "rows")
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,9 @@ class Line:
         Of each seed, at each x; nan where there is nothing.
     kind
         ``line``: their mean, in a band from least to most. ``bars``: the same, as bars.
-        ``points``: each for itself.
+        ``points``: each for itself. ``rows``: as bars are, but each of x is a row, the values go
+        to the right, and the mean is a dot on a bar from least to most; where not all seeds have
+        a value it says how many do.
     """
 
     label: str
@@ -44,7 +46,8 @@ class Panel:
     """One pair of axes; ``log`` names those that are logarithmic, ``"x"``, ``"y"`` or ``"xy"``.
 
     ``bottom`` and ``top`` are where the axis of y begins and ends, if not where the lines do;
-    ``ticks`` name x = 0, 1, 2 and so on, if they are not numbers.
+    ``ticks`` name x = 0, 1, 2 and so on, if they are not numbers. Lines of rows stand on their
+    side: the ticks name the rows, from above, and ``bottom`` and ``top`` are left and right.
     """
 
     title: str
@@ -59,7 +62,10 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """Panels row by row, with so many of them in a row."""
+    """Panels row by row, with so many of them in a row.
+
+    Panels of rows share these, which the first of them names.
+    """
 
     title: str
     panels: Sequence[Panel]

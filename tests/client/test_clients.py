@@ -12,6 +12,7 @@ import pytest
 import uvloop
 
 import aiops
+from aiops import testing
 from aiops.client import AsyncClient, Client, Params, Receipt
 from aiops.errors import (
     BadPush,
@@ -503,43 +504,53 @@ class TestAsync:
                 assert set(np.unique(after["w"])) <= {0.0, -1.0}
                 assert len(np.unique(after["w"])) == 1
 
-    async def test_a_deadline_leaves_the_connection_usable(self, server: ServerThread) -> None:
-        server.call(lambda s: s.engine.plan.update(patience=0.0))
-        with Proxy(server.url) as proxy:
-            async with AsyncClient(proxy.url, timeout=0.2) as client:
-                fault = proxy.stall("down", after=0)
-                with pytest.raises(DeadlineExceeded):
-                    await client.ping()
-                fault.release()
-                client.timeout = PATIENCE
-                assert await client.ping() >= 0
+    @testing.virtual()
+    async def test_a_deadline_leaves_the_connection_usable(self) -> None:
+        network, loop = testing.network(), asyncio.get_running_loop()
+        async with aiops.serve(policy="asgd", kernels="numpy") as server:
+            server.engine.plan.update(patience=0.0)
+            with network.at("alice"):
+                client = await AsyncClient(server.url, timeout=2.0).connect()
+            network.silence("alice")
+            with pytest.raises(DeadlineExceeded, match="sign of life in 2 s"):
+                await client.ping()
+            assert loop.time() == 2.0
+            loop.call_later(1.0, network.restore, "alice")
+            client.timeout = PATIENCE
+            assert await client.ping() == pytest.approx(1.0)
+            assert len(server.connections.peers) == 1
+            await client.close()
 
-    async def test_who_waits_when_it_is_closed_hears_so(self, server: ServerThread) -> None:
-        with Proxy(server.url) as proxy:
-            client = AsyncClient(proxy.url)
-            await client.connect()
-            fault = proxy.stall("down", after=0)
+    @testing.virtual()
+    async def test_who_waits_when_it_is_closed_hears_so(self) -> None:
+        network = testing.network()
+        async with aiops.serve(policy="asgd", kernels="numpy") as server:
+            with network.at("alice"):
+                client = await AsyncClient(server.url).connect()
+            network.silence("alice")
             call = asyncio.ensure_future(client.ping())
-            await asyncio.to_thread(fault.wait)
+            await asyncio.sleep(1)
             await client.close()
             with pytest.raises(ConnectionLost, match="closed before the answer came"):
                 await call
 
-    async def test_closing_does_not_wait_for_a_server_that_reads_nothing(
-        self, server: ServerThread
-    ) -> None:
-        with Proxy(server.url) as proxy:
-            client = AsyncClient(proxy.url, role="worker")
-            await client.connect()
-            fault = proxy.stall("up", after=1 << 20)
-            call = asyncio.ensure_future(
-                client.define({"w": np.zeros(32 << 20, np.uint8).view("f4")})
-            )
-            await asyncio.to_thread(fault.wait)
-            async with asyncio.timeout(5):
-                await client.close()
+    @testing.virtual()
+    async def test_closing_does_not_wait_for_a_server_that_reads_nothing(self) -> None:
+        network, loop = testing.network(), asyncio.get_running_loop()
+        async with aiops.serve(policy="asgd", kernels="numpy") as server:
+            line = testing.Line(1e6)
+            network.add(testing.Host("alice", (line,), (line,)))
+            with network.at("alice"):
+                client = await AsyncClient(server.url, role="worker").connect()
+            call = asyncio.ensure_future(client.define({"w": np.zeros(8 << 20, np.float32)}))
+            await asyncio.sleep(1)
+            network.silence("localhost")
+            closing = loop.time()
+            await client.close()
+            assert loop.time() - closing <= 5
             with pytest.raises(ConnectionLost):
                 await call
+            network.restore("localhost")
 
     async def test_a_client_that_never_connected_can_be_closed(self) -> None:
         client = AsyncClient("aiops://127.0.0.1:1")

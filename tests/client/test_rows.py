@@ -14,13 +14,12 @@ import numpy as np
 import pytest
 
 import aiops
-from aiops import messages
+from aiops import testing
 from aiops.errors import BadPush, ConflictError, NotReady, Restarted, UsageError
 from aiops.journal import replay
 from aiops.kernels.rows import First, first_rows
-from aiops.tables import Tables, fetch_parts
 from tests.adapter import Adapter
-from tests.peers import Peer, eventually, frame
+from tests.peers import eventually
 from tests.proxy import Proxy
 from tests.support import PATIENCE, ServerThread, server_process
 
@@ -282,36 +281,36 @@ def taken(running: Any) -> int:
 
 
 class TestMuch:
-    @pytest.mark.slow
-    def test_a_reader_that_does_not_read_its_rows_keeps_nobody_from_pushing(self) -> None:
+    @testing.virtual()
+    async def test_a_reader_that_does_not_read_its_rows_keeps_nobody_from_pushing(self) -> None:
         wide = {"big": aiops.Table(1 << 12, 1 << 10)}
-        ids = np.arange(512)
-        with (
-            ServerThread(policy="asgd", stall_deadline=1.0) as server,
-            aiops.Client(server.url, role="worker", timeout=PATIENCE) as ps,
+        ids, network = np.arange(512), testing.network()
+        async with (
+            aiops.serve(policy="asgd") as server,
+            aiops.AsyncClient(server.url, role="worker", timeout=200.0) as ps,
         ):
-            params = ps.define(DENSE, wide)
-
-            def shrink(running: Any) -> None:
-                running.engine.intake.answers.bound = 4 << 20
-                running.engine.intake.pool.bound = 4 << 20
-
-            server.call(shrink)
-            with Peer(server.url, "observer", receive_buffer=1 << 12) as reader:
-                table = Tables(wide)["big"].table
-                message = messages.FetchRows(1, 0, fetch_parts(table, len(ids)))
-                for _ in range(8):  # 2 MiB each, of which nothing is read
-                    reader.send(frame(message, ids.tobytes()))
-                eventually(
-                    lambda: server.call(lambda s: s.engine.intake.answers.waiting) == 1,
-                    "the room for rows is taken",
-                )
-                pushes = [ps.exchange(params, DENSE).version for _ in range(3)]
-                assert pushes == [1, 2, 3], "who pushes tensors does not notice"
-                ps.push_rows("big", ids[:8], np.ones((8, 1 << 10), np.float32))
-                got = ps.fetch_rows("big", ids)
-                assert got.shape == (512, 1 << 10), "who wants rows waits until the other is gone"
-                eventually(lambda: server.call(taken) == 0, "back")
+            params = await ps.define(DENSE, wide)
+            server.engine.intake.answers.bound = 4 << 20
+            server.engine.intake.pool.bound = 4 << 20
+            network.add(testing.Host("reader", down=(testing.Line(1e3),)))  # bytes per second
+            with network.at("reader"):
+                reader = await aiops.AsyncClient(server.url).connect()
+            await reader.fetch(params.copy())
+            many = [asyncio.create_task(reader.fetch_rows("big", ids)) for _ in range(8)]
+            await testing.until(  # 2 MiB each, of which next to nothing is read
+                lambda: server.engine.intake.answers.waiting == 1, "the room for rows is taken"
+            )
+            pushes = [(await ps.exchange(params, DENSE)).version for _ in range(3)]
+            assert pushes == [1, 2, 3], "who pushes tensors does not notice"
+            await ps.push_rows("big", ids[:8], np.ones((8, 1 << 10), np.float32))
+            got = await ps.fetch_rows("big", ids)
+            assert got.shape == (512, 1 << 10), "who wants rows waits until the other is gone"
+            assert asyncio.get_running_loop().time() > 1, "which is when it has read too little"
+            for one in many:
+                one.cancel()
+            await asyncio.gather(*many, return_exceptions=True)
+            await reader.close()
+            await testing.until(lambda: taken(server) == 0, "back")
 
     def test_large_answers_give_their_room_back(self) -> None:
         table = {"big": aiops.Table(1 << 21, 8, init="normal")}

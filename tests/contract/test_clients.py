@@ -1,120 +1,123 @@
-"""Every algorithm, on every backend, through every client: over real sockets."""
+"""Every algorithm, on every backend, through every client."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
 import aiops
+from aiops import testing
 from aiops.client.requests import Receipt
 from aiops.client.routines import Routine, routine_for
 from aiops.errors import StaleGradient
 from aiops.layout import Array
-from tests.adapter import Adapter
+from aiops.server import Server
 from tests.contract.cases import BACKENDS, CASES
 from tests.support import PATIENCE, ServerThread
 
 Compute = Callable[[Any], dict[str, Array]]
 Step = Callable[[Compute], Receipt]
+AsyncStep = Callable[[Compute], Coroutine[Any, Any, Receipt]]
+Values = dict[str, Array]
 
 STEPS, WORKERS = 40, 2
+START: Values = {"w": np.full(8, 4, np.float32), "b": np.full(3, -2, np.float64)}
 
 
 @contextlib.contextmanager
-def with_worker(url: str, start: dict[str, Array]) -> Iterator[Step]:
-    with aiops.Worker(url, start, timeout=PATIENCE) as worker:
+def with_worker(url: str) -> Iterator[Step]:
+    with aiops.Worker(url, START, timeout=PATIENCE) as worker:
         yield worker.step
 
 
 @contextlib.contextmanager
-def with_async_worker(url: str, start: dict[str, Array]) -> Iterator[Step]:
-    with Adapter(
-        asyncio.new_event_loop, url, start, of=aiops.AsyncWorker, timeout=PATIENCE
-    ) as worker:
-        yield worker.step
-
-
-@contextlib.contextmanager
-def with_client(url: str, start: dict[str, Array]) -> Iterator[Step]:
-    with aiops.Client(url, role="worker", timeout=PATIENCE) as client:
-        routine = routine_for(client.plan, client.define(start))
-        yield lambda compute: _step(client, routine, compute)
-
-
-@contextlib.contextmanager
-def with_async_client(url: str, start: dict[str, Array]) -> Iterator[Step]:
-    adapter = Adapter(asyncio.new_event_loop, url, role="worker", timeout=PATIENCE)
-    with adapter as client:
-        routine = routine_for(client.plan, client.define(start))
-        yield lambda compute: _step(client, routine, compute)
-
-
-def _step(client: Any, routine: Routine, compute: Compute) -> Receipt:
+def with_client(url: str) -> Iterator[Step]:
     """Follow the plan with a bare client: every transfer is waited for."""
-    while True:
-        routine.apply(compute(routine.params))
-        transfer = routine.transfer()
-        if transfer is None:
-            return Receipt(routine.params.version, 0, 0.0, None, {}, pushed=False)
-        try:
-            receipt = client.carry(transfer)
-        except StaleGradient:
-            routine.failed()
-            continue
+    with aiops.Client(url, role="worker", timeout=PATIENCE) as client:
+        routine = routine_for(client.plan, client.define(START))
+
+        def step(compute: Compute) -> Receipt:
+            while True:
+                routine.apply(compute(routine.params))
+                transfer = routine.transfer()
+                try:
+                    receipt = None if transfer is None else client.carry(transfer)
+                except StaleGradient:
+                    routine.failed()
+                    continue
+                return _over(routine, transfer, receipt)
+
+        yield step
+
+
+@contextlib.asynccontextmanager
+async def with_async_worker(url: str) -> AsyncIterator[AsyncStep]:
+    async with aiops.AsyncWorker(url, START, timeout=PATIENCE) as worker:
+        yield worker.step
+
+
+@contextlib.asynccontextmanager
+async def with_async_client(url: str) -> AsyncIterator[AsyncStep]:
+    async with aiops.AsyncClient(url, role="worker", timeout=PATIENCE) as client:
+        routine = routine_for(client.plan, await client.define(START))
+
+        async def step(compute: Compute) -> Receipt:
+            while True:
+                routine.apply(compute(routine.params))
+                transfer = routine.transfer()
+                try:
+                    receipt = None if transfer is None else await client.carry(transfer)
+                except StaleGradient:
+                    routine.failed()
+                    continue
+                return _over(routine, transfer, receipt)
+
+        yield step
+
+
+def _over(routine: Routine, transfer: Any, receipt: Receipt | None) -> Receipt:
+    if transfer is not None:
         routine.arrived(receipt)
-        return receipt or Receipt(routine.params.version, 0, 0.0, None, {}, pushed=False)
+    return receipt or Receipt(routine.params.version, 0, 0.0, None, {}, pushed=False)
 
 
-CLIENTS = {
-    "worker": with_worker,
-    "async-worker": with_async_worker,
-    "client": with_client,
-    "async": with_async_client,
-}
+CLIENTS = {"worker": with_worker, "client": with_client}
+ASYNC_CLIENTS = {"async-worker": with_async_worker, "async": with_async_client}
 
 
-@pytest.mark.parametrize("client", sorted(CLIENTS))
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", sorted(CASES))
-def test_trains(case: str, backend: str, client: str) -> None:
-    """Two workers bring a quadratic's parameters nearer, and hear of every gradient."""
+def gradients(params: Any) -> Values:
+    return {key: params[key] - 1 for key in params}
+
+
+def settings_of(case: str, backend: str) -> dict[str, Any]:
+    """Return a server's settings."""
     name, settings = CASES[case]
     if "n" in settings:
         settings = {**settings, "n": min(settings["n"], WORKERS)}
-    start = {"w": np.full(8, 4, np.float32), "b": np.full(3, -2, np.float64)}
-    receipts: list[Receipt] = []
-    faults: list[BaseException] = []
+    return {
+        "policy": name,
+        "set": settings,
+        "workers": WORKERS,
+        "kernels": backend,
+        "worker_deadline": PATIENCE,
+    }
 
-    def gradients(params: Any) -> dict[str, Array]:
-        return {key: params[key] - 1 for key in params}
 
-    def run(url: str) -> None:
-        try:
-            with CLIENTS[client](url, start) as step:
-                receipts.extend([step(gradients) for _ in range(STEPS)])
-        except BaseException as fault:
-            faults.append(fault)
+def outcome(server: Server) -> tuple[dict[str, Any], Values]:
+    """Return a server's report, and its parameters."""
+    assert server.engine.store is not None
+    views = server.engine.store.current.arena.views
+    return server.engine.report(), {key: view.copy() for key, view in views.items()}
 
-    server = ServerThread(
-        policy=name, set=settings, workers=WORKERS, kernels=backend, worker_deadline=PATIENCE
-    )
-    with server:
-        threads = [threading.Thread(target=run, args=(server.url,)) for _ in range(WORKERS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(PATIENCE)
-        report = server.call(lambda s: s.engine.report())
-        end = server.call(
-            lambda s: {k: v.copy() for k, v in s.engine.store.current.arena.views.items()}
-        )
-    assert not faults
+
+def check(backend: str, receipts: list[Receipt], report: dict[str, Any], end: Values) -> None:
+    """Expect parameters nearer to a quadratic's minimum, and that every gradient is heard of."""
     assert len(receipts) == STEPS * WORKERS
     pushed = [receipt for receipt in receipts if receipt.pushed]
     if all(receipt.pushed for receipt in receipts):  # each gradient travels as it is
@@ -123,6 +126,48 @@ def test_trains(case: str, backend: str, client: str) -> None:
     assert report["gradients"] + report["ignored"] >= max(len(pushed), WORKERS)
     assert report["kernels"] == backend
     assert max(receipt.version for receipt in receipts) <= report["version"]
-    for key in start:
-        assert np.abs(end[key] - 1).max() < np.abs(start[key] - 1).max()
-        assert end[key].dtype == start[key].dtype
+    for key, start in START.items():
+        assert np.abs(end[key] - 1).max() < np.abs(start - 1).max()
+        assert end[key].dtype == start.dtype
+
+
+@pytest.mark.parametrize("client", sorted(CLIENTS))
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_trains(case: str, backend: str, client: str) -> None:
+    """Two workers in threads, over sockets of the machine."""
+    receipts: list[Receipt] = []
+
+    def run(url: str) -> None:
+        with CLIENTS[client](url) as step:
+            receipts.extend([step(gradients) for _ in range(STEPS)])
+
+    with (
+        ServerThread(**settings_of(case, backend)) as server,
+        ThreadPoolExecutor(WORKERS) as pool,
+    ):
+        for future in [pool.submit(run, server.url) for _ in range(WORKERS)]:
+            future.result(PATIENCE)
+        report, end = server.call(outcome)
+    check(backend, receipts, report, end)
+
+
+@pytest.mark.parametrize("client", sorted(ASYNC_CLIENTS))
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", sorted(CASES))
+@testing.virtual(pieces=200)
+async def test_trains_in_virtual_time(case: str, backend: str, client: str) -> None:
+    """Two workers in tasks, behind links of which each message takes another time."""
+    network, receipts = testing.network(), list[Receipt]()
+
+    async def run(url: str, number: int) -> None:
+        name = network.add(testing.Host(f"worker-{number}", latency=0.001, jitter=0.02)).name
+        with network.at(name):
+            async with ASYNC_CLIENTS[client](url) as step:
+                for _ in range(STEPS):
+                    receipts.append(await step(gradients))
+
+    async with aiops.serve(**settings_of(case, backend)) as server:
+        await asyncio.gather(*(run(server.url, number) for number in range(WORKERS)))
+        report, end = outcome(server)
+    check(backend, receipts, report, end)

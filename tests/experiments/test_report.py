@@ -8,6 +8,7 @@ import math
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -109,6 +110,39 @@ class TestDrawing:
         png, svg = drawing.save(Figure("All", panels, 2), tmp_path / "figure")
         assert png.stat().st_size > 1000
         assert "two seeds" in svg.read_text() or svg.stat().st_size > 1000
+
+    def test_rows_say_who_has_no_value(self, tmp_path: Path) -> None:
+        """And what is infinite, such as a time at which nothing happened, is none."""
+        lines = [
+            Line("those", [0, 2], [[1, math.inf], [2, 3]], "rows"),
+            Line("these", [1, 3], [[math.inf, 5], [math.inf, 6]], "rows"),
+        ]
+        names = ["first", "second", "third", "fourth"]
+        panels = [
+            Panel("linear", "seconds", "", lines, bottom=0, ticks=names),
+            Panel("logarithmic", "bytes", "", lines, "x", ticks=names),
+        ]
+        seen: list[Any] = []
+        drawn = drawing._rows
+
+        def rows(line: Line, axes: Any, colour: str, mark: str) -> None:
+            seen.append(axes)
+            drawn(line, axes, colour, mark)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(drawing, "_rows", rows)
+            drawing.save(Figure("Rows", panels, 2), tmp_path / "figure")
+        left, right = dict.fromkeys(seen)
+        for axes in (left, right):
+            assert {(text.get_text(), text.xy[1]) for text in axes.texts} == {
+                ("1 of 2", 2),
+                ("–", 1),
+            }
+            tops = axes.get_ylim()
+            assert tops[0] > tops[1], "the first row is on top"
+        assert [text.get_text() for text in left.get_yticklabels()] == names
+        assert (left.get_xscale(), right.get_xscale()) == ("linear", "log")
+        assert left.get_xlim()[0] == 0
 
     def test_equal_figures_are_equal_files(self, tmp_path: Path) -> None:
         figure = Figure("All", [Panel("p", "x", "y", [Line("l", [1, 2], [[1, 2]])])], 1)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
 from aiops.algorithms import BUILT_IN
 from aiops.experiments.case import Case
 from aiops.experiments.experiment import Experiment, Findings, Scale, Verdict
-from aiops.experiments.figure import Figure, Panel
-from aiops.experiments.race import Race, mean_reached, over
+from aiops.experiments.figure import Figure, Line, Panel
+from aiops.experiments.race import Race, mean_reached, reached
 from aiops.experiments.runs import Finished, Runs, gathered
 from aiops.experiments.stats import said
 from aiops.sim.cluster.spec import Links
@@ -65,6 +65,7 @@ FULL = Machines(
 )
 
 _PANEL = "one straggler"
+_WAITING, _FREE = "with a barrier", "without a barrier"
 
 
 def cases(scale: Machines, runs: Runs) -> Iterator[Case]:
@@ -88,6 +89,10 @@ def groups(scale: Machines, runs: Runs) -> dict[str, list[Finished]]:
     return {policy: found[policy] for policy in sorted(found, key=place)}
 
 
+def _name(policy: str) -> str:
+    return " ".join((policy, *SETTINGS.get(policy, ())))
+
+
 def _mean(group: Sequence[Finished], name: str) -> float:
     return fmean(float(run.result[name]) for run in group)
 
@@ -101,7 +106,7 @@ def findings(scale: Machines, runs: Runs) -> Findings:
         first = mean_reached(group, scale.target)
         table.append(
             {
-                "policy": " ".join((policy, *SETTINGS.get(policy, ()))),
+                "policy": _name(policy),
                 "error %": said([run.last["error"] for run in group]),
                 goal: f"{first:.1f}" if math.isfinite(first) else "–",
                 "seconds in all": f"{_mean(group, 'seconds'):.1f}",
@@ -143,13 +148,43 @@ def _goal(scale: Machines, found: Mapping[str, Sequence[Finished]]) -> Verdict:
 
 
 def figure(scale: Machines, runs: Runs) -> Figure:
-    """Draw the error against time, and against bytes."""
+    """Draw what each policy gives and costs, a row for each; the best of the table is on top."""
     found = groups(scale, runs)
-    panels = []
-    for x, xlabel, log in (("seconds", "virtual seconds", "y"), ("bytes", "bytes", "xy")):
-        lines = [over(policy, found[policy], x) for policy in sorted(found)]
-        panels.append(Panel(f"By {x}", xlabel, "test error (%)", lines, log=log))
-    return Figure("All policies beside a straggler", panels, columns=2)
+    names = [_name(policy) for policy in found]
+
+    def panel(
+        title: str,
+        xlabel: str,
+        of: Callable[[Finished], float],
+        log: str = "",
+        left: float | None = None,
+    ) -> Panel:
+        lines = []
+        for label, waits in ((_FREE, False), (_WAITING, True)):
+            rows = [row for row, policy in enumerate(found) if (policy in BARRIERS) is waits]
+            values = [[of(run) for run in group] for group in found.values()]
+            seeds = range(max(map(len, values), default=0))
+            ys = [
+                [values[row][seed] if seed < len(values[row]) else math.nan for row in rows]
+                for seed in seeds
+            ]
+            lines.append(Line(label, rows, ys, "rows"))
+        return Panel(title, xlabel, "", lines, log, bottom=left, ticks=names)
+
+    panels = [
+        panel(
+            f"Time to {100 * scale.target:g} %",
+            "seconds",
+            lambda run: reached(run, scale.target),
+            log="x",
+        ),
+        panel("Last error", "% of the test", lambda run: 100 * run.last["error"]),
+        panel("Time in all", "seconds", lambda run: float(run.result["seconds"]), left=0.0),
+        panel("Traffic", "MB", lambda run: run.last["bytes"] / 1e6, log="x"),
+        panel("Idle", "% of the time", lambda run: 100 * float(run.result["idle"]), left=0.0),
+    ]
+    title = "All policies beside a straggler (mean, and range of the seeds)"
+    return Figure(title, panels, columns=len(panels))
 
 
 EXPERIMENT = Experiment(

@@ -29,7 +29,7 @@ from aiops.errors import UsageError
 from aiops.rates import parse_rate
 from aiops.sim.cluster.computing import Computing, Fixed
 from aiops.sim.cluster.workload import Training, Workload
-from aiops.sim.virtual.network import Host
+from aiops.sim.virtual.host import Host
 from aiops.sim.virtual.sharing import Line
 
 

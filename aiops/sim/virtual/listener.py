@@ -8,7 +8,8 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from aiops.sim.virtual.network import Host, Network
+    from aiops.sim.virtual.host import Host
+    from aiops.sim.virtual.network import Network
 
 
 class Listener(asyncio.AbstractServer):

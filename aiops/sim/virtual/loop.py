@@ -18,6 +18,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 from aiops.errors import AiopsError, DeadlineExceeded, UsageError
+from aiops.sim.virtual.waiting import waiting
 
 if TYPE_CHECKING:
     from aiops.sim.virtual.network import Network
@@ -26,7 +27,6 @@ T = TypeVar("T")
 
 _TIDY = 256  # cancelled timers that are borne before the heap is made anew
 _ENDING = 600.0  # virtual seconds that tasks may take to end when they are cancelled
-_SHOWN = 12  # tasks that a deadlock names
 
 
 class Deadlock(AiopsError):
@@ -104,6 +104,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         What connections cross; None: there is none.
     now
         The virtual time.
+    onlookers
+        Called when nothing more happens at a moment: see `until`.
     """
 
     _stopping: bool  # asyncio's: `stop` was called
@@ -111,6 +113,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(self, limit: float = inf) -> None:
         super().__init__()
         self.network: Network | None = None
+        self.onlookers: dict[Callable[[], None], None] = {}
         self.limit = limit
         self.now = 0.0
         self._line: deque[Due | _Post] = deque()  # ready, in order
@@ -197,6 +200,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
             crosses = network.settle()
             if line:
                 return
+        for look in list(self.onlookers):
+            look()
+        if line:
+            return
         while timers and _cancelled(timers[0][2]):
             heappop(timers)
             self._dead -= 1
@@ -295,33 +302,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().close()
         self._line.clear()
         self._timers.clear()
-
-
-def waiting(loop: asyncio.AbstractEventLoop) -> str:
-    """Say which tasks wait, and where each does."""
-    found = []
-    for task in sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name()):
-        frames = task.get_stack()
-        where = "has not begun"
-        if frames:
-            inner = _innermost(task.get_coro()) or frames[-1]
-            code = inner.f_code
-            file = code.co_filename.rpartition("/")[2]
-            where = f"waits in {code.co_qualname} ({file}:{inner.f_lineno})"
-        found.append(f"{task.get_name()!r} {where}")
-    more = f", and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return ", ".join(found[:_SHOWN]) + more if found else "no task is left"
-
-
-def _innermost(coroutine: Any) -> Any:
-    """Return the frame in which a coroutine, or what it awaits, stands still."""
-    frame = None
-    while coroutine is not None:
-        frame = (
-            getattr(coroutine, "cr_frame", None) or getattr(coroutine, "ag_frame", None) or frame
-        )
-        coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "ag_await", None)
-    return frame
 
 
 def run_on(loop: VirtualLoop, main: Coroutine[Any, Any, T]) -> T:

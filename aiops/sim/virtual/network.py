@@ -14,59 +14,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from math import inf
-from typing import Any
+from typing import Any, get_args
 
 from aiops.errors import UsageError, nearest
+from aiops.sim.virtual.host import Host, Mark, Way
 from aiops.sim.virtual.listener import Listener
 from aiops.sim.virtual.loop import VirtualLoop
 from aiops.sim.virtual.sharing import Line
 from aiops.sim.virtual.stream import Stream
 from aiops.sim.virtual.traffic import Traffic
-from aiops.sim.virtual.transport import MemoryTransport, connect_ends
+from aiops.sim.virtual.transport import connect_ends
 
 _FIRST_PORT = 49152
 
 HERE: ContextVar[str] = ContextVar("HERE", default="localhost")
 """The name of the host on which the current task runs."""
-
-
-class Host:
-    """A machine of the network.
-
-    Attributes
-    ----------
-    name
-        What others call it.
-    up, down
-        The lines that leave it and come to it, the nearest first; several hosts may share one (the
-        uplink of a rack), which must then be in each one's ``up``.
-    latency, jitter
-        Seconds: what it adds to the time that anything to or from it travels, and at most how much
-        more that is, drawn at random for every write.
-    alive, silent
-        Whether it runs, and whether nothing comes from it: see `Network.kill` and `silence`.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        up: tuple[Line, ...] = (),
-        down: tuple[Line, ...] = (),
-        latency: float = 0.0,
-        jitter: float = 0.0,
-    ) -> None:
-        for what, seconds in (("latency", latency), ("jitter", jitter)):
-            if not 0 <= seconds < 1e6:
-                raise UsageError(f"a {what} of {seconds:g} s cannot be: give 0 or more seconds")
-        for line in (*up, *down):
-            if not line.rate > 0 or not line.burst >= 0:
-                raise UsageError(f"a line of {line.rate:g} bytes per second carries nothing")
-        self.name, self.up, self.down = name, up, down
-        self.latency, self.jitter = latency, jitter
-        self.alive, self.silent = True, False
-        self.heard = asyncio.Event()  # it is not silent
-        self.heard.set()
-        self.ends: dict[MemoryTransport, None] = {}  # of its connections
 
 
 class Network:
@@ -238,6 +200,32 @@ class Network:
         host.heard.set()
         for end in list(host.ends):
             self.loop.call_soon(end.heard_again)
+
+    def after(self, name: str, way: Way, nbytes: int, action: Callable[[], object]) -> None:
+        """Have something happen between two bytes: a fault in the midst of a message.
+
+        Parameters
+        ----------
+        name
+            A host's.
+        way
+            ``"up"``: of what comes from it; ``"down"``: of what goes to it.
+        nbytes
+            So many more bytes arrive, on all its connections, before it happens. The byte after
+            them brings it on, and comes after it, if it comes at all.
+        action
+            What is called then, once; a fault, such as ``lambda: network.cut("alice")``.
+
+        Raises
+        ------
+        UsageError
+            When there is no such host, way or number of bytes.
+        """
+        if way not in get_args(Way):
+            raise UsageError(f"bytes go 'up' from a host or 'down' to it, not {way!r}")
+        if nbytes < 0:
+            raise UsageError(f"{nbytes} bytes have passed already: give 0 or more")
+        self._known(name).marks.append(Mark(way, nbytes, action))
 
     def _known(self, name: str) -> Host:
         """Return a host that there is."""

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 from aiops.sim.virtual.sharing import Flow
 
 if TYPE_CHECKING:
-    from aiops.sim.virtual.network import Host, Network
+    from aiops.sim.virtual.host import Host, Mark
+    from aiops.sim.virtual.network import Network
 
 WINDOW = 1 << 20
 """Bytes that a receiver who does not read is sent beyond what was on its way already."""
@@ -162,6 +163,41 @@ class Stream(Flow):
             self._arrived(views, nbytes)
 
     def _arrived(self, views: list[memoryview], nbytes: int) -> None:
+        if nbytes and (self._source.marks or self._sink.marks):
+            self._pass_marks(views, nbytes)
+        else:
+            self._hand_on(views, nbytes)
+
+    def _pass_marks(self, views: list[memoryview], nbytes: int) -> None:
+        """Hand them on as far as the first mark among them; then what it stands for happens."""
+        marks = [mark for mark in self._source.marks if mark.way == "up"]
+        marks += [mark for mark in self._sink.marks if mark.way == "down"]
+        while marks:
+            mark = min(marks, key=lambda mark: mark.left)
+            count = min(mark.left, nbytes)
+            ahead, views = _split(views, count)
+            nbytes -= count
+            for one in marks:
+                one.left -= count
+            if count:
+                self._hand_on(ahead, count)
+            if not nbytes or self.gone:
+                return  # a mark at the end of them is for the byte after it
+            marks.remove(mark)
+            (self._source if mark.way == "up" else self._sink).marks.remove(mark)
+            if not self._goes_on(mark):
+                return
+            if self._source.silent or self._sink.silent:
+                self._held.insert(0, (views, nbytes))
+                return
+        self._hand_on(views, nbytes)
+
+    def _goes_on(self, mark: Mark) -> bool:
+        """Have happen what a mark stands for; return whether the connection is still there."""
+        mark.action()
+        return not self.gone
+
+    def _hand_on(self, views: list[memoryview], nbytes: int) -> None:
         self.flying -= nbytes
         if views:
             self._network.messages += 1
@@ -174,7 +210,7 @@ class Stream(Flow):
         held, self._held = self._held, []
         for place, (views, nbytes) in enumerate(held):
             if self._source.silent or self._sink.silent:
-                self._held = held[place:] + self._held
+                self._held += held[place:]
                 return
             if not self.gone:
                 self._arrived(views, nbytes)
@@ -194,3 +230,14 @@ class Stream(Flow):
         self.drop()
         self.gone = True
         self.flying = 0
+
+
+def _split(views: list[memoryview], count: int) -> tuple[list[memoryview], list[memoryview]]:
+    """Return the first so many bytes, and the others."""
+    ahead: list[memoryview] = []
+    for place, view in enumerate(views):
+        if count < len(view):
+            return [*ahead, *([view[:count]] if count else [])], [view[count:], *views[place + 1 :]]
+        ahead.append(view)
+        count -= len(view)
+    return ahead, []

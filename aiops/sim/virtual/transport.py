@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from aiops.sim.virtual.stream import Stream
 
 if TYPE_CHECKING:
+    from aiops.sim.virtual.host import Host
     from aiops.sim.virtual.listener import Listener
-    from aiops.sim.virtual.network import Host, Network
+    from aiops.sim.virtual.network import Network
 
 _HIGH = 64 * 1024  # bytes: asyncio's own mark above which a writer is to pause
 _ONE_READ = 256 * 1024  # bytes that a plain protocol is given at once, as asyncio does
