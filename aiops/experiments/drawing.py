@@ -179,7 +179,10 @@ def _lying(panel: Panel, axes: Any, colours: dict[str, tuple[str, str]]) -> None
     for number, line in enumerate(panel.lines):
         _rows(line, axes, colours[line.label][0], _MARKS[number % len(_MARKS)])
     _scale(axes, "x", logarithmic="x" in panel.log)
-    axes.set_xlim(left=panel.bottom, right=panel.top)
+    if panel.bottom is not None:
+        axes.set_xlim(left=panel.bottom)
+    if panel.top is not None:
+        axes.set_xlim(right=panel.top)
     axes.set_yticks(range(len(panel.ticks)), panel.ticks)
     axes.set_ylim(len(panel.ticks) - 0.4, -0.6)  # from above
     axes.tick_params(axis="y", length=0, pad=2)

@@ -59,6 +59,11 @@ class Panel:
     top: float | None = None
     ticks: Sequence[str] = ()
 
+    def __post_init__(self) -> None:
+        """Check that it can be drawn."""
+        kinds = {line.kind for line in self.lines}
+        assert "rows" not in kinds or (kinds == {"rows"} and self.ticks), self.title
+
 
 @dataclass(frozen=True)
 class Figure:
