@@ -178,7 +178,8 @@ def _lying(panel: Panel, axes: Any, colours: dict[str, tuple[str, str]]) -> None
     """Draw a panel of rows."""
     for number, line in enumerate(panel.lines):
         _rows(line, axes, colours[line.label][0], _MARKS[number % len(_MARKS)])
-    _scale(axes, "x", logarithmic="x" in panel.log)
+    anything = any(math.isfinite(v) for line in panel.lines for ys in line.ys for v in ys)
+    _scale(axes, "x", logarithmic="x" in panel.log and anything)
     if panel.bottom is not None:
         axes.set_xlim(left=panel.bottom)
     if panel.top is not None:
