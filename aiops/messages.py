@@ -407,7 +407,7 @@ KINDS: Mapping[str, type[Message]] = {
 def encode(message: Message) -> bytes:
     """Return the header map of a message as MessagePack bytes."""
     names, values = _NAMES[type(message)]
-    return _pack(dict(zip(names, values(message), strict=False)))  # type: ignore[no-any-return]
+    return _pack(list(zip(names, values(message), strict=False)))  # type: ignore[no-any-return]
 
 
 _NAMES = {
@@ -415,4 +415,4 @@ _NAMES = {
     for cls in KINDS.values()
     for names in [("kind", *(field.name for field in fields(cls)))]
 }
-_pack = msgpack.Packer().pack
+_pack = msgpack.Packer().pack_map_pairs

@@ -34,6 +34,7 @@ from aiops.layout import Array, Bytes, Ints, Layout, compute_dtype
 from aiops.versions import Lease, Shelf, Version
 
 _F4 = np.dtype("<f4")
+_NONE = np.empty(0, np.int64)
 
 
 @dataclass(slots=True)
@@ -57,7 +58,7 @@ class Job:
     sent: Version | None = None
     base: Version | None = None
     target: Version | None = None
-    touched: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    touched: Ints = field(default_factory=lambda: _NONE)
 
     @property
     def cost(self) -> int:
@@ -74,7 +75,7 @@ class Job:
             self.gradient = self.store.dense(self.gradient)
         if self.gradient is not None and self.weights is not None:
             self.store.accumulator.fold(self.gradient, self.weights)
-        return np.empty(0, np.int64) if self.target is None else self.store.step(self)
+        return _NONE if self.target is None else self.store.step(self)
 
 
 class Store:

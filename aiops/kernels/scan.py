@@ -77,9 +77,12 @@ def survey(array: Array, backend: str = "auto") -> int:
 def surveyor(dtype: np.dtype[Any], backend: str = "auto") -> Surveyor:
     """Return :func:`survey` for flat contiguous arrays of one dtype, with all else settled."""
     form = _format("survey", np.empty(0, dtype))
-    scan, unsigned = _scans(backend)[0], form.unsigned
-    magnitude, limit = form.magnitude, form.limit
-    return lambda flat: scan(flat.view(unsigned), magnitude, limit)
+    unsigned, magnitude, limit = form.unsigned, form.magnitude, form.limit
+    if resolve(backend) != "numpy":
+        from aiops.kernels import scan_cpu
+
+        return scan_cpu.surveyor(unsigned, magnitude, limit)
+    return lambda flat: _survey_numpy(flat.view(unsigned), magnitude, limit)
 
 
 def bounded(limit: int, backend: str = "auto") -> Surveyor:

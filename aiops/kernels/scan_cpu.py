@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from aiops.kernels.jit_cpu import array_of, compiled
 from aiops.kernels.scan import LANES, SUM_BLOCK, SURVEY_BLOCK
 from aiops.kernels.vocabulary import Array
 
-__all__ = ["sum_squares", "survey"]
+__all__ = ["sum_squares", "survey", "surveyor"]
 
 
 def survey(bits: Array, magnitude: int, limit: int) -> int:
@@ -20,6 +21,20 @@ def survey(bits: Array, magnitude: int, limit: int) -> int:
     scan, mask, bound = _survey(bits.itemsize, magnitude, limit)
     found: int = scan(bits, mask, bound)
     return found
+
+
+def surveyor(unsigned: np.dtype[Any], magnitude: int, limit: int) -> Callable[[Array], int]:
+    """Return `survey` for flat arrays of one dtype; the first call compiles it, if need be."""
+    ready: list[tuple[Any, Any, Any]] = []
+
+    def survey_of(flat: Array) -> int:
+        if not ready:
+            ready.append(_survey(unsigned.itemsize, magnitude, limit))
+        scan, mask, bound = ready[0]
+        found: int = scan(flat.view(unsigned), mask, bound)
+        return found
+
+    return survey_of
 
 
 def sum_squares(array: Array, total: float) -> float:
