@@ -19,6 +19,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 _DASHES = ("-", "--", "-.", ":")
 _SIZE = {1: (4.2, 2.9), 2: (3.4, 2.5), 3: (2.5, 2.1), 4: (2.1, 1.9)}  # inches, by columns
 _ROWS = (1.22, 0.155)  # inches: the width of a panel of rows, and the height of a row
+_NARROW_FROM = 3  # panels in a row
 _NAMES = 1.1  # inches: what the rows' names take
 _MARKS = "os^D"
 _NARROW, _WIDE = 2, 1e4  # ranges for which a logarithmic axis has no use, or only decades fit
@@ -52,6 +53,8 @@ def save(figure: Figure, stem: Path) -> list[Path]:
             _draw(panel, place, colours)
             if number % figure.columns and _lies(panel) and _lies(figure.panels[number - 1]):
                 place.tick_params(labelleft=False)  # the panel beside it names the rows
+            elif figure.columns > _NARROW_FROM and place.get_xscale() == "linear":
+                place.locator_params(axis="x", nbins=2)  # there is no room for more numbers
         paper.suptitle(figure.title, x=0.01, ha="left", fontsize=9, fontweight="bold")
         _legend(paper, places, colours, 2 if figure.columns == 1 else 2 * figure.columns - 1)
         files = [stem.with_suffix(suffix) for suffix in _SUFFIXES]
