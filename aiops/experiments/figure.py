@@ -61,8 +61,10 @@ class Panel:
 
     def __post_init__(self) -> None:
         """Check that it can be drawn."""
-        kinds = {line.kind for line in self.lines}
-        assert "rows" not in kinds or (kinds == {"rows"} and self.ticks), self.title
+        rows = [row for line in self.lines if line.kind == "rows" for row in line.x]
+        if rows:
+            assert max(rows) < len(self.ticks), f"{self.title}: rows without names"
+            assert {line.kind for line in self.lines} == {"rows"}, f"{self.title}: not rows alone"
 
 
 @dataclass(frozen=True)
