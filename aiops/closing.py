@@ -13,6 +13,10 @@ class Closing:
         """Let go of everything."""
         raise NotImplementedError
 
+    def abandon(self) -> None:
+        """Do this instead when the block failed; if nothing else is said, `close`."""
+        self.close()
+
     def __enter__(self) -> Self:
         return self
 
@@ -22,25 +26,32 @@ class Closing:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        if error is None:
+            self.close()
+        else:
+            self.abandon()
 
 
 class AsyncClosing:
     """The same for ``async with``, which connects first; what cannot connect is closed, too."""
 
     async def connect(self) -> Self:
-        """Have it ready."""
-        raise NotImplementedError
+        """Have it ready; if nothing else is said, it is."""
+        return self
 
     async def close(self) -> None:
         """Let go of everything."""
         raise NotImplementedError
 
+    async def abandon(self) -> None:
+        """Do this instead when the block failed; if nothing else is said, `close`."""
+        await self.close()
+
     async def __aenter__(self) -> Self:
         try:
             return await self.connect()
         except BaseException:
-            await self.close()
+            await self.abandon()
             raise
 
     async def __aexit__(
@@ -49,4 +60,7 @@ class AsyncClosing:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.close()
+        if error is None:
+            await self.close()
+        else:
+            await self.abandon()

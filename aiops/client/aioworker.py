@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 from aiops.client.aio import AsyncClient
@@ -15,6 +14,7 @@ from aiops.client.params import Params
 from aiops.client.requests import Receipt
 from aiops.client.steps import Await, Begin, Carry, Gradients, Offer, Order, Script, T
 from aiops.client.transfer import Transfer
+from aiops.closing import AsyncClosing
 from aiops.errors import ConnectionLost, UsageError
 from aiops.layout import Array
 from aiops.tables import Table
@@ -47,7 +47,7 @@ class _Errand:
         return self.task.exception() if self.over else None
 
 
-class AsyncWorker(WorkerFacade):
+class AsyncWorker(WorkerFacade, AsyncClosing):
     """One worker of a training run, for asyncio: `Worker`'s twin.
 
     ::
@@ -195,20 +195,9 @@ class AsyncWorker(WorkerFacade):
                 self._errand.task.cancel()
             await self._client.close()
 
-    async def __aenter__(self) -> Self:
-        try:
-            return await self.connect()
-        except BaseException:
-            await self.close(flush=False)
-            raise
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close(flush=error is None)
+    async def abandon(self) -> None:
+        """Close it, without pushing the rest."""
+        await self.close(flush=False)
 
     @contextlib.contextmanager
     def _turn(self, what: str) -> Iterator[None]:

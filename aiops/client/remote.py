@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import weakref
-from types import TracebackType
-from typing import Self
 
 from aiops.client.worker import Worker
+from aiops.closing import Closing
 
 
-class Remote:
+class Remote(Closing):
     """Holds a `Worker`, which says goodbye when this is closed, collected, or the program ends."""
 
     worker: Worker
@@ -34,17 +33,9 @@ class Remote:
         if self._finalizer.detach() is not None:
             self.worker.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is not None:
-            self._finalizer()
+    def abandon(self) -> None:
+        """Say goodbye, without pushing the rest."""
+        self._finalizer()
         self.close()
 
 

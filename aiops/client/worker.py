@@ -6,8 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 from aiops.client.blocking import Client
 from aiops.client.facade import WorkerFacade
@@ -15,6 +14,7 @@ from aiops.client.params import Params
 from aiops.client.requests import Receipt
 from aiops.client.steps import Await, Begin, Carry, Gradients, Offer, Order, Script, T
 from aiops.client.transfer import Transfer
+from aiops.closing import Closing
 from aiops.errors import AiopsError, DeadlineExceeded, UsageError
 from aiops.layout import Array
 from aiops.tables import Table
@@ -40,7 +40,7 @@ class _Errand:
         return self.done.is_set()
 
 
-class Worker(WorkerFacade):
+class Worker(WorkerFacade, Closing):
     """One worker of a training run.
 
     ::
@@ -220,16 +220,9 @@ class Worker(WorkerFacade):
             if not self._thread.is_alive():  # else it connects to a host that does not answer
                 self._client.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close(flush=error is None)
+    def abandon(self) -> None:
+        """Close it, without pushing the rest."""
+        self.close(flush=False)
 
     def _play(self, script: Script[T]) -> T:
         """Carry out the orders of a script; return its result."""

@@ -9,9 +9,9 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
+from aiops.closing import AsyncClosing
 from aiops.errors import AiopsError
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ class Child:
         return status
 
 
-class Family:
+class Family(AsyncClosing):
     """All children of a demo. ``async with Family() as family`` ends them on the way out.
 
     Every wait goes through `within`: it has a deadline, and it ends early when a child dies or
@@ -149,7 +149,7 @@ class Family:
         """End whatever `within` is waiting for."""
         self._fail(Interrupted(f"stopped by signal {number}", signal=number))
 
-    async def end(self) -> None:
+    async def close(self) -> None:
         """End every child: ask, then insist. Does not fail."""
         self._ending = True
         for number, seconds in ((signal.SIGTERM, _MERCY), (signal.SIGKILL, _LAST)):
@@ -163,17 +163,6 @@ class Family:
         for listener in self._listeners:
             listener.cancel()
         await asyncio.gather(*self._listeners, return_exceptions=True)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.end()
 
     async def _listen(self, child: Child, on_line: Callable[[str], None], lasting: bool) -> None:
         status = await child.listen(on_line)

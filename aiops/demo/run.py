@@ -62,7 +62,7 @@ async def run(record: Record, data: Dataset, display: Display) -> None:
             await _Demo(record, data, family).run()
         finally:
             painter.cancel()
-            await family.end()
+            await family.close()
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
             display.show(record)

@@ -93,7 +93,7 @@ async def carry_out(run: Run, bench: Bench, look: Look) -> Outcome:
             async with AsyncExitStack() as stack:
                 return await _Team(run, bench, look, family, stack).run()
         finally:
-            await family.end()
+            await family.close()
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
 

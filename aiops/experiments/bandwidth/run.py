@@ -90,7 +90,7 @@ async def carry_out(
         try:
             return await course.run()
         finally:
-            await family.end()
+            await family.close()
 
 
 class _Course:

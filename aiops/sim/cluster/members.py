@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from aiops.algorithms import find
 from aiops.client.aioaverager import AsyncModelAverager
 from aiops.client.aioworker import AsyncWorker
+from aiops.closing import AsyncClosing
 from aiops.config import Config
 from aiops.layout import Array
 
@@ -19,7 +19,7 @@ Compute: TypeAlias = Callable[[Mapping[str, Array]], Awaitable[Mapping[str, Arra
 """From parameters to the gradients of the next mini-batch, which take their time."""
 
 
-class AveragingWorker:
+class AveragingWorker(AsyncClosing):
     """A worker that trains a model of its own by plain SGD, and averages it with the others'.
 
     Its methods and figures are those of `AsyncWorker`.
@@ -63,16 +63,13 @@ class AveragingWorker:
             busy = loop.time() - began
         self.idle_seconds += loop.time() - asked - busy
 
-    async def __aenter__(self) -> Self:
-        await self._averager.__aenter__()
+    async def connect(self) -> Self:
+        """Join the others."""
+        await self._averager.connect()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def close(self) -> None:
+        """Say goodbye."""
         await self._averager.close()
 
 
