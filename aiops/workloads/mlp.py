@@ -156,6 +156,7 @@ class MLP:
         self, params: Arrays, inputs: Sequence[Array], scores: Array, y: Array, out: Arrays
     ) -> None:
         # d loss / d logits = (softmax − one-hot) / n, in the logits' own memory.
+        scores[scores < _LEAST] = -np.inf
         delta = np.exp(scores, out=scores)
         delta[np.arange(len(y)), y] -= 1
         delta /= len(y)
@@ -166,6 +167,11 @@ class MLP:
             if i:
                 delta = delta @ params[weight].T
                 delta *= inputs[i] > 0
+
+
+_LEAST = -69.0
+"""A probability below 1e-30 counts as 0 in the gradient: what would follow from it are subnormal
+numbers, with which a processor multiplies many times as slowly."""
 
 
 def _log_softmax(scores: Array) -> Array:

@@ -141,6 +141,18 @@ def test_huge_scores_neither_overflow_nor_lose_the_loss() -> None:
     np.testing.assert_array_equal(grads["layer0.bias"], [1, -1])
 
 
+def test_a_sure_answer_makes_no_subnormal_gradients() -> None:
+    """Probabilities go down to e^-120 here; a product with a subnormal takes a hundred cycles."""
+    model = MLP((4, 6, 61))
+    params = {name: array.copy() for name, array in jittered(model).items()}
+    params["layer1.bias"] -= 2 * np.arange(61, dtype=np.float32)
+    x, _y = examples(model.sizes)
+    _loss, grads = model.gradients(params, x, np.zeros(len(x), int))
+    sizes = np.concatenate([abs(array).ravel() for array in grads.values()])
+    assert 0 < np.count_nonzero(sizes) < sizes.size
+    assert sizes[sizes > 0].min() > np.finfo(np.float32).tiny
+
+
 def test_diverged_parameters_give_nan_and_no_warning() -> None:
     model = MLP((2, 2, 2))
     params = {name: np.full_like(array, 3e38) for name, array in model.init(0).items()}
