@@ -34,6 +34,7 @@ Iterations = Annotated[int | None, typer.Option(help="Of each run, instead of th
 Knob = Annotated[list[str] | None, typer.Option("--with", help="A knob: key=value; see list.")]
 Jobs = Annotated[int, typer.Option(help="Runs at the same time; 0: one per processor.")]
 Out = Annotated[Path | None, typer.Option(help="Folder of the results; default out/NAME.")]
+Anew = Annotated[bool, typer.Option("--anew", help="Run again what other versions have run.")]
 Estimate = Annotated[bool, typer.Option("--estimate", help="Only say how long it would take.")]
 
 
@@ -73,6 +74,7 @@ def run(
     knob: Knob = None,
     jobs: Jobs = 0,
     out: Out = None,
+    anew: Anew = False,
     estimate: Estimate = False,
     as_json: Json = False,
 ) -> None:
@@ -97,7 +99,8 @@ def run(
     command += [word for item in knobs for word in ("--with", item)]
     console = Console(stderr=True, highlight=False)
     with _Screen(console) as screen:
-        course = Course(experiment, scale, Folder(place, name), screen)
+        course = Course(experiment, scale, Folder(place, name, anew=anew), screen)
+        _say_what_is_foreign(course, console)
         if full or estimate:
             _say_how_long(course, jobs, console)
         if estimate:
@@ -105,6 +108,12 @@ def run(
         status = _carry_out(course, jobs, screen)
     _show(course, shlex.join(command), draw=status != _STOPPED, as_json=as_json)
     raise typer.Exit(status)
+
+
+def _say_what_is_foreign(course: Course, console: Console) -> None:
+    for what, count in course.folder.foreign(course.wanted()).items():
+        text = f"kept runs made with {what}: {count} (--anew makes them again)"
+        console.print(text, style="yellow", markup=False, soft_wrap=True)
 
 
 def _say_how_long(course: Course, jobs: int, console: Console) -> None:

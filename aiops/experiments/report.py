@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from aiops.experiments import drawing
 from aiops.experiments.case import plain
 from aiops.experiments.experiment import Experiment, Findings, Scale
-from aiops.experiments.runs import Finished, Folder, Runs, unique, versions, write
+from aiops.experiments.runs import Finished, Folder, Runs, unique, write
 
 
 def finished(experiment: Experiment, scale: Scale, runs: Runs) -> list[Finished]:
@@ -66,11 +66,21 @@ def summary(
         "numbers": findings.numbers,
         "scale": scale,
         "seeds": sorted({run.case.seed for run in runs if run.case.role == "reported"}),
-        "versions": versions(),
+        "versions": _versions(runs, folder),
         "runs": [_run(run) for run in runs],
         "failed": [{"name": case.name, "why": folder.runs.failed[case.key]} for case in failed],
     }
     return {key: plain(value) for key, value in found.items()}
+
+
+def _versions(runs: Sequence[Finished], folder: Folder) -> list[Mapping[str, Any]]:
+    """Return the versions with which the runs were made: one entry, if nothing came between."""
+    found: list[Mapping[str, Any]] = []
+    for run in runs:
+        made = folder.versions[run.case.key]
+        if made not in found:
+            found.append(made)
+    return found
 
 
 def _run(run: Finished) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import math
 import os
@@ -11,7 +13,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeAlias
 
 import aiops
 from aiops.errors import UsageError
@@ -21,6 +23,9 @@ MARKER = "experiment.json"
 RUNS = "runs"
 
 _FORMAT = 1
+
+Versions: TypeAlias = Mapping[str, str | None]
+"""Of what a result depends on, down to the last bit, by name."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,13 @@ class Folder:
         Made if it is not there.
     name
         The experiment's.
+    anew
+        Runs of other versions count as missing; their files stay until they are replaced.
+
+    Attributes
+    ----------
+    versions
+        Those with which each kept run was made, by its key.
 
     Raises
     ------
@@ -115,10 +127,25 @@ class Folder:
         When the folder holds something else, or cannot be written.
     """
 
-    def __init__(self, path: Path, name: str) -> None:
+    def __init__(self, path: Path, name: str, *, anew: bool = False) -> None:
         self.path, self.name = path, name
         self._claim()
-        self.runs = Runs(self._read())
+        self.versions: dict[str, Versions] = {}
+        self.runs = Runs(self._read(anew))
+
+    def foreign(self, cases: Iterable[Case]) -> dict[str, int]:
+        """Return what differs between kept runs and this program, and in how many of the cases.
+
+        It is named as in "numpy 2.3.1, not 2.4.0".
+        """
+        ours = versions()
+        found: dict[str, int] = {}
+        for theirs in (self.versions[c.key] for c in unique(cases) if c.key in self.versions):
+            for name in ours:
+                if theirs.get(name) != ours[name]:
+                    what = f"{name} {theirs.get(name)}, not {ours[name]}"
+                    found[what] = found.get(what, 0) + 1
+        return found
 
     def _claim(self) -> None:
         marker = self.path / MARKER
@@ -154,22 +181,26 @@ class Folder:
                 f"--out {self.path} holds results of another version of aiops: name another folder"
             )
 
-    def _read(self) -> dict[str, Result]:
+    def _read(self, anew: bool) -> dict[str, Result]:
         found = {}
         for path in (self.path / RUNS).glob("*.json"):
             try:
                 row = json.loads(path.read_text(encoding="utf-8"))
-                found[path.stem] = row["result"]
+                result, made = row["result"], dict(row["versions"])
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise UsageError(f"{path} is damaged ({error!r}): remove it") from None
+            if not anew or made == versions():
+                found[path.stem] = result
+                self.versions[path.stem] = made
         return found
 
     def put(self, case: Case, result: Result) -> None:
         """Keep a result."""
+        made = versions()
         row = {
             "name": case.name,
             "settings": case.settings,
-            "versions": versions(),
+            "versions": made,
             "result": result,
         }
         path = self.path / RUNS / f"{case.key}.json"
@@ -178,6 +209,7 @@ class Folder:
             write(path, json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
         except OSError as error:
             raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+        self.versions[case.key] = made
         self.runs.add(case, result)
 
 
@@ -191,18 +223,29 @@ def write(path: Path, text: str) -> None:
         beside.unlink(missing_ok=True)
 
 
-def versions() -> dict[str, str | None]:
-    """Return the versions on which the last bit of a result depends."""
+@functools.cache
+def versions() -> Versions:
+    """Return the versions on which the last bit of a result depends, aiops' sources among them."""
     found: dict[str, str | None] = {
         "aiops": aiops.__version__,
+        "sources": sources(Path(aiops.__file__).parent),
         "python": platform.python_version(),
     }
-    for package in ("numpy", "numba"):
+    for package in ("numpy", "numba", "torch"):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             found[package] = None
     return found
+
+
+def sources(package: Path) -> str:
+    """Return a digest of a package's modules: between two releases, its version says little."""
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        text = path.read_bytes()
+        digest.update(f"{path.relative_to(package).as_posix()} {len(text)}\n".encode() + text)
+    return digest.hexdigest()[:12]
 
 
 def unique(cases: Iterable[Case]) -> list[Case]:

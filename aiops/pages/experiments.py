@@ -34,7 +34,9 @@ a verdict beside the paper's claim. Into its folder (`--out`, by default `out/NA
 A rerun does only what is missing, so a run that was interrupted (Ctrl-C) or extended (`--seeds 5`)
 goes on where it was, and `--full` after `--quick` keeps both. The other files are then written
 anew from `runs/`. A folder of another experiment is refused. Equal settings and seeds give equal
-digests. Two curves differ if all seeds of one are better than all of the other, which takes three.
+digests; kept runs of other versions, or of aiops' modules as they were before a change, are named
+(`--anew`: and made again). Two curves differ if all seeds of one are better than all of the other,
+which takes three.
 
 | flag | |
 |---|---|
@@ -43,6 +45,7 @@ digests. Two curves differ if all seeds of one are better than all of the other,
 | `--with KEY=VALUE` | a setting that the source leaves open (below), into a folder of its own |
 | `--iterations N` | of each run, instead of the experiment's |
 | `--jobs N` | runs at the same time |
+| `--anew` | run again what other versions have run |
 | `--estimate` | only say how long it would take here and now |
 
 """

@@ -94,6 +94,14 @@ def test_a_run_and_its_rerun(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     assert json.loads(said) == json.loads(summary)
     assert {path: path.stat().st_mtime_ns for path in Path(out, "runs").iterdir()} == times
     assert (Path(out) / "summary.json").read_bytes() == summary
+    one = next(iter(times))
+    one.write_text(json.dumps({**json.loads(one.read_text()), "versions": {"numpy": "1.0"}}))
+    _status, _said, err = aiops("run", *FEW, "--out", out, "--estimate", capsys=capsys)
+    assert "kept runs made with numpy 1.0, not " in err
+    assert "runs, about" not in err
+    _status, _said, err = aiops("run", *FEW, "--out", out, "--estimate", "--anew", capsys=capsys)
+    assert "kept runs" not in err
+    assert "1 runs, about " in err
 
 
 @pytest.mark.slow

@@ -11,7 +11,16 @@ import pytest
 
 from aiops.errors import UsageError
 from aiops.experiments.case import Case, plain
-from aiops.experiments.runs import MARKER, Finished, Folder, Runs, gathered, unique, versions
+from aiops.experiments.runs import (
+    MARKER,
+    Finished,
+    Folder,
+    Runs,
+    gathered,
+    sources,
+    unique,
+    versions,
+)
 from tests.experiments.small import TINY, Told, result
 
 CASE = Case("panel", "curve", 0, TINY)
@@ -79,6 +88,22 @@ class TestRuns:
         assert (runs.tail(CASE), runs.tail(other)) == (0.25, math.inf)
 
 
+class TestVersions:
+    def test_a_change_of_any_module_is_another_version(self, tmp_path: Path) -> None:
+        package = tmp_path / "package"
+        (package / "part").mkdir(parents=True)
+        (package / "part" / "one.py").write_text("x = 1")
+        before = sources(package)
+        assert sources(package) == before
+        (package / "notes.txt").write_text("no module")
+        assert sources(package) == before
+        (package / "part" / "one.py").write_text("x = 2")
+        assert sources(package) != before
+
+    def test_everything_has_one(self) -> None:
+        assert versions().keys() == {"aiops", "sources", "python", "numpy", "numba", "torch"}
+
+
 class TestFolder:
     def test_what_was_put_is_found_again(self, tmp_path: Path) -> None:
         Folder(tmp_path / "out", "small").put(CASE, result(0.25))
@@ -91,6 +116,25 @@ class TestFolder:
         assert file.stem == CASE.key
         assert row["settings"]["dataset"] == "digits"
         assert row["versions"] == versions()
+
+    def test_runs_of_other_versions_are_named_and_can_be_made_anew(self, tmp_path: Path) -> None:
+        folder, other = Folder(tmp_path, "small"), replace(CASE, work=Told())
+        folder.put(CASE, result(0.25))
+        folder.put(other, result(0.5))
+        path = tmp_path / "runs" / f"{CASE.key}.json"
+        row = json.loads(path.read_text())
+        row["versions"]["sources"] = "0123456789ab"
+        path.write_text(json.dumps(row))
+        kept = Folder(tmp_path, "small")
+        assert kept.runs.settled([CASE, other])
+        what = f"sources 0123456789ab, not {versions()['sources']}"
+        assert kept.foreign([CASE, other, CASE]) == {what: 1}
+        assert kept.foreign([other]) == {}
+        anew = Folder(tmp_path, "small", anew=True)
+        assert [run.case for run in anew.runs.of([CASE, other])] == [other]
+        assert anew.foreign([CASE, other]) == {}
+        anew.put(CASE, result(0.75))
+        assert json.loads(path.read_text())["versions"] == versions()
 
     def test_another_experiments_folder_is_refused(self, tmp_path: Path) -> None:
         Folder(tmp_path, "other")
