@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from aiops.applier import Applier, ApplierThread
+from aiops.lookup import Addresses, literal
 from aiops.spin import Spin
 
 _WAITING = 64  # connections that may wait to be accepted
@@ -58,6 +59,8 @@ class Surroundings:
     listening, unconnected
         Make a socket, of an IP address: one that listens there, at a free port; and one to connect
         to it. The event loop reads and writes them.
+    known
+        Returns the addresses of a host if nobody has to be asked for them; None: look it up.
     reached_at
         The IP address at which others reach what listens here; None: that of its connection.
     """
@@ -72,6 +75,7 @@ class Surroundings:
     identity: Callable[[], str] = _identity
     listening: Callable[[str], socket.socket] = _listening
     unconnected: Callable[[str], socket.socket] = _unconnected
+    known: Callable[[str], Addresses | None] = literal
     reached_at: str | None = None
 
 

@@ -43,7 +43,7 @@ ROOMS: Mapping[str, str] = {
     "routines":     "client.routines client.steps",
     "collective":   "collective",
     "workloads":    "workloads",
-    "sockets":      "sockets spin applier surroundings",
+    "sockets":      "sockets lookup spin applier surroundings",
     "client":       "client",
     "server":       "server process connections performer link paced pacing peer config files"
                     " ledgerfile keeping",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -16,6 +17,7 @@ from aiops.client.transfer import Transfer
 from aiops.closing import AsyncClosing
 from aiops.errors import AiopsError, ConnectionLost, UsageError
 from aiops.layout import Array
+from aiops.lookup import addresses
 from aiops.tables import Table
 
 
@@ -259,10 +261,7 @@ class AsyncClient(Facade, AsyncClosing):
 
     async def _connect(self) -> None:
         """Open one connection, and wait for the welcome."""
-        loop = asyncio.get_running_loop()
-        transport, connection = await loop.create_connection(
-            lambda: AsyncConnection(self._talk), self._host, self._port
-        )
+        transport, connection = await self._reached()
         self._connection = connection
         try:
             while not self._talk.ready:
@@ -277,6 +276,23 @@ class AsyncClient(Facade, AsyncClosing):
             raise
         if self._ready is not None and not self._ready.done():
             self._ready.set_result(None)
+
+    async def _reached(self) -> tuple[asyncio.Transport, AsyncConnection]:
+        """Connect to the first of the server's addresses that answers."""
+        loop = asyncio.get_running_loop()
+        left = self._attempts.until - loop.time()
+        hosts = self._here.known(self._host) or await addresses(self._host, left)
+        for others in range(len(hosts) - 1, 0, -1):
+            # A silent address leaves the others their share of the time.
+            share = (self._attempts.until - loop.time()) / (1 + others)
+            with contextlib.suppress(OSError):
+                async with asyncio.timeout(share):
+                    return await self._reach(hosts[-1 - others])
+        return await self._reach(hosts[-1])
+
+    async def _reach(self, host: str) -> tuple[asyncio.Transport, AsyncConnection]:
+        loop = asyncio.get_running_loop()
+        return await loop.create_connection(lambda: AsyncConnection(self._talk), host, self._port)
 
     def _give_up(self, error: AiopsError) -> None:
         """Nothing can be done about this connection: everybody who waits hears why."""

@@ -12,6 +12,7 @@ import time
 from aiops.client.backoff import overdue, reason
 from aiops.client.conversation import Conversation
 from aiops.errors import AiopsError, ConnectionLost
+from aiops.lookup import addresses_waited_for, literal
 from aiops.sockets import tune
 from aiops.spin import Spin
 from aiops.wire import Buffer
@@ -45,7 +46,7 @@ class Connection:
     """
 
     def __init__(self, talk: Conversation, host: str, port: int) -> None:
-        self._talk, self._address = talk, (host, port)
+        self._talk, self._host, self._port = talk, host, port
         self.socket: socket.socket | None = None
         self._spin = Spin()
         self._interrupted = threading.Event()
@@ -139,15 +140,35 @@ class Connection:
     # ------------------------------------------------------------ the socket
 
     def _connect(self, until: float, beat: float) -> None:
-        left = self._left(until)
-        self.socket = sock = socket.create_connection(self._address, timeout=left)
-        self.check_interrupted()  # it may have come too early to find this socket
+        sock = self._reached(until)
         tune(sock)
         sock.settimeout(None)
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             seconds = struct.pack("ll", int(beat), int(beat % 1 * 1e6) or 1)
             sock.setsockopt(socket.SOL_SOCKET, option, seconds)
         self._send(self._talk.connected(), until)
+
+    def _reached(self, until: float) -> socket.socket:
+        """Return a connected socket: to the first of the server's addresses that answers."""
+        known = literal(self._host)
+        hosts = known or addresses_waited_for(self._host, self._left(until), self.check_interrupted)
+        for others in range(len(hosts) - 1, -1, -1):
+            # A silent address leaves the others their share of the time.
+            host, share = hosts[-1 - others], self._left(until) / (1 + others)
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self.socket = sock = socket.socket(family, socket.SOCK_STREAM)
+            self.check_interrupted()  # it may have come too early to find this socket
+            sock.settimeout(share)
+            try:
+                sock.connect((host, self._port))
+            except OSError:
+                self.hang_up()
+                self.check_interrupted()
+                if not others:
+                    raise
+            else:
+                break
+        return sock
 
     # The kernel itself wakes a call that waits for more than _BEAT (SO_RCVTIMEO, SO_SNDTIMEO), so
     # that a transfer of any size is one system call, and a deadline is still seen to.

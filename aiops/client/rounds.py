@@ -10,7 +10,7 @@ from typing import Any
 
 from aiops import messages
 from aiops.arena import Arena
-from aiops.client.lookup import looked_up
+from aiops.client.backoff import reason
 from aiops.client.meeting import MeetingClient
 from aiops.client.neighbours import Listener, take_part
 from aiops.client.replica import Replica
@@ -27,6 +27,7 @@ from aiops.errors import (
     Unavailable,
     UsageError,
 )
+from aiops.lookup import addresses
 from aiops.surroundings import SURROUNDINGS
 from aiops.wire import Traffic
 
@@ -128,8 +129,7 @@ class Rounds:
         self.plan = plan
         layout = await client.agree(replica.arrays())
         self._copy, self._flat = Arena(layout), Flat(layout)
-        here = self._host or SURROUNDINGS.get().reached_at or client.local_host
-        self._host = await looked_up(here, self._timeout)
+        self._host = await self._address(client.local_host)
         try:
             self._listener = Listener(self._host, plan["stall"])
         except OSError as error:
@@ -137,6 +137,15 @@ class Rounds:
                 f"cannot listen at {self._host} for other workers ({error.strerror or error}): pass"
                 " host=... an address of this machine that they can reach"
             ) from None
+
+    async def _address(self, local: str) -> str:
+        """Return the address at which to listen: as was asked for, or where the server is met."""
+        here = SURROUNDINGS.get()
+        host = self._host or here.reached_at or local
+        try:
+            return (here.known(host) or await addresses(host, self._timeout))[0]
+        except OSError as error:
+            raise UsageError(f"host={host!r}: {reason(error)}: pass an IP address") from None
 
     async def close(self) -> None:
         """Listen for other workers no longer."""

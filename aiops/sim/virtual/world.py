@@ -101,6 +101,7 @@ class World:
             identity=HERE.get,
             listening=lambda host: cast(socket, listening(self.network, host)),
             unconnected=lambda host: cast(socket, MemorySocket(self.network)),
+            known=lambda host: (host,),
             reached_at="127.0.0.1",  # which finds whoever listens, wherever it is
         )
 

@@ -1,0 +1,101 @@
+"""A host's addresses, looked up without holding up the end of the program.
+
+What looks them up (``getaddrinfo``) cannot be interrupted, and may take half a minute where a name
+server is out of reach. So a thread does it that belongs to no pool and that nobody waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+import threading
+from collections.abc import Callable
+from typing import TypeAlias
+
+Addresses: TypeAlias = tuple[str, ...]
+"""IP addresses of one host, the preferred one first."""
+
+_GLANCE = 0.1  # seconds between two looks at whether a wait has been ended
+
+
+def literal(host: str) -> Addresses | None:
+    """Return the address if the host is one itself; None if it has to be looked up."""
+    try:
+        return (str(ipaddress.ip_address(host)),)
+    except ValueError:
+        return None
+
+
+async def addresses(host: str, patience: float) -> Addresses:
+    """Return the addresses of a host.
+
+    Raises
+    ------
+    OSError
+        When there are none, or there is no answer in ``patience`` seconds.
+    """
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[Addresses | OSError] = loop.create_future()
+
+    def settle(answer: Addresses | OSError) -> None:
+        if not found.done():
+            found.set_result(answer)
+
+    def tell(answer: Addresses | OSError) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(settle, answer)
+
+    _begin(host, tell)
+    try:
+        async with asyncio.timeout(patience):
+            answer = await found
+    except TimeoutError:
+        raise _silent(host, patience) from None
+    return _checked(host, answer)
+
+
+def addresses_waited_for(host: str, patience: float, check: Callable[[], None]) -> Addresses:
+    """Return the addresses of a host, as `addresses` does, without an event loop.
+
+    ``check`` is called now and then; what it raises ends the wait.
+    """
+    answered, answers = threading.Event(), list[Addresses | OSError]()
+
+    def tell(answer: Addresses | OSError) -> None:
+        answers.append(answer)
+        answered.set()
+
+    _begin(host, tell)
+    left = patience
+    while not answered.wait(min(left, _GLANCE)):
+        check()
+        left -= _GLANCE
+        if left <= 0:
+            raise _silent(host, patience)
+    return _checked(host, answers[0])
+
+
+def _begin(host: str, tell: Callable[[Addresses | OSError], None]) -> None:
+    def look_up() -> None:
+        try:
+            rows = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except OSError as error:
+            tell(error)
+        except UnicodeError as error:  # what cannot be a host's name
+            tell(OSError(str(error)))
+        else:
+            tell(tuple(dict.fromkeys(str(row[4][0]) for row in rows)))
+
+    threading.Thread(target=look_up, name="aiops-lookup", daemon=True).start()
+
+
+def _checked(host: str, answer: Addresses | OSError) -> Addresses:
+    if isinstance(answer, OSError):
+        raise OSError(answer.errno, f"{host!r} cannot be looked up: {answer.strerror or answer}")
+    return answer
+
+
+def _silent(host: str, patience: float) -> OSError:
+    return TimeoutError(f"{host!r} cannot be looked up: no answer in {patience:.3g} s")
