@@ -56,10 +56,15 @@ class Attempts:
         self._server, self._below = server, below
         self.begin_anew(until)
 
-    def begin_anew(self, until: float) -> None:
-        """Begin again with the shortest pause: there was a connection meanwhile."""
+    def begin_anew(self, until: float, *, worked: bool = True) -> None:
+        """Try for longer: there was a connection meanwhile.
+
+        ``worked``: it was of use, so the next pause is the shortest. After one that was not (where
+        whoever asks is cut off, say) pauses go on growing.
+        """
         self.until = until
-        self._delays = delays(self._below)
+        if worked:
+            self._delays = delays(self._below)
 
     def pause(self, now: float, error: Exception) -> float:
         """Return the seconds to wait before the next attempt, after this one failed.

@@ -111,6 +111,7 @@ class Dialogue:
         self._epoch = 0
         self._run_since = 1  # the first connection to the server as it runs now
         self.ready = False
+        self.answered = 0  # answers heard so far
         self.welcome: Welcome | None = None
         self.layout: Layout | None = None
         self.rows = Rows()
@@ -316,6 +317,7 @@ class Dialogue:
             self._ask(request)
 
     def _hear_answer(self, message: Message, sink: Sink | None) -> None:
+        self.answered += 1
         self.ledger.answered(message, not isinstance(sink, Discard))
         request = self._pending.pop(message.id, None)
         if isinstance(sink, Into):

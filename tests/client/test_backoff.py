@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+import aiops
+from aiops import testing
 from aiops.client.backoff import FIRST, LONGEST, Attempts, check_timeout, delays, overdue, reason
 from aiops.errors import ConnectionLost, DeadlineExceeded, UsageError
+from aiops.events import Effect, Event, Received
 
 URL = "aiops://host:7171"
 
@@ -81,3 +84,33 @@ def test_what_is_overdue_is_named() -> None:
     error = overdue(URL, "an acknowledgement", "in 5 s")
     assert isinstance(error, DeadlineExceeded)
     assert str(error).startswith(f"{URL} did not send an acknowledgement in 5 s: it may be")
+
+    def test_pauses_grow_on_after_a_connection_that_was_of_no_use(self) -> None:
+        attempts = Attempts(URL, shortest, until=1.0)
+        for _ in range(3):
+            attempts.pause(0.0, OSError("gone"))
+        attempts.begin_anew(until=9.0, worked=False)
+        assert attempts.pause(7.0, OSError("gone")) == FIRST / 2 * 2**3
+
+
+@testing.virtual()
+async def test_a_server_that_cuts_off_whoever_asks_is_not_besieged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with aiops.serve(policy="asgd") as server:
+        handle, asked = server.engine.handle, 0
+
+        def refuse(event: Event) -> list[Effect]:
+            nonlocal asked
+            if isinstance(event, Received):
+                asked += 1
+                server.connections.peers[event.peer].link.fault(ConnectionLost("a bug"))
+                return []
+            return handle(event)
+
+        monkeypatch.setattr(server.engine, "handle", refuse)
+        client = await aiops.AsyncClient(server.url, timeout=60.0).connect()
+        with pytest.raises(DeadlineExceeded):
+            await client.stats()
+        await client.close()
+        assert 50 < asked < 150, "in the 360 seconds that an answer may take"
