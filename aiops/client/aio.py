@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from aiops import messages
 from aiops.client.aioconnection import AsyncConnection
-from aiops.client.backoff import LONGEST, Attempts, overdue
+from aiops.client.backoff import Attempts, overdue
 from aiops.client.facade import Facade
 from aiops.client.params import Params, Stamped
 from aiops.client.requests import Receipt, Request
@@ -249,15 +249,14 @@ class AsyncClient(Facade, AsyncClosing):
                     error = lost
                 else:
                     assert self._connection is not None
-                    began, before = loop.time(), self._talk.answered
+                    attempts.made(loop.time(), self._talk.answered)
                     error = await self._connection.ended
                     self._connection = None
                     self._talk.lost()
                     if not isinstance(error, ConnectionLost):
                         raise error
                     now = loop.time()
-                    worked = self._talk.answered > before or now - began >= LONGEST
-                    attempts.begin_anew(now + self.timeout, worked=worked)
+                    attempts.lost(now, self._talk.answered, now + self.timeout)
                 await asyncio.sleep(attempts.pause(loop.time(), error))
         except AiopsError as final:
             self._give_up(final)

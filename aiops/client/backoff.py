@@ -56,15 +56,26 @@ class Attempts:
         self._server, self._below = server, below
         self.begin_anew(until)
 
-    def begin_anew(self, until: float, *, worked: bool = True) -> None:
-        """Try for longer: there was a connection meanwhile.
-
-        ``worked``: it was of use, so the next pause is the shortest. After one that was not (where
-        whoever asks is cut off, say) pauses go on growing.
-        """
+    def begin_anew(self, until: float) -> None:
+        """Try until then, with the shortest pause first."""
         self.until = until
-        if worked:
-            self._delays = delays(self._below)
+        self._delays = delays(self._below)
+        self._made = (0.0, 0)
+
+    def made(self, now: float, answered: int) -> None:
+        """Note that there is a connection, and how many answers came before it."""
+        self._made = now, answered
+
+    def lost(self, now: float, answered: int, until: float) -> None:
+        """Note that it is gone, and try until then for another.
+
+        Pauses begin with the shortest if it was of use: it brought an answer, or lasted. Else they
+        go on growing, so that a server is not besieged that cuts off whoever asks.
+        """
+        since, before = self._made
+        if answered > before or now - since >= LONGEST:
+            self.begin_anew(until)
+        self.until = until
 
     def pause(self, now: float, error: Exception) -> float:
         """Return the seconds to wait before the next attempt, after this one failed.

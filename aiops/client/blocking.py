@@ -297,8 +297,7 @@ class Client(Facade, Closing):
                     connection.hang_up()
                     connection.check_interrupted()
                     if ready:  # it was there until now
-                        longer = min(until, time.monotonic() + self.timeout)
-                        attempts.begin_anew(longer, worked=False)
+                        attempts.until = min(until, time.monotonic() + self.timeout)
                     connection.pause(attempts.pause(time.monotonic(), error))
         except BaseException:  # whatever it was, it may have come in mid-message
             if request is not None:

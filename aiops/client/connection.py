@@ -12,9 +12,10 @@ import time
 from aiops.client.backoff import overdue, reason
 from aiops.client.conversation import Conversation
 from aiops.errors import AiopsError, ConnectionLost
-from aiops.lookup import addresses_waited_for, literal
+from aiops.lookup import addresses_waited_for
 from aiops.sockets import tune
 from aiops.spin import Spin
+from aiops.surroundings import SURROUNDINGS
 from aiops.wire import Buffer
 
 _BEAT = 1.0  # seconds between looks at the clock in a call that waits
@@ -47,6 +48,7 @@ class Connection:
 
     def __init__(self, talk: Conversation, host: str, port: int) -> None:
         self._talk, self._host, self._port = talk, host, port
+        self._here = SURROUNDINGS.get()
         self.socket: socket.socket | None = None
         self._spin = Spin()
         self._interrupted = threading.Event()
@@ -150,13 +152,12 @@ class Connection:
 
     def _reached(self, until: float) -> socket.socket:
         """Return a connected socket: to the first of the server's addresses that answers."""
-        known = literal(self._host)
+        known = self._here.known(self._host)
         hosts = known or addresses_waited_for(self._host, self._left(until), self.check_interrupted)
         for others in range(len(hosts) - 1, -1, -1):
             # A silent address leaves the others their share of the time.
             host, share = hosts[-1 - others], self._left(until) / (1 + others)
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self.socket = sock = socket.socket(family, socket.SOCK_STREAM)
+            self.socket = sock = self._here.unconnected(host)
             self.check_interrupted()  # it may have come too early to find this socket
             sock.settimeout(share)
             try:

@@ -55,12 +55,19 @@ class TestAttempts:
         )
         assert caught.value.__cause__ is error
 
-    def test_a_connection_in_between_begins_them_anew(self) -> None:
+    @pytest.mark.parametrize(
+        ("lasted", "answers", "pauses_before"),
+        [(0.0, 0, 3), (4.9, 0, 3), (5.0, 0, 0), (0.0, 1, 0)],
+    )
+    def test_a_connection_that_was_of_use_begins_them_anew(
+        self, lasted: float, answers: int, pauses_before: int
+    ) -> None:
         attempts = Attempts(URL, shortest, until=1.0)
         for _ in range(3):
             attempts.pause(0.0, OSError("gone"))
-        attempts.begin_anew(until=9.0)
-        assert attempts.pause(8.0, OSError("gone")) == FIRST / 2
+        attempts.made(1.0, answered=7)
+        attempts.lost(1.0 + lasted, answered=7 + answers, until=99.0)
+        assert attempts.pause(90.0, OSError("gone")) == FIRST / 2 * 2**pauses_before
 
     def test_more_time_can_be_given(self) -> None:
         attempts = Attempts(URL, shortest, until=1.0)
@@ -84,13 +91,6 @@ def test_what_is_overdue_is_named() -> None:
     error = overdue(URL, "an acknowledgement", "in 5 s")
     assert isinstance(error, DeadlineExceeded)
     assert str(error).startswith(f"{URL} did not send an acknowledgement in 5 s: it may be")
-
-    def test_pauses_grow_on_after_a_connection_that_was_of_no_use(self) -> None:
-        attempts = Attempts(URL, shortest, until=1.0)
-        for _ in range(3):
-            attempts.pause(0.0, OSError("gone"))
-        attempts.begin_anew(until=9.0, worked=False)
-        assert attempts.pause(7.0, OSError("gone")) == FIRST / 2 * 2**3
 
 
 @testing.virtual()
