@@ -180,7 +180,7 @@ def figure(scale: Machines, runs: Runs) -> Figure:
         ),
         panel("Last error", "% of the test", lambda run: 100 * run.last["error"]),
         panel("Time in all", "seconds", lambda run: float(run.result["seconds"]), left=0.0),
-        panel("Traffic", "MB", lambda run: run.last["bytes"] / 1e6, log="x"),
+        panel("Traffic", "GB", lambda run: run.last["bytes"] / 1e9, log="x"),
         panel("Idle", "% of the time", lambda run: 100 * float(run.result["idle"]), left=0.0),
     ]
     title = "All policies beside a straggler (mean, and range of the seeds)"
