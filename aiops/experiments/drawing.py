@@ -22,6 +22,7 @@ _ROWS = (1.22, 0.155)  # inches: the width of a panel of rows, and the height of
 _NARROW_FROM = 3  # panels in a row
 _NAMES = 1.1  # inches: what the rows' names take
 _MARKS = "os^D"
+_MANY = 2e5  # what goes beyond is numbered in thousands and millions
 _NARROW, _WIDE = 2, 1e4  # ranges for which a logarithmic axis has no use, or only decades fit
 _SUFFIXES = (".png", ".svg")
 
@@ -142,8 +143,11 @@ def _scale(axes: Any, which: str, *, logarithmic: bool) -> None:
     axis = getattr(axes, f"{which}axis")
     low, high = getattr(axes, f"get_{which}lim")()
     if not logarithmic or 0 < low < high < _NARROW * low:
-        if which == "x":
+        if high > _MANY:
+            axis.set_major_formatter(_short)
+        elif which == "x":
             axis.set_major_formatter(_thousands)
+        if which == "x":
             axes.locator_params(axis="x", nbins=5)
         return
     getattr(axes, f"set_{which}scale")("log")
@@ -227,6 +231,12 @@ def _rows(line: Line, axes: Any, colour: str, mark: str) -> None:
 
 def _thousands(value: float, _position: Any = None) -> str:
     return f"{value:,.0f}" if value == round(value) else f"{value:g}"
+
+
+def _short(value: float, _position: Any = None) -> str:
+    if abs(value) >= 1e6:
+        return f"{value / 1e6:g}M"
+    return f"{value / 1e3:g}k" if abs(value) >= 1e3 else f"{value:g}"
 
 
 def _sparse(value: float, _position: Any = None) -> str:
