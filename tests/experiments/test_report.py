@@ -111,6 +111,12 @@ class TestDrawing:
         assert png.stat().st_size > 1000
         assert "two seeds" in svg.read_text() or svg.stat().st_size > 1000
 
+    def test_long_axes_are_numbered_in_thousands_and_millions(self, tmp_path: Path) -> None:
+        line = Line("a", [0, 500_000, 1_000_000], [[0, 200_000, 400_000]])
+        _png, svg = drawing.save(Figure("Long", [Panel("p", "x", "y", [line])], 1), tmp_path / "f")
+        said = svg.read_text(encoding="utf-8")
+        assert all(f"<!-- {number} -->" in said for number in ("0", "250k", "500k", "1M", "400k"))
+
     def test_rows_say_who_has_no_value(self, tmp_path: Path) -> None:
         """And what is infinite, such as a time at which nothing happened, is none."""
         lines = [
