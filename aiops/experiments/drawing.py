@@ -234,6 +234,7 @@ def _thousands(value: float, _position: Any = None) -> str:
 
 
 def _short(value: float, _position: Any = None) -> str:
+    """Write a number in thousands or millions."""
     if abs(value) >= 1e6:
         return f"{value / 1e6:g}M"
     return f"{value / 1e3:g}k" if abs(value) >= 1e3 else f"{value:g}"
