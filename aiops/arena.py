@@ -17,10 +17,13 @@ def aligned(nbytes: int) -> Bytes:
 class Arena:
     """One copy of a model: its bytes, a flat typed view per section, a shaped view per tensor."""
 
-    __slots__ = ("__weakref__", "_shown", "_views", "data", "layout", "sections")
+    __slots__ = ("__weakref__", "_shown", "_views", "data", "layout", "sections", "segment")
 
-    def __init__(self, layout: Layout, data: Bytes | None = None) -> None:
+    def __init__(
+        self, layout: Layout, data: Bytes | None = None, segment: object | None = None
+    ) -> None:
         self.layout = layout
+        self.segment = segment  # the shared memory it lies in, from its first byte on
         self.data = aligned(layout.nbytes) if data is None else data
         self.sections: tuple[Array, ...] = tuple(
             self.data[section.start : section.stop].view(section.dtype)

@@ -79,6 +79,7 @@ class Config:
     worker_budget: str | None = _option(None, "The same for each client: 200KB/s.")
     heartbeat: float = _option(20.0, "Seconds of silence after which a client is pinged.")
     drain_deadline: float = _option(10.0, "Seconds that answers still unsent at the end get.")
+    no_shm: bool = _option(False, "Have clients on this machine use TCP, too: no shared memory.")
     log_format: str = _option("text", "'text' or 'json'.")
     log_level: str = _option("info", "'debug', 'info', 'warning' or 'error'.")
 
@@ -217,6 +218,7 @@ _KINDS: Mapping[str, tuple[str, tuple[type, ...]]] = {
     "str": ("a string", (str,)),
     "int": ("a whole number", (int,)),
     "float": ("a number", (int, float)),
+    "bool": ("true or false", (bool,)),
     "Path": ("a string", (str,)),
     "list[str]": ('a table, or a list of strings like "lr=0.1"', (list,)),
 }

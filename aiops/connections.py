@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable
+from functools import partial
 
 from aiops.config import Config
 from aiops.errors import AiopsError, Unavailable
 from aiops.events import Event, Joined, Left, Received
 from aiops.handshake import Greeter
 from aiops.intake import Intake
+from aiops.lending import Shared
 from aiops.link import Link
-from aiops.messages import Error, Message
+from aiops.localtransport import Descriptors, LocalTransport
+from aiops.messages import Error, Message, Release, Share
 from aiops.paced import PacedLink
 from aiops.pacing import Pacing
 from aiops.peer import Peer
@@ -75,6 +79,13 @@ class Connections:
             return Link(wire, self)
         return PacedLink(wire, self, self._pacing.pacer)
 
+    def accept_near(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
+        """Begin a connection within this machine."""
+        link = Link(Wire("server", self._intake.place), self)
+        came = Descriptors()
+        link.wire.shared = Shared(partial(came.attach, private=True))
+        LocalTransport(loop, sock, link, came)
+
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
         """Sweep, now and every so often: drop those who stall, ping those who are silent."""
         config = self._config
@@ -123,7 +134,11 @@ class Connections:
         peer = self.peers[link.number]
         now = self._now()
         for message, sink in messages:
-            if peer.joined:
+            if isinstance(message, Release):
+                peer.given_back(message.id)
+            elif isinstance(message, Share):
+                pass  # its wire has seen to it
+            elif peer.joined:
                 self._post(Received(now, link.number, message, sink))
             else:
                 self._greet(peer, message)
@@ -156,6 +171,7 @@ class Connections:
         peer = self.peers.pop(link.number, None)
         if peer is None:
             return
+        peer.lost()
         hello = peer.greeter.hello
         who = f"{hello.role} {hello.name!r}" if hello else "a stranger"
         _log.info("%s at %s is gone: %s", who, link.peer_name, error)

@@ -19,7 +19,6 @@ from typing import Any
 from aiops import fitness, gates, messages, statistics
 from aiops.algorithms.base import Algorithm
 from aiops.answers import Answers, Pending
-from aiops.arena import Arena
 from aiops.codecs.choice import Choice
 from aiops.controller import Controller, Crossing
 from aiops.crew import Crew, Member
@@ -71,6 +70,7 @@ from aiops.messages import (
 from aiops.rows import TableStore
 from aiops.rowsdesk import RowsDesk
 from aiops.rowsintake import RowsIncoming, RowsIntake
+from aiops.segments import Room
 from aiops.shadow import Shadow
 from aiops.shadowing import Shadowing
 from aiops.store import Store
@@ -88,6 +88,8 @@ class Engine:
         Policy, rule and client plan.
     options
         See `Options`.
+    room
+        Where versions of the parameters are made.
 
     Raises
     ------
@@ -95,8 +97,11 @@ class Engine:
         When the algorithm and the options cannot work together.
     """
 
-    def __init__(self, algorithm: Algorithm, options: Options | None = None) -> None:
+    def __init__(
+        self, algorithm: Algorithm, options: Options | None = None, room: Room | None = None
+    ) -> None:
         self.algorithm, self.options = algorithm, options or Options()
+        self._room = room or Room()
         workers, deadline = self.options.workers, self.options.worker_deadline
         algorithm.check(workers, self.options.relaxed)
         told = {"patience": deadline, "heartbeat": self.options.heartbeat}
@@ -339,7 +344,8 @@ class Engine:
             backend=options.backend,
             live=options.live,
             relaxed=options.relaxed,
-            arena=Arena(layout, definition.data),
+            arena=self._room.holding(layout, definition.data),
+            room=self._room,
         )
         self.store.read_packed({codec.name for _pattern, codec in self.codecs[0].pairs})
         self.intake.defined(layout)

@@ -18,9 +18,12 @@ from aiops.errors import BadPush, Refused
 from aiops.gradients import Gradient, rows_in
 from aiops.kernels.scan import Surveyor
 from aiops.layout import Array, Bytes, Cover, Layout
+from aiops.lending import Lent
 from aiops.messages import Part, Parts
 from aiops.pool import Pool
+from aiops.wire import Adopter
 
+_ALIGNMENT = 8  # bytes: of the largest items
 SURVEY = 256 * 1024  # bytes per survey: within the cache, whatever the size of the chunks
 
 
@@ -48,18 +51,6 @@ class Incoming:
         self._runs: list[tuple[int, Array, Surveyor]] | None = None  # see `_typed_runs`
         self._done = 0  # bytes surveyed
         self._borrowed = False  # the buffer is the sender's
-
-    def adopt(self, payload: Bytes) -> bool:
-        """Be offered the only payload as it lies; return whether it is taken, and is not copied.
-
-        It must stay as it is until this has been freed, or kept.
-        """
-        if len(payload) != len(self.buffer):
-            return False
-        self.free()
-        self.buffer, self._borrowed = payload, True
-        self.filled(0, 0, len(payload))
-        return True
 
     def view(self, part: int, offset: int) -> memoryview:
         """Return the rest of the buffer from there."""
@@ -133,6 +124,22 @@ class Incoming:
         return bad_value(self._layout, here, float(typed[index]))
 
 
+class RawIncoming(Incoming, Adopter):
+    """The sink of one push whose parts are all raw."""
+
+    __slots__ = ()
+
+    def adopt(self, lent: Lent) -> bool:
+        """Use the payload as it lies: it must stay as it is until this has been freed, or kept."""
+        payload = lent.data
+        if len(payload) != len(self.buffer) or payload.ctypes.data % _ALIGNMENT:
+            return False
+        self.free()
+        self.buffer, self._borrowed = payload, True
+        self.filled(0, 0, len(payload))
+        return True
+
+
 class CodedIncoming(Incoming):
     """The sink of one push with coded parts."""
 
@@ -153,10 +160,6 @@ class CodedIncoming(Incoming):
         self._offsets = list(accumulate((part.nbytes for part in parts), initial=0))
         self._next = 0  # the first part that has not been looked over
         self._look_over(0)  # of parts without bytes nobody says that they have been filled
-
-    def adopt(self, payload: Bytes) -> bool:
-        """What is coded is small: it is copied."""
-        return False
 
     def filled(self, part: int, offset: int, nbytes: int) -> None:
         """Look over each part when all of it is there."""

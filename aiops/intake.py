@@ -14,7 +14,7 @@ from aiops import kernels
 from aiops.arena import aligned
 from aiops.codecs import BUILT_IN, codec_named, raw
 from aiops.errors import BadPush, NotReady, Refused, UsageError, nearest
-from aiops.incoming import CodedIncoming, Incoming
+from aiops.incoming import CodedIncoming, Incoming, RawIncoming
 from aiops.kernels.scan import Surveyor
 from aiops.layout import Bytes, Cover, Layout
 from aiops.messages import Define, FetchRows, Message, Parts, Push, PushRows
@@ -98,7 +98,7 @@ class Intake:
         if any(part.codec != raw.NAME for part in message.parts):
             parts = message.parts
             return CodedIncoming(buffer, parts, self.layout, cover, self.pool, self._surveys)
-        return Incoming(buffer, lengths, self.layout, cover, self.pool, self._surveys)
+        return RawIncoming(buffer, lengths, self.layout, cover, self.pool, self._surveys)
 
     def _place_define(self, message: Define) -> Sink | None:
         """One model is received at a time; later offers are only compared with it."""

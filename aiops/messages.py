@@ -368,6 +368,28 @@ class Error(Message):
             object.__setattr__(self, "text", self.text[: MAX_TEXT - 1] + "…")
 
 
+# ---------------------------------------------------------------- within one machine, either way
+
+
+@value
+class Share(Message):
+    """Show the other side a segment of memory, whose file descriptor comes beside this.
+
+    Payloads may then be places in it. A segment that had this number before is forgotten.
+    """
+
+    kind = "share"
+    segment: UInt
+    nbytes: UInt
+
+
+@value
+class Release(Message):
+    """Give back what the answer of this id lent (from client to server)."""
+
+    kind = "release"
+
+
 # ---------------------------------------------------------------- between the workers of a round
 
 
@@ -396,7 +418,7 @@ KINDS: Mapping[str, type[Message]] = {
         *(Hello, Prove, Define, Describe, Push, Again, Fetch, FetchRows, PushRows, Stats),
         *(Ping, Leave, Meet),
         *(Challenge, Welcome, Model, Ack, Params, TableRows, Report, Round, Pong, Error),
-        *(Greet, Chunk),
+        *(Share, Release, Greet, Chunk),
     )
 }
 

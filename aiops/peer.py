@@ -9,7 +9,9 @@ from aiops.errors import AiopsError, DeadlineExceeded
 from aiops.handshake import Greeter
 from aiops.layout import Bytes
 from aiops.link import Link
-from aiops.messages import Ping
+from aiops.messages import Message, Parts, Ping
+from aiops.segments import Segment
+from aiops.versions import Lease
 
 _CROWDED_RATE, _CROWDED_WINDOW = 64 * 1024, 5.0
 """Bytes per second over seconds that who holds a buffer must manage while others wait for it."""
@@ -19,7 +21,8 @@ class Peer:
     """What the server knows of a connection, beside its link."""
 
     __slots__ = (
-        *("greeter", "joined", "last_in", "link", "pinged", "rows", "since", "slow_in", "slow_out"),
+        *("_lent", "greeter", "joined", "last_in", "link", "pinged", "rows", "since", "slow_in"),
+        "slow_out",
     )
 
     def __init__(self, link: Link, greeter: Greeter, now: float) -> None:
@@ -28,8 +31,40 @@ class Peer:
         self.since = now
         self.last_in = (now, 0)  # when bytes last came, and how many had come by then
         self.pinged = False
+        self._lent: dict[int, Lease] = {}  # by the id of the answer that lent it
         self.rows: weakref.ref[Bytes] | None = None  # sent last; alive while not all of it has gone
         self.slow_in = self.slow_out = (now, 0)  # where a peer's current transfer is measured from
+
+    def lend(self, message: Message, lease: Lease) -> bool:
+        """Answer with parameters where they lie, until they are given back; say whether it did.
+
+        That takes a connection within this machine, parameters in memory that can be shown, and
+        not too many versions that others hold already.
+        """
+        link, segment = self.link, lease.version.arena.segment
+        shared = link.wire.shared
+        if shared is None or not lease.stays or not isinstance(segment, Segment):
+            return False
+        number, first = shared.show(segment, link.wire)
+        if not number:
+            return False
+        parts: Parts = message.parts  # type: ignore[attr-defined]
+        places = [(number, part.start) for part in parts]
+        self._lent[message.id] = lease
+        link.send([*first, *link.wire.send(message, [()] * len(parts), places)])
+        return True
+
+    def given_back(self, id: int) -> None:
+        """What an answer lent is not read any more."""
+        lease = self._lent.pop(id, None)
+        if lease is not None:
+            lease.release()
+
+    def lost(self) -> None:
+        """Nobody can tell any more what it reads of what it was lent."""
+        for lease in self._lent.values():
+            lease.forsake()
+        self._lent.clear()
 
     def judge(
         self, config: Config, now: float, crowded: bool = False, crowded_rows: bool = False

@@ -100,6 +100,8 @@ class Performer:
             peer.link.send(peer.link.wire.send(effect.message, lease.glimpses(parts)))
             lease.release()
             return
+        if peer.lend(effect.message, lease):
+            return
         payloads = lease.payloads(parts)
         buffers = peer.link.wire.send(effect.message, payloads)
         del payloads

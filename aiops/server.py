@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
+import socket
 from collections import deque
 from collections.abc import AsyncIterator
 from functools import partial
@@ -26,8 +28,12 @@ from aiops.events import Event, Stopping
 from aiops.keeping import Keeping
 from aiops.pacing import Pacing
 from aiops.performer import Performer
+from aiops.samehost import same_user
+from aiops.segments import Room, SharedRoom
 from aiops.sockets import narrow
 from aiops.surroundings import SURROUNDINGS
+
+_log = logging.getLogger("aiops.server")
 
 _BACKLOG = 1024
 
@@ -55,8 +61,11 @@ class Server:
         self._now = here.now
         algorithm = find(config.policy).make(config.settings())
         options = dataclasses.replace(config.options(), run=here.token_bytes(8).hex())
-        self.engine = Engine(algorithm, options)
         self._pacing = Pacing.of(config, here, self.post)
+        self._beside = None if config.no_shm or self._pacing is not None else here.beside
+        relaxed = config.consistency == "relaxed"  # who reads is sent what there is at that moment
+        room = Room() if self._beside is None or relaxed else SharedRoom()
+        self.engine = Engine(algorithm, options, room)
         self.connections = Connections(
             config, self.engine.intake, here, self._pacing, self.post, self._stir
         )
@@ -65,6 +74,7 @@ class Server:
         self._events: deque[Event] = deque()
         self._handling = False
         self._listener: asyncio.Server | None = None
+        self._near: list[socket.socket] = []  # where clients on this machine come
         self._ended: asyncio.Future[None] | None = None
         self._broken = False  # an update failed midway: the parameters cannot be trusted any more
         self._changed: asyncio.Event | None = None  # set when something happens
@@ -91,6 +101,7 @@ class Server:
         for pool in self.engine.intake.pools:
             pool.wake = partial(loop.call_soon_threadsafe, pool.settle)
         self.connections.begin(loop)
+        self._listen_near(loop)
         if self._pacing is not None:
             self._pacing.begin(loop)
         return self.url
@@ -109,6 +120,30 @@ class Server:
             why = error.strerror or error
             raise UsageError(f"cannot listen on {host}:{port}: {why}") from None
         return listener
+
+    def _listen_near(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Listen for clients on this machine, beside each address."""
+        assert self._listener is not None
+        if self._beside is None:
+            return
+        for beside in self._listener.sockets:
+            sock = self._beside(*beside.getsockname()[:2])
+            if sock is None:
+                _log.info("no shared memory here: clients on this machine use TCP")
+                return
+            self._near.append(sock)
+            loop.add_reader(sock, self._welcome_near, loop, sock)
+
+    def _welcome_near(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
+        """Take a client's connection, if it is this user's."""
+        try:
+            connected, _address = sock.accept()
+        except OSError:  # it is gone again; or there are no descriptors left, and the next tries
+            return
+        if same_user(connected):
+            self.connections.accept_near(loop, connected)
+        else:
+            connected.close()
 
     @property
     def url(self) -> str:
@@ -141,6 +176,9 @@ class Server:
         loop = asyncio.get_running_loop()
         if self._listener is not None:
             self._listener.close()
+        for sock in self._near:
+            loop.remove_reader(sock)
+            sock.close()
         self._keeping.stop()
         if not self._broken:
             self.post(Stopping(self._now()))

@@ -31,6 +31,7 @@ from aiops.gradients import (
 )
 from aiops.kernels.rule import Rule
 from aiops.layout import Array, Bytes, Ints, Layout, compute_dtype
+from aiops.segments import Room
 from aiops.versions import Lease, Shelf, Version
 
 _F4 = np.dtype("<f4")
@@ -96,6 +97,8 @@ class Store:
         Whether reads may mix versions.
     arena
         The initial parameters (may also be given by `set`).
+    room
+        Where further versions are made.
     """
 
     def __init__(
@@ -107,10 +110,11 @@ class Store:
         live: int = 8,
         relaxed: bool = False,
         arena: Arena | None = None,
+        room: Room | None = None,
     ) -> None:
         self.layout, self.rule, self.relaxed = layout, rule, relaxed
         levels = np.zeros(len(layout.tensors), np.int64)
-        self._shelf = Shelf(Version(0, arena or Arena(layout), levels, 0), live)
+        self._shelf = Shelf(Version(0, arena or Arena(layout), levels, 0), live, room)
         self.state: list[tuple[Array, ...]] = []
         self.masters: list[Array | None] = []
         self._kernels = [kernels.build(rule, s.dtype, backend) for s in layout.sections]

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from aiops import samehost
 from aiops.applier import Applier, ApplierThread
 from aiops.lookup import Addresses, literal
 from aiops.spin import Spin
@@ -63,6 +64,11 @@ class Surroundings:
         Returns the addresses of a host if nobody has to be asked for them; None: look it up.
     reached_at
         The IP address at which others reach what listens here; None: that of its connection.
+    beside
+        Listens beside a TCP address for this user's clients on the same machine; returns None where
+        that cannot be. None itself where nobody is on the same machine.
+    nearby
+        Returns a socket connected to a server of this user that listens so; None without one.
     """
 
     now: Callable[[], float] = time.monotonic
@@ -77,6 +83,8 @@ class Surroundings:
     unconnected: Callable[[str], socket.socket] = _unconnected
     known: Callable[[str], Addresses | None] = literal
     reached_at: str | None = None
+    beside: Callable[[str, int], socket.socket | None] | None = samehost.listen
+    nearby: Callable[[str, int], socket.socket | None] = samehost.reach
 
 
 _REAL = Surroundings()

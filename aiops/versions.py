@@ -14,6 +14,7 @@ from aiops.errors import BadPush
 from aiops.fields import Wants
 from aiops.layout import Bytes, Ints, Layout, level_of, split
 from aiops.messages import Part, Parts
+from aiops.segments import Room
 
 _SPARES = 4
 """Arenas kept for later versions: memory fresh from the system costs more than the update."""
@@ -85,7 +86,7 @@ class Version:
     """One version of the parameters; immutable while `readers` is not 0."""
 
     __slots__ = (
-        *("_changed", "_parts", "arena", "leases", "level", "number", "readers"),
+        *("_changed", "_parts", "arena", "leases", "level", "number", "readers", "spoilt"),
         "tensor_versions",
     )
 
@@ -103,6 +104,7 @@ class Version:
         self.level = level  # the version of every tensor, when they are all equal
         self._changed = changed
         self.readers = 0
+        self.spoilt = False  # somebody may read its arena for ever: it is never written to again
         self.leases: list[weakref.ref[Lease]] = []
         self._parts: Parts | None = None
 
@@ -170,19 +172,22 @@ class Version:
 class Lease:
     """A reader's hold on a version; ends when everything `payloads` returned has been let go.
 
+    ``stays``: it may last as long as its reader likes.
     ``evict`` may be set by whoever sends the payloads: the store calls it when too many versions
     are alive, and the sender then copies what is still unsent and lets the version go.
     """
 
-    __slots__ = ("__weakref__", "_coded", "_open", "_returned", "evict", "version")
+    __slots__ = ("__weakref__", "_coded", "_open", "_returned", "evict", "stays", "version")
 
     def __init__(
         self,
         version: Version,
         returned: deque[Version] | None,
         coded: Mapping[int, Bytes] | None = None,
+        *,
+        stays: bool = False,
     ) -> None:
-        self.version = version
+        self.version, self.stays = version, stays
         self._coded = coded or {}  # payloads of parts that are not raw, by their place
         self.evict: Callable[[Lease], None] | None = None
         self._returned = returned
@@ -216,6 +221,11 @@ class Lease:
         """End the lease; payloads still out keep the version alive until they are let go."""
         self._close()
 
+    def forsake(self) -> None:
+        """End the lease of a reader that was lost, and may read on: nobody can tell it."""
+        self.version.spoilt = True
+        self._close()
+
     def _close(self) -> None:
         # May run on any thread (a collection can start anywhere), so it only appends: the store
         # does the counting on its own thread.
@@ -234,10 +244,12 @@ class Shelf:
     live
         At most so many are alive; beyond it the readers of the oldest are given a copy of what they
         have not sent yet (counted in `copies`).
+    room
+        Where their arenas are made.
     """
 
-    def __init__(self, current: Version, live: int) -> None:
-        self.current, self.live = current, live
+    def __init__(self, current: Version, live: int, room: Room | None = None) -> None:
+        self.current, self.live, self._room = current, live, room or Room()
         self.copies = 0
         self._returned: deque[Version] = deque()
         self._alive = {current: None}  # in the order of their numbers
@@ -254,18 +266,19 @@ class Shelf:
         self.settle()
         if not self.current.readers:
             self.current.leases.clear()
-        lease = Lease(self.current, self._returned, coded)
+        stays = len(self._alive) < self.live
+        lease = Lease(self.current, self._returned, coded, stays=stays)
         self.current.leases.append(weakref.ref(lease))
         return lease
 
     def target(self) -> Version:
         """Return where the next version is to be written: in place, or in a spare arena."""
         self.settle()
-        if not self.current.readers:
+        if not self.current.readers and not self.current.spoilt:
             return self.current
         if len(self._alive) >= self.live:
             self._evict()
-        arena = self._spare.pop() if self._spare else Arena(self.current.arena.layout)
+        arena = self._spare.pop() if self._spare else self._room.arena(self.current.arena.layout)
         return self.current.following(arena)
 
     def publish(self, version: Version) -> None:
@@ -287,7 +300,7 @@ class Shelf:
         if version.readers or version is self.current:
             return
         del self._alive[version]
-        if len(self._spare) < _SPARES:
+        if len(self._spare) < _SPARES and not version.spoilt:
             self._spare.append(version.arena)
 
     def _evict(self) -> None:

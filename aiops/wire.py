@@ -22,21 +22,24 @@ import struct
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias
 
 from aiops import messages
 from aiops.decoding import decode
 from aiops.errors import LocalProtocolError, RemoteProtocolError
-from aiops.messages import Message, Parts
+from aiops.layout import Bytes
+from aiops.lending import Lent, Shared
+from aiops.messages import Message, Parts, Share
 
 Side: TypeAlias = Literal["client", "server"]
 Buffer: TypeAlias = bytes | memoryview
 
 _ASK = {
     *("define", "describe", "push", "again", "fetch", "fetch_rows", "push_rows", "stats", "ping"),
-    *("pong", "meet"),
+    *("pong", "meet", "share", "release"),
 }
-_TELL = {"model", "ack", "params", "rows", "report", "pong", "ping", "round"}
+_TELL = {"model", "ack", "params", "rows", "report", "pong", "ping", "round", "share"}
 
 HANDSHAKE: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     # state         who speaks    what it may say      and the state that follows
@@ -67,9 +70,12 @@ HANDSHAKE: Mapping[str, Mapping[str, Mapping[str, str]]] = {
 SMALL = 64 * 1024
 """A message of at most so many bytes in all is sent as one buffer: one write, no views kept."""
 
+_PIECE = 256 * 1024  # copied and surveyed at a time
 _HEAD = 16 * 1024  # what is read ahead of a header; a payload's first bytes may fall in it
 _PREFIX = struct.Struct(">BI")
 _MAP_PREFIX, _BIN_PREFIX = 0xCE, 0xC6
+_PLACE = struct.Struct(">BIBQBQ")  # a list of two integers, each in its longest form
+_PLACE_PREFIX, _INTEGER_PREFIX = 0xDD, 0xCF
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,13 +150,28 @@ class Sink(Protocol):
         """Say that the rest will never come: the connection is gone."""
 
 
-class Discard:
+class Adopter:
+    """A sink that may use a payload as it lies."""
+
+    __slots__ = ()
+
+    def adopt(self, lent: Lent) -> bool:
+        """Be offered the message's only payload; return whether it is taken, and is not copied."""
+        raise NotImplementedError
+
+
+class Discard(Adopter):
     """A sink for payloads nobody wants: they are read, so that the connection can go on."""
 
     _scratch = memoryview(bytearray(256 * 1024))
 
     def __init__(self, fault: Exception | None = None) -> None:
         self.fault = fault
+
+    def adopt(self, lent: Lent) -> bool:
+        """Do without reading it."""
+        lent.give_back()
+        return True
 
     def view(self, part: int, offset: int) -> memoryview:
         """Return the scratch bytes that every discarded payload shares."""
@@ -164,6 +185,8 @@ class Discard:
 
 
 Place: TypeAlias = Callable[[Message], "Sink | None"]
+Places: TypeAlias = Sequence[tuple[int, int] | None]
+"""For each payload: the number of a segment and an offset in it, or None if it is sent."""
 
 
 class Wire:
@@ -177,12 +200,17 @@ class Wire:
         Asked for a sink once per message that has payloads.
     limits
         What the peer may announce.
+
+    Attributes
+    ----------
+    shared
+        What both sides have shown each other, on a connection within one machine; else None.
     """
 
     __slots__ = (
-        *("_begin", "_end", "_filled", "_head", "_inside", "_length", "_message", "_part"),
-        "_parts",
-        *("_side", "_sink", "limits", "place", "state", "traffic", "waiting"),
+        *("_begin", "_borrowed", "_end", "_filled", "_head", "_inside", "_length", "_message"),
+        *("_part", "_parts"),
+        *("_side", "_sink", "limits", "place", "shared", "state", "traffic", "waiting"),
     )
 
     _room = _HEAD
@@ -202,11 +230,20 @@ class Wire:
         self._sink: Sink | None = None
         self._part = self._filled = 0  # which payload is being received, and how much is there
         self._inside = False  # its prefix has been read
+        self.shared: Shared | None = None
+        self._borrowed = False  # payloads of this message were copied from where they are lent
 
     # ------------------------------------------------------------ sending
 
-    def send(self, message: Message, payloads: Sequence[Sequence[memoryview]] = ()) -> list[Buffer]:
+    def send(
+        self,
+        message: Message,
+        payloads: Sequence[Sequence[memoryview]] = (),
+        places: Places = (),
+    ) -> list[Buffer]:
         """Return the buffers to send, in order; ``payloads`` holds the views of each part.
+
+        A payload that has a place in ``places`` is lent and not sent. It counts as if it were.
 
         Raises
         ------
@@ -220,7 +257,12 @@ class Wire:
             return [prefix + header]
         chunks: list[Buffer] = [prefix, header]
         total = 0
-        for part, views in zip(parts, payloads, strict=True):
+        for number, (part, views) in enumerate(zip(parts, payloads, strict=True)):
+            place = places[number] if places else None
+            if place is not None:
+                total += _PLACE.size
+                chunks.append(_packed(*place))
+                continue
             total += part.nbytes
             chunks.append(_PREFIX.pack(_BIN_PREFIX, part.nbytes))
             chunks += views
@@ -322,10 +364,16 @@ class Wire:
                 if self._parts and not self._read_payloads():
                     break
                 assert self._message is not None
+                if type(self._message) is Share:
+                    self._look_at(self._message)
                 whole.append((self._message, self._sink))
                 payload = sum([part.nbytes for part in self._parts])
                 overhead = 5 + self._length + 5 * len(self._parts)
                 self._count(self._message.kind, overhead, payload)
+                if self._borrowed:
+                    assert self.shared is not None
+                    self._borrowed = False
+                    self.shared.give_back(self._message.id)
                 self._message, self._sink, self._parts = None, None, ()
                 if len(self._head) > _HEAD:  # one long header must not cost memory for ever
                     self._resize(_HEAD)
@@ -335,6 +383,12 @@ class Wire:
                     sink.abandoned()
             raise
         return whole
+
+    def _look_at(self, message: Share) -> None:
+        """Map a segment: places in it may follow at once."""
+        if self.shared is None:
+            raise RemoteProtocolError("memory can be shared within one machine only")
+        self.shared.hear(message)
 
     def _count(self, kind: str, overhead: int, payload: int) -> None:
         """Count a message that is complete."""
@@ -420,6 +474,12 @@ class Wire:
         while self._part < len(self._parts):
             nbytes = self._parts[self._part].nbytes
             if not self._inside:
+                if self._is_lent:
+                    data = self._lent(nbytes)
+                    if data is None:
+                        return False
+                    self._take(data, sink)
+                    continue
                 length = self._prefix(_BIN_PREFIX, "payload")
                 if length is None:
                     return False
@@ -442,6 +502,56 @@ class Wire:
             self._part += 1
             self._inside = False
         return True
+
+    @property
+    def _is_lent(self) -> bool:
+        """Whether the next payload has begun to come, and is a place."""
+        return (
+            self.shared is not None
+            and self._begin < self._end
+            and self._head[self._begin] == _PLACE_PREFIX
+        )
+
+    def _lent(self, nbytes: int) -> Bytes | None:
+        """Return what lies at the place that is the next payload, None while it is not all there.
+
+        It is not passed over yet.
+        """
+        if self._end - self._begin < _PLACE.size:
+            return None
+        _mark, count, *rest = _PLACE.unpack_from(self._head, self._begin)
+        if (count, rest[0], rest[2]) != (2, _INTEGER_PREFIX, _INTEGER_PREFIX):
+            raise RemoteProtocolError(f"payload {self._part}: a place is two 64-bit integers")
+        assert self.shared is not None
+        return self.shared.at(rest[1], rest[3], nbytes)
+
+    def _take(self, data: Bytes, sink: Sink) -> None:
+        """Take a payload that is lent, as it lies if that will do; count it as if it had come."""
+        assert self._message is not None
+        assert self.shared is not None
+        lent = Lent(data, partial(self.shared.give_back, self._message.id))
+        adopted = len(self._parts) == 1 and isinstance(sink, Adopter) and sink.adopt(lent)
+        if not adopted:
+            copy(data.data, sink, self._part, 0)
+            self._borrowed = True
+        self._begin += _PLACE.size
+        self.traffic.bytes_in += 5 + len(data) - _PLACE.size
+        self._part += 1
+
+
+def _packed(segment: int, offset: int) -> bytes:
+    return _PLACE.pack(_PLACE_PREFIX, 2, _INTEGER_PREFIX, segment, _INTEGER_PREFIX, offset)
+
+
+def copy(payload: memoryview, sink: Sink, part: int, offset: int) -> None:
+    """Copy bytes of a payload to where they belong, in pieces that stay in the cache meanwhile."""
+    begin = 0
+    while begin < len(payload):
+        room = sink.view(part, offset + begin)[:_PIECE]
+        piece = payload[begin : begin + len(room)]
+        room[: len(piece)] = piece
+        sink.filled(part, offset + begin, len(piece))
+        begin += len(piece)
 
 
 def proof(token: str, side: Side, client_nonce: bytes, server_nonce: bytes, client: str) -> bytes:

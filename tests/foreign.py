@@ -6,10 +6,14 @@ says.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import hmac
+import mmap
+import os
+import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 ITEM = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -116,12 +120,19 @@ def unpack(data: bytes, at: int = 0) -> tuple[Any, int]:
 # ---------------------------------------------------------------- the wire
 
 
-def frame(header: dict[str, Any], payloads: list[bytes]) -> bytes:
+Payload = bytes | tuple[int, int]
+"""Bytes, or where they lie: segment and offset."""
+
+
+def frame(header: dict[str, Any], payloads: Sequence[Payload]) -> bytes:
     """Write a message."""
     head = pack(header)
     out = b"\xce" + struct.pack(">I", len(head)) + head
     for payload in payloads:
-        out += b"\xc6" + struct.pack(">I", len(payload)) + payload
+        if isinstance(payload, tuple):
+            out += b"\xdd" + struct.pack(">IBQBQ", 2, 0xCF, payload[0], 0xCF, payload[1])
+        else:
+            out += b"\xc6" + struct.pack(">I", len(payload)) + payload
     return out
 
 
@@ -152,22 +163,28 @@ class ForeignClient:
         self.version = -1
         self.arena = b""
 
-    def say(self, kind: str, payloads: list[bytes] | None = None, **fields: Any) -> None:
+    def say(self, kind: str, payloads: Sequence[Payload] = (), **fields: Any) -> None:
         """Say something."""
-        self._send(frame({"kind": kind, **fields}, payloads or []))
+        self._send(frame({"kind": kind, **fields}, payloads))
 
-    def hear(self) -> tuple[dict[str, Any], list[bytes]]:
+    def hear(self) -> tuple[dict[str, Any], list[Payload]]:
         """Return the next message."""
         mark, length = struct.unpack(">BI", self._receive(5))
         assert mark == 0xCE
         head = self._receive(length)
         header, end = unpack(head)
         assert end == length
-        payloads = []
+        payloads: list[Payload] = []
         for _start, _stop, codec, nbytes, _version in header.get("parts", []):
             assert codec == "raw"
-            assert struct.unpack(">BI", self._receive(5)) == (0xC6, nbytes)
-            payloads.append(self._receive(nbytes))
+            mark, size = struct.unpack(">BI", self._receive(5))
+            if (mark, size) == (0xDD, 2):
+                one, segment, other, offset = struct.unpack(">BQBQ", self._receive(18))
+                assert (one, other) == (0xCF, 0xCF)
+                payloads.append((segment, offset))
+            else:
+                assert (mark, size) == (0xC6, nbytes)
+                payloads.append(self._receive(nbytes))
         return header, payloads
 
     def greet(self, client: str, nonce: bytes, token: str | None = None, epoch: int = 1) -> Any:
@@ -196,7 +213,7 @@ class ForeignClient:
             self.model, self._seq = header["model"], header["last_seq"]
         return header
 
-    def ask(self, kind: str, payloads: list[bytes] | None = None, **fields: Any) -> dict[str, Any]:
+    def ask(self, kind: str, payloads: Sequence[Payload] = (), **fields: Any) -> dict[str, Any]:
         """Ask something, and take in the answer."""
         self._id += 1
         self.say(kind, payloads, id=self._id, **fields)
@@ -209,6 +226,7 @@ class ForeignClient:
             for (start, stop, _codec, _nbytes, version), data in zip(
                 header["parts"], answered, strict=True
             ):
+                assert isinstance(data, bytes)
                 self.arena = self.arena[:start].ljust(start, b"\0") + data + self.arena[stop:]
                 for name, dtype, shape, offset in self.model:
                     if start <= offset < stop or _nbytes_of(dtype, shape) == 0:
@@ -244,6 +262,61 @@ class ForeignClient:
         """Return a tensor's bytes."""
         dtype, shape, offset = next(row[1:] for row in self.model if row[0] == name)
         return self.arena[offset : offset + _nbytes_of(dtype, shape)]
+
+
+class ForeignNeighbour:
+    """What a client on the server's machine adds: shared memory.
+
+    Parameters
+    ----------
+    host, port
+        Where the server listens for TCP.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.connect(f"\0aiops/{os.getuid()}/{host}/{port}")
+        said = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        assert struct.unpack("3i", said)[1] == os.getuid()
+        self._came: list[int] = []
+        self.theirs: dict[int, mmap.mmap] = {}
+        self.client = ForeignClient(self.sock.sendall, self._receive)
+
+    def _receive(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            more, came, _flags, _address = socket.recv_fds(self.sock, count - len(data), 4)
+            assert more
+            data += more
+            self._came += came
+        return data
+
+    def share(self, number: int, nbytes: int) -> mmap.mmap:
+        """Show the server a segment."""
+        fd = os.memfd_create("foreign", os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, nbytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        memory = mmap.mmap(fd, nbytes)
+        said = frame({"kind": "share", "id": 0, "segment": number, "nbytes": nbytes}, ())
+        socket.send_fds(self.sock, [said], [fd])
+        os.close(fd)
+        return memory
+
+    def hear(self) -> tuple[dict[str, Any], list[bytes]]:
+        """Return the next message, with what its payloads are."""
+        header, payloads = self.client.hear()
+        if header["kind"] == "share":
+            fd, nbytes = self._came.pop(0), header["nbytes"]
+            self.theirs[header["segment"]] = mmap.mmap(fd, nbytes, prot=mmap.PROT_READ)
+            os.close(fd)
+            return self.hear()
+        found = []
+        for payload, part in zip(payloads, header.get("parts", []), strict=True):
+            if isinstance(payload, tuple):
+                segment, offset = payload
+                payload = self.theirs[segment][offset : offset + part[3]]
+            found.append(payload)
+        return header, found
 
 
 def _nbytes_of(dtype: str, shape: list[int]) -> int:

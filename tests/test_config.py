@@ -52,6 +52,7 @@ VALUES: dict[str, tuple[Any, Any, Any]] = {
     "worker_budget": ("1KB/s", "2KB/s", "3KB/s"),
     "heartbeat": (1.0, 2.0, 3.0),
     "drain_deadline": (0.0, 1.0, 2.0),
+    "no_shm": (True, False, True),
     "log_format": ("json", "text", "json"),
     "log_level": ("debug", "warning", "error"),
 }
@@ -68,6 +69,8 @@ def text(value: Any) -> str:
 def toml(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(f'"{item}"' for item in value) + "]"
+    if isinstance(value, bool):
+        return str(value).lower()
     return str(value) if isinstance(value, int | float) else f'"{value}"'
 
 
@@ -104,7 +107,7 @@ def given(name: str, *sources: str) -> dict[str, Any]:
         flags += ["--" + other, str(value)]
     if "flag" in sources:
         items = in_flag if isinstance(in_flag, list) else [in_flag]
-        flags += [word for item in items for word in (flag, str(item))]
+        flags += [flag] if in_flag is True else [w for item in items for w in (flag, str(item))]
     if "variable" in sources:
         variables[variable] = text(in_variable)
     if "file" in sources:

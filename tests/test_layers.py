@@ -29,8 +29,8 @@ ROOMS: Mapping[str, str] = {
     "errors":       "errors address values words closing",
     "budget":       "bucket controller rates",
     "messages":     "fields messages decoding",
-    "layout":       "layout arena tables",
-    "wire":         "wire handshake",
+    "layout":       "layout arena tables segments",
+    "wire":         "wire handshake lending",
     "ledger":       "ledger tally",
     "kernels":      "kernels",
     "codecs":       "codecs",
@@ -38,12 +38,13 @@ ROOMS: Mapping[str, str] = {
     "algorithms":   "algorithms gates",
     "engine":       "crew events pool incoming intake definition fitness recall shadowing answers"
                     " updates meeting rowsintake rowsdesk engine statistics journal",
-    "conversation": "client.params client.coding client.outgoing client.incoming client.rows"
-                    " client.requests client.dialogue client.conversation client.transfer",
+    "conversation": "client.params client.leased client.outbox client.coding client.outgoing"
+                    " client.incoming client.rows client.requests client.dialogue"
+                    " client.conversation client.transfer",
     "routines":     "client.routines client.steps",
     "collective":   "collective",
     "workloads":    "workloads",
-    "sockets":      "sockets lookup spin applier surroundings",
+    "sockets":      "sockets lookup spin applier surroundings samehost localtransport",
     "client":       "client",
     "server":       "server process connections performer link paced pacing peer config files"
                     " ledgerfile keeping",
@@ -57,7 +58,7 @@ ARROWS: Mapping[str, str] = {
     "budget":       "errors",
     "messages":     "errors",
     "layout":       "errors messages",
-    "wire":         "errors messages",
+    "wire":         "errors messages layout",
     "ledger":       "errors messages layout wire",
     "kernels":      "errors",
     "codecs":       "errors layout kernels",
@@ -68,7 +69,7 @@ ARROWS: Mapping[str, str] = {
     "routines":     "errors layout ledger kernels codecs algorithms conversation",
     "collective":   "errors messages layout wire",
     "workloads":    "errors",
-    "sockets":      "",
+    "sockets":      "errors layout wire",
     "client":       "errors messages layout wire ledger codecs conversation routines collective"
                     " sockets",
     "server":       "errors budget messages layout wire ledger codecs store algorithms engine"

@@ -257,7 +257,10 @@ class TestStats:
             assert row["present"]
             assert row["bytes_fetched"] >= worker.traffic[0]
 
-    def test_both_ends_of_a_socket_are_tuned(self, server: ServerThread) -> None:
+    def test_both_ends_of_a_socket_are_tuned(
+        self, server: ServerThread, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("AIOPS_NO_SHM", "1")
         with Client(server.url) as client:
             sock = client._connection.socket
             assert sock is not None

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from aiops import messages
 from aiops.decoding import decode
 from aiops.errors import LocalProtocolError, RemoteProtocolError
+from aiops.lending import Shared
 from aiops.messages import KINDS, Error, Fetch, Hello, Message, Part, Ping, Pong, Push, Welcome
 from aiops.wire import HANDSHAKE, SMALL, Discard, Limits, Side, Sink, Wire
 from tests.headers import header
@@ -324,6 +325,7 @@ class TestOrder:
         message = decode(msgpack.packb(fields))
         speaker, listener = Wire(sender, no_place), Wire(OTHER[sender], no_place)
         speaker.state = listener.state = state
+        listener.shared = Shared(lambda nbytes: np.zeros(nbytes, np.uint8))
         following = HANDSHAKE[state][sender].get(kind)
         if following is not None:
             assert feed(listener, b"".join(speaker.send(message))) == [(message, None)]

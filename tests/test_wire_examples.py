@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
 
 from aiops import address, messages
 from aiops.decoding import decode
 from aiops.errors import RemoteProtocolError, UsageError
 from aiops.layout import Layout
+from aiops.lending import Shared
 from aiops.messages import KINDS, Message
 from aiops.wire import HANDSHAKE, Side, Wire
 from aiops.wire import proof as our_proof
@@ -71,6 +73,23 @@ def message_of(example: dict[str, Any]) -> Message:
 
 def payloads_of(example: dict[str, Any]) -> list[bytes]:
     return [bytes.fromhex(text) for text in example["payloads_hex"]]
+
+
+def places_of(example: dict[str, Any]) -> list[tuple[int, int]]:
+    return [(segment, offset) for segment, offset in example.get("places", ())]
+
+
+def near(wire: Wire, example: dict[str, Any]) -> Wire:
+    """A wire whose other side has shown what an example's payloads lie in."""
+    if example.get("places") or example["header"]["kind"] == "share":
+        memory = np.zeros(1 << 14, np.uint8)
+        for (_segment, offset), payload in zip(
+            places_of(example), payloads_of(example), strict=True
+        ):
+            memory[offset : offset + len(payload)] = np.frombuffer(payload, np.uint8)
+        wire.shared = Shared(lambda nbytes: memory)
+        wire.shared.hear(messages.Share(0, 1, len(memory)))
+    return wire
 
 
 def stream_of(talk: dict[str, Any], side: Side) -> bytes:
@@ -124,8 +143,12 @@ class TestUpToDate:
         shown = re.sub(r"[ \n]", "", PAGE)
         for example in EXAMPLES:
             assert example["header_hex"] in shown
-            for payload in example["payloads_hex"]:
-                assert f"c6{len(payload) // 2:08x}{payload}" in shown
+            for number, payload in enumerate(example["payloads_hex"]):
+                if places := places_of(example):
+                    segment, offset = places[number]
+                    assert f"dd00000002cf{segment:016x}cf{offset:016x}" in shown
+                else:
+                    assert f"c6{len(payload) // 2:08x}{payload}" in shown
         for row in VECTORS["proofs"][:2]:
             assert f"proof({row['side']})={row['proof']}" in shown
 
@@ -140,13 +163,14 @@ class TestBytes:
             s for s, says in HANDSHAKE.items() if message.kind in says[example["sender"]]
         )
         views = [[memoryview(payload)] for payload in payloads_of(example)]
-        assert b"".join(wire.send(message, views)).hex() == example["frame_hex"]
+        frame = b"".join(wire.send(message, views, places_of(example)))
+        assert frame.hex() == example["frame_hex"]
 
     @each_example
     def test_bytes_to_message(self, example: dict[str, Any]) -> None:
         message = message_of(example)
         assert decode(bytes.fromhex(example["header_hex"])) == message
-        wire = Wire(OTHER[example["sender"]], Landing)
+        wire = near(Wire(OTHER[example["sender"]], Landing), example)
         wire.state = next(
             s for s, says in HANDSHAKE.items() if message.kind in says[example["sender"]]
         )
@@ -159,7 +183,9 @@ class TestBytes:
         ends: dict[Side, Wire] = {side: Wire(side, Landing) for side in ("client", "server")}
         for said in talk["messages"]:
             views = [[memoryview(payload)] for payload in payloads_of(said)]
-            stream = b"".join(ends[said["sender"]].send(message_of(said), views))
+            sender = ends[said["sender"]]
+            near(ends[OTHER[said["sender"]]], said)
+            stream = b"".join(sender.send(message_of(said), views, places_of(said)))
             assert stream.hex() == said["frame_hex"]
             [(heard, _sink)] = feed(ends[OTHER[said["sender"]]], stream)
             assert heard == message_of(said)
@@ -176,7 +202,9 @@ class TestBytes:
         wanted: list[Any] = []
         for said in talk["messages"]:
             if said["sender"] == side:
-                wanted += [len(said["header_hex"]) // 2, plain(said["header"]), *payloads_of(said)]
+                lent = [list(place) for place in places_of(said)]
+                payloads = lent or payloads_of(said)
+                wanted += [len(said["header_hex"]) // 2, plain(said["header"]), *payloads]
         assert objects == wanted
 
     @pytest.mark.parametrize("row", VECTORS["broken"], ids=lambda row: row["why"])
@@ -213,7 +241,8 @@ class TestFromThePageAlone:
 
     @each_example
     def test_it_writes_the_same_bytes(self, example: dict[str, Any]) -> None:
-        data = foreign.frame(plain(example["header"]), payloads_of(example))
+        payloads = places_of(example) or payloads_of(example)
+        data = foreign.frame(plain(example["header"]), payloads)
         assert data.hex() == example["frame_hex"]
 
     @each_example
@@ -227,7 +256,8 @@ class TestFromThePageAlone:
             return data
 
         client = ForeignClient(lambda data: None, receive)
-        assert client.hear() == (plain(example["header"]), payloads_of(example))
+        payloads = places_of(example) or payloads_of(example)
+        assert client.hear() == (plain(example["header"]), payloads)
         assert rest == b""
 
     @contextmanager
@@ -278,3 +308,29 @@ class TestFromThePageAlone:
                 error = client.greet("another", nonce, "guess")
                 assert (error["kind"], error["code"]) == ("error", "unauthorised")
                 assert error["fatal"] is True
+
+    def test_it_shares_memory_with_a_real_server(self) -> None:
+        count = 1 << 14
+        weights, nbytes = struct.pack("<f", 2) * count, 4 * count
+        with ServerThread(policy="asgd", lr=0.5) as server:
+            near = foreign.ForeignNeighbour(*address.parse(server.url))
+            with near.sock:
+                near.sock.settimeout(PATIENCE)
+                assert near.client.greet("neighbour", b"0123456789abcdef")["kind"] == "welcome"
+                near.client.define({"w": ("float32", [count], weights)})
+                near.share(7, 64 + nbytes)[64:] = struct.pack("<f", 1) * count
+                part = [0, nbytes, "raw", nbytes, 0]
+                asked = {"fetch": True, "have": -1, "wants": [], "coded": False, "count": 1}
+                near.client.say("push", [(7, 64)], id=2, seq=1, parts=[part], **asked)
+                ack, [values] = near.hear()
+                assert (ack["kind"], ack["id"], ack["version"]) == ("ack", 2, 1)
+                assert near.theirs, "the parameters are lent, too"
+                assert values == struct.pack("<f", 1.5) * count
+                near.client.say("push", [(7, 64)], id=3, seq=2, parts=[part], **asked)
+                _ack, [later] = near.hear()
+                assert later == struct.pack("<f", 1) * count
+                assert near.theirs[1][:nbytes] == values, "what has not been released stays"
+                near.client.say("release", id=2)
+                near.client.say("release", id=3)
+                near.client.say("push", [(7, 65)], id=4, seq=3, parts=[part], **asked)
+                assert near.sock.recv(1) == b"", "there is no such place"

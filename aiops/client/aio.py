@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Self
 
 from aiops import messages
 from aiops.client.aioconnection import AsyncConnection
 from aiops.client.backoff import Attempts, overdue
 from aiops.client.facade import Facade
+from aiops.client.leased import Leased
 from aiops.client.params import Params, Stamped
 from aiops.client.requests import Receipt, Request
 from aiops.client.transfer import Transfer
 from aiops.closing import AsyncClosing
 from aiops.errors import AiopsError, ConnectionLost, UsageError
 from aiops.layout import Array
+from aiops.lending import Shared
+from aiops.localtransport import Descriptors, LocalTransport
 from aiops.lookup import addresses
 from aiops.tables import Table
 
@@ -72,11 +76,15 @@ class AsyncClient(Facade, AsyncClosing):
         return bool(created)
 
     async def define(
-        self, arrays: Mapping[str, Array], tables: Mapping[str, Table] | None = None
+        self,
+        arrays: Mapping[str, Array],
+        tables: Mapping[str, Table] | None = None,
+        *,
+        views: bool = False,
     ) -> Params:
         """Offer a model; return the server's parameters. See `Client.define`."""
         await self._run(lambda: self._talk.define(arrays, tables))
-        return await self.fetch()
+        return await self.fetch(await self._room(views=views))
 
     async def fetch(self, into: Params | None = None) -> Params:
         """Return the server's parameters. See `Client.fetch`."""
@@ -184,10 +192,10 @@ class AsyncClient(Facade, AsyncClosing):
 
     # ------------------------------------------------------------ inside
 
-    async def _room(self) -> Params:
+    async def _room(self, *, views: bool = False) -> Params:
         await self._know()
         assert self._talk.layout is not None
-        return Params(self._talk.layout)
+        return Leased(self._talk.layout) if views else Params(self._talk.layout)
 
     async def _know(self) -> None:
         """Have the model described, if it is not known yet."""
@@ -294,7 +302,14 @@ class AsyncClient(Facade, AsyncClosing):
 
     async def _reach(self, host: str) -> tuple[asyncio.Transport, AsyncConnection]:
         loop = asyncio.get_running_loop()
-        return await loop.create_connection(lambda: AsyncConnection(self._talk), host, self._port)
+        near = self._here.nearby(host, self._port)
+        if near is None:
+            return await loop.create_connection(
+                lambda: AsyncConnection(self._talk), host, self._port
+            )
+        came = Descriptors()
+        connection = AsyncConnection(self._talk, Shared(partial(came.attach, private=False)))
+        return LocalTransport(loop, near, connection, came, (host, 0)), connection
 
     def _give_up(self, error: AiopsError) -> None:
         """Nothing can be done about this connection: everybody who waits hears why."""

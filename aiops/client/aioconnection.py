@@ -7,7 +7,9 @@ from typing import cast
 
 from aiops.client.conversation import Conversation
 from aiops.errors import AiopsError, ConnectionLost
+from aiops.lending import Shared, viewed
 from aiops.sockets import tune
+from aiops.wire import Buffer
 
 _CHUNK = 1 << 20  # bytes handed to the transport at once
 _GOODBYE = 1.0  # seconds that a last message may take to go out
@@ -20,6 +22,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
     ----------
     talk
         The conversation whose bytes it carries.
+    shared
+        What both sides will have shown each other, if it is within one machine.
 
     Attributes
     ----------
@@ -29,12 +33,12 @@ class AsyncConnection(asyncio.BufferedProtocol):
         Set when something was heard, or it ended.
     """
 
-    def __init__(self, talk: Conversation) -> None:
-        self._talk = talk
+    def __init__(self, talk: Conversation, shared: Shared | None = None) -> None:
+        self._talk, self._shared = talk, shared
         self.transport: asyncio.Transport | None = None
         self.ended: asyncio.Future[AiopsError] = asyncio.get_running_loop().create_future()
         self.heard = asyncio.Event()
-        self._views: list[memoryview] = []
+        self._views: list[Buffer] = []
         self._full = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -42,10 +46,10 @@ class AsyncConnection(asyncio.BufferedProtocol):
         transport = cast(asyncio.Transport, transport)  # uvloop's derives from nothing of asyncio's
         self.transport = transport
         sock = transport.get_extra_info("socket")
-        if sock is not None:
+        if sock is not None and self._shared is None:
             tune(sock)
         transport.set_write_buffer_limits(high=_CHUNK // 2)
-        self._views = [memoryview(buffer) for buffer in self._talk.connected()]
+        self._views = [viewed(buffer) for buffer in self._talk.connected(self._shared)]
         self.flush()
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -82,7 +86,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def flush(self) -> None:
         """Send what the conversation has to say, as fast as the transport takes it."""
-        self._views.extend(memoryview(buffer) for buffer in self._talk.outgoing())
+        self._views.extend(viewed(buffer) for buffer in self._talk.outgoing())
         views = self._views
         while views and not self._full and self.transport is not None:
             if self.transport.is_closing():

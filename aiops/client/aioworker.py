@@ -69,7 +69,7 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
 
     Parameters
     ----------
-    url, params, tables, token, name, timeout
+    url, params, tables, views, token, name, timeout
         As `Worker`'s. All time is the event loop's (`asyncio.loop.time`).
 
     Attributes
@@ -91,12 +91,13 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
         params: Mapping[str, Array],
         *,
         tables: Mapping[str, Table] | None = None,
+        views: bool = False,
         token: str | None = None,
         name: str | None = None,
         timeout: float = 60.0,
     ) -> None:
         self._client = AsyncClient(url, role="worker", token=token, name=name, timeout=timeout)
-        self._initial, self._tables = params, tables
+        self._initial, self._tables, self._views = params, tables, views
         self._errand: _Errand | None = None  # the last one
         self._busy = self._closed = False
 
@@ -104,7 +105,7 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
         """Connect, and offer the model (``async with`` does it). Raises as `Worker` does."""
         with self._turn("connect"):
             if self._begun is None:
-                params = await self._client.define(self._initial, self._tables)
+                params = await self._client.define(self._initial, self._tables, views=self._views)
                 self._begun = self._client.begin(params, asyncio.get_running_loop().time)
                 self._initial = {}
         return self

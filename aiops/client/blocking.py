@@ -9,6 +9,7 @@ from typing import Any
 from aiops.client.backoff import Attempts
 from aiops.client.connection import Connection
 from aiops.client.facade import Facade
+from aiops.client.leased import Leased
 from aiops.client.params import Params, Stamped
 from aiops.client.requests import Receipt, Request
 from aiops.client.transfer import Transfer
@@ -70,7 +71,11 @@ class Client(Facade, Closing):
         return bool(created)
 
     def define(
-        self, arrays: Mapping[str, Array], tables: Mapping[str, Table] | None = None
+        self,
+        arrays: Mapping[str, Array],
+        tables: Mapping[str, Table] | None = None,
+        *,
+        views: bool = False,
     ) -> Params:
         """Offer a model; return the server's parameters (these, or those it had already).
 
@@ -80,6 +85,9 @@ class Client(Facade, Closing):
             float64, float32, float16 or bfloat16 arrays by name.
         tables
             The model's sparse parameters by name (`aiops.Table`).
+        views
+            Return read-only parameters that are the server's own arrays, where it is on this
+            machine; a fetch into them, or an exchange, makes them others.
 
         Raises
         ------
@@ -88,7 +96,7 @@ class Client(Facade, Closing):
             tables; the text names the first difference.
         """
         self._run(self._talk.define(arrays, tables))
-        return self.fetch()
+        return self.fetch(self._room(views=views))
 
     def fetch(self, into: Params | None = None) -> Params:
         """Return the server's parameters: ``into``, brought up to date, or a new copy.
@@ -264,10 +272,10 @@ class Client(Facade, Closing):
 
     # ------------------------------------------------------------ inside
 
-    def _room(self) -> Params:
+    def _room(self, *, views: bool = False) -> Params:
         self._know()
         assert self._talk.layout is not None
-        return Params(self._talk.layout)
+        return Leased(self._talk.layout) if views else Params(self._talk.layout)
 
     def _know(self) -> None:
         """Have the model described, if it is not known yet."""

@@ -8,10 +8,14 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Sequence
+from functools import partial
 
 from aiops.client.backoff import overdue, reason
 from aiops.client.conversation import Conversation
 from aiops.errors import AiopsError, ConnectionLost
+from aiops.lending import Shared, viewed
+from aiops.localtransport import Descriptors, send_with_segments
 from aiops.lookup import addresses_waited_for
 from aiops.sockets import tune
 from aiops.spin import Spin
@@ -50,6 +54,7 @@ class Connection:
         self._talk, self._host, self._port = talk, host, port
         self._here = SURROUNDINGS.get()
         self.socket: socket.socket | None = None
+        self._near: Descriptors | None = None  # on a connection within this machine
         self._spin = Spin()
         self._interrupted = threading.Event()
 
@@ -105,6 +110,9 @@ class Connection:
         if self.socket is not None:
             self.socket.close()
             self.socket = None
+        if self._near is not None:
+            self._near.close()
+            self._near = None
         self._talk.lost()
 
     def close(self) -> None:
@@ -143,12 +151,14 @@ class Connection:
 
     def _connect(self, until: float, beat: float) -> None:
         sock = self._reached(until)
-        tune(sock)
+        if self._near is None:
+            tune(sock)
         sock.settimeout(None)
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             seconds = struct.pack("ll", int(beat), int(beat % 1 * 1e6) or 1)
             sock.setsockopt(socket.SOL_SOCKET, option, seconds)
-        self._send(self._talk.connected(), until)
+        shared = None if self._near is None else Shared(partial(self._near.attach, private=False))
+        self._send(self._talk.connected(shared), until)
 
     def _reached(self, until: float) -> socket.socket:
         """Return a connected socket: to the first of the server's addresses that answers."""
@@ -157,6 +167,11 @@ class Connection:
         for others in range(len(hosts) - 1, -1, -1):
             # A silent address leaves the others their share of the time.
             host, share = hosts[-1 - others], self._left(until) / (1 + others)
+            near = self._here.nearby(host, self._port)
+            if near is not None:
+                self.socket, self._near = near, Descriptors()
+                self.check_interrupted()
+                return near
             self.socket = sock = self._here.unconnected(host)
             self.check_interrupted()  # it may have come too early to find this socket
             sock.settimeout(share)
@@ -179,11 +194,11 @@ class Connection:
         assert sock is not None
         if not buffers:
             return
-        views = [memoryview(buffer) for buffer in buffers]
+        views = [viewed(buffer) for buffer in buffers]
         first = 0
         while first < len(views):
             try:
-                sent = sock.sendmsg(_up_to(_SEND, views[first : first + _VECTORS]))
+                sent = self._send_some(sock, views[first : first + _VECTORS])
             except BlockingIOError:
                 self._left(until)
                 continue
@@ -192,6 +207,11 @@ class Connection:
                 first += 1
             if sent:
                 views[first] = views[first][sent:]
+
+    def _send_some(self, sock: socket.socket, views: Sequence[Buffer]) -> int:
+        if self._near is not None:
+            return send_with_segments(sock, views)
+        return sock.sendmsg(_up_to(_SEND, views))
 
     def _receive(self, until: float) -> None:
         sock = self.socket
@@ -202,7 +222,11 @@ class Connection:
         look = self._spin.begin() if not flags else False
         while True:
             try:
-                count = sock.recv_into(buffer, 0, _GLANCE if look else flags)
+                now = _GLANCE if look else flags
+                if self._near is not None:
+                    count = self._near.received(sock, buffer, now)
+                else:
+                    count = sock.recv_into(buffer, 0, now)
                 break
             except BlockingIOError:
                 if look:
@@ -220,9 +244,9 @@ class Connection:
         return left
 
 
-def _up_to(most: int, views: list[memoryview]) -> list[memoryview]:
+def _up_to(most: int, views: Sequence[Buffer]) -> list[Buffer]:
     """Return the first bytes of these views, at most so many."""
-    found: list[memoryview] = []
+    found: list[Buffer] = []
     for view in views:
         if len(view) >= most:
             return [*found, view[:most]]

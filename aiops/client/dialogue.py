@@ -16,6 +16,7 @@ and answered once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -23,6 +24,8 @@ import aiops
 from aiops import handshake, messages
 from aiops.client.coding import Coding
 from aiops.client.incoming import Into
+from aiops.client.outbox import Outbox
+from aiops.client.params import Params
 from aiops.client.requests import News, Request
 from aiops.client.rows import Rows, RowsInto
 from aiops.codecs.choice import Choice
@@ -38,9 +41,10 @@ from aiops.errors import (
 )
 from aiops.layout import Layout
 from aiops.ledger import Ledger
+from aiops.lending import Shared
 from aiops.messages import Ack, Error, Message, Model, Parts, Welcome
 from aiops.tables import Tables
-from aiops.wire import Buffer, Discard, Limits, Place, Sink, Wire
+from aiops.wire import Buffer, Discard, Limits, Place, Places, Sink, Wire
 
 _LIMITS = Limits(header=8 << 20)  # a model comes back with offsets: longer than it was offered
 _LONGEST_WAIT = 1e9  # seconds that a server may announce
@@ -119,18 +123,27 @@ class Dialogue:
         self._unheard: list[Into] = []  # parameters that are being received
         self._coming: Request | None = None  # the last whose answer has begun to come
         self._increments = False  # whether coded increments can be read here
+        self._outbox: Outbox | None = None  # where a connection within one machine was made
+        self._room: Params | None = None  # where nothing can be lent
         self.ledger = Ledger(own=True)
         self.ledger.traffic = self.wire.traffic
 
     # ------------------------------------------------------------ the connection
 
-    def connected(self) -> list[Buffer]:
-        """Begin on a new connection; return what to send."""
+    def connected(self, shared: Shared | None = None) -> list[Buffer]:
+        """Begin on a new connection; return what to send.
+
+        ``shared``: what both sides will have shown each other, if it is within one machine.
+        """
         self._epoch += 1
         self.ready = False
         traffic = self.wire.traffic
         self.wire = self._make_wire(self._place)
         self.wire.traffic = traffic  # counts go on over all connections
+        if shared is not None:
+            shared.give_back = partial(self._give_back, self.wire)
+            self.wire.shared = shared
+            self._outbox = self._outbox or Outbox()
         self.ledger.disconnected()
         self._out, self._challenge = [], None
         self._hello = messages.Hello(
@@ -228,6 +241,18 @@ class Dialogue:
         request.done, request.error = False, None
         return self._ask(request)
 
+    def room(self) -> Params:
+        """Return room for gradients, from which they are lent to a server on this machine.
+
+        The same arrays as last time, unless the server may still be reading those.
+        """
+        assert self.layout is not None
+        if self.wire.shared is not None and self._outbox is not None and self.layout.nbytes:
+            return Params(self.layout, self._outbox.room(self.layout))
+        if self._room is None or self._room.layout is not self.layout:
+            self._room = Params(self.layout)
+        return self._room
+
     # ------------------------------------------------------------ inside
 
     def _outlived(self, request: Request) -> bool:
@@ -258,11 +283,32 @@ class Dialogue:
             self._take_back(request)
             request.resolve(error=self._restarted())
         elif self.ready:
-            self._send(request.make(id), request.payloads)
+            self._send_request(request, id)
         return request
 
-    def _send(self, message: Message, payloads: Sequence[Sequence[memoryview]] = ()) -> None:
-        self._out.extend(self.wire.send(message, payloads))
+    def _send_request(self, request: Request, id: int) -> None:
+        message = request.make(id)
+        places: Places = ()
+        request.lent = None  # what was lent on a connection since lost is not lent again
+        if request.payloads and self.wire.shared is not None and self._outbox is not None:
+            show = partial(self.wire.shared.show, wire=self.wire)
+            request.lent = self._outbox.lend(request.payloads, show)
+            self._out.extend(request.lent.first)
+            places = request.lent.places
+        self._send(message, request.payloads, places)
+
+    def _give_back(self, wire: Wire, id: int) -> None:
+        """Tell the server that parameters it has lent are not read any more."""
+        if wire is self.wire and wire.state == "open":
+            self._out.extend(wire.send(messages.Release(id)))
+
+    def _send(
+        self,
+        message: Message,
+        payloads: Sequence[Sequence[memoryview]] = (),
+        places: Places = (),
+    ) -> None:
+        self._out.extend(self.wire.send(message, payloads, places))
         self.ledger.asked(message)
 
     def _place(self, message: Message) -> Sink:
@@ -291,7 +337,7 @@ class Dialogue:
             self._hear_welcome(message)
         elif isinstance(message, messages.Ping):
             self._send(messages.Pong(message.id))
-        else:
+        elif not isinstance(message, messages.Share):  # to that the wire has seen
             self._hear_answer(message, sink)
 
     def _hear_welcome(self, welcome: Welcome) -> None:
@@ -326,6 +372,9 @@ class Dialogue:
             self._coming = None
         if request is None:
             return  # it was abandoned
+        if request.lent is not None and self._outbox is not None:  # the server has done with it
+            self._outbox.take_back(request.lent)
+            request.lent = None
         if isinstance(message, Error):
             self._note_parameters(request, message, sink)
             error = refusal(message.code, f"{self.server}: {message.text}", message.details)

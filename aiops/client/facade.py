@@ -9,6 +9,7 @@ from typing import Any
 from aiops import address
 from aiops.client.backoff import check_timeout
 from aiops.client.conversation import Conversation
+from aiops.client.leased import Leased
 from aiops.client.params import Params
 from aiops.client.requests import Receipt, Request
 from aiops.client.rows import RowsInto
@@ -89,8 +90,32 @@ class Facade:
         return allowed
 
     def begin(self, params: Params, clock: Callable[[], float]) -> Steps:
-        """Begin to train at these parameters, as the plan says; return what a worker drives."""
-        return Steps(self._talk, params, clock)
+        """Begin to train at these parameters, as the plan says; return what a worker drives.
+
+        Raises
+        ------
+        UsageError
+            When they are read where the server keeps them, and the plan has them written to.
+        """
+        steps = Steps(self._talk, params, clock)
+        if isinstance(params, Leased) and steps.routine.writes:
+            params.let_go()
+            raise UsageError(
+                f"under {self.policy} with these settings workers change their parameters"
+                " themselves, so they need arrays of their own: leave out views=True"
+            )
+        return steps
+
+    def room(self) -> Params:
+        """Return room for gradients: a mapping like `Params`, of arrays to write them into.
+
+        A server on the same machine reads them there, without a copy. Ask anew for each gradient:
+        the arrays are the same ones each time, except when the server may still be reading those
+        (a push was given up, or is under way).
+        """
+        if self._talk.layout is None:
+            raise UsageError("there is no room before the model is known: fetch or define it first")
+        return self._talk.room()
 
     def _check_direct(self) -> None:
         """See that gradients are what the server wants pushed.
@@ -141,8 +166,24 @@ class WorkerFacade:
 
     @property
     def params(self) -> Params:
-        """The parameters to compute the next gradients at; the same arrays all the time."""
+        """The parameters to compute the next gradients at.
+
+        The same arrays all the time; with ``views`` other ones after each step.
+        """
         return self._steps.params
+
+    def room(self) -> Params:
+        """Return room for the next gradients, from which they travel with the fewest copies.
+
+        ::
+
+            grads = worker.room()
+            grads["w"][...] = ...
+            worker.step(grads)
+
+        A server on the same machine reads them there. Ask anew for each step. See `Client.room`.
+        """
+        return self._client.room()
 
     @property
     def last(self) -> Receipt | None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
-from aiops.arena import Arena
 from aiops.client.params import Params
 from aiops.codecs import codec_named, raw
 from aiops.errors import BadPush, RemoteProtocolError
 from aiops.fields import Wants
 from aiops.layout import Bytes, Ints, level_of
+from aiops.lending import Lent
 from aiops.messages import Part, Parts
+from aiops.wire import Adopter
 
 
 def wants_of(params: Params, wanted: Ints | None) -> tuple[int, Wants]:
@@ -42,7 +41,7 @@ def wants_of(params: Params, wanted: Ints | None) -> tuple[int, Wants]:
     return params.version, tuple(runs)
 
 
-class Into:
+class Into(Adopter):
     """The sink of one answer: raw parts go straight into the arena, increments beside it.
 
     The arrays of raw parts are a mixture of two versions until all has come, and are marked so;
@@ -150,12 +149,9 @@ class Into:
             self._data = self._params.own().data.data
         return self._data[self.parts[part].start + offset : self.parts[part].stop]
 
-    def adopt(self, arena: Arena, give_back: Callable[[], None]) -> bool:
-        """Be offered what comes as it lies; return whether it is taken, so that nothing is copied.
-
-        ``give_back`` is called when it is not needed any more.
-        """
-        return self._whole and self._params.lend(arena, give_back)
+    def adopt(self, lent: Lent) -> bool:
+        """Have the parameters be what is lent, if they may."""
+        return self._whole and self._params.lend(lent)
 
     def filled(self, part: int, offset: int, nbytes: int) -> None:
         """Nothing is looked at before all of it is there."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from aiops.arena import Arena
 from aiops.fields import Wants
 from aiops.layout import Array, Ints, Layout
+from aiops.lending import Lent
 
 
 class Stamped(Protocol):
@@ -109,7 +110,7 @@ class Params(Mapping[str, Array]):
             self.held[first:last] = version
         self.held[list(late)] = kept
 
-    def lend(self, arena: Arena, give_back: Callable[[], None]) -> bool:
+    def lend(self, lent: Lent) -> bool:
         """Be offered a whole version as it lies, instead of a copy; return whether it is taken.
 
         These arrays stay the same, so it is not.

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from aiops.client.coding import Encoded
+from aiops.client.outbox import Lending
 from aiops.client.params import Params
 from aiops.client.rows import RowsInto
 from aiops.errors import AiopsError
@@ -119,6 +120,7 @@ class Request:
     encoded: Encoded = field(default_factory=list)  # what its push carries coded
     have: int = -1  # of `into`, as it was asked for last, and
     wants: Wants = ()
+    lent: Lending | None = None  # its payloads that the server reads where they lie here
     news: News | None = None  # what the answer says of the statistics
     on_done: Callable[[], None] = field(default=lambda: None)
 

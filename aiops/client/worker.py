@@ -66,6 +66,10 @@ class Worker(WorkerFacade, Closing):
         The sparse parameters (`aiops.Table`) by name; ``params`` may then be empty. Their rows are
         fetched and pushed by `fetch_rows`, `push_rows` and `exchange_rows`; `step` has no part in
         them.
+    views
+        Have `params` be the server's own arrays where it is on this machine, instead of copies of
+        them: read-only, whole, and others after each step (look them up anew). Elsewhere they are
+        this worker's, and read-only too.
     token, name, timeout
         As `Client`'s.
 
@@ -85,6 +89,8 @@ class Worker(WorkerFacade, Closing):
     ------
     BadPush
         When the server's model has other tensors; the text names the first difference.
+    UsageError
+        When the policy has workers change their parameters themselves, and ``views`` are wanted.
     ConnectionLost, DeadlineExceeded, Unauthorised
         As `Client`.
     """
@@ -97,6 +103,7 @@ class Worker(WorkerFacade, Closing):
         params: Mapping[str, Array],
         *,
         tables: Mapping[str, Table] | None = None,
+        views: bool = False,
         token: str | None = None,
         name: str | None = None,
         timeout: float = 60.0,
@@ -105,7 +112,7 @@ class Worker(WorkerFacade, Closing):
             url, role="worker", token=token, name=name, timeout=timeout, pongs=True
         )
         try:
-            begun = self._client.define(params, tables)
+            begun = self._client.define(params, tables, views=views)
             self._begun = self._client.begin(begun, time.perf_counter)
         except BaseException:
             self._client.close()

@@ -26,7 +26,8 @@ from aiops.events import (
     Reply,
 )
 from aiops.handshake import Greeter, answer, check_welcome
-from aiops.layout import Layout
+from aiops.layout import Bytes, Layout
+from aiops.lending import Shared
 from aiops.messages import Message, Part
 from aiops.wire import HANDSHAKE, Side, Sink, Wire, proof
 
@@ -39,6 +40,7 @@ class Example:
     sender: Side
     message: Message
     payloads: tuple[bytes, ...] = ()
+    places: tuple[tuple[int, int], ...] = ()  # where the payloads lie, if they are lent
 
     @property
     def header(self) -> bytes:
@@ -52,7 +54,7 @@ class Example:
         kind = self.message.kind
         speaker.state = next(s for s, says in HANDSHAKE.items() if kind in says[self.sender])
         views = [[memoryview(payload)] for payload in self.payloads]
-        return b"".join(speaker.send(self.message, views))
+        return b"".join(speaker.send(self.message, views, self.places))
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,8 @@ def one_of_each() -> list[Example]:
         _said("server", m.Round(8, 3, 0, ring, bytes(range(32)))),
         _said("server", m.Pong(6)),
         _said("server", m.Error(3, "bad-push", refused, {}, False, 7)),
+        _said("server", m.Share(0, 1, 16_384)),
+        _said("client", m.Release(3)),
         _said("client", m.Greet(0, 3, 0, ring_proof(bytes(range(32)), "client", 3, 0))),
         _said("client", m.Chunk(0, 1, (Part(0, 4, "raw", 4, 3),)), struct.pack("<f", 1)),
     ]
@@ -151,10 +155,21 @@ class Script:
     """A client and a server that talk through memory, and what they say.
 
     Both sides are the real thing: every byte passes a `Wire` at each end.
+
+    With ``near`` they are on one machine, and what is said after `share` is lent: each side has one
+    segment, from whose first byte on its payload lies.
     """
 
-    def __init__(self, title: str, token: str | None = None, engine: Engine | None = None) -> None:
+    def __init__(
+        self,
+        title: str,
+        token: str | None = None,
+        engine: Engine | None = None,
+        *,
+        near: bool = False,
+    ) -> None:
         self.title, self.token = title, token
+        self._segments: dict[Side, Bytes] = {}
         self.engine = engine or Engine(ASGD(lr=0.5), Options(backend="numpy"))
         self.steps: list[Example] = []
         self._greeter = Greeter(token, NONCES[1])
@@ -162,7 +177,15 @@ class Script:
             "client": Wire("client", _Kept),
             "server": Wire("server", self.engine.intake.place),
         }
+        if near:
+            self._wires["client"].shared = Shared(lambda nbytes: self._segments["server"])
+            self._wires["server"].shared = Shared(lambda nbytes: self._segments["client"])
         self._peer = 0
+
+    def share(self, sender: Side, nbytes: int) -> None:
+        """Have a side show the other its segment."""
+        self._segments[sender] = np.zeros(nbytes, np.uint8)
+        self._carry(sender, messages.Share(0, 1, nbytes), ())
 
     def say(self, message: Message, *payloads: bytes) -> Message:
         """Have the client say something; return the last thing that the server said."""
@@ -190,8 +213,13 @@ class Script:
         """Move a message across, and note it."""
         said = tuple(bytes(payload) for payload in payloads)
         name = f"{self.title} / {len(self.steps) + 1} {message.kind}"
-        self.steps.append(Example(name, sender, message, said))
-        stream = b"".join(self._wires[sender].send(message, [[memoryview(p)] for p in said]))
+        segment = self._segments.get(sender)
+        places = ((1, 0),) * len(said) if segment is not None else ()
+        if segment is not None and said:
+            segment[: len(said[0])] = np.frombuffer(said[0], np.uint8)
+        self.steps.append(Example(name, sender, message, said, places))
+        views = [[memoryview(payload)] for payload in said]
+        stream = b"".join(self._wires[sender].send(message, views, places))
         receiver = self._wires["server" if sender == "client" else "client"]
         whole: list[tuple[Message, Sink | None]] = []
         while stream:
@@ -201,6 +229,8 @@ class Script:
         return whole
 
     def _serve(self, message: Message, sink: Sink | None) -> None:
+        if isinstance(message, messages.Share | messages.Release):
+            return  # that is between the two ends of the connection
         if self._greeter.admitted:
             self._post(Received(0.0, self._peer, message, sink))
             return
@@ -226,6 +256,8 @@ class Script:
                         effect.rows.free()
                     if lease is not None:
                         lease.release()
+                    if views and "client" in self._segments and "server" not in self._segments:
+                        self.share("server", 1 << 14)
                     self._carry("server", effect.message, views)
 
 
@@ -303,7 +335,14 @@ def conversations() -> list[Conversation]:
     alone = Script("Ready to average, and nobody else is there", engine=_averaging(layout))
     alone.greet(hello())
     alone.say(m.Meet(1, "10.0.0.5", 40001, 0, layout.digest, NONCES[0]))
-    scripts = (plain, token, wrong, train, back, refused, _tables(), alone)
+    near = Script("A gradient and parameters in shared memory", near=True)
+    near.greet(hello())
+    near.say(m.Define(1, rows, (Part(0, 10, "raw", 10, 0),)), w + b)
+    near.share("client", 1 << 14)
+    near.say(push, gradient)
+    near.say(m.Release(2))
+
+    scripts = (plain, token, wrong, train, back, refused, _tables(), alone, near)
     return [*(script.done() for script in scripts), two_workers_average()]
 
 

@@ -103,6 +103,8 @@ MEANINGS = {
     "port": "The port there; 0 to withdraw.",
     "rounds": "How many averages this worker has taken over so far; 0 says that it is new.",
     "digest": "SHA-256 of the MessagePack of the model's tensors as `model` announces them.",
+    "segment": "Its number, from 1: the sender's own choice.",
+    "nbytes": "How many bytes of it may be mapped.",
     "number": "The round's number, rising from 1; 0 when there is none.",
     "rank": "The place in `members`, from 0: in `round` the receiver's, in `greet` the sender's.",
     "members": "The workers of the round in the order of the ring, and whether their models count.",
@@ -226,7 +228,12 @@ def _shown(message: Message) -> str:
 def _hex(example: Example) -> Iterator[str]:
     """Yield a frame's bytes in lines: the length and the header, then each payload."""
     head = b"\xce" + len(example.header).to_bytes(4, "big"), example.header
-    rest = ((b"\xc6" + len(data).to_bytes(4, "big"), data) for data in example.payloads)
+    rest = [(b"\xc6" + len(data).to_bytes(4, "big"), data) for data in example.payloads]
+    if example.places:  # each a list of two integers in their longest form
+        rest = [
+            (b"\xdd" + (2).to_bytes(4, "big"), b"".join(b"\xcf" + n.to_bytes(8, "big") for n in at))
+            for at in example.places
+        ]
     for prefix, data in (head, *rest):
         rows = [data[i : i + _ROW].hex() for i in range(0, len(data), _ROW)]
         yield f"{prefix.hex()} {rows[0]}"

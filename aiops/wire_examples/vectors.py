@@ -92,6 +92,7 @@ def _vector(example: Example) -> dict[str, Any]:
         "header": fields(example.message),
         "header_hex": example.header.hex(),
         "payloads_hex": [payload.hex() for payload in example.payloads],
+        **({"places": example.places} if example.places else {}),
         "frame_hex": example.frame.hex(),
     }
 

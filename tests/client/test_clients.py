@@ -29,11 +29,18 @@ from tests.adapter import Adapter
 from tests.peers import Peer
 from tests.proxy import Proxy
 from tests.support import PATIENCE, ServerThread, assert_same
+from tests.transports import TRANSPORTS, choose
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
 
 Connect = Callable[..., Any]
+
+
+@pytest.fixture(params=TRANSPORTS, autouse=True)
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    choose(request.param, monkeypatch)
+    return str(request.param)
 
 
 @pytest.fixture(params=["blocking", "asyncio", "uvloop"])

@@ -9,19 +9,17 @@ parameters where the server keeps it (`Leased`), for as long as it needs it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from aiops.arena import Arena
-from aiops.client.incoming import Into
-from aiops.client.params import Params
-from aiops.incoming import Incoming
-from aiops.layout import Array, Layout
+from aiops.layout import Layout
+from aiops.lending import Lent
 from aiops.messages import Message, Parts
 from aiops.values import value
 from aiops.versions import Lease
-from aiops.wire import Buffer, Discard, Place, Side, Sink, Wire
+from aiops.wire import Adopter, Buffer, Place, Places, Side, Sink, Wire, copy
 
 Payloads = Sequence[Sequence[memoryview]]
 
@@ -71,7 +69,7 @@ class HandedWire(Wire):
         self.inbox: deque[Parcel] = deque()
         self.outbox: deque[Parcel] = deque()
 
-    def send(self, message: Message, payloads: Payloads = ()) -> list[Buffer]:
+    def send(self, message: Message, payloads: Payloads = (), places: Places = ()) -> list[Buffer]:
         """Put a message into the outbox; there is nothing else to be sent.
 
         Raises
@@ -111,10 +109,13 @@ class HandedWire(Wire):
     def _taken(self, parcel: Parcel) -> Sink:
         sink = self.place(parcel.message)
         assert sink is not None, "nobody else has a buffer in memory"
-        if isinstance(sink, Discard) or self._adopted(sink, parcel):
+        if self._adopted(sink, parcel):
             return sink
         for number, pieces in enumerate(parcel.payloads):
-            _fill(sink, number, pieces)
+            offset = 0
+            for piece in pieces:
+                copy(piece, sink, number, offset)
+                offset += len(piece)
         if parcel.lease is not None:
             parcel.lease.release()
         return sink
@@ -123,64 +124,22 @@ class HandedWire(Wire):
     def _adopted(sink: Sink, parcel: Parcel) -> bool:
         """Offer the payloads as they lie; return whether they are taken."""
         lease, payloads = parcel.lease, parcel.payloads
-        if isinstance(sink, Into):
-            return lease is not None and sink.adopt(lease.version.arena, lease.release)
-        if not isinstance(sink, Incoming) or len(payloads) > 1 or len(payloads[0]) > 1:
+        if not isinstance(sink, Adopter) or len(payloads) > 1 or len(payloads[0]) > 1:
             return False
-        return sink.adopt(np.frombuffer(payloads[0][0], np.uint8))
+        if lease is not None:
+            return sink.adopt(_Leased(lease))
+        return sink.adopt(Lent(np.frombuffer(payloads[0][0], np.uint8), lambda: None))
 
 
-def _fill(sink: Sink, part: int, pieces: Sequence[memoryview]) -> None:
-    """Copy one payload to where it belongs."""
-    offset = 0
-    for piece in pieces:
-        rest = piece
-        while len(rest):
-            room = sink.view(part, offset)
-            count = min(len(room), len(rest))
-            room[:count] = rest[:count]
-            sink.filled(part, offset, count)
-            offset, rest = offset + count, rest[count:]
+class _Leased(Lent):
+    """A whole version, as the server has it."""
 
+    __slots__ = ("_arena",)
 
-class Leased(Params):
-    """Parameters that are read where the server keeps them; of its own as soon as it must be.
+    def __init__(self, lease: Lease) -> None:
+        self._arena = lease.version.arena
+        super().__init__(self._arena.data, lease.release)
 
-    Its arrays are read-only, and others after each fetch.
-    """
-
-    def __init__(self, layout: Layout) -> None:
-        super().__init__(layout)
-        self._give_back: Callable[[], None] | None = None
-
-    @property
-    def borrowed(self) -> bool:
-        """Whether the arrays are the server's."""
-        return self._give_back is not None
-
-    def lend(self, arena: Arena, give_back: Callable[[], None]) -> bool:
-        """Read this version from here on."""
-        self.let_go()
-        self.arena, self._give_back = arena, give_back
-        return True
-
-    def own(self) -> Arena:
-        """Return an arena of its own, with what was read until now."""
-        if self._give_back is not None:
-            mine = Arena(self.layout)
-            mine.data[:] = self.arena.data
-            self.let_go()
-            self.arena = mine
-        return self.arena
-
-    def let_go(self) -> None:
-        """End the hold on the server's version; the arrays mean nothing then."""
-        give_back, self._give_back = self._give_back, None
-        if give_back is not None:
-            give_back()
-
-    def __getitem__(self, name: str) -> Array:
-        return self.arena.shown[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.arena.shown)
+    def arena(self, layout: Layout) -> Arena:
+        """Return the server's: whoever reads it shares its views too."""
+        return self._arena

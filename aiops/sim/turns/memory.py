@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from aiops.client.conversation import Conversation
 from aiops.client.dialogue import stream
+from aiops.client.leased import Leased
 from aiops.client.params import Params
 from aiops.client.requests import Receipt, Request
 from aiops.client.routines import Routine, Transfer, routine_for
@@ -24,7 +25,7 @@ from aiops.handshake import Greeter
 from aiops.layout import Array
 from aiops.messages import Message
 from aiops.sim.turns.ahead import Ahead
-from aiops.sim.turns.handover import HandedWire, Leased, Parcel
+from aiops.sim.turns.handover import HandedWire, Parcel
 from aiops.wire import Buffer, Sink, Wire
 
 URL = "aiops://memory:7171"

@@ -102,6 +102,8 @@ class World:
             listening=lambda host: cast(socket, listening(self.network, host)),
             unconnected=lambda host: cast(socket, MemorySocket(self.network)),
             known=lambda host: (host,),
+            beside=None,
+            nearby=lambda host, port: None,
             reached_at="127.0.0.1",  # which finds whoever listens, wherever it is
         )
 

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from aiops.algorithms import find
+from aiops.client.leased import Leased
 from aiops.engine import Engine
 from aiops.errors import BadPush, LocalProtocolError, RemoteProtocolError
 from aiops.events import Options
 from aiops.layout import Layout
 from aiops.messages import Fetch, Pong, Stats
-from aiops.sim.turns.handover import HandedWire, Leased
+from aiops.sim.turns.handover import HandedWire
 from aiops.sim.turns.memory import MemoryServer, Seat
 from aiops.wire import Discard
 from tests.sim.turns.cases import random_pieces

@@ -1,0 +1,53 @@
+"""Parameters that are read where the server keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from aiops.arena import Arena
+from aiops.client.params import Params
+from aiops.layout import Array, Layout
+from aiops.lending import Lent
+
+
+class Leased(Params):
+    """Parameters that are read where the server keeps them; of its own as soon as it must be.
+
+    Its arrays are read-only, and others after each fetch.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__(layout)
+        self._give_back: Callable[[], object] | None = None
+
+    @property
+    def borrowed(self) -> bool:
+        """Whether the arrays are the server's."""
+        return self._give_back is not None
+
+    def lend(self, lent: Lent) -> bool:
+        """Read this version from here on."""
+        self.let_go()
+        self.arena, self._give_back = lent.arena(self.layout), lent.give_back
+        return True
+
+    def own(self) -> Arena:
+        """Return an arena of its own, with what was read until now."""
+        if self._give_back is not None:
+            mine = Arena(self.layout)
+            mine.data[:] = self.arena.data
+            self.let_go()
+            self.arena = mine
+        return self.arena
+
+    def let_go(self) -> None:
+        """End the hold on the server's version; the arrays mean nothing then."""
+        give_back, self._give_back = self._give_back, None
+        if give_back is not None:
+            give_back()
+
+    def __getitem__(self, name: str) -> Array:
+        return self.arena.shown[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.arena.shown)

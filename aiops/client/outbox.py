@@ -1,0 +1,132 @@
+"""Where a client's payloads lie while a server on the same machine reads them.
+
+What lies in a room already (`Outbox.room`) is lent as it lies; anything else of some size is copied
+into a segment that is kept for that. What the server may still be reading is never written to: a
+segment is used again when the request that lent it has been answered, and at no other time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+from weakref import WeakSet
+
+import numpy as np
+
+from aiops.arena import Arena
+from aiops.layout import Bytes, Layout
+from aiops.segments import Segment
+from aiops.wire import SMALL, Buffer, Places
+
+_KEPT = 4
+"""Segments kept for payloads to come."""
+
+Show: TypeAlias = Callable[[Segment], tuple[int, list[Buffer]]]
+"""Returns a segment's number (0: it has none), and what the server must be sent first."""
+
+
+@dataclass(slots=True)
+class Lending:
+    """The payloads of one request as they are lent.
+
+    Attributes
+    ----------
+    places
+        Where each lies, None if it is sent.
+    first
+        What is to be sent before.
+    rooms
+        The rooms that some of them lie in.
+    copied
+        The segment that others were copied into, if they were.
+    """
+
+    places: Places = ()
+    first: list[Buffer] = field(default_factory=list)
+    rooms: list[Segment] = field(default_factory=list)
+    copied: Segment | None = None
+
+
+class Outbox:
+    """One client's memory for that."""
+
+    def __init__(self) -> None:
+        self._rooms: WeakSet[Segment] = WeakSet()
+        self._lent: WeakSet[Segment] = WeakSet()  # those that the server may be reading
+        self._kept: list[Segment] = []
+        self._newest: Arena | None = None
+
+    def room(self, layout: Layout) -> Arena:
+        """Return an arena from which payloads are lent as they lie.
+
+        It is the same as last time, unless the server may still be reading that.
+        """
+        arena = self._newest
+        if arena is None or arena.layout is not layout or arena.segment in self._lent:
+            segment = Segment(layout.nbytes)
+            self._rooms.add(segment)
+            arena = self._newest = Arena(layout, segment.data, segment)
+        return arena
+
+    def lend(self, payloads: Sequence[Sequence[memoryview]], show: Show) -> Lending:
+        """Have payloads lie where the server can read them; small ones are sent as quickly."""
+        found: list[tuple[Segment, int] | None] = [self._as_it_lies(views) for views in payloads]
+        sizes = [sum(map(len, views)) for views in payloads]
+        others = [number for number, place in enumerate(found) if place is None]
+        total = sum(sizes[number] for number in others)
+        copied = self._take(total) if total > SMALL else None
+        if copied is not None:
+            begin = 0
+            for number in others:
+                found[number] = (copied, begin)
+                begin = _copy(payloads[number], copied.data, begin)
+        lending, places = Lending(copied=copied), []
+        for place in found:
+            number = 0
+            if place is not None:
+                number, first = show(place[0])
+                lending.first += first
+            if place is not None and number and place[0] is not copied:
+                lending.rooms.append(place[0])
+                self._lent.add(place[0])
+            places.append((number, place[1]) if place is not None and number else None)
+        lending.places = places
+        return lending
+
+    def take_back(self, lending: Lending) -> None:
+        """The server has read what was lent."""
+        self._lent.difference_update(lending.rooms)
+        if lending.copied is not None:
+            self._kept.append(lending.copied)
+            del self._kept[:-_KEPT]
+
+    def _take(self, nbytes: int) -> Segment:
+        """Return a segment of at least so many bytes, and not of many more."""
+        for index, segment in enumerate(self._kept):
+            if nbytes <= len(segment.data) <= 2 * nbytes:
+                return self._kept.pop(index)
+        return Segment(nbytes)
+
+    def _as_it_lies(self, views: Sequence[memoryview]) -> tuple[Segment, int] | None:
+        """Return where in a room a payload lies as a whole."""
+        if len(views) != 1 or not self._rooms:
+            return None
+        begin = _address(np.frombuffer(views[0], np.uint8))
+        for segment in self._rooms:
+            offset = begin - _address(segment.data)
+            if 0 <= offset <= len(segment.data) - len(views[0]):
+                return segment, offset
+        return None
+
+
+def _address(array: Bytes) -> int:
+    return array.ctypes.data
+
+
+def _copy(views: Sequence[memoryview], into: Bytes, begin: int) -> int:
+    """Copy a payload; return where the next begins."""
+    for view in views:
+        into[begin : begin + len(view)] = np.frombuffer(view, np.uint8)
+        begin += len(view)
+    return begin

@@ -1,0 +1,134 @@
+"""Payloads that are lent instead of sent: both sides of a connection see the memory they lie in.
+
+On a connection within one machine a payload may be a *place*: the number of a segment and an offset
+in it. Each side shows the other its segments (`Share`) before it names a place in one. What is lent
+by a server stays as it is until the client gives it back (`Release`); what is lent by a client,
+until its request is answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from aiops.arena import Arena
+from aiops.errors import RemoteProtocolError
+from aiops.layout import Bytes, Layout
+from aiops.messages import Share
+from aiops.segments import Segment
+
+if TYPE_CHECKING:
+    from aiops.wire import Buffer, Wire
+
+MOST = 256
+"""Segments that one side may have shown at a time."""
+
+
+class Lent:
+    """A message's only payload, which lies where its sender has it: ``data``.
+
+    Parameters
+    ----------
+    data
+        Its bytes.
+    give_back
+        Called once they are not needed any more.
+    """
+
+    __slots__ = ("data", "give_back")
+
+    def __init__(self, data: Bytes, give_back: Callable[[], object]) -> None:
+        self.data, self.give_back = data, give_back
+
+    def arena(self, layout: Layout) -> Arena:
+        """Return it as a whole model, whose values it is."""
+        return Arena(layout, self.data)
+
+
+class Passing(bytes):
+    """Bytes to be sent with a segment's file descriptor beside them."""
+
+    segment: Segment
+
+    @classmethod
+    def of(cls, said: bytes, segment: Segment) -> Passing:
+        """Return these bytes, with this segment."""
+        passing = cls(said)
+        passing.segment = segment
+        return passing
+
+
+def viewed(buffer: Buffer | bytearray) -> Buffer:
+    """Return a view, of which a part can be sent; what a segment goes with stays whole."""
+    return buffer if isinstance(buffer, Passing) else memoryview(buffer)
+
+
+class Shared:
+    """What the two sides of one connection have shown each other.
+
+    Parameters
+    ----------
+    attach
+        Maps the next segment that has come, of so many bytes; raises ValueError if it is none.
+    give_back
+        Told the id of a message when what it lent is not needed any more.
+    """
+
+    def __init__(
+        self, attach: Callable[[int], Bytes], give_back: Callable[[int], object] = lambda id: None
+    ) -> None:
+        self._attach = attach
+        self.give_back = give_back
+        self._theirs: dict[int, Bytes] = {}
+        self._numbers: WeakKeyDictionary[Segment, int] = WeakKeyDictionary()
+        self._ours: WeakValueDictionary[int, Segment] = WeakValueDictionary()
+
+    def hear(self, message: Share) -> None:
+        """Look at a segment that the other side shows; an earlier one of its number is forgotten.
+
+        Raises
+        ------
+        RemoteProtocolError
+            When it is no such memory as it should be.
+        """
+        if not 0 < message.segment <= MOST:
+            raise RemoteProtocolError(f"share.segment: 1 to {MOST}, not {message.segment}")
+        try:
+            self._theirs[message.segment] = self._attach(message.nbytes)
+        except ValueError as error:
+            raise RemoteProtocolError(f"share: segment {message.segment}: {error}") from None
+
+    def at(self, number: int, offset: int, nbytes: int) -> Bytes:
+        """Return what lies at a place.
+
+        Raises
+        ------
+        RemoteProtocolError
+            When there is no such place.
+        """
+        segment = self._theirs.get(number)
+        if segment is None:
+            raise RemoteProtocolError(f"payload: it is in segment {number}, which was never shared")
+        if offset + nbytes > len(segment):
+            raise RemoteProtocolError(
+                f"payload: bytes {offset} to {offset + nbytes} of segment {number}, which has"
+                f" {len(segment)}"
+            )
+        return segment[offset : offset + nbytes]
+
+    def show(self, segment: Segment, wire: Wire) -> tuple[int, list[Buffer]]:
+        """Return a segment's number, and what is to be sent first so that the other side knows it.
+
+        Returns 0 when it knows too many.
+        """
+        number = self._numbers.get(segment)
+        if number is not None:
+            return number, []
+        number = next((n for n in range(1, MOST + 1) if n not in self._ours), 0)
+        if not number:
+            return 0, []
+        self._numbers[segment] = number
+        self._ours[number] = segment
+        said = b"".join(wire.send(Share(0, number, len(segment.data))))
+        return number, [Passing.of(said, segment)]

@@ -1,0 +1,408 @@
+"""Clients on the server's machine: found by themselves, memory shared, versions whole."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import uvloop
+
+import aiops
+from aiops import address, samehost
+from aiops.client import AsyncWorker, Client, Worker
+from aiops.errors import BadPush, ConnectionLost, DeadlineExceeded, UsageError
+from aiops.layout import Array
+from aiops.segments import Segment
+from tests.adapter import Adapter
+from tests.peers import eventually
+from tests.support import PATIENCE, ServerThread, server_process
+from tests.test_segments import descriptors, held
+
+COUNT = 1 << 15
+MODEL = {"w": np.zeros(COUNT, np.float32), "b": np.zeros(64, np.float32)}
+ONES = {name: np.ones_like(array) for name, array in MODEL.items()}
+SIZE = 4 * (COUNT + 64)
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture(params=["blocking", "asyncio", "uvloop"])
+def worker(request: pytest.FixtureRequest) -> Make:
+    if request.param == "blocking":
+        return Worker
+    new_loop = asyncio.new_event_loop if request.param == "asyncio" else uvloop.new_event_loop
+    return lambda *args, **named: Adapter(new_loop, *args, of=AsyncWorker, **named)
+
+
+@pytest.fixture
+def server() -> Iterator[ServerThread]:
+    with ServerThread(policy="asgd", set={"lr": 1}, kernels="numpy") as running:
+        yield running
+
+
+def near(server: ServerThread) -> list[bool]:
+    """Of each connection whether it is within the machine."""
+    return list(
+        server.call(
+            lambda s: [p.link.wire.shared is not None for p in s.connections.peers.values()]
+        )
+    )
+
+
+def lent(server: ServerThread) -> int:
+    """How many answers have lent parameters that are not back."""
+    return int(server.call(lambda s: sum(len(p._lent) for p in s.connections.peers.values())))
+
+
+def room_of(one: Any) -> Any:
+    return (one.client if isinstance(one, Adapter) else one).room()
+
+
+def whole(params: Any) -> float:
+    """The value that all parameters have, for they have taken the same steps."""
+    values = {float(array.flat[0]) for array in params.values()}
+    values |= {float(array.max()) for array in params.values()}
+    values |= {float(array.min()) for array in params.values()}
+    [value] = values
+    return value
+
+
+class TestMeeting:
+    @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+    def test_they_find_each_other(self, worker: Make, host: str) -> None:
+        with (
+            ServerThread(policy="asgd", host=host) as server,
+            worker(server.url, MODEL) as one,
+        ):
+            assert near(server) == [True]
+            one.step(ONES)
+
+    def test_a_server_on_all_addresses_is_found_at_each(self) -> None:
+        with ServerThread(policy="asgd", host="0.0.0.0", token="s3cret") as server:
+            _host, port = address.parse(server.url)
+            for host in ("127.0.0.1", "127.0.0.7"):
+                with Client(address.write(host, port), token="s3cret"):
+                    assert near(server)[-1]
+
+    def test_the_token_is_asked_for_all_the_same(self) -> None:
+        with (
+            ServerThread(policy="asgd", token="s3cret") as server,
+            pytest.raises(aiops.errors.Unauthorised),
+        ):
+            Client(server.url, token="guess")
+
+    @pytest.mark.parametrize("settings", [{"no_shm": True}, {"worker_budget": "1GB/s"}])
+    def test_a_server_may_not_want_it(self, worker: Make, settings: dict[str, Any]) -> None:
+        with ServerThread(policy="asgd", **settings) as server, worker(server.url, MODEL) as one:
+            assert near(server) == [False]
+            one.step(ONES)
+
+    def test_a_client_may_not_want_it(
+        self, server: ServerThread, worker: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("AIOPS_NO_SHM", "yes")
+        with worker(server.url, MODEL) as one:
+            assert near(server) == [False]
+            one.step(ONES)
+
+    def test_whoever_else_has_the_name_is_not_talked_to(
+        self, worker: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with ServerThread(policy="asgd", no_shm=True) as server:
+            impostor = samehost.listen(*address.parse(server.url))
+            assert impostor is not None
+            monkeypatch.setattr(samehost, "same_user", lambda sock: False)
+            with impostor, worker(server.url, MODEL):
+                assert near(server) == [False]
+
+    def test_another_user_is_not_let_in(
+        self, server: ServerThread, worker: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("aiops.server.same_user", lambda sock: False)
+        with samehost.reach(*address.parse(server.url)) as sock:  # type: ignore[union-attr]
+            sock.setblocking(True)
+            sock.settimeout(PATIENCE)
+            assert sock.recv(1) == b""
+
+    def test_the_log_names_the_process(
+        self, server: ServerThread, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level("INFO", "aiops.server")
+        with Client(server.url, name="me"):
+            pass
+        assert f"joined from process {os.getpid()} on this machine" in caplog.text
+
+
+class TestVersions:
+    """Nobody reads a torn version, or has one overwritten under it."""
+
+    @pytest.mark.parametrize("views", [False, True])
+    @pytest.mark.parametrize("live", [2, 8])
+    def test_what_is_read_is_whole(self, worker: Make, views: bool, live: int) -> None:
+        with ServerThread(policy="asgd", lr=1, live_versions=live) as server:
+            failures: list[BaseException] = []
+
+            def train(rank: int) -> None:
+                try:
+                    with worker(server.url, MODEL, views=views) as one:
+                        for _ in range(30):
+                            before = {name: one.params[name] for name in one.params}
+                            value = whole(before)
+                            one.step(ONES)
+                            if views:
+                                one.refresh()
+                                assert whole(one.params) <= value
+                            assert whole(one.params) < value
+                except BaseException as error:
+                    failures.append(error)
+
+            threads = [threading.Thread(target=train, args=(rank,)) for rank in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(3 * PATIENCE)
+            assert not failures
+            with Client(server.url) as client:
+                assert whole(client.fetch()) == -120, "and every push counts once"
+                assert client.stats()["versions_alive"] <= live
+
+    def test_views_are_the_servers_memory(self, server: ServerThread, worker: Make) -> None:
+        with worker(server.url, MODEL, views=True) as one:
+            assert not one.params["w"].flags.writeable
+            first = one.params["w"]
+            assert lent(server) == 1
+            one.step(ONES)
+            assert whole(one.params) == -1
+            assert one.params["w"] is not first
+            eventually(lambda: lent(server) == 1, "what was read before is given back")
+
+    def test_copies_are_given_back_at_once(self, server: ServerThread, worker: Make) -> None:
+        with worker(server.url, MODEL) as one:
+            held_before = one.params["w"]
+            for step in range(1, 4):
+                one.step(ONES)
+                assert one.params["w"] is held_before, "the same arrays all the time"
+                assert whole(one.params) == -step
+                eventually(lambda: lent(server) == 0, "nothing is lent")
+
+    def test_over_a_network_views_are_read_only_too(
+        self, worker: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with (
+            ServerThread(policy="asgd", lr=1, no_shm=True) as server,
+            worker(server.url, MODEL, views=True) as one,
+        ):
+            one.step(ONES)
+            assert whole(one.params) == -1
+            assert not one.params["w"].flags.writeable
+
+    @pytest.mark.parametrize(
+        ("policy", "settings"),
+        [("downpour", {"n_push": 2}), ("easgd", {}), ("diloco", {"local_steps": 2})],
+    )
+    def test_workers_with_local_steps_need_arrays_of_their_own(
+        self, worker: Make, policy: str, settings: dict[str, Any]
+    ) -> None:
+        with (
+            ServerThread(policy=policy, set=settings, workers=1) as server,
+            pytest.raises(UsageError, match=f"under {policy} .* leave out views=True"),
+        ):
+            worker(server.url, MODEL, views=True)
+
+    def test_who_holds_versions_for_ever_costs_a_bounded_number(self) -> None:
+        with (
+            ServerThread(policy="asgd", lr=1, live_versions=3) as server,
+            Worker(server.url, MODEL) as trainer,
+        ):
+            readers = []
+            for _ in range(6):
+                client = Client(server.url)
+                readers.append((client, client.fetch(client._room(views=True))))
+                trainer.step(ONES)
+            assert [whole(params) for _client, params in readers] == [-n for n in range(6)]
+            assert trainer.stats()["versions_alive"] <= 3
+            for client, _params in readers:
+                client.close()
+
+
+class TestLost:
+    def test_what_a_lost_client_may_read_is_never_written_again(self, server: ServerThread) -> None:
+        reader = Worker(server.url, MODEL, views=True)
+        view = reader.params["w"]
+        reader._client._connection.hang_up()
+        eventually(lambda: near(server) == [], "the server has noticed")
+        with Worker(server.url, MODEL) as other:
+            for _ in range(12):  # more than there are spare arenas
+                other.step(ONES)
+            assert not view.any()
+            assert whole(other.params) == -12
+        reader.step(ONES)  # it connects again
+        assert whole(reader.params) == -13
+        reader.close()
+
+    def test_views_outlive_the_worker(self, server: ServerThread, worker: Make) -> None:
+        with worker(server.url, MODEL, views=True) as one:
+            one.step(ONES)
+            view = one.params["w"]
+        with worker(server.url, MODEL) as other:
+            for _ in range(8):
+                other.step(ONES)
+        assert (view == -1).all()
+
+    def test_views_outlive_the_server(self) -> None:
+        with server_process("--policy", "asgd", "--lr", "1") as process:
+            one = Worker(process.url, MODEL, views=True, timeout=1.0)
+            one.step(ONES)
+            process.kill()
+            assert whole(one.params) == -1
+            with pytest.raises((ConnectionLost, DeadlineExceeded)):
+                one.step(ONES)
+            assert whole(one.params) == -1
+            one.abandon()
+
+    def test_a_push_is_applied_once_whatever_happens_to_its_connection(
+        self, server: ServerThread
+    ) -> None:
+        with Worker(server.url, MODEL) as one:
+            for step in range(1, 6):
+                grads = one.room()
+                for array in grads.values():
+                    array[...] = 1
+                one._client._connection.hang_up()
+                one.step(grads)
+                assert whole(one.params) == -step
+                assert one.stats()["workers"][0]["pushes"] == step
+
+    def test_nothing_is_left_of_those_who_are_gone(self, server: ServerThread) -> None:
+        with Worker(server.url, MODEL) as first:
+            first.step(ONES)
+        gc.collect()
+        eventually(lambda: near(server) == [], "it is gone")
+        before = descriptors(), held()
+        for views in (False, True):
+            for _ in range(3):
+                with Worker(server.url, MODEL, views=views) as one:
+                    for _ in range(3):
+                        one.step(ONES)
+                del one
+        eventually(lambda: near(server) == [], "they are gone")
+
+        def back() -> bool:
+            gc.collect()
+            return descriptors() <= before[0] + 8 and held() <= before[1] + 8 * SIZE
+
+        eventually(back, "their memory is gone, too")
+
+    def test_a_killed_worker_leaves_nothing(self) -> None:
+        code = (
+            "import sys, os, signal, numpy as np, aiops\n"
+            "one = aiops.Worker(sys.argv[1], {'w': np.zeros(1 << 15, np.float32)}, views=True)\n"
+            "grads = one.room(); grads['w'][...] = 1; one.step(grads)\n"
+            "os.kill(os.getpid(), signal.SIGKILL)\n"
+        )
+        with ServerThread(policy="asgd", lr=1) as server:
+            for _ in range(3):
+                done = subprocess.run([sys.executable, "-c", code, server.url], check=False)
+                assert done.returncode == -signal.SIGKILL
+            eventually(lambda: near(server) == [], "the server has noticed")
+            with Client(server.url) as client:
+                assert whole(client.fetch()) == -3
+
+
+class TestRoom:
+    def test_it_is_the_same_until_it_may_not_be(self, server: ServerThread, worker: Make) -> None:
+        with worker(server.url, MODEL) as one:
+            room = room_of(one)
+            assert set(room) == set(MODEL)
+            assert isinstance(room.arena.segment, Segment)
+            for array in room.values():
+                array[...] = 2
+            one.step(room)
+            assert whole(one.params) == -2
+            again = room_of(one)
+            assert again.arena is room.arena, "the same memory"
+
+    def test_a_gradient_that_was_given_up_is_left_alone(self) -> None:
+        with (
+            ServerThread(policy="hardsync", workers=2, worker_deadline=0.2) as server,
+            Worker(server.url, MODEL, timeout=0.2) as one,
+        ):
+            room = one.room()
+            server.call(lambda s: s.engine.crew.__setattr__("deadline", 1e9))
+            with pytest.raises(DeadlineExceeded):
+                one.step(room)
+            assert one.room().arena is not room.arena, "the server may be reading that"
+            one.abandon()
+
+    def test_there_is_room_over_a_network_too(self) -> None:
+        with (
+            ServerThread(policy="asgd", lr=1, no_shm=True) as server,
+            Worker(server.url, MODEL) as one,
+        ):
+            room = one.room()
+            assert room.arena.segment is None
+            for array in room.values():
+                array[...] = 1
+            one.step(room)
+            assert whole(one.params) == -1
+
+    def test_a_bad_value_in_it_is_refused(self, server: ServerThread, worker: Make) -> None:
+        with worker(server.url, MODEL) as one:
+            room = room_of(one)
+            room["w"][7] = np.inf
+            with pytest.raises(BadPush, match=r"'w' holds inf at \[7\]"):
+                one.step(room)
+            assert whole(one.params) == 0
+            room["w"][7] = 0
+            one.step(room)
+
+    def test_parts_of_it_and_other_arrays(self, server: ServerThread) -> None:
+        """What does not lie in a room is copied; what is small is sent."""
+        with Client(server.url, role="worker") as client:
+            params = client.define(MODEL)
+            room = client.room()
+            room["w"][...] = 1
+            gradients: dict[str, Array] = {"w": room["w"], "b": np.ones(64, np.float32)}
+            client.exchange(params, gradients)
+            assert whole(params) == -1
+            client.exchange(params, {"b": np.ones(64, np.float32)})
+            assert (params["b"] == -2).all()
+            assert (params["w"] == -1).all()
+
+
+class TestHostile:
+    def test_descriptors_that_no_message_is_about(self, server: ServerThread) -> None:
+        before = descriptors()
+        segments = [Segment(4096) for _ in range(4)]
+        passed = [segment.fd for segment in segments]
+        with samehost.reach(*address.parse(server.url)) as sock:  # type: ignore[union-attr]
+            sock.setblocking(True)
+            sock.settimeout(PATIENCE)
+            for byte in b"\xce\x00\x00\x01\x00" + bytes(11):
+                socket.send_fds(sock, [bytes([byte])], passed)  # 64 in all: the most there may be
+            with pytest.raises(OSError, match=r"Broken pipe|reset"):  # noqa: PT012
+                while True:
+                    socket.send_fds(sock, [b"\0"], passed)
+        del segments
+        eventually(lambda: descriptors() <= before, "all of them are closed")
+
+    def test_a_share_without_a_descriptor(self, server: ServerThread) -> None:
+        with Client(server.url) as client:
+            connection = client._connection
+            assert connection.socket is not None
+            share = aiops.messages.Share(0, 1, 4096)
+            for buffer in client._talk.wire.send(share):
+                connection.socket.sendall(buffer)
+            assert connection.socket.recv(1) == b""
+        with Client(server.url) as client:
+            client.stats()

@@ -1,0 +1,21 @@
+"""The ways in which a client may reach a server, for suites that hold over all of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiops import performer, segments
+from aiops.client import outbox
+
+TRANSPORTS = ("tcp", "near", "lent")
+"""Over TCP; on the same machine; and there with memory shared however small the model is."""
+
+
+def choose(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have servers and clients made from here on use a transport."""
+    if transport == "tcp":
+        monkeypatch.setenv("AIOPS_NO_SHM", "1")
+    elif transport == "lent":
+        monkeypatch.setattr(segments, "_SMALL", 1)
+        monkeypatch.setattr(outbox, "SMALL", 0)
+        monkeypatch.setattr(performer, "SMALL", 0)
