@@ -48,6 +48,7 @@ from aiops.events import (
 )
 from aiops.incoming import Incoming
 from aiops.intake import Intake, Offer
+from aiops.kernels.sharing import Together, alone
 from aiops.layout import Array, Ints
 from aiops.meeting import Meeting
 from aiops.messages import (
@@ -90,6 +91,8 @@ class Engine:
         See `Options`.
     room
         Where versions of the parameters are made.
+    together
+        Who shares large work.
 
     Raises
     ------
@@ -98,10 +101,14 @@ class Engine:
     """
 
     def __init__(
-        self, algorithm: Algorithm, options: Options | None = None, room: Room | None = None
+        self,
+        algorithm: Algorithm,
+        options: Options | None = None,
+        room: Room | None = None,
+        together: Together = alone,
     ) -> None:
         self.algorithm, self.options = algorithm, options or Options()
-        self._room = room or Room()
+        self._room, self._together = room or Room(), together
         workers, deadline = self.options.workers, self.options.worker_deadline
         algorithm.check(workers, self.options.relaxed)
         told = {"patience": deadline, "heartbeat": self.options.heartbeat}
@@ -117,7 +124,7 @@ class Engine:
         self.stopping = False
         self._effects: list[Effect] = []
         self.crew = Crew(workers, deadline)
-        self.intake = Intake(self.options.max_model, self.options.backend)
+        self.intake = Intake(self.options.max_model, self.options.backend, together=together)
         self.answers = Answers(self._effects)
         self.updates = Updates(algorithm, workers, self.crew, self.answers, self._effects)
         self.updates.recall.bound = recall
@@ -346,6 +353,7 @@ class Engine:
             relaxed=options.relaxed,
             arena=self._room.holding(layout, definition.data),
             room=self._room,
+            together=self._together,
         )
         self.store.read_packed({codec.name for _pattern, codec in self.codecs[0].pairs})
         self.intake.defined(layout)

@@ -10,6 +10,7 @@ import numpy as np
 
 from aiops import kernels
 from aiops.codecs import codec_named, raw
+from aiops.kernels.sharing import Together, alone, update
 from aiops.layout import Array, Bytes, Cover, Ints, Layout, Section, compute_dtype
 from aiops.messages import Parts
 
@@ -150,8 +151,8 @@ def spans_of(
 class Accumulator:
     """The sum of gradients that a rule collects before it takes a step, in the compute dtype."""
 
-    def __init__(self, layout: Layout, backend: str) -> None:
-        self.layout = layout
+    def __init__(self, layout: Layout, backend: str, together: Together = alone) -> None:
+        self.layout, self._together = layout, together
         self.arrays = [
             np.empty(section_size(section), compute_dtype(section.dtype))
             for section in layout.sections
@@ -170,7 +171,8 @@ class Accumulator:
                     continue
                 spans, grad = spans_of(self.layout, section, gradient, chosen, weights)
                 total = self.arrays[index]
-                compiled[index](spans, 1.0, total, grad.astype(total.dtype, copy=False), total, ())
+                wide = grad.astype(total.dtype, copy=False)
+                update(compiled[index], self._together, spans, 1.0, total, wide, total, ())
         self.filled[gradient.cover.tensors] = True
 
     def reset(self) -> None:

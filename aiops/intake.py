@@ -9,6 +9,7 @@ with a total bound (when it is empty the peer waits unread), and is looked over 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from aiops import kernels
 from aiops.arena import aligned
@@ -16,6 +17,7 @@ from aiops.codecs import BUILT_IN, codec_named, raw
 from aiops.errors import BadPush, NotReady, Refused, UsageError, nearest
 from aiops.incoming import CodedIncoming, Incoming, RawIncoming
 from aiops.kernels.scan import Surveyor
+from aiops.kernels.sharing import Together, alone, survey
 from aiops.layout import Bytes, Cover, Layout
 from aiops.messages import Define, FetchRows, Message, Parts, Push, PushRows
 from aiops.pool import Pool
@@ -37,11 +39,20 @@ class Intake:
         Whose kernels survey what comes.
     buffers
         The pool holds at least so many models, and at least 64 MiB.
+    together
+        Who shares in surveying what is large, and comes all at once.
     """
 
-    def __init__(self, max_model: int, backend: str = "auto", buffers: int = 4) -> None:
+    def __init__(
+        self,
+        max_model: int,
+        backend: str = "auto",
+        buffers: int = 4,
+        *,
+        together: Together = alone,
+    ) -> None:
         self.max_model = max_model
-        self._backend = backend
+        self._backend, self._together = backend, together
         self._surveys: list[Surveyor] = []  # one per section
         self.buffers = buffers
         self.pool, self.answers = Pool(_ROOM), Pool(4 * MAX_ROWS_BYTES)
@@ -68,7 +79,10 @@ class Intake:
         return self.pool, self.answers
 
     def _surveys_of(self, layout: Layout) -> list[Surveyor]:
-        return [kernels.surveyor(section.dtype, self._backend) for section in layout.sections]
+        return [
+            partial(survey, kernels.surveyor(section.dtype, self._backend), together=self._together)
+            for section in layout.sections
+        ]
 
     def place(self, message: Message) -> Sink | None:
         """Return where a message's payloads go; None: no room now, wait in `lacking`'s line."""

@@ -65,7 +65,7 @@ class Server:
         self._beside = None if config.no_shm or self._pacing is not None else here.beside
         relaxed = config.consistency == "relaxed"  # who reads is sent what there is at that moment
         room = Room() if self._beside is None or relaxed else SharedRoom()
-        self.engine = Engine(algorithm, options, room)
+        self.engine = Engine(algorithm, options, room, here.together)
         self.connections = Connections(
             config, self.engine.intake, here, self._pacing, self.post, self._stir
         )

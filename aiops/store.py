@@ -30,6 +30,7 @@ from aiops.gradients import (
     spans_of,
 )
 from aiops.kernels.rule import Rule
+from aiops.kernels.sharing import Together, alone, update
 from aiops.layout import Array, Bytes, Ints, Layout, compute_dtype
 from aiops.segments import Room
 from aiops.versions import Lease, Shelf, Version
@@ -99,6 +100,8 @@ class Store:
         The initial parameters (may also be given by `set`).
     room
         Where further versions are made.
+    together
+        Who shares the work of an update.
     """
 
     def __init__(
@@ -111,7 +114,9 @@ class Store:
         relaxed: bool = False,
         arena: Arena | None = None,
         room: Room | None = None,
+        together: Together = alone,
     ) -> None:
+        self._together = together
         self.layout, self.rule, self.relaxed = layout, rule, relaxed
         levels = np.zeros(len(layout.tensors), np.int64)
         self._shelf = Shelf(Version(0, arena or Arena(layout), levels, 0), live, room)
@@ -187,7 +192,7 @@ class Store:
     def accumulator(self) -> Accumulator:
         """The sum in progress (made on first use: most rules need none)."""
         if self._accumulator is None:
-            self._accumulator = Accumulator(self.layout, self._backend)
+            self._accumulator = Accumulator(self.layout, self._backend, self._together)
         return self._accumulator
 
     def dense(self, gradient: Gradient) -> Gradient:
@@ -303,7 +308,8 @@ class Store:
             source = base.arena.sections[index] if master is None else master
             output, state = target.arena.sections[index], self.state[index]
             reads = [] if job.sent is None else [job.sent.arena.sections[index]]
-            sums.append(self._kernels[index](spans, factor, source, grad, output, state, reads))
+            arrays = factor, source, grad, output, state, reads
+            sums.append(update(self._kernels[index], self._together, spans, *arrays))
         return sums[0] if len(sums) == 1 else np.concatenate(sums)
 
     def _step_packed(
@@ -380,9 +386,11 @@ class Store:
             wide = self._wide[index]
             if master is None:
                 source = base.arena.sections[index]
-                sums.append(wide(spans, factor, source, grad, output, state))
+                arrays = factor, source, grad, output, state
+                sums.append(update(wide, self._together, spans, *arrays))
             else:
-                sums.append(wide(spans, factor, master, grad, master, state))
+                arrays = factor, master, grad, master, state
+                sums.append(update(wide, self._together, spans, *arrays))
                 with np.errstate(over="ignore"):
                     output[:] = master
         self.accumulator.reset()

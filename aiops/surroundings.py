@@ -12,12 +12,14 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 from aiops import samehost
 from aiops.applier import Applier, ApplierThread
+from aiops.hands import HANDS
 from aiops.lookup import Addresses, literal
 from aiops.spin import Spin
 
@@ -55,6 +57,8 @@ class Surroundings:
         kernel raises.
     spin
         Makes what looks for a message for a while before sleeping for it.
+    together
+        Has several threads do pieces of large work.
     identity
         What to call a client that was given no name.
     listening, unconnected
@@ -78,6 +82,7 @@ class Surroundings:
         ApplierThread
     )
     spin: Callable[[], Spin] = Spin
+    together: Callable[[Sequence[Callable[[], Any]]], None] = HANDS.all
     identity: Callable[[], str] = _identity
     listening: Callable[[str], socket.socket] = _listening
     unconnected: Callable[[str], socket.socket] = _unconnected

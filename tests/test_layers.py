@@ -44,7 +44,7 @@ ROOMS: Mapping[str, str] = {
     "routines":     "client.routines client.steps",
     "collective":   "collective",
     "workloads":    "workloads",
-    "sockets":      "sockets lookup spin applier surroundings samehost localtransport",
+    "sockets":      "sockets lookup spin applier surroundings samehost localtransport hands",
     "client":       "client",
     "server":       "server process connections performer link paced pacing peer config files"
                     " ledgerfile keeping",
@@ -65,11 +65,11 @@ ARROWS: Mapping[str, str] = {
     "store":        "errors messages layout kernels codecs",
     "algorithms":   "errors layout kernels",
     "engine":       "errors budget messages layout wire ledger kernels codecs store algorithms",
-    "conversation": "errors messages layout wire ledger codecs",
+    "conversation": "errors messages layout wire ledger kernels codecs",
     "routines":     "errors layout ledger kernels codecs algorithms conversation",
     "collective":   "errors messages layout wire",
     "workloads":    "errors",
-    "sockets":      "errors layout wire",
+    "sockets":      "errors messages layout wire",
     "client":       "errors messages layout wire ledger codecs conversation routines collective"
                     " sockets",
     "server":       "errors budget messages layout wire ledger codecs store algorithms engine"

@@ -39,6 +39,7 @@ from aiops.errors import (
     UsageError,
     refusal,
 )
+from aiops.kernels.sharing import Together, alone
 from aiops.layout import Layout
 from aiops.ledger import Ledger
 from aiops.lending import Shared
@@ -78,6 +79,8 @@ class Dialogue:
         Whether the driver answers pings even when nobody waits for a request.
     wire
         Makes this side's end of a connection.
+    together
+        Who shares in copying what is large, to and from memory that a server shares.
 
     Raises
     ------
@@ -96,6 +99,7 @@ class Dialogue:
         nonce: Callable[[], bytes],
         pongs: bool,
         wire: Callable[[Place], Wire] = stream,
+        together: Together = alone,
     ) -> None:
         if len(name.encode()) > _LONGEST_NAME:
             text = (
@@ -104,7 +108,7 @@ class Dialogue:
             raise UsageError(text)
         self.server, self.client, self.name, self.role = server, client, name, role
         self._token, self._nonce, self._pongs = token, nonce, pongs
-        self._make_wire = wire
+        self._make_wire, self._together = wire, together
         self.wire = wire(self._place)
         self._out: list[Buffer] = []
         self._hello: messages.Hello | None = None
@@ -143,7 +147,7 @@ class Dialogue:
         if shared is not None:
             shared.give_back = partial(self._give_back, self.wire)
             self.wire.shared = shared
-            self._outbox = self._outbox or Outbox()
+            self._outbox = self._outbox or Outbox(self._together)
         self.ledger.disconnected()
         self._out, self._challenge = [], None
         self._hello = messages.Hello(
@@ -322,7 +326,8 @@ class Dialogue:
             if sink is None:
                 raise RemoteProtocolError(f"{self.server} sent other rows than were asked for")
             return sink
-        into = Into(request.into, parts, request.have, request.wants, self.server)
+        asked = request.have, request.wants
+        into = Into(request.into, parts, *asked, self.server, self._together)
         self._unheard.append(into)
         return into
 

@@ -45,6 +45,7 @@ class Facade:
             token=token or os.environ.get("AIOPS_TOKEN"),
             nonce=lambda: here.token_bytes(16),
             pongs=pongs,
+            together=here.together,
         )
 
     @property

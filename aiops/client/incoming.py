@@ -8,6 +8,7 @@ from aiops.client.params import Params
 from aiops.codecs import codec_named, raw
 from aiops.errors import BadPush, RemoteProtocolError
 from aiops.fields import Wants
+from aiops.kernels.sharing import Together, alone, copy
 from aiops.layout import Bytes, Ints, level_of
 from aiops.lending import Lent
 from aiops.messages import Part, Parts
@@ -59,6 +60,8 @@ class Into(Adopter):
         What was asked for (without ``wants``: all), and which versions were held then.
     server
         Who sends, for people.
+    together
+        Who shares in copying what is lent.
 
     Raises
     ------
@@ -66,8 +69,17 @@ class Into(Adopter):
         When these are other tensors than were asked for, or not all of those that were lacking.
     """
 
-    def __init__(self, params: Params, parts: Parts, have: int, wants: Wants, server: str) -> None:
+    def __init__(
+        self,
+        params: Params,
+        parts: Parts,
+        have: int,
+        wants: Wants,
+        server: str,
+        together: Together = alone,
+    ) -> None:
         self._params, self.parts, self._server = params, parts, server
+        self._together = together
         self._data: memoryview | None = None  # of the arena, once something is written there
         layout = params.layout
         whole = len(parts) == 1 and parts[0][:4] == (0, layout.nbytes, raw.NAME, layout.nbytes)
@@ -150,8 +162,13 @@ class Into(Adopter):
         return self._data[self.parts[part].start + offset : self.parts[part].stop]
 
     def adopt(self, lent: Lent) -> bool:
-        """Have the parameters be what is lent, if they may."""
-        return self._whole and self._params.lend(lent)
+        """Have the parameters be what is lent, if they may; copy a whole model at one go."""
+        if not self._whole:
+            return False
+        if not self._params.lend(lent):
+            copy(self._params.own().data, lent.data, self._together)
+            lent.give_back()
+        return True
 
     def filled(self, part: int, offset: int, nbytes: int) -> None:
         """Nothing is looked at before all of it is there."""

@@ -15,6 +15,7 @@ from weakref import WeakSet
 import numpy as np
 
 from aiops.arena import Arena
+from aiops.kernels.sharing import Together, alone, copy
 from aiops.layout import Bytes, Layout
 from aiops.segments import Segment
 from aiops.wire import SMALL, Buffer, Places
@@ -49,9 +50,16 @@ class Lending:
 
 
 class Outbox:
-    """One client's memory for that."""
+    """One client's memory for that.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    together
+        Who shares in copying what is large.
+    """
+
+    def __init__(self, together: Together = alone) -> None:
+        self._together = together
         self._rooms: WeakSet[Segment] = WeakSet()
         self._lent: WeakSet[Segment] = WeakSet()  # those that the server may be reading
         self._kept: list[Segment] = []
@@ -80,7 +88,10 @@ class Outbox:
             begin = 0
             for number in others:
                 found[number] = (copied, begin)
-                begin = _copy(payloads[number], copied.data, begin)
+                for view in payloads[number]:
+                    end = begin + len(view)
+                    copy(copied.data[begin:end], np.frombuffer(view, np.uint8), self._together)
+                    begin = end
         lending, places = Lending(copied=copied), []
         for place in found:
             number = 0
@@ -122,11 +133,3 @@ class Outbox:
 
 def _address(array: Bytes) -> int:
     return array.ctypes.data
-
-
-def _copy(views: Sequence[memoryview], into: Bytes, begin: int) -> int:
-    """Copy a payload; return where the next begins."""
-    for view in views:
-        into[begin : begin + len(view)] = np.frombuffer(view, np.uint8)
-        begin += len(view)
-    return begin

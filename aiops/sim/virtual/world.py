@@ -11,6 +11,7 @@ from socket import socket
 from typing import Any, TypeVar, cast
 
 from aiops.errors import UsageError
+from aiops.kernels.sharing import alone
 from aiops.sim.virtual.loop import VirtualLoop, run_on
 from aiops.sim.virtual.network import HERE, Network
 from aiops.sim.virtual.sockets import MemorySocket, listening
@@ -97,6 +98,7 @@ class World:
             token_bytes=entropy.randbytes,
             below=entropy.randrange,
             applier=lambda loop, failed: VirtualApplier(loop, failed, apply_seconds),
+            together=alone,
             spin=lambda: Spin(self.loop.time, None),
             identity=HERE.get,
             listening=lambda host: cast(socket, listening(self.network, host)),

@@ -1,0 +1,124 @@
+"""Threads that lend a hand to whoever has a lot of memory to go through.
+
+One core does not fill a machine's memory bus. What is large is cut into pieces, and the thread that
+has to do it takes one piece after the other, as do those that help. Nobody waits for a helper that
+did not come: on a busy machine whoever asked does all of it. So it costs next to nothing to ask.
+There is one set of helpers per process, however many servers and workers it has.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+_MOST = 3
+"""Helpers: with more than four threads the memory is no quicker."""
+
+
+class _Task:
+    """Pieces of work that several threads share."""
+
+    __slots__ = ("_done", "_error", "_left", "_lock", "_next", "pieces")
+
+    def __init__(self, pieces: Sequence[Callable[[], object]]) -> None:
+        self.pieces = pieces
+        self._next = itertools.count()  # the interpreter counts one at a time
+        self._left = len(pieces)
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        self._error: BaseException | None = None
+
+    def work(self) -> None:
+        """Take pieces until there are no more."""
+        for number in self._next:
+            if number >= len(self.pieces):
+                return
+            try:
+                self.pieces[number]()
+            except BaseException as error:
+                self._error = error
+            with self._lock:
+                self._left -= 1
+                left = self._left
+            if not left:
+                self._done.set()
+
+    def wait(self) -> None:
+        """Wait until others have finished theirs."""
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+
+
+class Hands:
+    """The threads of this process that help.
+
+    Parameters
+    ----------
+    helpers
+        How many; they are started when they are first needed.
+    """
+
+    def __init__(self, helpers: int) -> None:
+        self._helpers = helpers
+        self._tasks: queue.SimpleQueue[_Task] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+
+    @property
+    def count(self) -> int:
+        """How many threads may work at the same time, the caller's included."""
+        return 1 + self._helpers
+
+    def all(self, pieces: Sequence[Callable[[], Any]]) -> None:
+        """Do all pieces of a work, in any order; returns when they are done.
+
+        Raises
+        ------
+        BaseException
+            What a piece raised; the others have been done.
+        """
+        if len(pieces) < 2 or not self._helpers:
+            for piece in pieces:
+                piece()
+            return
+        if len(self._threads) < self._helpers or self._process != os.getpid():
+            self._start()
+        task = _Task(pieces)
+        for _ in range(min(self._helpers, len(pieces) - 1)):
+            self._tasks.put(task)
+        task.work()
+        task.wait()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._process != os.getpid():  # a fork has none of its parent's threads
+                self._process, self._threads = os.getpid(), []
+                self._tasks = queue.SimpleQueue()
+            while len(self._threads) < self._helpers:
+                thread = threading.Thread(target=self._help, name="aiops-helper", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def _help(self) -> None:
+        tasks = self._tasks
+        while True:
+            task = tasks.get()
+            task.work()
+            del task
+
+
+def _processors() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not Linux
+        return os.cpu_count() or 1
+
+
+HANDS = Hands(min(_MOST, _processors() - 1))
+"""Those of this process."""

@@ -1,0 +1,110 @@
+"""Large work cut into pieces, which several threads can share.
+
+Whoever has threads hands in a `Together`; what is done is the same to the bit, whoever does it: a
+kernel's elements do not depend on each other, and its sums are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from aiops.kernels.spans import Kernel, Spans
+from aiops.kernels.vocabulary import Array
+
+__all__ = ["LARGE", "PIECE", "Together", "alone", "copy", "cut", "survey", "update"]
+
+Together: TypeAlias = Callable[[Sequence[Callable[[], Any]]], None]
+"""Does all of these, in any order."""
+
+LARGE = 4 << 20
+"""Bytes of parameters: with fewer, waking somebody takes as long as the work."""
+
+PIECE = 1 << 20
+"""Bytes of parameters that one takes at a time, at least, and an eighth of all."""
+
+
+def alone(pieces: Sequence[Callable[[], Any]]) -> None:
+    """Do them one after the other."""
+    for piece in pieces:
+        piece()
+
+
+def copy(target: Array, source: Array, together: Together) -> None:
+    """Copy an array of bytes."""
+    if together is alone or len(source) < LARGE:
+        target[:] = source
+        return
+    each = _each(len(source))
+    cuts = (slice(low, low + each) for low in range(0, len(source), each))
+    together([partial(np.copyto, target[at], source[at]) for at in cuts])
+
+
+def survey(find: Callable[[Array], int], array: Array, together: Together) -> int:
+    """Return the first index that ``find`` finds in a flat array, or -1."""
+    if together is alone or array.nbytes < LARGE:
+        return find(array)
+    each = _each(array.nbytes) // array.itemsize
+    found: list[int] = []
+
+    def look(low: int) -> None:
+        index = find(array[low : low + each])
+        if index >= 0:
+            found.append(low + index)
+
+    together([partial(look, low) for low in range(0, len(array), each)])
+    return min(found, default=-1)
+
+
+def update(
+    kernel: Kernel,
+    together: Together,
+    spans: Spans,
+    factor: float,
+    base: Array,
+    grad: Array,
+    target: Array,
+    state: Sequence[Array],
+    reads: Sequence[Array] = (),
+) -> npt.NDArray[np.int64]:
+    """Call a kernel that reads raw gradients; what it returns is returned."""
+    arrays = factor, base, grad, target, state, reads
+    if together is alone or target.nbytes < LARGE:
+        return kernel(spans, *arrays)
+    parts = list(cut(spans, _each(target.nbytes) // target.itemsize))
+    found: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)] * len(parts)
+
+    def run(number: int) -> None:
+        found[number] = kernel(parts[number][1], *arrays)
+
+    together([partial(run, number) for number in range(len(parts))])
+    sums = np.zeros(len(spans), np.int64)
+    for (rows, _part), some in zip(parts, found, strict=True):
+        np.add.at(sums, rows, some)
+    return sums
+
+
+def _each(nbytes: int) -> int:
+    """Return how many bytes one takes at a time: whole cache lines."""
+    return max(PIECE, -(-nbytes // 8)) + 63 & -64
+
+
+def cut(spans: Spans, most: int) -> Iterator[tuple[npt.NDArray[np.int64], Spans]]:
+    """Cut spans into groups of about ``most`` elements, each with the rows that it is of."""
+    sizes = spans.hi - spans.lo
+    counts = np.maximum(-(-sizes // most), 1)
+    rows = np.repeat(np.arange(len(spans)), counts)
+    skipped = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    skipped *= most
+    low = spans.lo[rows] + skipped
+    high = np.minimum(low + most, spans.hi[rows])
+    source = spans.src[rows] + skipped
+    done = np.cumsum(high - low)
+    edges = np.flatnonzero(np.diff((done - 1) // most)) + 1
+    for first, last in zip([0, *edges.tolist()], [*edges.tolist(), len(rows)], strict=True):
+        mine, at = rows[first:last], slice(first, last)
+        yield mine, Spans(low[at], high[at], source[at], spans.step[mine], spans.more[mine])
