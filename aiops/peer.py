@@ -13,6 +13,9 @@ from aiops.messages import Message, Parts, Ping
 from aiops.segments import Segment
 from aiops.versions import Lease
 
+_LENT = 4
+"""Answers whose parameters a client may hold at a time: each may keep a version alive."""
+
 _CROWDED_RATE, _CROWDED_WINDOW = 64 * 1024, 5.0
 """Bytes per second over seconds that who holds a buffer must manage while others wait for it."""
 
@@ -39,14 +42,14 @@ class Peer:
         """Answer with parameters where they lie, until they are given back; say whether it did.
 
         That takes a connection within this machine, parameters in memory that can be shown, and
-        not too many versions that others hold already.
+        a client that does not hold too much already.
         """
         link, segment = self.link, lease.version.arena.segment
         shared = link.wire.shared
-        if shared is None or not lease.stays or not isinstance(segment, Segment):
+        if shared is None or len(self._lent) >= _LENT or not isinstance(segment, Segment):
             return False
         number, first = shared.show(segment, link.wire)
-        if not number:
+        if not number or not lease.lend():
             return False
         parts: Parts = message.parts  # type: ignore[attr-defined]
         places = [(number, part.start) for part in parts]

@@ -53,6 +53,7 @@ def report(engine: Engine, now: float) -> dict[str, Any]:
         "tables": [table.report() for table in engine.tables],
         "kernels": store.backend if store else "",
         "versions_alive": store.alive if store else 0,
+        "versions_spare": store.spare if store else 0,
         "versions_copied": store.copies if store else 0,
         "receive_bytes": pool.out,
         "receive_bytes_peak": pool.peak,

@@ -170,6 +170,11 @@ class Store:
         return self._shelf.alive
 
     @property
+    def spare(self) -> int:
+        """How many arenas are kept for versions to come."""
+        return self._shelf.spare
+
+    @property
     def copies(self) -> int:
         """How many slow readers were given a copy."""
         return self._shelf.copies

@@ -16,8 +16,11 @@ from aiops.layout import Bytes, Ints, Layout, level_of, split
 from aiops.messages import Part, Parts
 from aiops.segments import Room
 
-_SPARES = 4
-"""Arenas kept for later versions: memory fresh from the system costs more than the update."""
+_WINDOW = 256
+"""Versions after which arenas that none of them needed are let go.
+
+Until then they are kept: memory fresh from the system costs more than an update.
+"""
 
 
 class Wanted:
@@ -86,8 +89,8 @@ class Version:
     """One version of the parameters; immutable while `readers` is not 0."""
 
     __slots__ = (
-        *("_changed", "_parts", "arena", "leases", "level", "number", "readers", "spoilt"),
-        "tensor_versions",
+        *("_changed", "_parts", "arena", "leases", "lent", "level", "number", "readers"),
+        *("spoilt", "tensor_versions"),
     )
 
     def __init__(
@@ -104,6 +107,7 @@ class Version:
         self.level = level  # the version of every tensor, when they are all equal
         self._changed = changed
         self.readers = 0
+        self.lent = 0  # of these, those to whom it is lent: they read it in its memory
         self.spoilt = False  # somebody may read its arena for ever: it is never written to again
         self.leases: list[weakref.ref[Lease]] = []
         self._parts: Parts | None = None
@@ -172,22 +176,19 @@ class Version:
 class Lease:
     """A reader's hold on a version; ends when everything `payloads` returned has been let go.
 
-    ``stays``: it may last as long as its reader likes.
     ``evict`` may be set by whoever sends the payloads: the store calls it when too many versions
     are alive, and the sender then copies what is still unsent and lets the version go.
     """
 
-    __slots__ = ("__weakref__", "_coded", "_open", "_returned", "evict", "stays", "version")
+    __slots__ = ("__weakref__", "_coded", "_open", "_returned", "evict", "lent", "version")
 
     def __init__(
         self,
         version: Version,
-        returned: deque[Version] | None,
+        returned: deque[tuple[Version, bool]] | None,
         coded: Mapping[int, Bytes] | None = None,
-        *,
-        stays: bool = False,
     ) -> None:
-        self.version, self.stays = version, stays
+        self.version, self.lent = version, False
         self._coded = coded or {}  # payloads of parts that are not raw, by their place
         self.evict: Callable[[Lease], None] | None = None
         self._returned = returned
@@ -217,6 +218,14 @@ class Lease:
             found.append([array.data])
         return found
 
+    def lend(self) -> bool:
+        """Let the reader read the version in its memory, for as long as it likes, if it can."""
+        if self._returned is None or self._coded:
+            return False
+        self.lent = True
+        self.version.lent += 1
+        return True
+
     def release(self) -> None:
         """End the lease; payloads still out keep the version alive until they are let go."""
         self._close()
@@ -231,7 +240,7 @@ class Lease:
         # does the counting on its own thread.
         self._open -= 1
         if self._open == 0 and self._returned is not None:
-            self._returned.append(self.version)
+            self._returned.append((self.version, self.lent))
 
 
 class Shelf:
@@ -242,8 +251,8 @@ class Shelf:
     current
         The first.
     live
-        At most so many are alive; beyond it the readers of the oldest are given a copy of what they
-        have not sent yet (counted in `copies`).
+        At most so many are alive, beside those that are lent; beyond it the readers of the oldest
+        are given a copy of what they have not sent yet (counted in `copies`).
     room
         Where their arenas are made.
     """
@@ -251,9 +260,16 @@ class Shelf:
     def __init__(self, current: Version, live: int, room: Room | None = None) -> None:
         self.current, self.live, self._room = current, live, room or Room()
         self.copies = 0
-        self._returned: deque[Version] = deque()
+        self._returned: deque[tuple[Version, bool]] = deque()
         self._alive = {current: None}  # in the order of their numbers
         self._spare: list[Arena] = []
+        self._unused = 0  # spare arenas that were not needed in this window
+        self._until = _WINDOW  # versions to come in it
+
+    @property
+    def spare(self) -> int:
+        """How many arenas are kept for versions to come."""
+        return len(self._spare)
 
     @property
     def alive(self) -> int:
@@ -266,8 +282,7 @@ class Shelf:
         self.settle()
         if not self.current.readers:
             self.current.leases.clear()
-        stays = len(self._alive) < self.live
-        lease = Lease(self.current, self._returned, coded, stays=stays)
+        lease = Lease(self.current, self._returned, coded)
         self.current.leases.append(weakref.ref(lease))
         return lease
 
@@ -276,10 +291,18 @@ class Shelf:
         self.settle()
         if not self.current.readers and not self.current.spoilt:
             return self.current
-        if len(self._alive) >= self.live:
+        if len(self._alive) >= self.live and self._busy >= self.live:
             self._evict()
-        arena = self._spare.pop() if self._spare else self._room.arena(self.current.arena.layout)
+        if not self._spare:
+            return self.current.following(self._room.arena(self.current.arena.layout))
+        arena = self._spare.pop()
+        self._unused = min(self._unused, len(self._spare))
         return self.current.following(arena)
+
+    @property
+    def _busy(self) -> int:
+        """How many versions are alive not only because they are lent."""
+        return sum(version.readers > version.lent for version in self._alive) + 1
 
     def publish(self, version: Version) -> None:
         """Make what `target` returned the current version."""
@@ -287,12 +310,17 @@ class Shelf:
             before, self.current = self.current, version
             self._alive[version] = None
             self._retire(before)
+        self._until -= 1
+        if not self._until:
+            del self._spare[: self._unused]
+            self._unused, self._until = len(self._spare), _WINDOW
 
     def settle(self) -> None:
         """Count the leases that ended, and keep the arenas that nobody reads any more."""
         while self._returned:
-            version = self._returned.popleft()
+            version, lent = self._returned.popleft()
             version.readers -= 1
+            version.lent -= lent
             self._retire(version)
 
     def _retire(self, version: Version) -> None:
@@ -300,7 +328,7 @@ class Shelf:
         if version.readers or version is self.current:
             return
         del self._alive[version]
-        if len(self._spare) < _SPARES and not version.spoilt:
+        if not version.spoilt:
             self._spare.append(version.arena)
 
     def _evict(self) -> None:

@@ -21,7 +21,7 @@ __all__ = ["LARGE", "PIECE", "Together", "alone", "copy", "cut", "survey", "upda
 Together: TypeAlias = Callable[[Sequence[Callable[[], Any]]], None]
 """Does all of these, in any order."""
 
-LARGE = 4 << 20
+LARGE = 8 << 20
 """Bytes of parameters: with fewer, waking somebody takes as long as the work."""
 
 PIECE = 1 << 20
