@@ -67,6 +67,7 @@ class Config:
     save_every: float | None = _option(None, "Also write it every so many seconds.")
     record: Path | None = _option(None, "Record the run in this journal, for `aiops replay`.")
     ledger: Path | None = _option(None, "Write bytes by tensor and reason here, once a second.")
+    profile: Path | None = _option(None, "Write where the server's time went here, at the end.")
     kernels: str = _option("auto", "'numba', 'numpy', or 'auto': numba when it is installed.")
     max_model: int = _option(8 << 30, "Largest model a worker may define, in bytes.")
     max_connections: int = _option(4096, "Connections beyond this are refused.")

@@ -16,6 +16,7 @@ from aiops.intake import Intake
 from aiops.lending import Shared
 from aiops.link import Link
 from aiops.localtransport import Descriptors, LocalTransport
+from aiops.machine import Measure, unmeasured
 from aiops.messages import Error, Message, Release, Share
 from aiops.paced import PacedLink
 from aiops.pacing import Pacing
@@ -44,6 +45,8 @@ class Connections:
         Told who has joined, what each says, and who is gone.
     gone
         Called after a connection is.
+    measure
+        Counts the time spent on what comes.
 
     Attributes
     ----------
@@ -61,9 +64,11 @@ class Connections:
         pacing: Pacing | None,
         post: Callable[[Event], None],
         gone: Callable[[], None],
+        measure: Measure = unmeasured,
     ) -> None:
         self._config, self._intake, self._here, self._pacing = config, intake, here, pacing
         self._post, self._gone, self._now = post, gone, here.now
+        self._measure = measure
         self.peers: dict[int, Peer] = {}
         self._numbers = 0
         self.most = config.max_connections
@@ -76,12 +81,17 @@ class Connections:
         """Return the protocol of a new connection."""
         wire = Wire("server", self._intake.place)
         if self._pacing is None:
-            return Link(wire, self)
-        return PacedLink(wire, self, self._pacing.pacer)
+            return self._counted(Link(wire, self))
+        return self._counted(PacedLink(wire, self, self._pacing.pacer))
+
+    def _counted(self, link: Link) -> Link:
+        if self._measure is not unmeasured:
+            link.buffer_updated = self._measure("receive", link.buffer_updated)  # type: ignore[method-assign]
+        return link
 
     def accept_near(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
         """Begin a connection within this machine."""
-        link = Link(Wire("server", self._intake.place), self)
+        link = self._counted(Link(Wire("server", self._intake.place), self))
         came = Descriptors()
         link.wire.shared = Shared(partial(came.attach, private=True))
         LocalTransport(loop, sock, link, came)

@@ -48,8 +48,8 @@ from aiops.events import (
 )
 from aiops.incoming import Incoming
 from aiops.intake import Intake, Offer
-from aiops.kernels.sharing import Together, alone
 from aiops.layout import Array, Ints
+from aiops.machine import Machine
 from aiops.meeting import Meeting
 from aiops.messages import (
     Again,
@@ -71,7 +71,6 @@ from aiops.messages import (
 from aiops.rows import TableStore
 from aiops.rowsdesk import RowsDesk
 from aiops.rowsintake import RowsIncoming, RowsIntake
-from aiops.segments import Room
 from aiops.shadow import Shadow
 from aiops.shadowing import Shadowing
 from aiops.store import Store
@@ -89,10 +88,8 @@ class Engine:
         Policy, rule and client plan.
     options
         See `Options`.
-    room
-        Where versions of the parameters are made.
-    together
-        Who shares large work.
+    machine
+        What it takes from the machine it runs on.
 
     Raises
     ------
@@ -104,11 +101,10 @@ class Engine:
         self,
         algorithm: Algorithm,
         options: Options | None = None,
-        room: Room | None = None,
-        together: Together = alone,
+        machine: Machine | None = None,
     ) -> None:
         self.algorithm, self.options = algorithm, options or Options()
-        self._room, self._together = room or Room(), together
+        self._machine = machine or Machine()
         workers, deadline = self.options.workers, self.options.worker_deadline
         algorithm.check(workers, self.options.relaxed)
         told = {"patience": deadline, "heartbeat": self.options.heartbeat}
@@ -124,7 +120,9 @@ class Engine:
         self.stopping = False
         self._effects: list[Effect] = []
         self.crew = Crew(workers, deadline)
-        self.intake = Intake(self.options.max_model, self.options.backend, together=together)
+        self.intake = Intake(
+            self.options.max_model, self.options.backend, together=self._machine.together
+        )
         self.answers = Answers(self._effects)
         self.updates = Updates(algorithm, workers, self.crew, self.answers, self._effects)
         self.updates.recall.bound = recall
@@ -134,6 +132,7 @@ class Engine:
         self.answers.budget = self.budget
         self.intake.budget = min(filter(None, (budget, each)), default=None)
         self.pace = statistics.Pace()
+        self.profile: Callable[[], dict[str, Any]] | None = None  # where time goes, if counted
         self.now = self.started = 0.0
         self._fresh = True  # nothing has happened yet
         self._tables = Tables({})
@@ -351,9 +350,8 @@ class Engine:
             backend=options.backend,
             live=options.live,
             relaxed=options.relaxed,
-            arena=self._room.holding(layout, definition.data),
-            room=self._room,
-            together=self._together,
+            arena=self._machine.room.holding(layout, definition.data),
+            machine=self._machine,
         )
         self.store.read_packed({codec.name for _pattern, codec in self.codecs[0].pairs})
         self.intake.defined(layout)

@@ -24,6 +24,7 @@ from aiops.events import (
     Warm,
 )
 from aiops.layout import Ints
+from aiops.machine import Machine
 from aiops.pacing import Pacing
 from aiops.rowsintake import RowsIncoming
 from aiops.surroundings import Surroundings
@@ -50,6 +51,8 @@ class Performer:
         Told of updates that are done and timers that have rung.
     failed
         Called when an update failed midway: the parameters cannot be trusted any more.
+    machine
+        Who counts where time goes.
     """
 
     def __init__(
@@ -60,7 +63,12 @@ class Performer:
         pacing: Pacing | None,
         post: Callable[[Event], None],
         failed: Callable[[BaseException], None],
+        machine: Machine | None = None,
     ) -> None:
+        self._measure = measure = (machine or Machine()).measure
+        self._perform = {
+            kind: measure("send", do) if kind is Reply else do for kind, do in _PERFORM.items()
+        }
         self._loop, self._now, self._post, self._failed = loop, here.now, post, failed
         self._peers, self._pacing = connections.peers, pacing
         self._applier = here.applier(loop, failed)
@@ -69,7 +77,7 @@ class Performer:
 
     def perform(self, effect: Effect) -> None:
         """Carry it out."""
-        _PERFORM[type(effect)](self, effect)
+        self._perform[type(effect)](self, effect)
 
     def stop(self) -> None:
         """Have no timer ring any more."""
@@ -136,10 +144,10 @@ class Performer:
     def _apply(self, effect: Apply) -> None:
         if not self._warm or effect.job.cost > self._applier.at_once:
             done = partial(self._applied, effect.ticket)
-            self._applier.submit(effect.run, effect.job.cost, done)
+            self._applier.submit(self._measure("kernel", effect.run), effect.job.cost, done)
             return
         try:
-            sums = effect.run()
+            sums = self._measure("kernel", effect.run)()
         except BaseException as error:
             self._failed(error)
         else:

@@ -26,8 +26,10 @@ from aiops.engine import Engine
 from aiops.errors import ConnectionLost, UsageError, nearest
 from aiops.events import Event, Stopping
 from aiops.keeping import Keeping
+from aiops.machine import Machine, unmeasured
 from aiops.pacing import Pacing
 from aiops.performer import Performer
+from aiops.profiling import Profile
 from aiops.samehost import same_user
 from aiops.segments import Room, SharedRoom
 from aiops.sockets import narrow
@@ -64,10 +66,24 @@ class Server:
         self._pacing = Pacing.of(config, here, self.post)
         self._beside = None if config.no_shm or self._pacing is not None else here.beside
         relaxed = config.consistency == "relaxed"  # who reads is sent what there is at that moment
-        room = Room() if self._beside is None or relaxed else SharedRoom()
-        self.engine = Engine(algorithm, options, room, here.together)
+        self._profile = Profile(config.profile) if config.profile is not None else None
+        self._machine = Machine(
+            Room() if self._beside is None or relaxed else SharedRoom(),
+            here.together,
+            self._profile.measure if self._profile is not None else unmeasured,
+        )
+        self.engine = Engine(algorithm, options, self._machine)
+        self._handle = self._machine.measure("policy", self.engine.handle)
+        if self._profile is not None:
+            self.engine.profile = self._profile.report
         self.connections = Connections(
-            config, self.engine.intake, here, self._pacing, self.post, self._stir
+            config,
+            self.engine.intake,
+            here,
+            self._pacing,
+            self.post,
+            self._stir,
+            self._machine.measure,
         )
         self._keeping = Keeping(config, self.engine, self._now)
         self._performer: Performer | None = None
@@ -86,7 +102,7 @@ class Server:
         loop = asyncio.get_running_loop()
         self._ended = loop.create_future()
         self._performer = Performer(
-            loop, self._here, self.connections, self._pacing, self.post, self._failed
+            loop, self._here, self.connections, self._pacing, self.post, self._failed, self._machine
         )
         try:
             model = self._keeping.open()
@@ -196,6 +212,8 @@ class Server:
             pool.wake = None
         self._performer.close()
         await self._keeping.end()
+        if self._profile is not None:
+            self._profile.write()
 
     async def _drain(self) -> None:
         """Wait until everything is answered and sent, or those who are to read it do not."""
@@ -239,7 +257,7 @@ class Server:
                 event = self._events.popleft()
                 if self._keeping.journal is not None:
                     self._keeping.journal.note(event)
-                for effect in self.engine.handle(event):
+                for effect in self._handle(event):
                     self._performer.perform(effect)
         finally:
             self._handling = False

@@ -65,5 +65,6 @@ def report(engine: Engine, now: float) -> dict[str, Any]:
         "averages": engine.meeting.report(),
         "ledger": engine.crew.ledger(),
         "budget": engine.budget.report(vbar) if engine.budget else None,
+        "profile": engine.profile() if engine.profile else None,
         "workers": [member.report(now) for member in engine.crew],
     }

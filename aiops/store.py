@@ -30,9 +30,9 @@ from aiops.gradients import (
     spans_of,
 )
 from aiops.kernels.rule import Rule
-from aiops.kernels.sharing import Together, alone, update
+from aiops.kernels.sharing import update
 from aiops.layout import Array, Bytes, Ints, Layout, compute_dtype
-from aiops.segments import Room
+from aiops.machine import Machine
 from aiops.versions import Lease, Shelf, Version
 
 _F4 = np.dtype("<f4")
@@ -98,10 +98,8 @@ class Store:
         Whether reads may mix versions.
     arena
         The initial parameters (may also be given by `set`).
-    room
-        Where further versions are made.
-    together
-        Who shares the work of an update.
+    machine
+        Where further versions are made, who shares the work of an update, and who counts.
     """
 
     def __init__(
@@ -113,13 +111,14 @@ class Store:
         live: int = 8,
         relaxed: bool = False,
         arena: Arena | None = None,
-        room: Room | None = None,
-        together: Together = alone,
+        machine: Machine | None = None,
     ) -> None:
-        self._together = together
+        machine = machine or Machine()
+        self._together = machine.together
+        self._dense = machine.measure("decode", Gradient.dense)
         self.layout, self.rule, self.relaxed = layout, rule, relaxed
         levels = np.zeros(len(layout.tensors), np.int64)
-        self._shelf = Shelf(Version(0, arena or Arena(layout), levels, 0), live, room)
+        self._shelf = Shelf(Version(0, arena or Arena(layout), levels, 0), live, machine.room)
         self.state: list[tuple[Array, ...]] = []
         self.masters: list[Array | None] = []
         self._kernels = [kernels.build(rule, s.dtype, backend) for s in layout.sections]
@@ -202,7 +201,8 @@ class Store:
 
     def dense(self, gradient: Gradient) -> Gradient:
         """Return a gradient with every tensor raw; it is valid until the next is asked for."""
-        return gradient.dense(self.layout, self._decoding_room, self._backend)
+        found: Gradient = self._dense(gradient, self.layout, self._decoding_room, self._backend)
+        return found
 
     def _decoding_room(self) -> Bytes:
         if self._decoded is None:

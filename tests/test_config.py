@@ -42,6 +42,7 @@ VALUES: dict[str, tuple[Any, Any, Any]] = {
     "save_every": (10.0, 20.0, 30.0),
     "record": (Path("g.journal"), Path("h.journal"), Path("i.journal")),
     "ledger": (Path("j.jsonl"), Path("k.jsonl"), Path("l.jsonl")),
+    "profile": (Path("m.json"), Path("n.json"), Path("o.json")),
     "kernels": ("numpy", "numba", "numpy"),
     "max_model": (1 << 20, 1 << 21, 1 << 22),
     "max_connections": (10, 20, 30),

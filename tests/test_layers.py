@@ -34,7 +34,7 @@ ROOMS: Mapping[str, str] = {
     "ledger":       "ledger tally",
     "kernels":      "kernels",
     "codecs":       "codecs",
-    "store":        "gradients versions shadow store rows",
+    "store":        "machine gradients versions shadow store rows",
     "algorithms":   "algorithms gates",
     "engine":       "crew events pool incoming intake definition fitness recall shadowing answers"
                     " updates meeting rowsintake rowsdesk engine statistics journal",
@@ -46,8 +46,8 @@ ROOMS: Mapping[str, str] = {
     "workloads":    "workloads",
     "sockets":      "sockets lookup spin applier surroundings samehost localtransport hands",
     "client":       "client",
-    "server":       "server process connections performer link paced pacing peer config files"
-                    " ledgerfile keeping",
+    "server":       "server process connections performer profiling link paced pacing peer config"
+                    " files ledgerfile keeping",
     "tools":        "cli __main__ accounts throttle commands demo pages wire_examples sim testing"
                     " experiments",
 }  # fmt: skip

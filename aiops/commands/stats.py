@@ -80,7 +80,13 @@ def _line(report: Mapping[str, Any]) -> str:
 def tables(url: str, report: Mapping[str, Any]) -> RenderableType:
     """Lay a report out for people."""
     parts = (
-        *(_facts(report), *_budget(report), *_tables(report), *_staleness(report)),
+        *(
+            _facts(report),
+            *_budget(report),
+            *_profile(report),
+            *_tables(report),
+            *_staleness(report),
+        ),
         *(*accounts.tables(report["ledger"]), "", _crew(report)),
     )
     return Group(_heading(url, report), "", *parts)
@@ -149,6 +155,18 @@ def _budget(report: Mapping[str, Any]) -> Iterator[RenderableType]:
         text.append(f", {words.percent(budget['utilisation'])} used while somebody waited")
     if budget["c_push"] is not None:
         text.append(f"  c_push {budget['c_push']:.3g}  c_fetch {budget['c_fetch']:.3g}")
+    yield ""
+    yield text
+
+
+def _profile(report: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Say where a server's time goes, in a line, if it counts (--profile)."""
+    profile = report.get("profile")
+    if not profile:
+        return
+    text = Text("time    ", style="dim")
+    shares = [(what, cell) for what, cell in profile.items() if what != "seconds"]
+    text.append("  ".join(f"{what} {words.percent(cell['share'])}" for what, cell in shares))
     yield ""
     yield text
 

@@ -1,0 +1,92 @@
+"""Where a server's time goes: ``--profile FILE.json``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from aiops.errors import UsageError
+
+WHAT = ("receive", "decode", "policy", "kernel", "send")
+"""What is counted: bytes read, parsed and surveyed; codecs; decisions; updates; answers."""
+
+_log = logging.getLogger("aiops.server")
+
+
+class Profile:
+    """Seconds by what they were spent on, on the event loop and beside it.
+
+    Each moment counts once, under the innermost name; threads that work at the same time add up.
+    Counting costs about a microsecond per call.
+
+    Parameters
+    ----------
+    path
+        Where to write it at the end; checked at once.
+    clock
+        Seconds.
+
+    Raises
+    ------
+    UsageError
+        When the file cannot be written.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._path, self._clock = path, clock
+        self._seconds = dict.fromkeys(WHAT, 0.0)
+        self._calls = dict.fromkeys(WHAT, 0)
+        self._since = clock()
+        self._lock = threading.Lock()
+        self._local = threading.local()
+        try:
+            path.open("a").close()
+        except OSError as error:
+            raise UsageError(f"--profile {path}: {error.strerror}") from None
+
+    def measure(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that does the same, and is counted."""
+        clock, local = self._clock, self._local
+
+        @wraps(function)
+        def counted(*args: Any, **named: Any) -> Any:
+            within = getattr(local, "inner", 0.0)  # seconds of what was called from here, counted
+            local.inner = 0.0
+            began = clock()
+            try:
+                return function(*args, **named)
+            finally:
+                spent = clock() - began
+                with self._lock:
+                    self._seconds[what] += spent - local.inner
+                    self._calls[what] += 1
+                local.inner = within + spent
+
+        return counted
+
+    def report(self) -> dict[str, Any]:
+        """Return seconds, share of the time since the start, and calls, by what they were for."""
+        total = max(self._clock() - self._since, 1e-9)
+        with self._lock:
+            counted = {
+                what: {
+                    "seconds": round(self._seconds[what], 6),
+                    "share": round(self._seconds[what] / total, 4),
+                    "calls": self._calls[what],
+                }
+                for what in WHAT
+            }
+        return {"seconds": round(total, 3), **counted}
+
+    def write(self) -> None:
+        """Write it; a full disk is no reason to lose anything else, so that is only logged."""
+        try:
+            self._path.write_text(json.dumps(self.report(), indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            _log.error("--profile %s: %s", self._path, error.strerror)
