@@ -18,6 +18,9 @@ from aiops.errors import ConnectionLost, DeadlineExceeded, UsageError
 from aiops.layout import Array
 from aiops.tables import Table
 
+_MOMENT = 0.001
+"""Seconds between two calls within which what is given back to the server waits for the second."""
+
 
 class Client(Facade, Closing):
     """A connection to a server, for code that waits.
@@ -61,6 +64,7 @@ class Client(Facade, Closing):
     ) -> None:
         super().__init__(url, role=role, token=token, name=name, timeout=timeout, pongs=pongs)
         self._connection = Connection(self._talk, self._host, self._port)
+        self._last = 0.0  # when the last call ended
         self._run(None, timeout)
 
     # ------------------------------------------------------------ what it can do
@@ -292,6 +296,7 @@ class Client(Facade, Closing):
             timeout = self._patience_for(request)
         connection, now = self._connection, time.monotonic()
         until = now + timeout
+        hurried = now - self._last < _MOMENT  # then so is the next, and takes along what can wait
         attempts = Attempts(self.url, self._here.below, now + min(timeout, self.timeout))
         try:
             while not (request.done if request is not None else self._talk.ready):
@@ -312,5 +317,7 @@ class Client(Facade, Closing):
                 self._talk.abandon(request)
             connection.hang_up()
             raise
-        connection.send_the_rest(until)
+        if not hurried or self._talk.urgent:
+            connection.send_the_rest(until)
+        self._last = time.monotonic()
         return request.value() if request is not None else None

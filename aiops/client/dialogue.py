@@ -111,6 +111,7 @@ class Dialogue:
         self._make_wire, self._together = wire, together
         self.wire = wire(self._place)
         self._out: list[Buffer] = []
+        self._back: list[Buffer] = []  # to be said before that: what is given back
         self._hello: messages.Hello | None = None
         self._challenge: messages.Challenge | None = None
         self._pending: dict[int, Request] = {}
@@ -149,7 +150,7 @@ class Dialogue:
             self.wire.shared = shared
             self._outbox = self._outbox or Outbox(self._together)
         self.ledger.disconnected()
-        self._out, self._challenge = [], None
+        self._out, self._back, self._challenge = [], [], None
         self._hello = messages.Hello(
             id=0,
             protocol=messages.PROTOCOL,
@@ -205,14 +206,21 @@ class Dialogue:
     def outgoing(self) -> list[Buffer]:
         """Return what is to be sent now, and forget it."""
         out, self._out = self._out, []
+        if self._back:
+            out, self._back = [*self._back, *out], []
         return out
+
+    @property
+    def urgent(self) -> bool:
+        """Whether there is more to be sent than what is given back, which can wait a moment."""
+        return bool(self._out)
 
     def lost(self) -> None:
         """The connection is gone. Requests stay; they are sent again on the next one."""
         self.wire.lost()
         self._unheard.clear()
         self._coming = None
-        self.ready, self._out = False, []
+        self.ready, self._out, self._back = False, [], []
 
     def fail(self, error: AiopsError) -> None:
         """Give all waiting requests this error."""
@@ -304,7 +312,7 @@ class Dialogue:
     def _give_back(self, wire: Wire, id: int) -> None:
         """Tell the server that parameters it has lent are not read any more."""
         if wire is self.wire and wire.state == "open":
-            self._out.extend(wire.send(messages.Release(id)))
+            self._back.extend(wire.send(messages.Release(id)))
 
     def _send(
         self,
