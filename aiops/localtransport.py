@@ -109,7 +109,7 @@ class LocalTransport(asyncio.Transport):
         self._unsent = 0
         self._high, self._low = _HIGH, _HIGH // 4
         self._reading = self._pausing = self._closing = self._lost = False
-        self._made = False
+        self._made = self._sending = self._full = False  # about to send; waiting for the socket
         loop.call_soon(self._begin)
 
     def _begin(self) -> None:
@@ -162,17 +162,18 @@ class LocalTransport(asyncio.Transport):
         return False
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
-        """Send bytes, now or when the socket takes them."""
+        """Send bytes when the loop comes round, with all that is written until then."""
         if self._closing:
             return
-        waiting = bool(self._out)
         view = viewed(data)
         self._out.append(view)
         self._unsent += len(view)
-        if not waiting:
-            self._send()
-            if self._out and not self._lost:
-                self._loop.add_writer(self._sock, self._writable)
+        if not (self._sending or self._full):
+            if self._unsent > self._high:
+                self._send_now()
+            else:
+                self._sending = True
+                self._loop.call_soon(self._send_now)
         if self._unsent > self._high and not self._pausing:
             self._pausing = True
             self._protocol.pause_writing()
@@ -211,9 +212,19 @@ class LocalTransport(asyncio.Transport):
         elif not self._protocol.eof_received():
             self.close()
 
+    def _send_now(self) -> None:
+        self._sending = False
+        self._send()
+        if self._out and not (self._lost or self._full):
+            self._full = True
+            self._loop.add_writer(self._sock, self._writable)
+        elif not self._out and self._closing and not self._lost:
+            self._end(None)
+
     def _writable(self) -> None:
         self._send()
         if not self._out and not self._lost:
+            self._full = False
             self._loop.remove_writer(self._sock)
             if self._closing:
                 self._loop.call_soon(self._end, None)
@@ -243,7 +254,8 @@ class LocalTransport(asyncio.Transport):
             return
         self.pause_reading()
         self._closing = self._lost = True
-        if self._out:
+        if self._full:
+            self._full = False
             self._loop.remove_writer(self._sock)
         self._out.clear()
         self._unsent = 0

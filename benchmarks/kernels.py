@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from aiops.algorithms.fasgd import FASGD
-from aiops.algorithms.optimizers import sgd
+from aiops.algorithms import BUILT_IN, find
+from aiops.algorithms.optimizers import OPTIMIZERS
+from aiops.errors import UsageError, nearest
 from aiops.kernels import Rule, Spans, build
 from aiops.kernels.vocabulary import Array
 from benchmarks import report
@@ -26,18 +27,25 @@ from benchmarks import report
 __all__ = ["main", "rules", "run"]
 
 DTYPE = np.dtype(np.float32)
-STEP = 0.005
+STEP, SCALAR = 0.005, 0.5
+USUAL = ("sgd", "fasgd")
+"""Those that are measured unless others are asked for."""
 SMALL = 1024
 """Elements of the call that shows the overhead: 4 KiB."""
 
 
 def rules() -> dict[str, Rule]:
-    """Return the rules that are measured."""
-    return {"sgd": Rule(sgd), "fasgd": FASGD().rule()}
+    """Return every rule that a built-in algorithm or optimizer may update with, by its name."""
+    found = [find("asgd").make({"optimizer": name}).rule() for name in OPTIMIZERS]
+    found += [find(name)().rule() for name in BUILT_IN]
+    found.append(find("dcasgd").make({"adaptive": True}).rule())
+    return {rule.name: rule for rule in reversed(found)}
 
 
-def run(size: int = 1 << 24, repeats: int = 15) -> dict[str, Any]:
-    """Measure every rule over ``size`` float32 parameters, ``repeats`` rounds, on one core.
+def run(size: int = 1 << 24, repeats: int = 15, names: Sequence[str] = USUAL) -> dict[str, Any]:
+    """Measure rules over ``size`` float32 parameters, ``repeats`` rounds, on one core.
+
+    ``names``: which of `rules`.
 
     Returns the machine's description and, per rule, ``streams`` (arrays read plus arrays
     written), ``bytes`` (of all streams), ``small_call_us`` (a fused call on 1,024 elements) and
@@ -46,7 +54,11 @@ def run(size: int = 1 << 24, repeats: int = 15) -> dict[str, Any]:
     NumPy).
     """
     about = report.machine(("numpy", "numba", "llvmlite"))
-    measured = {name: _measure(rule, size, repeats) for name, rule in rules().items()}
+    known = rules()
+    for name in names:
+        if name not in known:
+            raise UsageError(f"no rule is called {name!r}; {nearest(name, known)}")
+    measured = {name: _measure(known[name], size, repeats) for name in names}
     return {
         "benchmark": "kernels",
         "size": size,
@@ -65,6 +77,7 @@ class _Arena:
     grad: Array
     target: Array
     state: tuple[Array, ...]
+    reads: tuple[Array, ...]
 
     @classmethod
     def of(cls, rule: Rule, size: int) -> _Arena:
@@ -74,7 +87,12 @@ class _Arena:
             grad=random.standard_normal(size, DTYPE),
             target=np.zeros(size, DTYPE),
             state=tuple(np.full(size, value, DTYPE) for value in rule.state.values()),
+            reads=tuple(random.standard_normal(size, DTYPE) for _ in rule.reads),
         )
+
+
+def _spans(rule: Rule, size: int) -> Spans:
+    return Spans.whole(size, STEP, [SCALAR] * len(rule.scalars))
 
 
 def _measure(rule: Rule, size: int, repeats: int) -> dict[str, Any]:
@@ -87,7 +105,8 @@ def _measure(rule: Rule, size: int, repeats: int) -> dict[str, Any]:
             start = time.perf_counter()
             contender()
             times[name].append(1e3 * (time.perf_counter() - start))
-    streams = 3 + 2 * len(rule.state)  # w, g and each state read; w and each state written
+    # w, g and each state read, and what else is; w and each state written
+    streams = 3 + 2 * len(rule.state) + len(rule.reads)
     moved = streams * size * DTYPE.itemsize
     median = {name: statistics.median(each) for name, each in times.items()}
     return {
@@ -113,17 +132,17 @@ def _limit_of(name: str) -> str:
 
 def _contenders(rule: Rule, size: int) -> dict[str, Callable[[], object]]:
     arena = _Arena.of(rule, size)
-    spans = Spans.whole(size, STEP)
+    spans = _spans(rule, size)
     fused, blocked = build(rule, DTYPE, "numba"), build(rule, DTYPE, "numpy")
-    limits = _limits(len(rule.state))
+    in_place, out_of_place = _limit(rule, "w"), _limit(rule, "target")
     base, grad, target, state = arena.base, arena.grad, arena.target, arena.state
-    one = DTYPE.type(1.0)
+    reads, one = arena.reads, DTYPE.type(1.0)
     return {
-        "limit, in place": lambda: limits[0](base, grad, *state, one),
-        "fused, in place": lambda: fused(spans, 1.0, base, grad, base, state),
-        "limit, out of place": lambda: limits[1](base, target, grad, *state, one),
-        "fused, out of place": lambda: fused(spans, 1.0, base, grad, target, state),
-        "blocked NumPy": lambda: blocked(spans, 1.0, base, grad, base, state),
+        "limit, in place": lambda: in_place(base, grad, *state, *reads, one),
+        "fused, in place": lambda: fused(spans, 1.0, base, grad, base, state, reads),
+        "limit, out of place": lambda: out_of_place(base, target, grad, *state, *reads, one),
+        "fused, out of place": lambda: fused(spans, 1.0, base, grad, target, state, reads),
+        "blocked NumPy": lambda: blocked(spans, 1.0, base, grad, base, state, reads),
         "plain NumPy": lambda: _plain(rule, arena),
     }
 
@@ -131,53 +150,40 @@ def _contenders(rule: Rule, size: int) -> dict[str, Callable[[], object]]:
 def _plain(rule: Rule, arena: _Arena) -> tuple[Array, ...]:
     """Run the rule on whole arrays, as one would write it down; new arrays replace the old."""
     constants = {name: DTYPE.type(value) for name, value in rule.constants.items()}
-    return rule.function(arena.base, arena.grad, *arena.state, DTYPE.type(STEP), **constants)
+    numbers = DTYPE.type(STEP), *[DTYPE.type(SCALAR)] * len(rule.scalars)
+    arrays = arena.base, arena.grad, *arena.reads, *arena.state
+    return rule.function(*arrays, *numbers, **constants)
 
 
 def _small_call(rule: Rule, calls: int = 5_000) -> float:
-    arena, spans, kernel = _Arena.of(rule, SMALL), Spans.whole(SMALL, STEP), build(rule, DTYPE)
+    arena, spans, kernel = _Arena.of(rule, SMALL), _spans(rule, SMALL), build(rule, DTYPE)
     best = float("inf")
     for _ in range(5):
         start = time.perf_counter()
         for _ in range(calls):
-            kernel(spans, 1.0, arena.base, arena.grad, arena.base, arena.state)
+            kernel(spans, 1.0, arena.base, arena.grad, arena.base, arena.state, arena.reads)
         best = min(best, time.perf_counter() - start)
     return 1e6 * best / calls
 
 
-def _limits(states: int) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Compile the loops that move a rule's streams, in place and out of place."""
+def _limit(rule: Rule, target: str) -> Callable[..., None]:
+    """Compile the loop that moves a rule's streams, to ``w`` itself or another ``target``."""
     import numba
 
-    loops = {0: (_move_2_in_place, _move_2), 3: (_move_5_in_place, _move_5)}[states]
-    in_place, out_of_place = (numba.njit(nogil=True)(loop) for loop in loops)
-    return in_place, out_of_place
-
-
-def _move_2_in_place(w: Any, g: Any, scale: Any) -> None:
-    for i in range(w.size):
-        w[i] = (w[i] + g[i]) * scale
-
-
-def _move_2(w: Any, target: Any, g: Any, scale: Any) -> None:
-    for i in range(w.size):
-        target[i] = (w[i] + g[i]) * scale
-
-
-def _move_5_in_place(w: Any, g: Any, n: Any, b: Any, v: Any, scale: Any) -> None:
-    for i in range(w.size):
-        w[i] = (w[i] + g[i]) * scale
-        n[i] = n[i] * scale
-        b[i] = b[i] * scale
-        v[i] = v[i] * scale
-
-
-def _move_5(w: Any, target: Any, g: Any, n: Any, b: Any, v: Any, scale: Any) -> None:
-    for i in range(w.size):
-        target[i] = (w[i] + g[i]) * scale
-        n[i] = n[i] * scale
-        b[i] = b[i] * scale
-        v[i] = v[i] * scale
+    kept = [f"s{n}" for n in range(len(rule.state))]
+    others = [f"r{n}" for n in range(len(rule.reads))]
+    written = [] if target == "w" else [target]  # the same array under two names is no vector loop
+    moved = " + ".join(f"{name}[i]" for name in ("w", "g", *others))
+    lines = [
+        f"def move({', '.join(('w', *written, 'g', *kept, *others, 'scale'))}):",
+        " for i in range(w.size):",
+        f"  {target}[i] = ({moved}) * scale",
+        *(f"  {name}[i] = {name}[i] * scale" for name in kept),
+    ]
+    scope: dict[str, Any] = {}
+    exec("\n".join(lines), scope)
+    compiled: Callable[..., None] = numba.njit(nogil=True)(scope["move"])
+    return compiled
 
 
 def show(found: dict[str, Any]) -> None:
@@ -213,9 +219,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=__doc__)
     parser.add_argument("--size", type=int, default=1 << 24, help="parameters (default 16777216)")
     parser.add_argument("--repeats", type=int, default=15, help="rounds (default 15)")
+    parser.add_argument("--rules", help=f"names, or all (default {','.join(USUAL)})")
     parser.add_argument("--json", type=Path, help="write the report to this file as well")
     options = parser.parse_args(arguments)
-    found = run(options.size, options.repeats)
+    names = USUAL if options.rules is None else tuple(options.rules.split(","))
+    try:
+        found = run(options.size, options.repeats, tuple(rules()) if names == ("all",) else names)
+    except UsageError as error:
+        parser.error(str(error))
     show(found)
     if options.json is not None:
         report.write_json(options.json, found)
