@@ -1,15 +1,20 @@
-"""The exchange benchmark: aiops beside its peers, doing exactly the same work over loopback TCP.
+"""The exchange benchmark: aiops beside its peers, doing exactly the same work.
 
-    python -m benchmarks.exchange [--sizes 4KiB,1MiB] [--workers 1,4] [--peers raw,aiops,pyzmq]
-                                  [--rounds 5] [--json out.json] [--quick]
+    python -m benchmarks.exchange [--sizes 4KiB,1MiB] [--workers 1,4] [--rounds 5] [--quick]
+                                  [--peers raw,aiops,pyzmq | --same-host] [--json out.json]
 
-One cycle is a push of a float32 gradient of S bytes, plain SGD on the server, and the new
-parameters in the worker's own array; `benchmarks.peers.base` states the rules and how each peer is
-checked. For every size and number of workers, all peers are started and then take turns: a round
-runs each for a number of cycles that was calibrated to take a fraction of a second, in an order
-that rotates, so that a drift of the machine meets them all alike. GB/s counts both directions.
-``x raw`` and ``x best`` (the best of pyzmq, gloo and gRPC) are ratios within a round; all figures
-are medians over the rounds.
+The peers meet over loopback TCP or, with ``--same-host``, in shared memory. One cycle is a push of
+a float32 gradient of S bytes, plain SGD on the server, and the new parameters in the worker's own
+array; `benchmarks.peers.base` states the rules and how each peer is checked. For every size and
+number of workers, all peers are started and then take turns: a round runs each for a number of
+cycles that was calibrated to take a fraction of a second, in an order that rotates, so that a drift
+of the machine meets them all alike. GB/s counts both directions, also where nothing is moved. The
+columns ``x`` are ratios within a round, which a peer has to others of its group; all figures are
+medians over the rounds.
+
+* Over TCP: ``x raw`` (plain sockets), and ``x best`` (the best of pyzmq, gloo, gRPC and torch RPC;
+  not of MPI, whose processes take a core each to wait in).
+* In shared memory: ``x memcpy`` (one process that does all the work alone), ``x mpi``, ``x ray``.
 
 Measure on an idle machine. On a busy one the kernel may put a server and its worker on the same
 core, which makes small exchanges several times quicker and large ones slower, for all peers.
@@ -48,7 +53,7 @@ class Options:
 
     sizes: tuple[int, ...] = (4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB)
     workers: tuple[int, ...] = (1, 4)
-    peers: tuple[str, ...] = tuple(base.MODULES)
+    peers: tuple[str, ...] = tuple(base.TCP)
     rounds: int = 5
     seconds: float = 0.4
     """How long one peer's turn in a round should take."""
@@ -178,29 +183,34 @@ def _cell(jobs: Sequence[Job], options: Options, say: Callable[[str], None]) -> 
 
 
 _COLUMNS = (
-    *("size", "workers", "peer", "reads", "cycles/s", "GB/s", "GB/s min-max"),
-    *("p50 µs", "p99 µs", "x raw", "x best"),
+    *("size", "workers", "peer", "reads"),
+    *("cycles/s", "GB/s", "GB/s min-max", "p50 µs", "p99 µs"),
 )
 
 
 def table(result: Mapping[str, Any]) -> Table:
-    """Make the table of a report."""
+    """Make the table of a report, with the ratios that somebody has."""
+    ratios = [
+        ratio
+        for ratio in base.RATIOS
+        if any(ratio.key in peer for cell in result["cells"] for peer in cell["peers"].values())
+    ]
+    columns = [*_COLUMNS, *(f"x {ratio.name}" for ratio in ratios)]
     rows: list[list[str]] = []
     for cell in result["cells"]:
         head = [format_size(cell["size"]), str(cell["workers"])]
         for name, figures in cell["peers"].items():
-            rows.append([*head, name, *_row(figures)])
+            rows.append([*head, name, *_row(figures, [ratio.key for ratio in ratios])])
             head = ["", ""]
         rows.append([])
     title = "Exchange: push a gradient, SGD, new parameters in place; medians over the rounds"
-    return report.table(title, _COLUMNS, rows, text_columns=4)
+    return report.table(title, columns, rows, text_columns=4)
 
 
-def _row(figures: Mapping[str, Any]) -> list[str]:
+def _row(figures: Mapping[str, Any], ratios: Sequence[str]) -> list[str]:
     if "gb_per_second" not in figures:
-        return ["failed", *["-"] * 7]
+        return ["failed", *["-"] * (5 + len(ratios))]
     gb, rate = figures["gb_per_second"], figures["cycles_per_second"]["median"]
-    ratios = [f"{figures[k]['median']:.2f}" if k in figures else "-" for k in ("x_raw", "x_best")]
     return [
         figures["reads"],
         f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}",
@@ -208,8 +218,12 @@ def _row(figures: Mapping[str, Any]) -> list[str]:
         f"{gb['min']:.2f}-{gb['max']:.2f}",
         f"{figures['p50_us']:,.0f}",
         f"{figures['p99_us']:,.0f}",
-        *ratios,
+        *(_times(figures[key]["median"]) if key in figures else "-" for key in ratios),
     ]
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.3f}"
 
 
 def failures(result: Mapping[str, Any]) -> list[str]:
@@ -227,7 +241,13 @@ def _parser() -> argparse.ArgumentParser:
     commas = "comma-separated"
     parser.add_argument("--sizes", help=f"gradient sizes, {commas}: 4KiB,1MiB")
     parser.add_argument("--workers", help=f"numbers of workers, {commas}: 1,4")
-    parser.add_argument("--peers", help=f"{commas}: {', '.join(base.MODULES)}, a.module")
+    peers = parser.add_mutually_exclusive_group()
+    peers.add_argument("--peers", help=f"{commas}: {', '.join(base.MODULES)}, a.module")
+    peers.add_argument(
+        "--same-host",
+        action="store_true",
+        help=f"{', '.join(base.SAME_HOST)} instead of those over TCP",
+    )
     parser.add_argument("--rounds", type=int, help="rounds per cell (default 5)")
     parser.add_argument("--seconds", type=float, help="a peer's time per round (default 0.4)")
     parser.add_argument("--deadline", type=float, help="seconds before a peer is killed (60)")
@@ -253,6 +273,8 @@ def parse_options(arguments: argparse.Namespace) -> Options:
             raise UsageError(
                 f"workers {arguments.workers!r} are not numbers; write them like 1,4"
             ) from None
+    if arguments.same_host:
+        changes["peers"] = tuple(base.SAME_HOST)
     if arguments.peers is not None:
         changes["peers"] = tuple(part.strip() for part in arguments.peers.split(","))
     settings: dict[str, dict[str, Setting]] = {}

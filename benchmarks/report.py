@@ -18,7 +18,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-PACKAGES = ("numpy", "msgpack", "numba", "uvloop", "pyzmq", "grpcio", "torch", "jax")
+PACKAGES = (
+    *("numpy", "msgpack", "numba", "uvloop", "pyzmq", "grpcio", "torch", "jax"),
+    *("mpi4py", "ray"),
+)
 """The packages whose versions a report states, where installed; aiops comes first."""
 
 

@@ -135,6 +135,11 @@ class Facade:
             )
 
     @property
+    def near(self) -> bool:
+        """Whether the server is on this machine and memory is shared with it."""
+        return self._talk.wire.shared is not None
+
+    @property
     def row_versions(self) -> Mapping[str, int]:
         """By table: the newest version of which this client has fetched rows."""
         return dict(self._talk.rows.versions)
@@ -231,6 +236,11 @@ class WorkerFacade:
     def url(self) -> str:
         """The server's URL."""
         return self._client.url
+
+    @property
+    def near(self) -> bool:
+        """Whether the server is on this machine and memory is shared with it."""
+        return self._client.near
 
     @property
     def version(self) -> int:

@@ -1,7 +1,9 @@
 """What every peer of the exchange benchmark agrees on: the work, the interface and the check.
 
 One *cycle*: a worker pushes a float32 gradient of S bytes, the server applies plain SGD
-(``theta -= lr * g``), and the worker ends with the new parameters in its own array.
+(``theta -= lr * g``), and the worker ends with the new parameters in its own array. With the
+setting ``views`` it may read them instead where somebody else keeps them, in another array each
+time; they stay as they are until its next cycle.
 
 A push takes effect whole: the update begins when all of the gradient is there, so that a worker
 that dies half way leaves no trace. A fetch need not be: a peer may update in place while it still
@@ -18,6 +20,9 @@ A peer is a module of this package with
 * ``ENVIRONMENT``: variables for its processes, chosen likewise;
 * ``missing()``: why it cannot run here, or None;
 * ``Server(job)`` and ``Worker(job, address, index)``: see the protocols below.
+
+There are two groups of them, which are compared each with its own: those of `TCP`, over loopback,
+and those of `SAME_HOST`, which share memory.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias, cast
+from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -43,16 +48,27 @@ _SEAM = 1e-3
 """The greatest part of all elements that may be torn at the seams between two versions."""
 HOST = "127.0.0.1"
 
-MODULES: Mapping[str, str] = {
+TCP: Mapping[str, str] = {
     "raw": "benchmarks.peers.raw",
     "aiops": "benchmarks.peers.ours",
     "pyzmq": "benchmarks.peers.pyzmq",
     "gloo": "benchmarks.peers.gloo",
     "grpc": "benchmarks.peers.grpc_bytes",
+    "torch_rpc": "benchmarks.peers.torch_rpc",
+    "mpi_tcp": "benchmarks.peers.mpi_tcp",
 }
-"""The peers by name, in the order of the report."""
-LIMIT = "raw"
-"""Plain sockets: what the loopback gives, a limit rather than a peer to beat."""
+"""The peers over loopback TCP by name, in the order of the report, and their modules."""
+SAME_HOST: Mapping[str, str] = {
+    "memcpy": "benchmarks.peers.memcpy",
+    "shared": "benchmarks.peers.shared",
+    "room": "benchmarks.peers.room",
+    "views": "benchmarks.peers.views",
+    "mpi": "benchmarks.peers.mpi",
+    "ray": "benchmarks.peers.ray_actor",
+}
+"""The peers that share memory, likewise."""
+MODULES: Mapping[str, str] = {**TCP, **SAME_HOST}
+"""All of them."""
 KEEP_MEMORY: Mapping[str, str] = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_MAX_": "0",
@@ -61,8 +77,34 @@ KEEP_MEMORY: Mapping[str, str] = {
 }
 """Has glibc keep freed memory. Without it, a library that allocates every message has each one
 mapped, zeroed and unmapped by the kernel: up to two thirds of its speed at 64 MiB."""
-RIVALS = ("pyzmq", "gloo", "grpc")
-"""The peers whose best figure ``x best`` refers to."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A column of the report: cycles per second beside somebody's, of the same round."""
+
+    name: str
+    beside: tuple[str, ...]
+    """The peers it is taken beside: the best of them."""
+    group: Mapping[str, str]
+    """The peers that have it. Those of no group, a module of somebody's own, have them all."""
+
+    @property
+    def key(self) -> str:
+        """Return the name of the figure."""
+        return f"x_{self.name}"
+
+
+RATIOS = (
+    Ratio("raw", ("raw",), TCP),
+    Ratio("best", ("pyzmq", "gloo", "grpc", "torch_rpc"), TCP),
+    Ratio("memcpy", ("memcpy",), SAME_HOST),
+    Ratio("mpi", ("mpi",), SAME_HOST),
+    Ratio("ray", ("ray",), SAME_HOST),
+)
+"""``raw`` and ``memcpy`` are limits rather than peers to beat. MPI over TCP is shown, but is not
+among the best: it waits in a busy loop, at the price of a core per process, and the others do not.
+"""
 
 
 @dataclass(frozen=True)
@@ -98,13 +140,27 @@ class WorkerSide(Protocol):
     """The side that makes gradients; connected once its constructor returns."""
 
     params: Array
-    """The worker's own array, the same one in every cycle."""
+    """The worker's own array, the same one in every cycle; with ``views``, that of the last one."""
 
     def cycle(self) -> None:
         """Push the gradient, wait for the update, and leave the new parameters in ``params``."""
 
     def close(self) -> None:
         """Disconnect."""
+
+
+@runtime_checkable
+class Restless(Protocol):
+    """A worker whose server waits in a busy loop, and would take a core from whoever is next.
+
+    Both are called for every worker, and are not timed.
+    """
+
+    def wake(self) -> None:
+        """Tell the server that a run begins."""
+
+    def rest(self) -> None:
+        """Tell the server that it is over: it sleeps when all workers have told it."""
 
 
 class Peer(Protocol):

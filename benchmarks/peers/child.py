@@ -19,6 +19,7 @@ import numpy as np
 from benchmarks.peers.base import (
     Array,
     Job,
+    Restless,
     ServerSide,
     WorkerSide,
     check_server,
@@ -51,14 +52,15 @@ class WorkerOrders:
     """What a worker's process can be told."""
 
     worker: WorkerSide
-    array: Array
+    array: Array | None
     whole: bool
     own = 0
+    read = b""
 
     def join(self, job: Job, address: str, index: int) -> None:
         """Connect to the server."""
         self.worker = load(job.peer).Worker(job, address, index)
-        self.array = self.worker.params
+        self.array = None if job.settings.get("views") else self.worker.params
         # A single worker cannot see versions mix, whatever the peer does.
         self.whole = job.workers == 1 or bool(job.settings["whole"])
 
@@ -66,18 +68,29 @@ class WorkerOrders:
         """Run so many cycles and time each."""
         cycle, clock = self.worker.cycle, time.perf_counter
         stamps = [0.0] * (cycles + 1)
+        if isinstance(self.worker, Restless):
+            self.worker.wake()
         stamps[0] = clock()
         for i in range(1, cycles + 1):
             cycle()
             stamps[i] = clock()
+        if isinstance(self.worker, Restless):
+            self.worker.rest()
         self.own += cycles
+        self.read = self._edges()
         return Lap(stamps[0], stamps[-1], np.diff(np.array(stamps)))
 
     def check(self, total: int) -> str:
-        """Fail unless the parameters are in the worker's own array; tell how they read."""
-        if self.worker.params is not self.array:
+        """Fail unless the parameters are where they belong, and stayed; tell how they read."""
+        if self.array is not None and self.worker.params is not self.array:
             raise ValueError("the parameters moved to another array")
-        return check_worker(self.array, self.own, total, self.whole)
+        if self._edges() != self.read:
+            raise ValueError("the parameters changed after the worker's last cycle")
+        return check_worker(self.worker.params, self.own, total, self.whole)
+
+    def _edges(self) -> bytes:
+        """The first and the last parameter, of which an update changes both."""
+        return self.worker.params[[0, -1]].tobytes()
 
     def close(self) -> None:
         """Disconnect."""

@@ -1,4 +1,8 @@
-"""aiops itself, by its public face: ``python -m aiops.server`` and the blocking `aiops.Client`."""
+"""aiops itself over TCP: ``python -m aiops.server`` and the blocking `aiops.Client`.
+
+On one machine the two share memory by themselves, so the server is told not to: ``no_shm``. The
+peers `shared` and `views` let it.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from benchmarks.peers.base import LEARNING_RATE, Array, Job, Setting, gradient, lacks
 from benchmarks.peers.process import die_with_parent
 
-SETTINGS: Mapping[str, Setting] = {"policy": "asgd", "whole": True}
+if TYPE_CHECKING:
+    import aiops
+
+SETTINGS: Mapping[str, Setting] = {"policy": "asgd", "no_shm": True, "whole": True}
 """``whole`` is no choice here: aiops always delivers one version."""
 ENVIRONMENT: Mapping[str, str] = {}
 
@@ -22,6 +30,19 @@ _STOP_SECONDS = 20.0
 def missing() -> str | None:
     """Say so when aiops is not installed."""
     return lacks("aiops", "pip install -e .")
+
+
+def check_transport(client: aiops.Client, job: Job) -> None:
+    """Raise RuntimeError when client and server met otherwise than they were told to.
+
+    They take TCP without a word where they cannot share memory, and the figures would be another
+    peer's.
+    """
+    if client.near == bool(job.settings["no_shm"]):
+        met = (
+            "shares memory with its server" if client.near else "reached its server over TCP alone"
+        )
+        raise RuntimeError(f"the worker {met}, and no_shm is {job.settings['no_shm']}")
 
 
 class Server:
@@ -36,6 +57,7 @@ class Server:
         """Start it; the first line of its standard output is the address."""
         command = [sys.executable, "-m", "aiops.server", "--port", "0"]
         command += ["--policy", str(self._job.settings["policy"]), "--set", f"lr={LEARNING_RATE!r}"]
+        command += ["--no-shm"] if self._job.settings["no_shm"] else []
         self._process = subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, preexec_fn=die_with_parent
         )
@@ -73,6 +95,7 @@ class Worker:
         self.gradient: dict[str, Array] = {"w": gradient(job.elements)}
         self._client = aiops.Client(address, role="worker")
         self._client.__enter__()
+        check_transport(self._client, job)
         self._tensors = self._client.define({"w": np.zeros(job.elements, np.float32)})
         self.params: Array = self._tensors["w"]
         self._exchange = self._client.exchange

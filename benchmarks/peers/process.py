@@ -1,7 +1,8 @@
 """The processes of one peer: a server and its workers, started, told what to do, timed and ended.
 
 Whatever happens, nothing hangs and nothing survives: every order has a deadline, every child is
-the leader of a process group that is killed as a whole, and the kernel kills it when we die.
+the leader of a session that is killed as a whole, and the kernel kills it when we die. Temporary
+files of a team's processes go to a folder in memory, which is removed with them.
 """
 
 from __future__ import annotations
@@ -55,6 +56,17 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def session(leader: int) -> list[int]:
+    """Return the processes in the session that this one leads (Linux; elsewhere none)."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            _state, _parent, _group, its_session = stat.read_text().rpartition(")")[2].split()[:4]
+            if int(its_session) == leader:
+                found.append(int(stat.parent.name))
+    return found
+
+
 class Child:
     """One process, started at once; orders go through a pipe and its stderr into a file."""
 
@@ -103,9 +115,12 @@ class Child:
         return f"; it said: {lines[-1].strip()}" if lines else ""
 
     def end(self) -> None:
-        """Kill its whole process group, at once."""
+        """Kill its whole process group at once, and then who left the group for one of its own."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
+        for pid in session(self._process.pid):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
 
     def reap(self) -> None:
         """Wait for the killed process, and let go of its pipe and log."""
@@ -128,11 +143,17 @@ class Team:
         self.job = job
         self.total = 0
         self._deadline = deadline
-        self._environment = environment
+        self._environment = dict(environment)
         self._children: list[Child] = []
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
     def launch(self) -> None:
         """Start all processes, and the server in its own."""
+        memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+        self._scratch = tempfile.TemporaryDirectory(
+            prefix="aiops-", dir=memory, ignore_cleanup_errors=True
+        )
+        self._environment["TMPDIR"] = self._scratch.name
         name = self.job.peer
         server = self._add("server", f"{name}'s server")
         for index in range(self.job.workers):
@@ -175,6 +196,8 @@ class Team:
             child.end()
         while self._children:
             self._children.pop().reap()
+        if self._scratch is not None:
+            self._scratch.cleanup()
 
     def _add(self, role: str, name: str) -> Child:
         child = Child(role, name, self._environment)

@@ -92,7 +92,8 @@ class Turn:
         # Figures of a peer whose parameters proved wrong, or that hung, are no figures.
         if self.failed or not self.rounds:
             return said
-        for key in ("cycles_per_second", "gb_per_second", "x_raw", "x_best"):
+        ratios = [ratio.key for ratio in base.RATIOS]
+        for key in ("cycles_per_second", "gb_per_second", *ratios):
             if values := [figures[key] for figures in self.rounds if key in figures]:
                 said[key] = report.spread(values)
         pooled = np.concatenate(self._latencies)
@@ -106,20 +107,19 @@ def wall(laps: Sequence[Lap]) -> float:
 
 
 def compare(turns: Mapping[str, Turn]) -> None:
-    """Add the ratios to the limit and to the best rival of the same round.
+    """Add every ratio that a peer's group has, beside the best of the same round.
 
     A peer that failed is no measure for the others.
     """
     turns = {name: turn for name, turn in turns.items() if not turn.failed}
     count = max((len(turn.rounds) for turn in turns.values()), default=0)
     for number in range(count):
-        rates = {
+        figures = {
             name: turn.rounds[number] for name, turn in turns.items() if len(turn.rounds) > number
         }
-        rivals = [rates[n]["cycles_per_second"] for n in base.RIVALS if n in rates]
-        for figures in rates.values():
-            rate = figures["cycles_per_second"]
-            if base.LIMIT in rates:
-                figures["x_raw"] = rate / rates[base.LIMIT]["cycles_per_second"]
-            if rivals:
-                figures["x_best"] = rate / max(rivals)
+        rates = {name: figure["cycles_per_second"] for name, figure in figures.items()}
+        for ratio in base.RATIOS:
+            measures = [rates[name] for name in ratio.beside if name in rates]
+            for name in figures if measures else ():
+                if name in ratio.group or name not in base.MODULES:
+                    figures[name][ratio.key] = rates[name] / max(measures)

@@ -1,6 +1,10 @@
-"""A peer that fails on purpose: its workers lose an update, hang, die, or move their array."""
+"""A peer that fails on purpose: its workers lose an update, hang, die, or move their array.
+
+Or they start a process that leaves their group.
+"""
 
 import os
+import subprocess
 import threading
 
 import numpy as np
@@ -42,6 +46,8 @@ class Worker:
         if self._how == "die":
             print("the end", flush=True)
             os._exit(3)
+        if self._how == "stray":
+            subprocess.Popen(["sleep", "600"], process_group=0)
         if self._how == "move":
             self.params = self.params.copy()
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from benchmarks import exchange, report
 from benchmarks.exchange import KIB, MIB, Options
 from benchmarks.peers import base
 from benchmarks.peers.base import LEARNING_RATE, Job
-from benchmarks.peers.process import PeerFailed, Team
+from benchmarks.peers.process import PeerFailed, Team, session
+from tests.peers import eventually
 
 LIAR = "tests.benchmarks.liar"
 
@@ -70,7 +72,22 @@ def test_the_command_line_becomes_options():
     )
 
 
-@pytest.mark.parametrize("line", ["--workers one", "--set raw.sndbuf", "--sizes 3", "--rounds x"])
+def test_the_peers_are_those_over_tcp_unless_the_others_are_asked_for():
+    def peers(*line):
+        return exchange.parse_options(exchange._parser().parse_args(line)).peers
+
+    assert peers() == peers("--quick") == tuple(base.TCP)
+    assert peers("--same-host") == tuple(base.SAME_HOST)
+    assert not base.TCP.keys() & base.SAME_HOST.keys()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("--workers one", "--set raw.sndbuf", "--sizes 3", "--rounds x"),
+        "--same-host --peers raw",
+    ],
+)
 def test_a_wrong_command_line_exits_with_2(line, capsys):
     with pytest.raises(SystemExit) as caught:
         exchange.main(line.split())
@@ -146,6 +163,14 @@ def gone(pid):
     return False
 
 
+def ended(pid):
+    """Whether a process that is not our child is gone, or only waits to be noticed."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
 def pids(team):
     return [child._process.pid for child in team._children]
 
@@ -176,6 +201,32 @@ def test_a_failing_peer_is_reported_and_leaves_nothing_behind(how, deadline, exp
         team.kill()
     assert len(started) == 2
     assert all(gone(pid) for pid in started)
+
+
+def test_who_leaves_the_process_group_is_killed_with_it():
+    team = Team(Job(LIAR, 64, 1, {"how": "stray", "whole": False}), 60.0, {})
+    try:
+        team.launch()
+        team.connect()
+        team.run(1)
+        everybody = [pid for leader in pids(team) for pid in session(leader)]
+    finally:
+        team.kill()
+    assert len(everybody) == 3
+    eventually(lambda: all(map(ended, everybody)), "the stray process is killed")
+
+
+def test_temporary_files_go_with_the_team():
+    team = Team(Job(LIAR, 64, 1, {"how": "lose", "whole": False}), 60.0, {})
+    try:
+        team.launch()
+        (pid, *_) = pids(team)
+        environment = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+        [folder] = [Path(one[7:]) for one in environment if one.startswith("TMPDIR=")]
+        (folder / "left").mkdir()
+    finally:
+        team.kill()
+    assert not folder.exists()
 
 
 def test_an_interrupt_ends_every_process(monkeypatch):
@@ -211,6 +262,7 @@ def test_a_tiny_run_makes_a_whole_report(tmp_path, capsys):
     printed = capsys.readouterr().out
     for word in ("4 KiB", "raw", "pyzmq", "cycles/s", "x raw", "x best"):
         assert word in printed
+    assert "x mpi" not in printed
     found = json.loads(file.read_text())
     assert found["benchmark"] == "exchange"
     assert {"cpu", "cores", "system", "python", "packages", "time"} <= found["machine"].keys()
@@ -233,6 +285,7 @@ def check_figures(figures):
         assert one["cycles_per_second"] * one["seconds"] == pytest.approx(cycles)
         assert one["gb_per_second"] == pytest.approx(2 * 4096 * one["cycles_per_second"] / 1e9)
         assert 0 < one["p50_us"] <= one["p99_us"]
+    assert not {"x_memcpy", "x_mpi", "x_ray"} & figures.keys()
     for key in ("cycles_per_second", "gb_per_second", "x_raw", "x_best"):
         values = sorted(one[key] for one in figures["rounds"])
         assert figures[key] == pytest.approx(
@@ -240,12 +293,13 @@ def check_figures(figures):
         )
 
 
-def test_ratios_are_taken_within_a_round_and_a_failed_peer_is_no_measure():
-    class Fake:
-        def __init__(self, failed, *rates):
-            self.failed = failed
-            self.rounds = [{"cycles_per_second": rate} for rate in rates]
+class Fake:
+    def __init__(self, failed, *rates):
+        self.failed = failed
+        self.rounds = [{"cycles_per_second": rate} for rate in rates]
 
+
+def test_ratios_are_taken_within_a_round_and_a_failed_peer_is_no_measure():
     turns = {
         "raw": Fake(None, 10.0, 100.0),
         "aiops": Fake(None, 8.0, 90.0),
@@ -257,6 +311,23 @@ def test_ratios_are_taken_within_a_round_and_a_failed_peer_is_no_measure():
     assert [one["x_raw"] for one in turns["aiops"].rounds] == [0.8, 0.9]
     assert [one["x_best"] for one in turns["aiops"].rounds] == [2.0, 0.9]
     assert "x_raw" not in turns["gloo"].rounds[0]
+
+
+def test_ratios_are_taken_within_a_group():
+    rates = {"raw": 16.0, "aiops": 8.0, "mpi_tcp": 32.0, "torch_rpc": 4.0}
+    rates |= {"memcpy": 64.0, "views": 32.0, "mpi": 16.0, "ray": 1.0}
+    turns = {name: Fake(None, rate) for name, rate in rates.items()}
+    turns[LIAR] = Fake(None, 4.0)
+    exchange.compare(turns)
+    found = {
+        name: {key: value for key, value in turn.rounds[0].items() if key.startswith("x_")}
+        for name, turn in turns.items()
+    }
+    assert found["aiops"] == {"x_raw": 0.5, "x_best": 2.0}
+    assert found["mpi_tcp"] == {"x_raw": 2.0, "x_best": 8.0}
+    assert found["views"] == {"x_memcpy": 0.5, "x_mpi": 2.0, "x_ray": 32.0}
+    assert found["memcpy"] == {"x_memcpy": 1.0, "x_mpi": 4.0, "x_ray": 64.0}
+    assert list(found[LIAR].values()) == [0.25, 1.0, 0.0625, 0.25, 4.0]
 
 
 def test_a_peer_that_is_not_installed_is_skipped_with_one_line(monkeypatch):

@@ -85,6 +85,7 @@ class TestMeeting:
             worker(server.url, MODEL) as one,
         ):
             assert near(server) == [True]
+            assert one.near
             one.step(ONES)
 
     def test_a_server_on_all_addresses_is_found_at_each(self) -> None:
@@ -105,6 +106,7 @@ class TestMeeting:
     def test_a_server_may_not_want_it(self, worker: Make, settings: dict[str, Any]) -> None:
         with ServerThread(policy="asgd", **settings) as server, worker(server.url, MODEL) as one:
             assert near(server) == [False]
+            assert not one.near
             one.step(ONES)
 
     def test_a_client_may_not_want_it(
