@@ -39,10 +39,11 @@ def check_transport(client: aiops.Client, job: Job) -> None:
     peer's.
     """
     if client.near == bool(job.settings["no_shm"]):
-        met = (
-            "shares memory with its server" if client.near else "reached its server over TCP alone"
+        met = "shares memory with" if client.near else "reached"
+        over = "" if client.near else " over TCP alone"
+        raise RuntimeError(
+            f"the worker {met} its server{over}, and no_shm is {job.settings['no_shm']}"
         )
-        raise RuntimeError(f"the worker {met}, and no_shm is {job.settings['no_shm']}")
 
 
 class Server:

@@ -78,17 +78,14 @@ def test_a_peer_that_is_killed_at_work_leaves_no_process_and_no_file(name):
 
 
 @pytest.mark.parametrize(
-    ("no_shm", "shared", "met"),
-    [(True, object(), "shares memory with its server"), (False, None, "reached .* over TCP alone")],
+    ("no_shm", "met"),
+    [(True, "shares memory with its server"), (False, "reached .* over TCP alone")],
 )
-def test_aiops_by_another_transport_than_the_peers_is_found_out(no_shm, shared, met):
-    def client(shared):
-        return SimpleNamespace(_talk=SimpleNamespace(wire=SimpleNamespace(shared=shared)))
-
+def test_aiops_by_another_transport_than_the_peers_is_found_out(no_shm, met):
     job = Job("aiops", 64, 1, {"no_shm": no_shm})
     with pytest.raises(RuntimeError, match=f"the worker {met}, and no_shm is {no_shm}"):
-        ours.check_transport(client(shared), job)
-    ours.check_transport(client(None if no_shm else object()), job)
+        ours.check_transport(SimpleNamespace(near=no_shm), job)
+    ours.check_transport(SimpleNamespace(near=not no_shm), job)
 
 
 @pytest.mark.slow
