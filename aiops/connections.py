@@ -15,12 +15,12 @@ from aiops.handshake import Greeter
 from aiops.intake import Intake
 from aiops.lending import Shared
 from aiops.link import Link
-from aiops.localtransport import Descriptors, LocalTransport
 from aiops.machine import Measure, unmeasured
 from aiops.messages import Error, Message, Release, Share
 from aiops.paced import PacedLink
 from aiops.pacing import Pacing
 from aiops.peer import Peer
+from aiops.samehost import peer_process, welcome
 from aiops.spin import Lookout
 from aiops.surroundings import Surroundings
 from aiops.wire import Sink, Wire
@@ -89,12 +89,16 @@ class Connections:
             link.buffer_updated = self._measure("receive", link.buffer_updated)  # type: ignore[method-assign]
         return link
 
-    def accept_near(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
+    async def accept_near(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
         """Begin a connection within this machine."""
+        side = welcome(sock)
+        if side is None:  # it is gone again
+            sock.close()
+            return
         link = self._counted(Link(Wire("server", self._intake.place), self))
-        came = Descriptors()
-        link.wire.shared = Shared(partial(came.attach, private=True))
-        LocalTransport(loop, sock, link, came)
+        link.wire.shared = Shared(partial(side.attach, private=True), side.pass_on)
+        link.side, link.peer_name = side, f"process {peer_process(sock)} on this machine"
+        await loop.connect_accepted_socket(lambda: link, sock)
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
         """Sweep, now and every so often: drop those who stall, ping those who are silent."""

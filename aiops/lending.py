@@ -46,24 +46,6 @@ class Lent:
         return Arena(layout, self.data)
 
 
-class Passing(bytes):
-    """Bytes to be sent with a segment's file descriptor beside them."""
-
-    segment: Segment
-
-    @classmethod
-    def of(cls, said: bytes, segment: Segment) -> Passing:
-        """Return these bytes, with this segment."""
-        passing = cls(said)
-        passing.segment = segment
-        return passing
-
-
-def viewed(buffer: Buffer | bytearray) -> Buffer:
-    """Return a view, of which a part can be sent; what a segment goes with stays whole."""
-    return buffer if isinstance(buffer, Passing) else memoryview(buffer)
-
-
 class Shared:
     """What the two sides of one connection have shown each other.
 
@@ -71,15 +53,22 @@ class Shared:
     ----------
     attach
         Maps the next segment that has come, of so many bytes; raises ValueError if it is none.
+    pass_on
+        Sends a segment to the other side, beside the messages; returns whether it could.
+
+    Attributes
+    ----------
     give_back
         Told the id of a message when what it lent is not needed any more.
     """
 
     def __init__(
-        self, attach: Callable[[int], Bytes], give_back: Callable[[int], object] = lambda id: None
+        self,
+        attach: Callable[[int], Bytes],
+        pass_on: Callable[[Segment], bool] = lambda segment: True,
     ) -> None:
-        self._attach = attach
-        self.give_back = give_back
+        self._attach, self._pass_on = attach, pass_on
+        self.give_back: Callable[[int], object] = lambda id: None
         self._theirs: dict[int, Bytes] = {}
         self._numbers: WeakKeyDictionary[Segment, int] = WeakKeyDictionary()
         self._ours: WeakValueDictionary[int, Segment] = WeakValueDictionary()
@@ -120,15 +109,14 @@ class Shared:
     def show(self, segment: Segment, wire: Wire) -> tuple[int, list[Buffer]]:
         """Return a segment's number, and what is to be sent first so that the other side knows it.
 
-        Returns 0 when it knows too many.
+        Returns 0 when it knows too many, or takes no more.
         """
         number = self._numbers.get(segment)
         if number is not None:
             return number, []
         number = next((n for n in range(1, MOST + 1) if n not in self._ours), 0)
-        if not number:
+        if not number or not self._pass_on(segment):
             return 0, []
         self._numbers[segment] = number
         self._ours[number] = segment
-        said = b"".join(wire.send(Share(0, number, len(segment.data))))
-        return number, [Passing.of(said, segment)]
+        return number, wire.send(Share(0, number, len(segment.data)))

@@ -13,8 +13,8 @@ from collections import deque
 from typing import Protocol, cast
 
 from aiops.errors import AiopsError, ConnectionLost, RemoteProtocolError
-from aiops.lending import viewed
 from aiops.messages import Message
+from aiops.samehost import Side
 from aiops.sockets import tune, unacknowledged
 from aiops.versions import Lease
 from aiops.wire import Buffer, Sink, Wire
@@ -56,8 +56,9 @@ class Link(asyncio.BufferedProtocol):
         self.wire, self._owner = wire, owner
         self.transport: asyncio.Transport | None = None
         self.peer_name = "a peer"
+        self.side: Side | None = None  # where segments come, on a connection within one machine
         self.number = 0
-        self._out: deque[tuple[Buffer, Lease | None]] = deque()
+        self._out: deque[tuple[memoryview, Lease | None]] = deque()
         self._unsent = 0  # bytes in _out
         self._full = False  # the transport takes no more now
         self._unread: set[str] = set()  # why this peer is not read from
@@ -81,8 +82,6 @@ class Link(asyncio.BufferedProtocol):
         address = transport.get_extra_info("peername")
         if isinstance(address, tuple) and len(address) >= 2:
             self.peer_name = f"{address[0]}:{address[1]}"
-        elif address:
-            self.peer_name = str(address)
         transport.set_write_buffer_limits(high=_CHUNK // 2)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -106,6 +105,8 @@ class Link(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Let go of everything."""
         self.wire.lost()
+        if self.side is not None:
+            self.side.close()
         for _view, lease in self._out:
             if lease is not None:
                 lease.evict = None
@@ -218,7 +219,7 @@ class Link(asyncio.BufferedProtocol):
             self.transport.write(buffers[0])
             return
         for buffer in buffers:
-            view = viewed(buffer)
+            view = memoryview(buffer)
             self._out.append((view, lease))
             self._unsent += len(view)
         if lease is not None:

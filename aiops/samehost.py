@@ -11,9 +11,11 @@ import contextlib
 import ipaddress
 import os
 import socket
+import stat
 import struct
 
-from aiops.segments import available
+from aiops.layout import Bytes
+from aiops.segments import Segment, attached, available
 
 _WAITING = 1024
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
@@ -40,10 +42,75 @@ def listen(host: str, port: int) -> socket.socket | None:
     return sock
 
 
-def reach(host: str, port: int) -> socket.socket | None:
-    """Return a socket connected to the same user's server at this address, if there is.
+class Side:
+    """The side channel of a connection: a socket that file descriptors of segments go through.
 
-    A server that listens on all addresses is found at each.
+    Each segment is sent there just before the message that is about it, so whoever hears of it
+    finds it there.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+
+    def pass_on(self, segment: Segment) -> bool:
+        """Send a segment's descriptor; return whether the other side takes it."""
+        try:
+            socket.send_fds(self._sock, [b"\0"], [segment.fd])
+        except OSError:
+            return False
+        return True
+
+    def attach(self, nbytes: int, *, private: bool) -> Bytes:
+        """Map the next segment that was sent, as `aiops.segments.attached` does."""
+        try:
+            _byte, came, _flags, _address = socket.recv_fds(self._sock, 1, 1)
+        except OSError:
+            came = []
+        if not came:
+            raise ValueError("no file descriptor came with it")
+        return attached(came[0], nbytes, private=private)
+
+    def close(self) -> None:
+        """End it; may be called twice."""
+        self._sock.close()
+
+
+def welcome(sock: socket.socket) -> Side | None:
+    """Begin a connection that was accepted: send its side channel; None if nobody takes it."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            socket.send_fds(sock, [b"\0"], [theirs.fileno()])
+        except OSError:
+            ours.close()
+            return None
+    return Side(ours)
+
+
+def welcomed(sock: socket.socket) -> Side:
+    """Begin a connection that was made: receive its side channel, which is the first to come.
+
+    Raises
+    ------
+    OSError
+        When something else came, or nothing in the socket's time.
+    """
+    _byte, came, _flags, _address = socket.recv_fds(sock, 1, 1)
+    if not came:
+        raise ConnectionResetError("the server took no connection")
+    [side] = came
+    if not stat.S_ISSOCK(os.fstat(side).st_mode):
+        os.close(side)
+        raise ConnectionResetError("the server sent no side channel")
+    return Side(socket.socket(fileno=side))
+
+
+def reach(host: str, port: int) -> socket.socket | None:
+    """Return a socket connected to this user's server at this address; None if there is none.
+
+    It does not block, and `welcomed` is due. A server that listens on all addresses is found at
+    each.
     """
     if not _wanted():
         return None

@@ -91,6 +91,7 @@ class Server:
         self._handling = False
         self._listener: asyncio.Server | None = None
         self._near: list[socket.socket] = []  # where clients on this machine come
+        self._accepting: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Future[None] | None = None
         self._broken = False  # an update failed midway: the parameters cannot be trusted any more
         self._changed: asyncio.Event | None = None  # set when something happens
@@ -156,10 +157,13 @@ class Server:
             connected, _address = sock.accept()
         except OSError:  # it is gone again; or there are no descriptors left, and the next tries
             return
-        if same_user(connected):
-            self.connections.accept_near(loop, connected)
-        else:
+        if not same_user(connected):
             connected.close()
+            return
+        connected.setblocking(False)
+        accepting = loop.create_task(self.connections.accept_near(loop, connected))
+        self._accepting.add(accepting)
+        accepting.add_done_callback(self._accepting.discard)
 
     @property
     def url(self) -> str:

@@ -278,17 +278,15 @@ class ForeignNeighbour:
         self.sock.connect(f"\0aiops/{os.getuid()}/{host}/{port}")
         said = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         assert struct.unpack("3i", said)[1] == os.getuid()
-        self._came: list[int] = []
+        _zero, [side], _flags, _address = socket.recv_fds(self.sock, 1, 1)
+        self.side = socket.socket(fileno=side)
         self.theirs: dict[int, mmap.mmap] = {}
+        self.stream = self.sock.makefile("rb")
         self.client = ForeignClient(self.sock.sendall, self._receive)
 
     def _receive(self, count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            more, came, _flags, _address = socket.recv_fds(self.sock, count - len(data), 4)
-            assert more
-            data += more
-            self._came += came
+        data = self.stream.read(count)
+        assert len(data) == count, "there is no more"
         return data
 
     def share(self, number: int, nbytes: int) -> mmap.mmap:
@@ -297,16 +295,17 @@ class ForeignNeighbour:
         os.ftruncate(fd, nbytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         memory = mmap.mmap(fd, nbytes)
-        said = frame({"kind": "share", "id": 0, "segment": number, "nbytes": nbytes}, ())
-        socket.send_fds(self.sock, [said], [fd])
+        socket.send_fds(self.side, [b"!"], [fd])
         os.close(fd)
+        self.client.say("share", id=0, segment=number, nbytes=nbytes)
         return memory
 
     def hear(self) -> tuple[dict[str, Any], list[bytes]]:
         """Return the next message, with what its payloads are."""
         header, payloads = self.client.hear()
         if header["kind"] == "share":
-            fd, nbytes = self._came.pop(0), header["nbytes"]
+            _byte, [fd], _flags, _address = socket.recv_fds(self.side, 1, 1)
+            nbytes = header["nbytes"]
             self.theirs[header["segment"]] = mmap.mmap(fd, nbytes, prot=mmap.PROT_READ)
             os.close(fd)
             return self.hear()

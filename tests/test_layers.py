@@ -44,7 +44,7 @@ ROOMS: Mapping[str, str] = {
     "routines":     "client.routines client.steps",
     "collective":   "collective",
     "workloads":    "workloads",
-    "sockets":      "sockets lookup spin applier surroundings samehost localtransport hands",
+    "sockets":      "sockets lookup spin applier surroundings samehost hands",
     "client":       "client",
     "server":       "server process connections performer profiling link paced pacing peer config"
                     " files ledgerfile keeping",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from aiops.errors import RemoteProtocolError
 from aiops.incoming import CodedIncoming, RawIncoming
 from aiops.intake import Intake
 from aiops.layout import Bytes, Layout
-from aiops.lending import MOST, Lent, Passing, Shared
+from aiops.lending import MOST, Lent, Shared
 from aiops.messages import Ack, Fetch, Message, Part, Push, Release, Share
 from aiops.segments import Segment
 from aiops.wire import Side, Sink, Wire
@@ -35,8 +36,19 @@ def near(side: Side, place: object = no_place) -> tuple[Wire, Bytes, list[int]]:
     memory = np.arange(8192).astype(np.uint8)
     memory[: LAYOUT.nbytes].view(np.float32)[:] = np.arange(COUNT)
     back: list[int] = []
-    wire.shared = Shared(lambda nbytes: memory[:nbytes], back.append)
+    wire.shared = Shared(lambda nbytes: memory[:nbytes])
+    wire.shared.give_back = back.append
     return wire, memory, back
+
+
+def taking(passed: list[Segment]) -> Callable[[Segment], bool]:
+    """What passes segments on to a list."""
+
+    def pass_on(segment: Segment) -> bool:
+        passed.append(segment)
+        return True
+
+    return pass_on
 
 
 def share(number: int = 1, nbytes: int = 8192) -> bytes:
@@ -148,18 +160,24 @@ class TestShared:
             assert shared.at(1, 0, 16)[0] == wanted
 
     def test_a_segment_is_shown_once(self) -> None:
-        wire, _memory, _back = near("client")
-        assert wire.shared is not None
+        wire, passed = opened("client"), []
+        wire.shared = Shared(lambda nbytes: np.zeros(nbytes, np.uint8), taking(passed))
         one, other = Segment(4096), Segment(8192)
         number, first = wire.shared.show(one, wire)
         assert number == 1
-        [passing] = first
-        assert isinstance(passing, Passing)
-        assert passing.segment is one
+        assert passed == [one]
+        assert first == [said("client", Share(0, 1, 4096))]
         assert wire.shared.show(one, wire) == (1, [])
         assert wire.shared.show(other, wire)[0] == 2
-        del one, first, passing
+        assert passed.pop() is other
+        del one, passed[:]
         assert wire.shared.show(Segment(4096), wire)[0] == 1, "the number of one that is gone"
+
+    def test_what_the_other_side_does_not_take_has_no_number(self) -> None:
+        wire = opened("client")
+        wire.shared = Shared(lambda nbytes: np.zeros(nbytes, np.uint8), lambda segment: False)
+        assert wire.shared.show(Segment(4096), wire) == (0, [])
+        assert wire.traffic.messages_out == 0
 
     def test_no_more_are_shown_than_the_other_side_takes(self) -> None:
         wire, _memory, _back = near("client")

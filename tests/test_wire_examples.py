@@ -314,8 +314,7 @@ class TestFromThePageAlone:
         weights, nbytes = struct.pack("<f", 2) * count, 4 * count
         with ServerThread(policy="asgd", lr=0.5) as server:
             near = foreign.ForeignNeighbour(*address.parse(server.url))
-            with near.sock:
-                near.sock.settimeout(PATIENCE)
+            with near.sock, near.side, near.stream:
                 assert near.client.greet("neighbour", b"0123456789abcdef")["kind"] == "welcome"
                 near.client.define({"w": ("float32", [count], weights)})
                 near.share(7, 64 + nbytes)[64:] = struct.pack("<f", 1) * count
@@ -333,4 +332,5 @@ class TestFromThePageAlone:
                 near.client.say("release", id=2)
                 near.client.say("release", id=3)
                 near.client.say("push", [(7, 65)], id=4, seq=3, parts=[part], **asked)
-                assert near.sock.recv(1) == b"", "there is no such place"
+                with pytest.raises(AssertionError, match="no more"):
+                    near.hear()  # there is no such place

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Self
@@ -20,8 +21,8 @@ from aiops.closing import AsyncClosing
 from aiops.errors import AiopsError, ConnectionLost, UsageError
 from aiops.layout import Array
 from aiops.lending import Shared
-from aiops.localtransport import Descriptors, LocalTransport
 from aiops.lookup import addresses
+from aiops.samehost import welcomed
 from aiops.tables import Table
 
 
@@ -307,9 +308,19 @@ class AsyncClient(Facade, AsyncClosing):
             return await loop.create_connection(
                 lambda: AsyncConnection(self._talk), host, self._port
             )
-        came = Descriptors()
-        connection = AsyncConnection(self._talk, Shared(partial(came.attach, private=False)))
-        return LocalTransport(loop, near, connection, came, (host, 0)), connection
+        side = None
+        try:
+            await _readable(near)
+            side = welcomed(near)
+            shared = Shared(partial(side.attach, private=False), side.pass_on)
+            return await loop.create_unix_connection(
+                lambda: AsyncConnection(self._talk, shared, side, host), sock=near
+            )
+        except BaseException:
+            near.close()
+            if side is not None:
+                side.close()
+            raise
 
     def _give_up(self, error: AiopsError) -> None:
         """Nothing can be done about this connection: everybody who waits hears why."""
@@ -318,3 +329,14 @@ class AsyncClient(Facade, AsyncClosing):
             self._ready.set_exception(error)
             self._ready.exception()  # it may be that nobody waits for it
         self._talk.fail(error)
+
+
+async def _readable(sock: socket.socket) -> None:
+    """Wait until there is something to be read."""
+    loop = asyncio.get_running_loop()
+    came = asyncio.Event()
+    loop.add_reader(sock, came.set)
+    try:
+        await came.wait()
+    finally:
+        loop.remove_reader(sock)

@@ -7,9 +7,9 @@ from typing import cast
 
 from aiops.client.conversation import Conversation
 from aiops.errors import AiopsError, ConnectionLost
-from aiops.lending import Shared, viewed
+from aiops.lending import Shared
+from aiops.samehost import Side
 from aiops.sockets import tune
-from aiops.wire import Buffer
 
 _CHUNK = 1 << 20  # bytes handed to the transport at once
 _GOODBYE = 1.0  # seconds that a last message may take to go out
@@ -24,6 +24,10 @@ class AsyncConnection(asyncio.BufferedProtocol):
         The conversation whose bytes it carries.
     shared
         What both sides will have shown each other, if it is within one machine.
+    side
+        Its side channel.
+    host
+        The address at which the server was found there.
 
     Attributes
     ----------
@@ -33,12 +37,19 @@ class AsyncConnection(asyncio.BufferedProtocol):
         Set when something was heard, or it ended.
     """
 
-    def __init__(self, talk: Conversation, shared: Shared | None = None) -> None:
-        self._talk, self._shared = talk, shared
+    def __init__(
+        self,
+        talk: Conversation,
+        shared: Shared | None = None,
+        side: Side | None = None,
+        host: str = "",
+    ) -> None:
+        self._talk, self._shared, self._side = talk, shared, side
+        self.host = host
         self.transport: asyncio.Transport | None = None
         self.ended: asyncio.Future[AiopsError] = asyncio.get_running_loop().create_future()
         self.heard = asyncio.Event()
-        self._views: list[Buffer] = []
+        self._views: list[memoryview] = []
         self._full = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -49,7 +60,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         if sock is not None and self._shared is None:
             tune(sock)
         transport.set_write_buffer_limits(high=_CHUNK // 2)
-        self._views = [viewed(buffer) for buffer in self._talk.connected(self._shared)]
+        self._views = [memoryview(buffer) for buffer in self._talk.connected(self._shared)]
         self.flush()
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -86,7 +97,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def flush(self) -> None:
         """Send what the conversation has to say, as fast as the transport takes it."""
-        self._views.extend(viewed(buffer) for buffer in self._talk.outgoing())
+        self._views.extend(memoryview(buffer) for buffer in self._talk.outgoing())
         views = self._views
         while views and not self._full and self.transport is not None:
             if self.transport.is_closing():
@@ -119,6 +130,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         if not self.ended.done():
             self.ended.set_result(error)
         self._views = []
+        if self._side is not None:
+            self._side.close()
         if self.transport is not None:
             self.transport.abort()
         self.heard.set()

@@ -8,15 +8,14 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Sequence
 from functools import partial
 
 from aiops.client.backoff import overdue, reason
 from aiops.client.conversation import Conversation
 from aiops.errors import AiopsError, ConnectionLost
-from aiops.lending import Shared, viewed
-from aiops.localtransport import Descriptors, send_with_segments
+from aiops.lending import Shared
 from aiops.lookup import addresses_waited_for
+from aiops.samehost import Side, welcomed
 from aiops.sockets import tune
 from aiops.spin import Spin
 from aiops.surroundings import SURROUNDINGS
@@ -54,7 +53,7 @@ class Connection:
         self._talk, self._host, self._port = talk, host, port
         self._here = SURROUNDINGS.get()
         self.socket: socket.socket | None = None
-        self._near: Descriptors | None = None  # on a connection within this machine
+        self._near: Side | None = None  # on a connection within this machine
         self._spin = Spin()
         self._interrupted = threading.Event()
 
@@ -128,7 +127,7 @@ class Connection:
             pass  # it is gone already: nobody is there to say goodbye to
         finally:
             sock.close()
-            self._talk.lost()
+            self.hang_up()
 
     def interrupt(self) -> None:
         """End whatever another thread waits for here; there is no other connection afterwards."""
@@ -157,7 +156,9 @@ class Connection:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             seconds = struct.pack("ll", int(beat), int(beat % 1 * 1e6) or 1)
             sock.setsockopt(socket.SOL_SOCKET, option, seconds)
-        shared = None if self._near is None else Shared(partial(self._near.attach, private=False))
+        shared = None
+        if self._near is not None:
+            shared = Shared(partial(self._near.attach, private=False), self._near.pass_on)
         self._send(self._talk.connected(shared), until)
 
     def _reached(self, until: float) -> socket.socket:
@@ -169,8 +170,10 @@ class Connection:
             host, share = hosts[-1 - others], self._left(until) / (1 + others)
             near = self._here.nearby(host, self._port)
             if near is not None:
-                self.socket, self._near = near, Descriptors()
+                self.socket = near
                 self.check_interrupted()
+                near.settimeout(share)
+                self._near = welcomed(near)
                 return near
             self.socket = sock = self._here.unconnected(host)
             self.check_interrupted()  # it may have come too early to find this socket
@@ -194,11 +197,11 @@ class Connection:
         assert sock is not None
         if not buffers:
             return
-        views = [viewed(buffer) for buffer in buffers]
+        views = [memoryview(buffer) for buffer in buffers]
         first = 0
         while first < len(views):
             try:
-                sent = self._send_some(sock, views[first : first + _VECTORS])
+                sent = sock.sendmsg(_up_to(_SEND, views[first : first + _VECTORS]))
             except BlockingIOError:
                 self._left(until)
                 continue
@@ -207,11 +210,6 @@ class Connection:
                 first += 1
             if sent:
                 views[first] = views[first][sent:]
-
-    def _send_some(self, sock: socket.socket, views: Sequence[Buffer]) -> int:
-        if self._near is not None:
-            return send_with_segments(sock, views)
-        return sock.sendmsg(_up_to(_SEND, views))
 
     def _receive(self, until: float) -> None:
         sock = self.socket
@@ -222,11 +220,7 @@ class Connection:
         look = self._spin.begin() if not flags else False
         while True:
             try:
-                now = _GLANCE if look else flags
-                if self._near is not None:
-                    count = self._near.received(sock, buffer, now)
-                else:
-                    count = sock.recv_into(buffer, 0, now)
+                count = sock.recv_into(buffer, 0, _GLANCE if look else flags)
                 break
             except BlockingIOError:
                 if look:
@@ -244,9 +238,9 @@ class Connection:
         return left
 
 
-def _up_to(most: int, views: Sequence[Buffer]) -> list[Buffer]:
+def _up_to(most: int, views: list[memoryview]) -> list[memoryview]:
     """Return the first bytes of these views, at most so many."""
-    found: list[Buffer] = []
+    found: list[memoryview] = []
     for view in views:
         if len(view) >= most:
             return [*found, view[:most]]

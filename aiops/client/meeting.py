@@ -44,4 +44,6 @@ class MeetingClient(AsyncClient):
         """This side's address of the connection to the server."""
         assert self._connection is not None
         assert self._connection.transport is not None
+        if self.near:  # this side is where the server is
+            return self._connection.host
         return str(self._connection.transport.get_extra_info("sockname")[0])

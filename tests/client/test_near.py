@@ -132,7 +132,6 @@ class TestMeeting:
     ) -> None:
         monkeypatch.setattr("aiops.server.same_user", lambda sock: False)
         with samehost.reach(*address.parse(server.url)) as sock:  # type: ignore[union-attr]
-            sock.setblocking(True)
             sock.settimeout(PATIENCE)
             assert sock.recv(1) == b""
 
@@ -395,28 +394,80 @@ class TestRoom:
 
 
 class TestHostile:
+    def near(self, server: ServerThread) -> tuple[socket.socket, samehost.Side]:
+        sock = samehost.reach(*address.parse(server.url))
+        assert sock is not None
+        sock.settimeout(PATIENCE)
+        return sock, samehost.welcomed(sock)
+
     def test_descriptors_that_no_message_is_about(self, server: ServerThread) -> None:
+        """They wait in the side channel, and are gone with it; who sends too many is not heard."""
+        gc.collect()
         before = descriptors()
-        segments = [Segment(4096) for _ in range(4)]
-        passed = [segment.fd for segment in segments]
-        with samehost.reach(*address.parse(server.url)) as sock:  # type: ignore[union-attr]
-            sock.setblocking(True)
-            sock.settimeout(PATIENCE)
-            for byte in b"\xce\x00\x00\x01\x00" + bytes(11):
-                socket.send_fds(sock, [bytes([byte])], passed)  # 64 in all: the most there may be
-            with pytest.raises(OSError, match=r"Broken pipe|reset"):  # noqa: PT012
-                while True:
-                    socket.send_fds(sock, [b"\0"], passed)
-        del segments
+        sock, side = self.near(server)
+        segment = Segment(4096)
+        with sock:
+            while side.pass_on(segment):
+                pass
+        side.close()
+        del segment
+        eventually(lambda: near(server) == [], "the server has noticed")
         eventually(lambda: descriptors() <= before, "all of them are closed")
+
+    def test_several_descriptors_at_once(self, server: ServerThread) -> None:
+        before = descriptors()
+        with Client(server.url) as client:
+            segments = [Segment(4096) for _ in range(3)]
+            side = client._connection._near
+            assert side is not None
+            socket.send_fds(side._sock, [b"!"], [segment.fd for segment in segments])
+            self.say(client, aiops.messages.Share(0, 1, 4096))
+            assert client.stats()["versions_alive"] == 0, "the first is taken"
+        del segments
+        eventually(lambda: near(server) == [], "it is gone")
+        gc.collect()
+        assert descriptors() <= before
 
     def test_a_share_without_a_descriptor(self, server: ServerThread) -> None:
         with Client(server.url) as client:
-            connection = client._connection
-            assert connection.socket is not None
-            share = aiops.messages.Share(0, 1, 4096)
-            for buffer in client._talk.wire.send(share):
-                connection.socket.sendall(buffer)
-            assert connection.socket.recv(1) == b""
+            self.say(client, aiops.messages.Share(0, 1, 4096))
+            assert client._connection.socket is not None
+            assert client._connection.socket.recv(1) == b""
         with Client(server.url) as client:
             client.stats()
+
+    def say(self, client: Client, message: aiops.messages.Message) -> None:
+        assert client._connection.socket is not None
+        for buffer in client._talk.wire.send(message):
+            client._connection.socket.sendall(buffer)
+
+    @pytest.mark.parametrize("speech", ["silence", "nothing", "no descriptor", "a file"])
+    def test_a_server_that_is_none(self, worker: Make, speech: str) -> None:
+        """Whoever listens there as this user, and is no server: an error within its time."""
+        with socket.create_server(("127.0.0.1", 0)) as tcp:
+            host, port = tcp.getsockname()
+            impostor = samehost.listen(host, port)
+            assert impostor is not None
+            impostor.setblocking(True)
+            with impostor:
+                thread = threading.Thread(target=self.speak, args=(impostor, speech), daemon=True)
+                thread.start()
+                url = address.write(host, port)
+                with pytest.raises((ConnectionLost, DeadlineExceeded)):
+                    worker(url, MODEL, timeout=1.0)
+
+    def speak(self, listener: socket.socket, speech: str) -> None:
+        kept = []
+        while True:
+            try:
+                sock, _address = listener.accept()
+            except OSError:
+                return
+            kept.append(sock)
+            if speech == "nothing":
+                sock.close()
+            elif speech == "no descriptor":
+                sock.sendall(b"\0")
+            elif speech == "a file":
+                with open(__file__, "rb") as file:
+                    socket.send_fds(sock, [b"\0"], [file.fileno()])
