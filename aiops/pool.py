@@ -58,6 +58,23 @@ class Pool:
         """Bytes kept for pushes to come; with those that are out never more than the bound."""
         return sum(len(spare) for spare in self._spare)
 
+    def reserve(self, nbytes: int) -> bool:
+        """Count bytes that will be taken before long, if the bound allows it; say whether it did.
+
+        `unreserve` them before they are taken.
+        """
+        if self._returned:
+            self.settle()
+        if self.out and self.out + nbytes > self.bound:
+            return False
+        self.out += nbytes
+        self.peak = max(self.peak, self.out)
+        return True
+
+    def unreserve(self, nbytes: int) -> None:
+        """Count them no longer."""
+        self.out -= nbytes
+
     def wait(self, again: Callable[[], bool]) -> None:
         """Stand in line: ``again`` is called when there may be room, and says whether there was."""
         self._line.append(again)
