@@ -22,6 +22,7 @@ class Pool:
         self.bound = bound
         self.out = 0
         self.peak = 0
+        self.lacking = 0  # how many wait for one in a line that is kept elsewhere
         self.wake: Callable[[], object] | None = None  # has `settle` called soon, from any thread
         self._returned: deque[Bytes] = deque()
         self._line: deque[Callable[[], bool]] = deque()
@@ -31,7 +32,7 @@ class Pool:
     @property
     def waiting(self) -> int:
         """How many wait for a buffer."""
-        return len(self._line)
+        return len(self._line) + self.lacking
 
     def take(self, nbytes: int) -> Bytes | None:
         """Return a buffer of that size, or None when the bound does not allow it now.

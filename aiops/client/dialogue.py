@@ -560,12 +560,15 @@ class Dialogue:
             raise RemoteProtocolError(f"{self.server} describes a model in another order of bytes")
         if [named.name for named in tables.each] != [row[0] for row in told.tables]:
             raise RemoteProtocolError(f"{self.server} describes its tables in another order")
-        self.placement = None
+        before, self.placement = self.placement, None
         if told.apart:
             try:
                 self.placement = Placement(layout, [0, *(row[2] for row in told.apart)])
             except UsageError as error:
                 raise RemoteProtocolError(f"{self.server} describes {error}") from None
+        edges = None if self.placement is None else self.placement.edges
+        if before is not None and edges != before.edges:
+            self._coding = None  # it is planned anew
         if self.layout is None:
             self.layout = self.ledger.layout = layout
             self._plan_coding()
@@ -582,7 +585,7 @@ class Dialogue:
         if self.welcome is None or self.layout is None:
             return
         plan = self.welcome.plan
-        self._coding = Coding.planned(self.layout, plan)
+        self._coding = Coding.planned(self.layout, plan, self.placement)
         # Who only looks on is shown the model itself.
         increments = Choice.told(plan.get("fetch_codec", ()))
         self._increments = self.role == "worker" and bool(increments)

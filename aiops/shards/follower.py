@@ -192,6 +192,10 @@ class Follower:
             if key in self._peers:
                 self._refuse(event.peer, hello.id, "this client has such a connection already")
                 return
+            for old, (client, epoch) in list(self._branches.items()):
+                if client == hello.client and epoch < hello.epoch:
+                    self._on_left(Left(event.time, old))
+                    self._effects.append(Drop(old, f"{hello.name!r} has a newer connection"))
             self._branches[event.peer], self._peers[key] = key, event.peer
         self._effects.append(Reply(event.peer, Attached(hello.id, PROTOCOL, event.proof)))
 
@@ -206,9 +210,12 @@ class Follower:
         branch = self._branches.pop(event.peer, None)
         if branch is not None:
             self._peers.pop(branch, None)
-            fault = Refused("its connection to another shard of the model was lost")
-            for number in self._rooms.left(*branch):
-                self._tell(Arrived(number, _told(fault)))
+            self._miss(self._rooms.left(*branch))
+
+    def _miss(self, numbers: Sequence[int]) -> None:
+        """Tell of pushes whose portions will not come: their client's connection is gone."""
+        for number in numbers:
+            self._tell(Arrived(number, {"code": LOST}))
 
     def _on_stopping(self, event: Stopping) -> None:
         """Its lead will see that it is gone."""
@@ -283,8 +290,7 @@ class Follower:
         key = event.message.client, event.message.epoch
         if key not in self._peers and event.message.ranges:
             # It attached before it asked: so it is gone, and what it was to send too.
-            for number in self._rooms.left(*key):
-                self._tell(Arrived(number, _told(Refused("its connection to a shard was lost"))))
+            self._miss(self._rooms.left(*key))
 
     def _on_forget(self, event: Received) -> None:
         assert isinstance(event.message, Forget)
@@ -373,6 +379,10 @@ class Follower:
         if number != self.store.version:
             raise ValueError(f"version {number} is not held any more")
         return self.store.current
+
+
+LOST = "lost"
+"""The code of a fault: the client's connection to this shard is gone."""
 
 
 def _told(fault: Refused | None) -> Mapping[str, Any]:

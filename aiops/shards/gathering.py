@@ -148,6 +148,11 @@ class Gathering:
         coming.fault = coming.fault or fault
         self._drain(coming.peer)
 
+    def peer_of(self, number: int) -> int | None:
+        """Return by which connection a push comes that has not been heard yet."""
+        coming = self._by_number.get(number)
+        return None if coming is None else coming.peer
+
     def left(self, peer: int) -> list[Coming]:
         """A client's connection is gone; return its pushes that will not be heard of."""
         self._queues.pop(peer, None)

@@ -26,6 +26,7 @@ from aiops.errors import Refused, RemoteProtocolError, Unavailable, refusal
 from aiops.events import (
     Applied,
     Apply,
+    Drop,
     Effect,
     Event,
     Hand,
@@ -63,6 +64,7 @@ from aiops.messages import (
 )
 from aiops.pool import Pool
 from aiops.shards.collecting import Collecting
+from aiops.shards.follower import LOST
 from aiops.shards.gathering import Coming, Gathered, Gathering, Nothing
 from aiops.shards.orders import work_of
 from aiops.shards.placement import RAW, Placement, empty_cover, ranges_of
@@ -230,8 +232,13 @@ class Lead:
         self.engine.now = max(self.engine.now, event.time)
         message = event.message
         if isinstance(message, Arrived):
-            fault = _fault(message.fault)
-            self._gathering.arrived(message.id, event.shard, fault)
+            if message.fault.get("code") == LOST:  # a client's connections stand and fall together
+                peer = self._gathering.peer_of(message.id)
+                if peer is not None:
+                    why = f"its connection to {self._name(event.shard)} is gone"
+                    self._out.append(Drop(peer, why))
+                return
+            self._gathering.arrived(message.id, event.shard, _fault(message.fault))
         elif isinstance(message, Done):
             self._on_done(event, message)
         elif isinstance(message, Portion):

@@ -11,6 +11,7 @@ travel between the client and the shard that holds them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -106,6 +107,16 @@ class Placement:
                 f" {self.edges[1:-1]}: cut the part there too"
             )
         return shard
+
+    def pieces(self, tensor: Tensor) -> list[Tensor]:
+        """Return the pieces of one of the model's tensors, at their places in the arena."""
+        found = []
+        for low, high in pairwise(self.edges):
+            begin, end = max(low, tensor.offset), min(high, tensor.offset + tensor.nbytes)
+            if begin < end:
+                name, _dtype, shape = _piece(tensor, low, high)
+                found.append(Tensor(name, tensor.dtype, shape, begin))
+        return found or [tensor]
 
     # ------------------------------------------------------------ messages
 
