@@ -263,6 +263,11 @@ class Actor:
             return
         self.flush()
 
+    def ask(self, request: Any) -> Any:
+        """Send what is asked; return it."""
+        self.flush()
+        return request
+
     def act(self) -> None:
         if self.request is None or self.request.done:
             self.request = self.script(self)
@@ -356,6 +361,15 @@ class World:
             return False
         self.random.choice(found)()
         return True
+
+    def settle(self) -> None:
+        """Have everything happen that comes of what was asked, in the same order each time."""
+        while True:
+            found = self.choices()
+            if not found:
+                return
+            self.now += 0.001
+            found[0]()
 
     def run(self, most: int = 200_000) -> None:
         """Go on until all clients are done."""
