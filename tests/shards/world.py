@@ -272,6 +272,8 @@ class Actor:
         if self.request is None or self.request.done:
             self.request = self.script(self)
             self.done = self.request is None
+        if self.done:
+            self.hang_up()
         self.flush()
 
 
