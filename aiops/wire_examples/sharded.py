@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 from aiops import messages
-from aiops.algorithms.asgd import ASGD
+from aiops.algorithms.dcasgd import DCASGD
 from aiops.engine import Engine
 from aiops.events import (
     Applied,
@@ -42,8 +42,8 @@ class Sharded:
 
     def __init__(self) -> None:
         options = Options(backend="numpy", shards=2, run="8c2f")
-        self._lead = Lead(Engine(ASGD(lr=0.5), options), [("", 7172)])
-        self._follower = Follower(ASGD(lr=0.5), options)
+        self._lead = Lead(Engine(DCASGD(lr=0.5), options), [("", 7172)])
+        self._follower = Follower(DCASGD(lr=0.5), options)
         self.to_lead: list[Said] = []
         self.to_follower: list[Said] = []
         self.orders: list[Said] = []
