@@ -442,7 +442,10 @@ class Portion(Message):
 
 @value
 class Lead(Message):
-    """The first message of a lead to a follower: from here on it gives the orders."""
+    """The first message of a lead to a follower: from here on it gives the orders.
+
+    Both must have the same policy with the same settings.
+    """
 
     kind = "lead"
     role: ClassVar[str] = "lead"
@@ -454,6 +457,8 @@ class Lead(Message):
     pongs: bool
     nonce: Nonce
     agent: Text
+    policy: Text
+    settings: Plain
 
 
 @value
@@ -464,8 +469,6 @@ class Begin(Message):
     """
 
     kind = "begin"
-    policy: Text
-    settings: Plain
     plan: Plain
     model: Rows
     apart: Apart

@@ -100,10 +100,11 @@ class Server:
     def _reaching(self, run: str) -> Links:
         """Return what reaches the followers."""
         assert self._lead is not None
-        config = self.config
+        config, algorithm = self.config, self._engine.algorithm
         return Links(
             [(host or _nearest(config.host), port) for host, port in config.reach()],
-            *(config.token, run, config.heartbeat, self._here),
+            *(config.token, run, algorithm.name, algorithm.settings()),
+            *(config.heartbeat, self._here),
             *(self._lead.place_told, self.post),
         )
 

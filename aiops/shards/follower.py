@@ -182,6 +182,14 @@ class Follower:
             if self._lead is not None:
                 self._refuse(event.peer, hello.id, "this follower has its lead already")
                 return
+            mine = self.algorithm.name, self.algorithm.settings()
+            if mine != (hello.policy, dict(hello.settings)):
+                self._refuse(
+                    *(event.peer, hello.id),
+                    f"the lead's policy is {hello.policy} {dict(hello.settings)}, this follower's"
+                    f" {mine[0]} {mine[1]}: start both with the same",
+                )
+                return
             self._lead, self._run = event.peer, hello.run
         elif isinstance(hello, Follow):
             if self._lead is None or hello.run != self._run:
@@ -254,14 +262,8 @@ class Follower:
     def _on_begin(self, event: Received) -> None:
         message, sink = event.message, event.sink
         assert isinstance(message, Begin)
-        rule, mine = self.algorithm.rule(), (self.algorithm.name, self.algorithm.settings())
         if self.store is not None:
             raise ValueError("it has begun already")
-        if mine != (message.policy, dict(message.settings)):
-            raise ValueError(
-                f"the lead's policy is {message.policy} {dict(message.settings)}, this follower's"
-                f" {mine[0]} {mine[1]}: start both with the same"
-            )
         whole = Layout((row[:3] for row in message.model), empty=True)
         placement = Placement(whole, [0, *(row[2] for row in message.apart)])
         if not 0 < message.number < len(placement):
@@ -272,7 +274,7 @@ class Follower:
             raise ValueError(f"{len(data)} bytes came for {layout.nbytes}")
         self.store = Store(
             layout,
-            rule,
+            self.algorithm.rule(),
             backend=self.options.backend,
             live=self.options.live,
             arena=self._room.holding(layout, data),

@@ -372,16 +372,13 @@ class Lead:
         self._held = held
 
     def _on_hand(self, effect: Hand) -> None:
-        placement, algorithm = effect.placement, self.engine.algorithm
-        self.placement = placement
+        self.placement = placement = effect.placement
         codecs = {codec.name for _pattern, codec in self.engine.codecs[0].pairs}
         for shard in range(1, len(placement)):
             low, high = placement.edges[shard : shard + 2]
             parts = () if low == high else tuple(split(low, high, RAW, 0))
             message = Begin(
                 0,
-                algorithm.name,
-                algorithm.settings(),
                 {"push_codecs": tuple(sorted(codecs))},
                 placement.layout.rows,
                 self._apart(),
@@ -425,7 +422,7 @@ class Lead:
 
     def _on_reply(self, effect: Reply) -> None:
         message, placement = effect.message, self.placement
-        if isinstance(message, Welcome | Model):
+        if isinstance(message, Welcome | Model) and not self._broken:
             effect = replace(effect, message=replace(message, apart=self._apart()))
         elif isinstance(message, Report):
             report = {**message.report, "shards": self.report()}

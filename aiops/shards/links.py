@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import aiops
 from aiops import handshake
@@ -36,7 +37,7 @@ class Follower:
         self.hello: Lead | None = None
         self.challenge: Challenge | None = None
         self.attached = False
-        self.lost = False
+        self.lost: AiopsError | None = None  # why it is gone
         self.heard = (0.0, 0)  # when bytes last came, and how many had come by then
         self.pinged = False
 
@@ -50,6 +51,8 @@ class Links:
         Host and port of each follower, from the first.
     token, run
         What the lead and its followers share; what this run of theirs is called.
+    policy, settings
+        The lead's algorithm.
     heartbeat
         Seconds of silence after which a follower is pinged; after three times as long it is lost.
     here
@@ -65,12 +68,15 @@ class Links:
         addresses: Sequence[tuple[str, int]],
         token: str | None,
         run: str,
+        policy: str,
+        settings: Mapping[str, Any],
         heartbeat: float,
         here: Surroundings,
         place: Callable[[int, Message], Sink],
         post: Callable[[Event], None],
     ) -> None:
         self._addresses, self._token, self._run = addresses, token, run
+        self._policy, self._settings = policy, settings
         self._heartbeat, self._here, self._place, self._post = heartbeat, here, place, post
         self._followers = [
             Follower(shard, f"shard {shard} of {len(addresses) + 1} at {host}:{port}")
@@ -95,14 +101,14 @@ class Links:
                 async with asyncio.timeout(patience):
                     await self._reach(loop, follower, host, port)
                     while not follower.attached:
-                        if follower.lost:
-                            raise ConnectionLost("it closed the connection")
+                        if follower.lost is not None:
+                            raise follower.lost
                         self._stirred.clear()
                         await self._stirred.wait()
             except (OSError, AiopsError) as error:
                 why = str(error) or f"no answer in {patience:g} s"
                 raise UsageError(
-                    f"{follower.name} cannot be reached ({why}): start it with --follower, with"
+                    f"{follower.name} cannot be had ({why}): start it with --follower, and with"
                     " this server's policy and token"
                 ) from None
         self._sweep(loop)
@@ -125,7 +131,7 @@ class Links:
         """Send an order; one to a follower that is gone is dropped."""
         follower = self._followers[order.shard - 1]
         link = follower.link
-        if link is not None and not follower.lost and link.wire.state == "led":
+        if link is not None and follower.lost is None and link.wire.state == "led":
             link.send(link.wire.send(order.message, order.payloads))
 
     def end(self) -> None:
@@ -135,7 +141,7 @@ class Links:
             self._sweeper.cancel()
         for follower in self._followers:
             link = follower.link
-            if link is None or follower.lost:
+            if link is None or follower.lost is not None:
                 continue
             if link.wire.state == "led":
                 link.send(link.wire.send(Leave(0)))
@@ -159,6 +165,8 @@ class Links:
             pongs=True,
             nonce=self._here.token_bytes(16),
             agent=f"aiops-python/{aiops.__version__}",
+            policy=self._policy,
+            settings=self._settings,
         )
         link.send(link.wire.send(follower.hello))
 
@@ -200,7 +208,7 @@ class Links:
     def link_lost(self, link: Link, error: AiopsError) -> None:
         """Tell that a follower is gone, and why."""
         follower = self._by_link[link]
-        follower.lost = True
+        follower.lost = error
         self._stirred.set()
         if follower.attached and not self._ending:
             why = f"{follower.name} is gone ({error})"
@@ -214,7 +222,7 @@ class Links:
         now = self._here.now()
         for follower in self._followers:
             link = follower.link
-            if link is None or follower.lost:
+            if link is None or follower.lost is not None:
                 continue
             came = link.wire.traffic.bytes_in
             if came != follower.heard[1]:

@@ -149,10 +149,10 @@ def _of_shards(row: tuple[str, str, tuple[int, ...], int]) -> list[Example]:
         _said("client", m.Follow(0, 1, *who)),
         _said("server", m.Attached(0, 1, b"")),
         _said("client", m.Portion(3, 0, half), struct.pack("<f", 0)),
-        _said("client", m.Lead(0, 1, "8c2f", 1, "shard 1 of 2", *who[3:])),
+        _said("client", m.Lead(0, 1, "8c2f", 1, "shard 1 of 2", *who[3:], "fasgd", {"lr": 0.5})),
         _said(
             "client",
-            m.Begin(0, "fasgd", {"lr": 0.5}, {}, (row,), (("", 7172, 8),), 1, half),
+            m.Begin(0, {}, (row,), (("", 7172, 8),), 1, half),
             struct.pack("<f", 3),
         ),
         _said("client", m.Expect(1, "5f0c", 1, 3, ((8, 12, 7),))),

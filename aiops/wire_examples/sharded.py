@@ -122,10 +122,11 @@ def _payloads(effect: Reply) -> tuple[bytes, ...]:
 def exchange(hello: messages.Hello, nonce: bytes) -> Sharded:
     """Return what is said when a model of four float32 is defined on two servers, and pushed to."""
     m, said = messages, Sharded()
-    names = "lead", True, nonce, "example/1"
-    said.order(m.Lead(0, 1, "8c2f", 1, "shard 1 of 2", "8c2f", *names[1:]))
+    rule = DCASGD(lr=0.5)
+    named = "8c2f", 1, "shard 1 of 2", "8c2f", True, nonce, "example/1"
+    said.order(m.Lead(0, 1, *named, rule.name, rule.settings()))
     said.ask_lead(hello)
-    said.ask_follower(m.Follow(0, 1, hello.client, 1, hello.name, "8c2f", False, nonce, names[3]))
+    said.ask_follower(m.Follow(0, 1, hello.client, 1, hello.name, "8c2f", False, nonce, named[-1]))
     rows = (("w", "float32", (4,)),)
     offer = m.Define(1, rows, (Part(0, 16, "raw", 16, 0),))
     said.ask_lead(offer, struct.pack("<4f", 1, 2, 3, 4))

@@ -191,7 +191,9 @@ class Leash:
         self.attached = False
         lead = world.lead_brain
         self.wire = Wire("client", lambda message: lead.place_told(shard, message))
-        hello = LeadHello(0, PROTOCOL, "lead", 1, "lead", "run", True, bytes(16), "")
+        rule = world.engine.algorithm
+        said = "lead", 1, "lead", "run", True, bytes(16), "", rule.name, rule.settings()
+        hello = LeadHello(0, PROTOCOL, *said)
         self.line.up.say(self.wire.send(hello))
 
     def order(self, effect: Order) -> None:
