@@ -24,6 +24,7 @@ class Pool:
         self.peak = 0
         self.lacking = 0  # how many wait for one in a line that is kept elsewhere
         self.wake: Callable[[], object] | None = None  # has `settle` called soon, from any thread
+        self.given: Callable[[], None] | None = None  # called when there may be more room
         self._returned: deque[Bytes] = deque()
         self._line: deque[Callable[[], bool]] = deque()
         self._spare: list[Bytes] = []
@@ -117,3 +118,5 @@ class Pool:
                     self._line.popleft()
         finally:
             self._retrying = False
+        if self.given is not None:
+            self.given()

@@ -51,6 +51,7 @@ class Rooms:
 
     def __init__(self, intake: Intake) -> None:
         self._intake = intake
+        intake.pool.given = self._grant
         self._begin = 0  # the first byte of the arena that is held here
         self._by_number: dict[int, Expected] = {}
         self._by_key: dict[tuple[str, int, int], Expected] = {}
