@@ -162,8 +162,12 @@ class Placement:
             When a part goes beyond a shard, or is announced on the wrong one.
         """
         found: list[list[Part]] = [[] for _ in self.layouts]
+        reached = 0
         for part in parts:
             shard = self.shard_at(part.start, part.stop)
+            if part.start < reached:
+                raise BadPush(f"the part from byte {part.start} on comes out of order")
+            reached = part.stop
             if (part.codec == APART) != (shard > 0) or (part.codec == APART and part.nbytes):
                 raise BadPush(
                     f"bytes {part.start} to {part.stop} belong on shard {shard}, and were sent to"
