@@ -538,6 +538,13 @@ class Forget(Message):
 
 
 @value
+class Count(Message):
+    """Ask what has crossed between this follower and each client."""
+
+    kind = "count"
+
+
+@value
 class Arrived(Message):
     """All of this shard's portion of push ``id`` is there; ``fault``: why it cannot be used."""
 
@@ -551,6 +558,14 @@ class Done(Message):
 
     kind = "done"
     sums: Blob
+
+
+@value
+class Counted(Message):
+    """The answer, by client: its bytes in and out, messages in and out, and these by kind."""
+
+    kind = "counted"
+    clients: Plain
 
 
 # ---------------------------------------------------------------- between the workers of a round
@@ -585,7 +600,7 @@ KINDS: Mapping[str, type[Message]] = {
         *(Ping, Leave, Meet),
         *(Challenge, Welcome, Model, Ack, Params, TableRows, Report, Round, Pong, Error),
         *(Share, Release, Follow, Attached, Portion),
-        *(Lead, Begin, Expect, Use, Send, Hold, Forget, Arrived, Done),
+        *(Lead, Begin, Expect, Use, Send, Hold, Forget, Count, Arrived, Done, Counted),
         *(Greet, Chunk),
     )
 }

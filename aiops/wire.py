@@ -41,8 +41,8 @@ _ASK = {
 }
 _TELL = {"model", "ack", "params", "rows", "report", "pong", "ping", "round", "share"}
 
-_ORDERS = ("begin", "expect", "use", "send", "hold", "forget", "ping", "pong")
-_REPORTS = ("arrived", "done", "portion", "ping", "pong", "error")
+_ORDERS = ("begin", "expect", "use", "send", "hold", "forget", "count", "ping", "pong")
+_REPORTS = ("arrived", "done", "counted", "portion", "ping", "pong", "error")
 
 HANDSHAKE: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     # state         who speaks    what it may say      and the state that follows
@@ -170,6 +170,35 @@ class Traffic:
                 mine[name].messages += kind.messages
                 mine[name].overhead += kind.overhead
                 mine[name].payload += kind.payload
+
+    def told(self) -> tuple[Any, ...]:
+        """Return all of it as plain values."""
+        kinds = (
+            {name: (kind.messages, kind.overhead, kind.payload) for name, kind in found.items()}
+            for found in (self.kinds_in, self.kinds_out)
+        )
+        return self.bytes_in, self.bytes_out, self.messages_in, self.messages_out, *kinds
+
+    @classmethod
+    def read(cls, told: Any) -> Traffic:
+        """Return what `told` told.
+
+        Raises
+        ------
+        RemoteProtocolError
+            When that is something else.
+        """
+        traffic = cls()
+        try:
+            *counts, kinds_in, kinds_out = told
+            traffic.bytes_in, traffic.bytes_out, traffic.messages_in, traffic.messages_out = counts
+            for mine, theirs in ((traffic.kinds_in, kinds_in), (traffic.kinds_out, kinds_out)):
+                for name, (count, overhead, payload) in theirs.items():
+                    kind = mine[name]
+                    kind.messages, kind.overhead, kind.payload = count, overhead, payload
+        except (AttributeError, TypeError, ValueError) as error:
+            raise RemoteProtocolError(f"counted.clients: {error}") from None
+        return traffic
 
 
 class Sink(Protocol):

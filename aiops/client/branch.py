@@ -14,7 +14,7 @@ from aiops import handshake, messages
 from aiops.errors import ConnectionLost, RemoteProtocolError, refusal
 from aiops.lending import Shared
 from aiops.messages import Attached, Challenge, Error, Message, Ping, Portion
-from aiops.wire import Buffer, Discard, Place, Sink, Traffic, Wire
+from aiops.wire import Buffer, Discard, Place, Sink, Wire
 
 if TYPE_CHECKING:
     from aiops.client.dialogue import Dialogue
@@ -41,6 +41,7 @@ class Branch:
         self._talk, self.shard, self.host, self.port = talk, shard, host, port
         self.server = f"shard {shard} at {host}:{port}"
         self.wire = wire(self._place)
+        self.wire.traffic = talk.wire.traffic  # all is counted together
         self.attached = False
         self._out: list[Buffer] = []
         self._hello: messages.Follow | None = None
@@ -68,11 +69,6 @@ class Branch:
     def waiting_for(self) -> str:
         """What is waited for, in words."""
         return "its part of the parameters" if self.attached else "its welcome"
-
-    @property
-    def traffic(self) -> Traffic:
-        """What has crossed."""
-        return self.wire.traffic
 
     def next_buffer(self) -> memoryview:
         """Return where the next received bytes belong."""

@@ -49,7 +49,7 @@ from aiops.lending import Shared
 from aiops.messages import Ack, Error, Message, Model, Parts, Welcome
 from aiops.shards.placement import Placement
 from aiops.tables import Tables
-from aiops.wire import Buffer, Discard, Limits, Place, Places, Sink, Traffic, Wire
+from aiops.wire import Buffer, Discard, Limits, Place, Places, Sink, Wire
 
 _LIMITS = Limits(header=8 << 20)  # a model comes back with offsets: longer than it was offered
 _LONGEST_WAIT = 1e9  # seconds that a server may announce
@@ -138,7 +138,6 @@ class Dialogue:
         self.host = ""  # the lead's
         self.placement: Placement | None = None
         self._intos: dict[int, Into] = {}  # answers of which portions may come
-        self._past = Traffic()  # of branches since lost
         self._partial: dict[int, tuple[Message, Into]] = {}  # answers that lack portions
         self.ledger = Ledger(own=True)
         self.ledger.traffic = self.wire.traffic
@@ -178,8 +177,7 @@ class Dialogue:
     @property
     def traffic(self) -> tuple[int, int]:
         """Bytes received and sent so far, over all connections."""
-        all = [self.wire.traffic, self._past, *(branch.traffic for branch in self.branches)]
-        return sum(t.bytes_in for t in all), sum(t.bytes_out for t in all)
+        return self.wire.traffic.bytes_in, self.wire.traffic.bytes_out
 
     @property
     def missing(self) -> int:
@@ -235,7 +233,6 @@ class Dialogue:
         self.wire.lost()
         for branch in self.branches:
             branch.lost()
-            self._past.add(branch.traffic)
         self.branches = []
         self._partial.clear()
         self._intos.clear()

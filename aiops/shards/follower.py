@@ -7,6 +7,7 @@ run ahead of its lead, whose clients may still be told of the version before.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -39,6 +40,8 @@ from aiops.messages import (
     Arrived,
     Attached,
     Begin,
+    Count,
+    Counted,
     Done,
     Error,
     Expect,
@@ -62,7 +65,9 @@ from aiops.shards.placement import RAW, Placement
 from aiops.shards.rooms import Rooms
 from aiops.store import Job, Store
 from aiops.versions import Lease
-from aiops.wire import Discard, Sink
+from aiops.wire import Discard, Sink, Traffic
+
+_DEPARTED = 4096  # clients whose traffic is remembered after they left
 
 
 class Beginning:
@@ -122,6 +127,8 @@ class Follower:
         self._run = ""
         self._branches: dict[int, tuple[str, int]] = {}  # clients by connection
         self._peers: dict[tuple[str, int], int] = {}
+        self._traffic: dict[int, Traffic] = {}  # of the clients that are there, by connection
+        self._past: OrderedDict[str, Traffic] = OrderedDict()  # of their earlier ones, by client
         self._outstanding: tuple[int, Job] | None = None
         self._computed: Job | None = None  # done, and not published yet
         self._held: dict[int, Lease] = {}  # by version
@@ -205,6 +212,7 @@ class Follower:
                     self._on_left(Left(event.time, old))
                     self._effects.append(Drop(old, f"{hello.name!r} has a newer connection"))
             self._branches[event.peer], self._peers[key] = key, event.peer
+            self._traffic[event.peer] = event.traffic
         self._effects.append(Reply(event.peer, Attached(hello.id, PROTOCOL, event.proof)))
 
     def _refuse(self, peer: int, id: int, text: str) -> None:
@@ -218,6 +226,11 @@ class Follower:
         branch = self._branches.pop(event.peer, None)
         if branch is not None:
             self._peers.pop(branch, None)
+            past = self._past.setdefault(branch[0], Traffic())
+            past.add(self._traffic.pop(event.peer))
+            self._past.move_to_end(branch[0])
+            if len(self._past) > _DEPARTED:
+                self._past.popitem(last=False)
             self._miss(self._rooms.left(*branch))
 
     def _miss(self, numbers: Sequence[int]) -> None:
@@ -353,6 +366,16 @@ class Follower:
         elif message.version not in self._held:
             self._held[message.version] = self._reached(message).lease()
 
+    def _on_count(self, event: Received) -> None:
+        found: dict[str, Traffic] = {}
+        for client, traffic in (
+            *self._past.items(),
+            *((self._branches[peer][0], traffic) for peer, traffic in self._traffic.items()),
+        ):
+            found.setdefault(client, Traffic()).add(traffic)
+        told = {client: traffic.told() for client, traffic in found.items()}
+        self._tell(Counted(event.message.id, told))
+
     def _on_leave(self, event: Received) -> None:
         self._lead = None
         self._effects.append(End())
@@ -409,5 +432,6 @@ _ORDERS: dict[type[Message], Callable[[Follower, Received], None]] = {
     Use: Follower._on_use,
     Send: Follower._on_send,
     Hold: Follower._on_hold,
+    Count: Follower._on_count,
     Leave: Follower._on_leave,
 }

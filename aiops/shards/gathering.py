@@ -17,6 +17,7 @@ from aiops.events import Received
 from aiops.gradients import Gradient
 from aiops.incoming import Incoming
 from aiops.layout import Bytes, Cover
+from aiops.messages import Part
 from aiops.wire import Adopter, Discard
 
 
@@ -47,6 +48,7 @@ class Coming:
     missing: set[int]  # followers that have not said that their portions are there
     since: float
     nbytes: int  # of the followers' portions, if raw
+    pieces: Sequence[Sequence[Part]]  # what lies on each shard (elsewhere as if raw)
     event: Received | None = None  # once the lead has its portion
     fault: Refused | None = None
 

@@ -46,6 +46,8 @@ from aiops.messages import (
     Again,
     Arrived,
     Begin,
+    Count,
+    Counted,
     Done,
     Error,
     Expect,
@@ -59,6 +61,7 @@ from aiops.messages import (
     Push,
     Report,
     Send,
+    Stats,
     Use,
     Welcome,
 )
@@ -69,7 +72,7 @@ from aiops.shards.gathering import Coming, Gathered, Gathering, Nothing
 from aiops.shards.orders import work_of
 from aiops.shards.placement import RAW, Placement, empty_cover, ranges_of
 from aiops.store import Job
-from aiops.wire import Discard, Sink
+from aiops.wire import Discard, Sink, Traffic
 
 
 @dataclass(slots=True)
@@ -80,6 +83,16 @@ class _Update:
     touched: Ints
     missing: set[int]
     sums: list[Ints] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Counting:
+    """Requests for statistics, which wait for the followers' counts."""
+
+    number: int
+    missing: set[int]
+    asked: list[Received]
+    clients: dict[str, Traffic] = field(default_factory=dict)
 
 
 class Lead:
@@ -106,6 +119,8 @@ class Lead:
         self._versions = [0] * len(apart)  # computed by each follower
         self._broken: dict[int, str] = {}  # followers that are gone, and why
         self._nothing = Gradient(aligned(0), empty_cover())
+        self._counting: _Counting | None = None
+        self._counts = 0
         self._collecting: dict[int, Collecting] = {}
         self._collected = 0
         self._out: list[Effect] = []
@@ -158,7 +173,7 @@ class Lead:
         self._numbers += 1
         missing = {shard for shard in range(1, len(placement)) if pieces[shard]}
         nbytes = sum(part.nbytes for shard in missing for part in pieces[shard])
-        coming = Coming(self._numbers, peer, sink, cover, missing, self.engine.now, nbytes)
+        coming = Coming(self._numbers, peer, sink, cover, missing, self.engine.now, nbytes, pieces)
         self._gathering.begin(coming)
         for shard in sorted(missing):
             ranges = ranges_of(pieces[shard])
@@ -212,13 +227,48 @@ class Lead:
                 event.sink.free()
             self._out.append(Reply(event.peer, self._unavailable(event.message.id)))
             return
+        if isinstance(event.message, Stats) and not self._broken and self.placement is not None:
+            self._count(event)
+            return
+        if isinstance(event.message, Push) and coming is not None and coming.pieces:
+            whole = tuple(part for theirs in coming.pieces for part in theirs)
+            event = replace(event, message=replace(event.message, parts=whole))
         self._decide(event)
+
+    def _count(self, event: Received) -> None:
+        """Have the followers say what has crossed there, before the engine reports."""
+        if self._counting is None:
+            self._counts += 1
+            missing = set(range(1, len(self.addresses) + 1))
+            self._counting = _Counting(self._counts, missing, [])
+            self._all(Count(self._counts))
+        self._counting.asked.append(event)
+
+    def _on_counted(self, shard: int, message: Counted) -> None:
+        counting = self._counting
+        if counting is None or message.id != counting.number or shard not in counting.missing:
+            return
+        counting.missing.discard(shard)
+        for client, told in message.clients.items():
+            counting.clients.setdefault(client, Traffic()).add(Traffic.read(told))
+        if not counting.missing:
+            self._report(counting)
+
+    def _report(self, counting: _Counting) -> None:
+        self._counting = None
+        for member in self.engine.crew:
+            member.apart = counting.clients.get(member.client, member.apart)
+        for event in counting.asked:
+            if event.peer in self._clients:
+                self._decide(replace(event, time=self.engine.now))
 
     def _refused(self, peer: int, message: Push, fault: Exception | None) -> Discard:
         """Throw away what comes of a push, on all shards."""
         self._numbers += 1
         sink = Discard(fault)
-        self._gathering.begin(Coming(self._numbers, peer, sink, None, set(), self.engine.now, 0))
+        self._gathering.begin(
+            Coming(self._numbers, peer, sink, None, set(), self.engine.now, 0, ())
+        )
         if any(not part.nbytes for part in message.parts):
             self._all(Expect(self._numbers, *self._clients[peer], message.id, ()))
         return sink
@@ -241,6 +291,8 @@ class Lead:
             self._gathering.arrived(message.id, event.shard, _fault(message.fault))
         elif isinstance(message, Done):
             self._on_done(event, message)
+        elif isinstance(message, Counted):
+            self._on_counted(event.shard, message)
         elif isinstance(message, Portion):
             collecting = self._collecting.get(message.id)
             if collecting is not None and collecting.came(event.shard):
@@ -296,6 +348,8 @@ class Lead:
         for pending in answers.unanswered():
             self._refuse(pending)
         self._gathering.despair()
+        if self._counting is not None:
+            self._report(self._counting)
         for collecting in self._collecting.values():
             collecting.fail(self._why())
         self._collecting.clear()

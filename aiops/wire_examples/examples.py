@@ -160,8 +160,10 @@ def _of_shards(row: tuple[str, str, tuple[int, ...], int]) -> list[Example]:
         _said("client", m.Send(3, "5f0c", 1, 8, ((8, 12, 8),))),
         _said("client", m.Hold(0, 8, True)),
         _said("client", m.Forget(1, False)),
+        _said("client", m.Count(2)),
         _said("server", m.Arrived(1, {})),
         _said("server", m.Done(1, struct.pack("<q", 1 << 22))),
+        _said("server", m.Counted(2, {"5f0c": (52, 9, 1, 0, {"portion": (1, 48, 4)}, {})})),
     ]
 
 

@@ -39,6 +39,7 @@ ANSWERS = {
     "lead": "`challenge` or `attached`",
     "expect": "`arrived`, when it has",
     "use": "`done`",
+    "count": "`counted`",
 }
 """What answers each request (or else an ``error``)."""
 
@@ -121,6 +122,8 @@ MEANINGS = {
     "work": "What to do: `weights` (if the gradient is to be collected), `steps` and `scalars` (if"
     " a step is to be taken) by tensor, as float64, one number if all are equal; `touched`, int64"
     " (nil: all); `factor`; `spare` (not in place); `sent` (the version that the rule reads).",
+    "clients": "By client: bytes in, bytes out, messages in, messages out, and two maps (in, out)"
+    " by kind of: messages, bytes of overhead, bytes of payload.",
     "keep": "Whether it is kept.",
     "fault": "Empty, or `code`, `text` and `details` of why the push cannot be used.",
     "sums": "One per tensor touched; empty without a statistic.",
