@@ -195,6 +195,10 @@ class Dialogue:
         if not self.ready:
             late = [branch.server for branch in self.branches if not branch.attached]
             return f"its welcome ({', '.join(late)})" if late else "its welcome"
+        for id, (_message, into) in self._partial.items():
+            if id in self._pending and into.missing:
+                late = [branch.server for branch in self.branches if branch.shard in into.missing]
+                return f"{self._pending[id].what} ({', '.join(late)})"
         return next((request.what for request in self._pending.values()), "nothing")
 
     def next_buffer(self) -> memoryview:
