@@ -30,6 +30,21 @@ def parse(url: str) -> tuple[str, int]:
     return host, PORT if port is None else port
 
 
+def parse_all(url: str) -> list[tuple[str, int]]:
+    """Return the hosts and ports of ``aiops://host:port,host:port``, one or several.
+
+    Raises
+    ------
+    UsageError
+        When one is no address, or comes twice.
+    """
+    scheme, separator, rest = url.rpartition("://")
+    found = [parse(f"{scheme}{separator}{part}") for part in rest.split(",")]
+    if len(set(found)) < len(found):
+        raise UsageError(f"{url!r} names an address twice")
+    return found
+
+
 def write(host: str, port: int) -> str:
     """Return the URL of a host and port."""
     return f"aiops://[{host}]:{port}" if ":" in host else f"aiops://{host}:{port}"

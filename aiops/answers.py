@@ -107,6 +107,10 @@ class Answers:
         """Take note of a push that will be answered later."""
         self._pending[pending.member.client, pending.message.seq] = pending
 
+    def unanswered(self) -> list[Pending]:
+        """Return the pushes that are to be answered later."""
+        return list(self._pending.values())
+
     def acknowledge(self, pending: Pending, used: bool = True) -> None:
         """Answer a push whose gradient has been used (or is ignored)."""
         store, member, message = self._defined(), pending.member, pending.message

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aiops.address import PORT, is_loopback
+from aiops.address import PORT, is_loopback, parse
 from aiops.errors import ConflictError, UsageError, nearest
 from aiops.events import Options
 from aiops.rates import parse_rate
@@ -31,6 +31,7 @@ _COUNTS = (
     "min_rate",
     "recall",
     "fetch_lag",
+    "shards",
 )
 _MAY_BE_0 = ("drain_deadline", "min_rate", "recall", "fetch_lag")
 _LONGEST = 1e9  # seconds (30 years): what every clock and timer can still count
@@ -81,6 +82,9 @@ class Config:
     heartbeat: float = _option(20.0, "Seconds of silence after which a client is pinged.")
     drain_deadline: float = _option(10.0, "Seconds that answers still unsent at the end get.")
     no_shm: bool = _option(False, "Have clients on this machine use TCP, too: no shared memory.")
+    shards: int = _option(1, "Spread the model over so many server processes, this one included.")
+    followers: list[str] = _option([], "Spread it over those: host:port, of --follower; repeat.")
+    follower: bool = _option(False, "Hold a part of the model for a lead, which reaches this one.")
     log_format: str = _option("text", "'text' or 'json'.")
     log_level: str = _option("info", "'debug', 'info', 'warning' or 'error'.")
 
@@ -121,8 +125,50 @@ class Config:
                 " drop --record or --consistency relaxed"
             )
         self.budgets()
+        self._check_shards()
         if self.save_every is not None and self.save is None:
             raise UsageError("--save-every needs --save FILE.safetensors to write to")
+
+    def _check_shards(self) -> None:
+        if self.follower and (self.followers or self.shards > 1):
+            raise ConflictError(
+                "a follower has no followers of its own: give --shards and --followers to the lead"
+            )
+        count = len(self.reach())
+        if self.shards > 1 and count and count != self.shards - 1:
+            raise ConflictError(
+                f"--shards {self.shards} takes {self.shards - 1} followers, and --followers names"
+                f" {count}: leave one of them out"
+            )
+        for name in ("init", "save", "record", "ledger"):
+            if self.follower and getattr(self, name) is not None:
+                raise ConflictError(f"--{name} is the lead's: a follower has a part of the model")
+        if self.sharded and self.record is not None:
+            raise ConflictError(
+                "a run of several shards cannot be recorded yet: leave out --record, or run one"
+                " server"
+            )
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the model is spread over several servers, of which this is the lead."""
+        return self.shards > 1 or bool(self.followers)
+
+    def reach(self) -> list[tuple[str, int]]:
+        """Return the followers' hosts (empty: this server's) and ports.
+
+        Raises
+        ------
+        UsageError
+            When one is not written so.
+        """
+        found = []
+        for text in ",".join(self.followers).split(",") if self.followers else ():
+            if text.startswith(":") and text[1:].isdigit():
+                found.append(("", int(text[1:])))
+            else:
+                found.append(parse(text))
+        return found
 
     def budgets(self) -> tuple[int | None, int | None]:
         """Return the bytes per second of all clients together, and of each one."""
@@ -153,6 +199,7 @@ class Config:
             push_codec=tuple(self.push_codec),
             fetch_codec=tuple(self.fetch_codec),
             fetch_lag=self.fetch_lag,
+            shards=max(self.shards, 1 + len(self.reach())),
         )
 
     def settings(self) -> dict[str, Any]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 from aiops.config import Config
-from aiops.errors import AiopsError, Unavailable
-from aiops.events import Event, Joined, Left, Received
+from aiops.errors import AiopsError, DeadlineExceeded, Unavailable
+from aiops.events import Effect, Event, Joined, Left, Received
 from aiops.handshake import Greeter
-from aiops.intake import Intake
 from aiops.lending import Shared
 from aiops.link import Link
 from aiops.machine import Measure, unmeasured
@@ -20,12 +20,44 @@ from aiops.messages import Error, Message, Release, Share
 from aiops.paced import PacedLink
 from aiops.pacing import Pacing
 from aiops.peer import Peer
+from aiops.pool import Pool
 from aiops.samehost import peer_process, welcome
 from aiops.spin import Lookout
 from aiops.surroundings import Surroundings
 from aiops.wire import Sink, Wire
 
 _log = logging.getLogger("aiops.server")
+
+
+class Brain(Protocol):
+    """What decides for a server: an engine, a lead or a follower."""
+
+    def handle(self, event: Event) -> list[Effect]:
+        """Take in an event; return what is to be done, in order."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is outstanding and nothing queued."""
+
+    @property
+    def pools(self) -> Sequence[Pool]:
+        """Where payloads get their buffers."""
+
+    def place(self, peer: int, message: Message) -> Sink | None:
+        """Return where a message's payloads go; None: no room now, wait in line."""
+
+    def wait(self, again: Callable[[], bool]) -> None:
+        """Stand in the line of those whom `place` had no room for."""
+
+    def flush(self) -> list[Effect]:
+        """Return what has become due by placing something."""
+
+    def overdue(self, now: float, patience: Callable[[int], float]) -> list[tuple[int, str]]:
+        """Return the connections that are to be dropped, each with a sentence."""
+
+
+def _nowhere(message: Message) -> Sink | None:
+    raise AssertionError("its place is asked of the connections")
 
 
 class Connections:
@@ -35,8 +67,8 @@ class Connections:
     ----------
     config
         The server's: its token, its deadlines, how many connections it takes.
-    intake
-        The engine's: where payloads are received.
+    brain
+        What decides: asked where payloads go.
     here
         The server's clock and entropy.
     pacing
@@ -45,6 +77,8 @@ class Connections:
         Told who has joined, what each says, and who is gone.
     gone
         Called after a connection is.
+    placed
+        Called after the brain was asked for a place.
     measure
         Counts the time spent on what comes.
 
@@ -59,15 +93,16 @@ class Connections:
     def __init__(
         self,
         config: Config,
-        intake: Intake,
+        brain: Brain,
         here: Surroundings,
         pacing: Pacing | None,
         post: Callable[[Event], None],
         gone: Callable[[], None],
+        placed: Callable[[], None] = lambda: None,
         measure: Measure = unmeasured,
     ) -> None:
-        self._config, self._intake, self._here, self._pacing = config, intake, here, pacing
-        self._post, self._gone, self._now = post, gone, here.now
+        self._config, self._brain, self._here, self._pacing = config, brain, here, pacing
+        self._post, self._gone, self._placed, self._now = post, gone, placed, here.now
         self._measure = measure
         self.peers: dict[int, Peer] = {}
         self._numbers = 0
@@ -79,10 +114,18 @@ class Connections:
 
     def accept(self) -> Link:
         """Return the protocol of a new connection."""
-        wire = Wire("server", self._intake.place)
+        wire = Wire("server", _nowhere)
         if self._pacing is None:
-            return self._counted(Link(wire, self))
-        return self._counted(PacedLink(wire, self, self._pacing.pacer))
+            link = Link(wire, self)
+        else:
+            link = PacedLink(wire, self, self._pacing.pacer)
+        wire.place = partial(self._place, link)
+        return self._counted(link)
+
+    def _place(self, link: Link, message: Message) -> Sink | None:
+        sink = self._brain.place(link.number, message)
+        self._placed()
+        return sink
 
     def _counted(self, link: Link) -> Link:
         if self._measure is not unmeasured:
@@ -95,7 +138,7 @@ class Connections:
         if side is None:  # it is gone again
             sock.close()
             return
-        link = self._counted(Link(Wire("server", self._intake.place), self))
+        link = self.accept()
         link.wire.shared = Shared(partial(side.attach, private=True), side.pass_on)
         link.side, link.peer_name = side, f"process {peer_process(sock)} on this machine"
         await loop.connect_accepted_socket(lambda: link, sock)
@@ -106,12 +149,21 @@ class Connections:
         shortest = min(config.hello_deadline, config.stall_deadline, config.heartbeat)
         self._sweeper = loop.call_later(min(1.0, shortest / 4), self.begin, loop)
         now = self._now()
-        crowded = [pool.waiting > 0 for pool in self._intake.pools]
+        crowded = [pool.waiting > 0 for pool in self._brain.pools]
         for peer in list(self.peers.values()):
             error = peer.judge(config, now, *crowded)
             if error is not None:
                 _log.warning("dropping %s: %s", peer.link.peer_name, error)
                 peer.link.fault(error)
+        for number, why in self._brain.overdue(now, self._patience):
+            late = self.peers.get(number)
+            if late is not None:
+                _log.warning("dropping %s: %s", late.link.peer_name, why)
+                late.link.fault(DeadlineExceeded(why))
+
+    def _patience(self, nbytes: int) -> float:
+        """Return how many seconds so many bytes may take."""
+        return 2 * self._config.stall_deadline + nbytes / max(self._config.min_rate, 1)
 
     def end(self, error: AiopsError) -> None:
         """End all of them because of an error; each goes as the loop comes round to it."""
@@ -136,7 +188,8 @@ class Connections:
         """Greet a new connection, or refuse one too many."""
         self._numbers += 1
         link.number = self._numbers
-        greeter = Greeter(self._config.token, self._here.token_bytes(16))
+        nonce = self._here.token_bytes(16)
+        greeter = Greeter(self._config.token, nonce, follower=self._config.follower)
         self.peers[link.number] = Peer(link, greeter, self._now())
         if len(self.peers) > self.most:
             text = f"the server has its {self.most} connections already"
@@ -178,7 +231,7 @@ class Connections:
 
     def link_stuck(self, link: Link) -> None:
         """Let a peer wait in line for a receive buffer."""
-        self._intake.lacking.wait(link.resume)
+        self._brain.wait(link.resume)
 
     def link_lost(self, link: Link, error: AiopsError) -> None:
         """Tell the engine that a connection is gone."""

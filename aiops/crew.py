@@ -45,6 +45,7 @@ class Member:
     staleness: int = 0
     traffic: Traffic = field(default_factory=Traffic)
     before: Traffic = field(default_factory=Traffic)  # of its earlier connections
+    apart: Traffic = field(default_factory=Traffic)  # with other shards of the model, when counted
     ledger: Ledger = field(default_factory=Ledger)
     sent: Lease | None = None  # on the version it computes at, where a rule needs it
 
@@ -62,11 +63,11 @@ class Member:
 
     def bytes_in(self) -> int:
         """Bytes received from it over all its connections."""
-        return self.traffic.bytes_in + self.before.bytes_in
+        return self.traffic.bytes_in + self.before.bytes_in + self.apart.bytes_in
 
     def bytes_out(self) -> int:
         """Bytes sent to it over all its connections."""
-        return self.traffic.bytes_out + self.before.bytes_out
+        return self.traffic.bytes_out + self.before.bytes_out + self.apart.bytes_out
 
     def report(self, now: float) -> dict[str, Any]:
         """Return its line of the statistics."""
@@ -173,9 +174,11 @@ class Crew:
                 total.add(member.ledger)
                 total.traffic.add(member.traffic)
                 total.traffic.add(member.before)
+                total.traffic.add(member.apart)
             else:
                 watching.add(member.traffic)
                 watching.add(member.before)
+                watching.add(member.apart)
         aside = {"pushed": watching.bytes_in, "fetched": watching.bytes_out}
         return {**total.report(), "observers": aside}
 
@@ -213,3 +216,4 @@ class Crew:
                 if member.worker:
                     self._past.add(member.ledger)
                     self._past.traffic.add(member.before)
+                    self._past.traffic.add(member.apart)

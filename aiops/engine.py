@@ -19,6 +19,7 @@ from typing import Any
 from aiops import fitness, gates, messages, statistics
 from aiops.algorithms.base import Algorithm
 from aiops.answers import Answers, Pending
+from aiops.arena import aligned
 from aiops.codecs.choice import Choice
 from aiops.controller import Controller, Crossing
 from aiops.crew import Crew, Member
@@ -34,6 +35,7 @@ from aiops.events import (
     Drop,
     Effect,
     Event,
+    Hand,
     Initialised,
     Joined,
     Left,
@@ -57,6 +59,7 @@ from aiops.messages import (
     Describe,
     Fetch,
     FetchRows,
+    Hello,
     Leave,
     Meet,
     Message,
@@ -68,11 +71,14 @@ from aiops.messages import (
     Stats,
     Welcome,
 )
+from aiops.pool import Pool
 from aiops.rows import TableStore
 from aiops.rowsdesk import RowsDesk
 from aiops.rowsintake import RowsIncoming, RowsIntake
 from aiops.shadow import Shadow
 from aiops.shadowing import Shadowing
+from aiops.shards.placement import Placement
+from aiops.shards.terms import check_sharded
 from aiops.store import Store
 from aiops.tables import NamedTable, Tables
 from aiops.updates import Updates
@@ -109,6 +115,8 @@ class Engine:
         algorithm.check(workers, self.options.relaxed)
         told = {"patience": deadline, "heartbeat": self.options.heartbeat}
         self.plan = {**algorithm.plan(workers), **told}
+        if self.options.shards > 1:
+            check_sharded(algorithm, self.options)
         recall = self._plan_gate()
         self.codecs = Choice.of(self.options.push_codec), Choice.of(self.options.fetch_codec)
         self._check_codecs()
@@ -176,6 +184,33 @@ class Engine:
                     member.ledger.answered(effect.message)
         return effects
 
+    def place(self, peer: int, message: Message) -> Sink | None:
+        """Return where a message's payloads go; None: no room now, wait in line."""
+        return self.intake.place(message)
+
+    def wait(self, again: Callable[[], bool]) -> None:
+        """Stand in the line of those whom `place` had no room for; see `Pool.wait`."""
+        self.intake.lacking.wait(again)
+
+    def flush(self) -> list[Effect]:
+        """Return what has become due by placing something: nothing ever has."""
+        return []
+
+    def overdue(self, now: float, patience: Callable[[int], float]) -> list[tuple[int, str]]:
+        """Return the connections that are to be dropped: the shell knows those by itself."""
+        return []
+
+    @property
+    def pools(self) -> Sequence[Pool]:
+        """Where payloads get their buffers."""
+        return self.intake.pools
+
+    def held_versions(self) -> set[int]:
+        """Return the versions that gradients will be compared with, or are."""
+        held = {member.sent.version.number for member in self.crew if member.sent is not None}
+        reads = self.updates.reads
+        return held if reads is None else held | {reads.number}
+
     @property
     def tables(self) -> Sequence[TableStore]:
         """The model's tables."""
@@ -190,6 +225,7 @@ class Engine:
 
     def _on_joined(self, event: Joined) -> None:
         hello = event.hello
+        assert isinstance(hello, Hello)
         worker = hello.role == "worker"
         member, replaced = self.crew.join(
             event.peer, hello.client, hello.epoch, hello.name, worker, event.traffic
@@ -344,17 +380,25 @@ class Engine:
     def _define(self, definition: Definition) -> None:
         options, layout, tables = self.options, definition.layout, definition.tables
         stores = table_stores(tables, self.algorithm.rule(), options.backend)
+        held, data = layout, definition.data
+        if options.shards > 1:
+            placement = Placement.even(layout, options.shards)
+            self._effects.append(Hand(placement, data))
+            held = placement.layouts[0]
+            data = aligned(held.nbytes)
+            data[:] = definition.data[: held.nbytes]
         self.store = Store(
             layout,
             self.algorithm.rule(),
             backend=options.backend,
             live=options.live,
             relaxed=options.relaxed,
-            arena=self._machine.room.holding(layout, definition.data),
+            arena=self._machine.room.holding(held, data),
             machine=self._machine,
+            held=held,
         )
         self.store.read_packed({codec.name for _pattern, codec in self.codecs[0].pairs})
-        self.intake.defined(layout)
+        self.intake.defined(held)
         self.crew.defined(layout)
         self.answers.store = self.store
         self.updates.begin(self.store)

@@ -13,11 +13,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from aiops.errors import UsageError
-from aiops.layout import Ints
-from aiops.messages import Hello, Message
+from aiops.layout import Bytes, Ints
+from aiops.messages import Greeting, Message
 from aiops.rows import RowJob
 from aiops.rowsintake import RowsIncoming
 from aiops.shadow import ShadowJob
+from aiops.shards.placement import Placement
 from aiops.store import Job
 from aiops.values import value
 from aiops.versions import Lease
@@ -46,7 +47,7 @@ class Joined:
 
     time: float
     peer: int
-    hello: Hello
+    hello: Greeting
     proof: bytes = b""
     traffic: Traffic = field(default_factory=Traffic)
 
@@ -110,7 +111,28 @@ class Paced:
     pressed: bool = False
 
 
-Event: TypeAlias = Initialised | Joined | Received | Left | Tick | Applied | Stopping | Paced
+@value
+class Told:
+    """A follower of this lead says something, its payloads in ``sink``."""
+
+    time: float
+    shard: int
+    message: Message
+    sink: Sink | None = None
+
+
+@value
+class Lost:
+    """A follower of this lead is gone: why, in a sentence that names it."""
+
+    time: float
+    shard: int
+    why: str
+
+
+Event: TypeAlias = (
+    Initialised | Joined | Received | Left | Tick | Applied | Stopping | Paced | Told | Lost
+)
 
 # ---------------------------------------------------------------- effects
 
@@ -174,7 +196,34 @@ class Shares:
     weights: tuple[tuple[int, float], ...]
 
 
-Effect: TypeAlias = Reply | Apply | Warm | Drop | WakeAt | Note | Shares
+@value
+class Hand:
+    """The model is defined: the followers are to be handed their parts of it, ``data`` as a whole.
+
+    The first part is the engine's own.
+    """
+
+    placement: Placement
+    data: Bytes
+
+
+@value
+class Order:
+    """Tell a follower of this lead something; ``payloads`` are the views of its parts."""
+
+    shard: int
+    message: Message
+    payloads: tuple[tuple[memoryview, ...], ...] = ()
+
+
+@value
+class End:
+    """The server is to end; ``why``, if it is not as it should be."""
+
+    why: str = ""
+
+
+Effect: TypeAlias = Reply | Apply | Warm | Drop | WakeAt | Note | Shares | Hand | Order | End
 
 
 # ---------------------------------------------------------------- how an engine is run
@@ -195,7 +244,8 @@ class Options:
     ``budget``, ``worker_budget``: bytes per second, both ways, of all clients together and of each.
     ``gate``: `aiops.gates.find` knows it. ``recall``: bytes of gradients kept to be applied again.
     ``push_codec``, ``fetch_codec``: `aiops.codecs.choice.Choice` reads them. ``fetch_lag``: by how
-    many versions coded parameters may be behind, 0: as many as seems best.
+    many versions coded parameters may be behind, 0: as many as seems best. ``shards``: how many
+    servers the model is spread over, this one included.
     """
 
     workers: int | None = None
@@ -213,6 +263,7 @@ class Options:
     push_codec: tuple[str, ...] = ()
     fetch_codec: tuple[str, ...] = ()
     fetch_lag: int = 0
+    shards: int = 1
 
     def __post_init__(self) -> None:
         """Check the values."""

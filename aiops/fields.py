@@ -23,6 +23,8 @@ Rows: TypeAlias = tuple[tuple[str, str, tuple[int, ...], int], ...]  # ... and o
 Sparse: TypeAlias = tuple[tuple[str, int, int, str, str, float, int], ...]
 # name, rows, width, dtype, initialiser, scale, seed
 Wants: TypeAlias = tuple[tuple[int, int, int], ...]  # first tensor, past the last, version held
+Ranges: TypeAlias = tuple[tuple[int, int, int], ...]  # start, stop, version of their tensors
+Apart: TypeAlias = tuple[tuple[str, int, int], ...]  # host (empty: the lead's), port, first byte
 Gate: TypeAlias = tuple[float, ...]  # c_push, c_fetch; or none
 Members: TypeAlias = tuple[tuple[str, int, bool], ...]  # host, port, whether its model counts
 
@@ -146,6 +148,24 @@ def _wants(value: object) -> bool:
     return True
 
 
+def _ranges(value: object) -> bool:
+    """Check runs of (start, stop, version), in order."""
+    return _wants(value) and all(run[2] >= 0 for run in value)  # type: ignore[attr-defined]
+
+
+def _apart(value: object) -> bool:
+    """Check rows of (host, port, first byte)."""
+    return type(value) is tuple and all(
+        type(row) is tuple
+        and len(row) == 3
+        and _text(row[0])
+        and _uint(row[1])
+        and 0 < row[1] < 1 << 16
+        and _uint(row[2])
+        for row in value
+    )
+
+
 def _gate(value: object) -> bool:
     """Check the two constants of a gate, or none."""
     return value == () or (
@@ -167,6 +187,8 @@ _ACCEPTED: Mapping[str, tuple[str, Callable[[object], bool]]] = {
     "Rows": ("a list of [name, dtype, shape, offset]", _rows),
     "Sparse": ("a list of [name, rows, width, dtype, initialiser, scale, seed]", _sparse),
     "Wants": ("a list of [first tensor, past the last, version held]", _wants),
+    "Ranges": ("a list of [start, stop, version]", _ranges),
+    "Apart": ("a list of [host, port, first byte]", _apart),
     "Gate": ("a list of two constants ≥ 0, or none", _gate),
     "Members": ("a list of [host, port, boolean]", _members),
 }

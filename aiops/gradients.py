@@ -20,11 +20,18 @@ _HALF = np.float32(65504.0)
 
 @dataclass(slots=True)
 class Gradient:
-    """A received push: the bytes, which tensors they are, and how written (nothing: all raw)."""
+    """A received push: the bytes, which tensors they are, and how written (nothing: all raw).
+
+    ``number``: of the push by the lead's count, where other shards hold portions of it; ``let_go``:
+    called when it is kept no longer. ``whole``: what the push covers on all of them.
+    """
 
     data: Bytes
     cover: Cover
     parts: Parts = ()
+    number: int = 0
+    let_go: Callable[[], None] | None = None
+    whole: Cover | None = None
 
     def dense(self, layout: Layout, room: Callable[[], Bytes], backend: str) -> Gradient:
         """Return the same with every tensor raw, decoded into ``room()`` if need be."""

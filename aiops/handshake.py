@@ -8,7 +8,20 @@ gradients to somebody who merely listens on the right port.
 from __future__ import annotations
 
 from aiops.errors import RemoteProtocolError, Unauthorised
-from aiops.messages import PROTOCOL, Challenge, Error, Greet, Hello, Message, Prove, Welcome
+from aiops.messages import (
+    PROTOCOL,
+    Attached,
+    Challenge,
+    Error,
+    Follow,
+    Greet,
+    Greeting,
+    Hello,
+    Lead,
+    Message,
+    Prove,
+    Welcome,
+)
 from aiops.wire import proof, proves
 
 ROLES = ("worker", "observer")
@@ -23,17 +36,19 @@ class Greeter:
         What a client must know, or None to let everybody in.
     nonce
         16 random bytes, never used before.
+    follower
+        Whether the server is a shard's follower, to whom come its lead and its lead's clients.
     """
 
-    def __init__(self, token: str | None, nonce: bytes) -> None:
-        self.token, self.nonce = token, nonce
-        self.hello: Hello | None = None
+    def __init__(self, token: str | None, nonce: bytes, *, follower: bool = False) -> None:
+        self.token, self.nonce, self._follower = token, nonce, follower
+        self.hello: Greeting | None = None
         self.admitted = False
         self.proof = b""
 
     def greet(self, message: Message) -> Challenge | Error | None:
         """Return what to answer; None once `admitted`, when the engine says welcome."""
-        if isinstance(message, Hello):
+        if isinstance(message, Hello | Follow | Lead):
             return self._greet_hello(message)
         if isinstance(message, Greet):
             text = "this is the server: a round's workers listen at other addresses"
@@ -52,7 +67,7 @@ class Greeter:
         self.admitted = True
         return None
 
-    def _greet_hello(self, hello: Hello) -> Challenge | Error | None:
+    def _greet_hello(self, hello: Greeting) -> Challenge | Error | None:
         if hello.protocol != PROTOCOL:
             return _fatal(
                 hello.id,
@@ -60,7 +75,13 @@ class Greeter:
                 f"the client speaks version {hello.protocol} of the wire, this server {PROTOCOL}:"
                 " install the same version of aiops on both sides",
             )
-        if hello.role not in ROLES:
+        if self._follower and isinstance(hello, Hello):
+            text = "this server holds a part of a model only: connect to its lead"
+            return _fatal(hello.id, "protocol", text)
+        if not self._follower and not isinstance(hello, Hello):
+            text = "this server follows nobody: start it with --follower to have it hold a part"
+            return _fatal(hello.id, "protocol", text)
+        if isinstance(hello, Hello) and hello.role not in ROLES:
             text = f"the role {hello.role!r} is neither 'worker' nor 'observer'"
             return _fatal(hello.id, "protocol", text)
         self.hello = hello
@@ -70,7 +91,7 @@ class Greeter:
         return None
 
 
-def answer(challenge: Challenge, hello: Hello, token: str | None, server: str) -> Prove:
+def answer(challenge: Challenge, hello: Greeting, token: str | None, server: str) -> Prove:
     """Return the client's answer to a challenge.
 
     Raises
@@ -85,7 +106,11 @@ def answer(challenge: Challenge, hello: Hello, token: str | None, server: str) -
 
 
 def check_welcome(
-    welcome: Welcome, hello: Hello, challenge: Challenge | None, token: str | None, server: str
+    welcome: Welcome | Attached,
+    hello: Greeting,
+    challenge: Challenge | None,
+    token: str | None,
+    server: str,
 ) -> None:
     """See that a welcome comes from a server that knows the token too.
 

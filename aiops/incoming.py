@@ -209,6 +209,9 @@ class CodedIncoming(Incoming):
 
 def bad_value(layout: Layout, place: int, value: float) -> BadPush:
     """Return the refusal of a value at a byte of the arena."""
+    if layout.within is not None:
+        whole, begin = layout.within
+        layout, place = whole, begin + place
     tensor = layout.tensors[layout.tensor_at(place)]
     element = (place - tensor.offset) // tensor.dtype.itemsize
     where = tuple(int(i) for i in np.unravel_index(element, tensor.shape))

@@ -19,6 +19,7 @@ from aiops.files import check_writable, read_model, read_tables, write_model
 from aiops.journal import Journal
 from aiops.layout import Layout
 from aiops.ledgerfile import EVERY, LedgerFile
+from aiops.shards.collecting import Collecting
 
 _log = logging.getLogger("aiops.server")
 
@@ -34,6 +35,8 @@ class Keeping:
         Whose model, events and ledger.
     now
         The server's clock.
+    collect
+        Begins to bring the model together, if it lies on several shards.
 
     Attributes
     ----------
@@ -41,8 +44,14 @@ class Keeping:
         To be told every event, if there is a record.
     """
 
-    def __init__(self, config: Config, engine: Engine, now: Callable[[], float]) -> None:
-        self._config, self._engine, self._now = config, engine, now
+    def __init__(
+        self,
+        config: Config,
+        engine: Engine,
+        now: Callable[[], float],
+        collect: Callable[[], Collecting | None] | None = None,
+    ) -> None:
+        self._config, self._engine, self._now, self._collect = config, engine, now, collect
         self.journal: Journal | None = None
         self._record: BinaryIO | None = None
         self._ledger: LedgerFile | None = None
@@ -93,7 +102,9 @@ class Keeping:
         self.abandon()
         if self._saving is not None:
             await asyncio.wait([self._saving])
-        if self._config.save is not None:
+        if self._config.save is not None and self._collect is not None:
+            await self._save_sharded(self._config.save, self._collect)
+        elif self._config.save is not None:
             self.save(self._config.save)
 
     def abandon(self) -> None:
@@ -118,12 +129,54 @@ class Keeping:
         write_model(path, store.current.arena.views, store.version, tables)
         _log.info("version %d saved to %s", store.version, path)
 
+    async def _save_sharded(
+        self, path: Path, collect: Callable[[], Collecting | None], patient: bool = False
+    ) -> None:
+        """Bring the current version together from all shards, and write it.
+
+        ``patient``: if it cannot be read now, there will be another time.
+        """
+        if self._engine.store is None and not patient:
+            _log.warning("nothing is saved to %s: no model has been defined", path)
+        if self._engine.store is None:
+            return
+        collecting = None if self._engine.updates.working else collect()
+        if collecting is None:
+            if not patient:
+                _log.error("nothing is saved to %s: an update was not finished", path)
+            return
+        tables = self._engine.saved_tables()
+        ended = asyncio.Event()
+        collecting.on_done = ended.set
+        try:
+            async with asyncio.timeout(self._config.stall_deadline):
+                while not collecting.done:
+                    await ended.wait()
+        except TimeoutError:
+            late = ", ".join(map(str, sorted(collecting.missing)))
+            collecting.fail(f"shards {late} did not send their parts in time")
+        if collecting.failure:
+            _log.error("nothing is saved to %s: %s", path, collecting.failure)
+            return
+        views, version = collecting.arena.views, collecting.version
+        await asyncio.to_thread(write_model, path, views, version, tables)
+        _log.info("version %d saved to %s", version, path)
+
     async def _save_now_and_then(self, seconds: float) -> None:
         """Write the parameters every so often; a lease keeps the version whole meanwhile."""
         path = self._config.save
         assert path is not None
         while True:
             await asyncio.sleep(seconds)
+            if self._collect is not None:
+                saving = asyncio.ensure_future(self._save_sharded(path, self._collect, True))
+                try:
+                    await asyncio.shield(saving)
+                except UsageError as error:
+                    _log.error("%s", error)
+                finally:  # as below
+                    await asyncio.wait([saving])
+                continue
             store = self._engine.store
             if store is None or not store.readable or self._engine.updates.working:
                 continue

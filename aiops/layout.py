@@ -122,7 +122,8 @@ class Cover:
 class Layout:
     """The tensors of a model in arena order.
 
-    ``empty``: there may be no tensors at all, since the model has tables.
+    ``empty``: there may be no tensors at all, since the model has tables. ``within``: of which
+    larger model these are pieces, and at which of its bytes they begin.
 
     Raises
     ------
@@ -131,8 +132,14 @@ class Layout:
     """
 
     def __init__(
-        self, tensors: Iterable[tuple[str, str, Sequence[int]]], *, empty: bool = False
+        self,
+        tensors: Iterable[tuple[str, str, Sequence[int]]],
+        *,
+        empty: bool = False,
+        within: tuple[Layout, int] | None = None,
     ) -> None:
+        self.within = within
+        self.begin = within[1] if within is not None else 0
         rows = [(str(name), dtype_named(dtype), tuple(shape)) for name, dtype, shape in tensors]
         if len(rows) > MAX_TENSORS or not (rows or empty):
             raise UsageError(f"a model has 1 to {MAX_TENSORS} tensors, not {len(rows)}")
@@ -151,7 +158,7 @@ class Layout:
         if len(self.index) < len(placed):
             twice, _count = Counter(tensor.name for tensor in placed).most_common(1)[0]
             raise UsageError(f"two tensors are called {twice!r}; names must differ")
-        if not offset and (rows or not empty):
+        if not offset and (rows or not empty) and within is None:
             raise UsageError("the model has no parameters: every tensor is empty")
         self.sections = tuple(self._sections())
         self.starts: Ints = np.array([tensor.offset for tensor in placed], np.int64)

@@ -18,6 +18,7 @@ import msgpack
 
 from aiops.fields import (
     MAX_TEXT,
+    Apart,
     Blob,
     Gate,
     Have,
@@ -26,6 +27,7 @@ from aiops.fields import (
     Offered,
     OptReal,
     Plain,
+    Ranges,
     Real,
     Rows,
     Sparse,
@@ -251,6 +253,7 @@ class Welcome(Message):
     model: Rows
     last_seq: UInt  # the highest push of this client the server has taken, 0 for none
     tables: Sparse = ()
+    apart: Apart = ()  # the model's other shards, if there are any
 
 
 @value
@@ -262,6 +265,7 @@ class Model(Message):
     version: UInt
     model: Rows
     tables: Sparse = ()
+    apart: Apart = ()
 
 
 @value
@@ -390,6 +394,180 @@ class Release(Message):
     kind = "release"
 
 
+# ---------------------------------------------------------------- between shards and clients
+
+
+@value
+class Follow(Message):
+    """The first message to a follower: with which client's connection to the lead this goes.
+
+    ``run`` is what the lead's welcome called its run.
+    """
+
+    kind = "follow"
+    role: ClassVar[str] = "branch"
+    protocol: UInt
+    client: Text
+    epoch: UInt
+    name: Text
+    run: Text
+    pongs: bool
+    nonce: Nonce
+    agent: Text
+
+
+@value
+class Attached(Message):
+    """The follower is ready for whoever introduced itself."""
+
+    kind = "attached"
+    protocol: UInt
+    proof: Blob
+
+
+@value
+class Portion(Message):
+    """What lies on this shard of a push or of an answer: their parts, under the request's id.
+
+    ``version`` is the model's in an answer, and 0 in a push.
+    """
+
+    kind = "portion"
+    version: UInt
+    parts: Parts = ()
+
+
+# ---------------------------------------------------------------- between a lead and its followers
+
+
+@value
+class Lead(Message):
+    """The first message of a lead to a follower: from here on it gives the orders.
+
+    Both must have the same policy with the same settings.
+    """
+
+    kind = "lead"
+    role: ClassVar[str] = "lead"
+    protocol: UInt
+    client: Text  # the lead's own id
+    epoch: UInt
+    name: Text
+    run: Text
+    pongs: bool
+    nonce: Nonce
+    agent: Text
+    policy: Text
+    settings: Plain
+
+
+@value
+class Begin(Message):
+    """The model, and the bytes of it that this follower holds from here on: the payloads.
+
+    ``number`` is which of the shards ``apart`` it is, from 1.
+    """
+
+    kind = "begin"
+    plan: Plain
+    model: Rows
+    apart: Apart
+    number: UInt
+    parts: Parts = ()
+
+
+@value
+class Expect(Message):
+    """A client's request will bring a portion, which is push ``id`` by the lead's count.
+
+    Room is given in the order of these. Without ``ranges`` what comes is thrown away.
+    """
+
+    kind = "expect"
+    client: Text
+    epoch: UInt
+    request: UInt
+    ranges: Ranges
+
+
+@value
+class Use(Message):
+    """Update ``id``: what to do with push ``number`` (0: none) and with what was collected.
+
+    ``version`` is the model's before it: a follower publishes what it computed when it hears of it.
+    """
+
+    kind = "use"
+    number: UInt
+    version: UInt
+    work: Plain
+
+
+@value
+class Send(Message):
+    """Send a client its portion of the answer to request ``id``, of this version.
+
+    ``client`` is empty when the lead itself is to be sent it.
+    """
+
+    kind = "send"
+    client: Text
+    epoch: UInt
+    version: UInt
+    ranges: Ranges
+
+
+@value
+class Hold(Message):
+    """Keep a version, or (``keep`` false) let it go: gradients will be compared with it."""
+
+    kind = "hold"
+    version: UInt
+    keep: bool
+
+
+@value
+class Forget(Message):
+    """Push ``id`` by the lead's count is done with, or will not come.
+
+    ``keep``: its room is free again, but it may be used once more.
+    """
+
+    kind = "forget"
+    keep: bool
+
+
+@value
+class Count(Message):
+    """Ask what has crossed between this follower and each client."""
+
+    kind = "count"
+
+
+@value
+class Arrived(Message):
+    """All of this shard's portion of push ``id`` is there; ``fault``: why it cannot be used."""
+
+    kind = "arrived"
+    fault: Plain
+
+
+@value
+class Done(Message):
+    """Update ``id`` is computed. ``sums``: its statistic by piece, int64, little endian."""
+
+    kind = "done"
+    sums: Blob
+
+
+@value
+class Counted(Message):
+    """The answer, by client: its bytes in and out, messages in and out, and these by kind."""
+
+    kind = "counted"
+    clients: Plain
+
+
 # ---------------------------------------------------------------- between the workers of a round
 
 
@@ -412,13 +590,18 @@ class Chunk(Message):
     parts: Parts = ()
 
 
+Greeting: TypeAlias = Hello | Follow | Lead
+"""What may come first on a connection to a server."""
+
 KINDS: Mapping[str, type[Message]] = {
     cls.kind: cls
     for cls in (
         *(Hello, Prove, Define, Describe, Push, Again, Fetch, FetchRows, PushRows, Stats),
         *(Ping, Leave, Meet),
         *(Challenge, Welcome, Model, Ack, Params, TableRows, Report, Round, Pong, Error),
-        *(Share, Release, Greet, Chunk),
+        *(Share, Release, Follow, Attached, Portion),
+        *(Lead, Begin, Expect, Use, Send, Hold, Forget, Count, Arrived, Done, Counted),
+        *(Greet, Chunk),
     )
 }
 

@@ -15,8 +15,10 @@ from aiops.events import (
     Apply,
     Drop,
     Effect,
+    End,
     Event,
     Note,
+    Order,
     Reply,
     Shares,
     Tick,
@@ -27,6 +29,7 @@ from aiops.layout import Ints
 from aiops.machine import Machine
 from aiops.pacing import Pacing
 from aiops.rowsintake import RowsIncoming
+from aiops.shards.links import Links
 from aiops.surroundings import Surroundings
 from aiops.wire import SMALL
 
@@ -72,6 +75,8 @@ class Performer:
         self._loop, self._now, self._post, self._failed = loop, here.now, post, failed
         self._peers, self._pacing = connections.peers, pacing
         self._applier = here.applier(loop, failed)
+        self.links: Links | None = None  # to followers, if there are any
+        self.end: Callable[[str], None] = lambda why: None  # has the server end
         self._warm = False
         self._tick: asyncio.TimerHandle | None = None
 
@@ -174,6 +179,13 @@ class Performer:
         if self._pacing is not None:
             self._pacing.share(effect, self._peers)
 
+    def _order(self, effect: Order) -> None:
+        assert self.links is not None
+        self.links.send(effect)
+
+    def _finish(self, effect: End) -> None:
+        self.end(effect.why)
+
     def _note(self, effect: Note) -> None:
         _log.warning("%s", effect.text)
 
@@ -186,4 +198,6 @@ _PERFORM: Mapping[type[Any], Callable[[Performer, Any], None]] = {
     WakeAt: Performer._wake_at,
     Note: Performer._note,
     Shares: Performer._share,
+    Order: Performer._order,
+    End: Performer._finish,
 }

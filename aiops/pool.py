@@ -22,7 +22,9 @@ class Pool:
         self.bound = bound
         self.out = 0
         self.peak = 0
+        self.lacking = 0  # how many wait for one in a line that is kept elsewhere
         self.wake: Callable[[], object] | None = None  # has `settle` called soon, from any thread
+        self.given: Callable[[], None] | None = None  # called when there may be more room
         self._returned: deque[Bytes] = deque()
         self._line: deque[Callable[[], bool]] = deque()
         self._spare: list[Bytes] = []
@@ -31,7 +33,7 @@ class Pool:
     @property
     def waiting(self) -> int:
         """How many wait for a buffer."""
-        return len(self._line)
+        return len(self._line) + self.lacking
 
     def take(self, nbytes: int) -> Bytes | None:
         """Return a buffer of that size, or None when the bound does not allow it now.
@@ -57,6 +59,23 @@ class Pool:
     def kept(self) -> int:
         """Bytes kept for pushes to come; with those that are out never more than the bound."""
         return sum(len(spare) for spare in self._spare)
+
+    def reserve(self, nbytes: int) -> bool:
+        """Count bytes that will be taken before long, if the bound allows it; say whether it did.
+
+        `unreserve` them before they are taken.
+        """
+        if self._returned:
+            self.settle()
+        if self.out and self.out + nbytes > self.bound:
+            return False
+        self.out += nbytes
+        self.peak = max(self.peak, self.out)
+        return True
+
+    def unreserve(self, nbytes: int) -> None:
+        """Count them no longer."""
+        self.out -= nbytes
 
     def wait(self, again: Callable[[], bool]) -> None:
         """Stand in line: ``again`` is called when there may be room, and says whether there was."""
@@ -99,3 +118,5 @@ class Pool:
                     self._line.popleft()
         finally:
             self._retrying = False
+        if self.given is not None:
+            self.given()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from aiops.config import Config
 from aiops.server import Server
+from aiops.shards.children import Children
 
 _log = logging.getLogger("aiops.server")
 
@@ -18,13 +19,23 @@ _SPARE_FILES = 64
 
 
 async def run(config: Config, announce: Callable[[str], None]) -> None:
-    """Run a server until a signal ends it; ``announce`` is given the URL when it listens."""
-    server = Server(_with_room(config))
-    loop = asyncio.get_running_loop()
+    """Run a server until a signal ends it; ``announce`` is given the URL when it listens.
+
+    With ``shards`` the other servers are processes of their own, which end with this one.
+    """
+    config = _with_room(config)
+    loop, ending = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, server.stop)
-    announce(await server.start())
-    await server.serve()
+        loop.add_signal_handler(number, ending.set)
+    async with Children(config) as children:
+        server = Server(children.config)
+        url = await server.start()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, server.stop)
+        if ending.is_set():
+            server.stop()
+        announce(url)
+        await server.serve()
 
 
 def _with_room(config: Config) -> Config:

@@ -31,7 +31,8 @@ class Recalled:
     @property
     def cover(self) -> Cover:
         """Which tensors it has, at the versions that it was first pushed with."""
-        return self.take().cover
+        gradient = self.take()
+        return gradient.whole or gradient.cover
 
     def take(self) -> Gradient:
         """Return it."""
@@ -82,3 +83,5 @@ class Recall:
         gradient = self._kept.pop(worker, None)
         if gradient is not None:
             self.nbytes -= len(gradient.data)
+            if gradient.let_go is not None:
+                gradient.let_go()

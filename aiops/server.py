@@ -21,7 +21,7 @@ from typing import Any
 from aiops import address
 from aiops.algorithms import find
 from aiops.config import Config
-from aiops.connections import Connections
+from aiops.connections import Brain, Connections
 from aiops.engine import Engine
 from aiops.errors import ConnectionLost, UsageError, nearest
 from aiops.events import Event, Stopping
@@ -32,6 +32,10 @@ from aiops.performer import Performer
 from aiops.profiling import Profile
 from aiops.samehost import same_user
 from aiops.segments import Room, SharedRoom
+from aiops.shards.collecting import Collecting
+from aiops.shards.follower import Follower
+from aiops.shards.lead import Lead
+from aiops.shards.links import Links
 from aiops.sockets import narrow
 from aiops.surroundings import SURROUNDINGS
 
@@ -64,28 +68,37 @@ class Server:
         algorithm = find(config.policy).make(config.settings())
         options = dataclasses.replace(config.options(), run=here.token_bytes(8).hex())
         self._pacing = Pacing.of(config, here, self.post)
-        self._beside = None if config.no_shm or self._pacing is not None else here.beside
+        alone = not (config.sharded or config.follower)  # no shard lends its part yet
+        alone = alone and self._pacing is None
+        self._beside = here.beside if alone and not config.no_shm else None
         relaxed = config.consistency == "relaxed"  # who reads is sent what there is at that moment
         self._profile = Profile(config.profile) if config.profile is not None else None
-        self._machine = Machine(
+        self._machine = machine = Machine(
             Room() if self._beside is None or relaxed else SharedRoom(),
             here.together,
             self._profile.measure if self._profile is not None else unmeasured,
         )
-        self.engine = Engine(algorithm, options, self._machine)
-        self._handle = self._machine.measure("policy", self.engine.handle)
-        if self._profile is not None:
-            self.engine.profile = self._profile.report
+        self._links: Links | None = None  # to the followers
+        self._lead: Lead | None = None
+        self._brain: Brain
+        if config.follower:
+            self._brain = Follower(algorithm, options, machine)
+        else:
+            self._brain = self._engine = Engine(algorithm, options, machine)
+            if self._profile is not None:
+                self._engine.profile = self._profile.report
+            if config.sharded:
+                self._brain = self._lead = Lead(self._engine, config.reach())
+                self._links = self._reaching(options.run)
+        self._handle = machine.measure("policy", self._brain.handle)
         self.connections = Connections(
-            config,
-            self.engine.intake,
-            here,
-            self._pacing,
-            self.post,
-            self._stir,
-            self._machine.measure,
+            *(config, self._brain, here, self._pacing, self.post, self._stir, self._flush),
+            machine.measure,
         )
-        self._keeping = Keeping(config, self.engine, self._now)
+        self._keeping: Keeping | None = None
+        if not config.follower:
+            collect = self._collect if self._lead is not None else None
+            self._keeping = Keeping(config, self._engine, self._now, collect)
         self._performer: Performer | None = None
         self._events: deque[Event] = deque()
         self._handling = False
@@ -96,6 +109,22 @@ class Server:
         self._broken = False  # an update failed midway: the parameters cannot be trusted any more
         self._changed: asyncio.Event | None = None  # set when something happens
 
+    def _reaching(self, run: str) -> Links:
+        """Return what reaches the followers."""
+        assert self._lead is not None
+        config, algorithm = self.config, self._engine.algorithm
+        return Links(
+            [(host or _nearest(config.host), port) for host, port in config.reach()],
+            *(config.token, run, algorithm.name, algorithm.settings()),
+            *(config.heartbeat, self._here),
+            *(self._lead.place_told, self.post),
+        )
+
+    @property
+    def engine(self) -> Engine:
+        """What decides, unless this server is a follower."""
+        return self._engine
+
     # ------------------------------------------------------------ life
 
     async def start(self) -> str:
@@ -105,17 +134,24 @@ class Server:
         self._performer = Performer(
             loop, self._here, self.connections, self._pacing, self.post, self._failed, self._machine
         )
+        self._performer.links, self._performer.end = self._links, self._end
         try:
-            model = self._keeping.open()
+            if self._links is not None:
+                await self._links.connect(self.config.hello_deadline)
+            model = self._keeping.open() if self._keeping is not None else None
             if model is not None:
                 self.post(model)
             self._listener = await self._listen(loop)
         except BaseException:
+            if self._links is not None:
+                self._links.end()
             self._performer.close()
-            self._keeping.abandon()
+            if self._keeping is not None:
+                self._keeping.abandon()
             raise
-        self._keeping.begin(loop)
-        for pool in self.engine.intake.pools:
+        if self._keeping is not None:
+            self._keeping.begin(loop)
+        for pool in self._brain.pools:
             pool.wake = partial(loop.call_soon_threadsafe, pool.settle)
         self.connections.begin(loop)
         self._listen_near(loop)
@@ -172,6 +208,13 @@ class Server:
         host, port = self._listener.sockets[0].getsockname()[:2]
         return address.write(host, port)
 
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        assert self._listener is not None
+        port: int = self._listener.sockets[0].getsockname()[1]
+        return port
+
     async def serve(self) -> None:
         """Run until `stop` is called and everything is drained; then save and close."""
         assert self._ended is not None
@@ -184,6 +227,12 @@ class Server:
         """Begin to end: take no more pushes, answer who waits, then close."""
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
+
+    def _end(self, why: str) -> None:
+        """End as the brain wants it, with an error if there is a reason."""
+        if why and self._ended is not None and not self._ended.done():
+            self._ended.set_exception(ConnectionLost(why))
+        self.stop()
 
     def _failed(self, error: BaseException) -> None:
         self._broken = True
@@ -199,7 +248,8 @@ class Server:
         for sock in self._near:
             loop.remove_reader(sock)
             sock.close()
-        self._keeping.stop()
+        if self._keeping is not None:
+            self._keeping.stop()
         if not self._broken:
             self.post(Stopping(self._now()))
             await self._drain()
@@ -212,22 +262,27 @@ class Server:
             await self._change(0.05)
         if self._pacing is not None:
             self._pacing.pacer.stop()
-        for pool in self.engine.intake.pools:
+        for pool in self._brain.pools:
             pool.wake = None
         self._performer.close()
-        await self._keeping.end()
-        if self._profile is not None:
-            self._profile.write()
+        try:
+            if self._keeping is not None:
+                await self._keeping.end()
+        finally:
+            if self._links is not None:
+                self._links.end()
+            if self._profile is not None:
+                self._profile.write()
 
     async def _drain(self) -> None:
         """Wait until everything is answered and sent, or those who are to read it do not."""
         loop, connections = asyncio.get_running_loop(), self.connections
         moved = began = loop.time()
         sent = -1
-        while not self.engine.idle or connections.unsent:
+        while not self._brain.idle or connections.unsent:
             now, before = loop.time(), sent
             sent = connections.sent
-            if sent != before or not self.engine.idle:
+            if sent != before or not self._brain.idle:
                 moved = now
             if now - began >= self.config.drain_deadline or now - moved >= _UNMOVED:
                 return
@@ -259,13 +314,32 @@ class Server:
         try:
             while self._events:
                 event = self._events.popleft()
-                if self._keeping.journal is not None:
+                if self._keeping is not None and self._keeping.journal is not None:
                     self._keeping.journal.note(event)
                 for effect in self._handle(event):
                     self._performer.perform(effect)
         finally:
             self._handling = False
         self._stir()
+
+    def _collect(self) -> Collecting | None:
+        """Begin to bring the model together from all shards; None while it cannot be read."""
+        assert self._lead is not None
+        collecting = self._lead.collect()
+        self._flush()
+        return collecting
+
+    def _flush(self) -> None:
+        """Carry out what follows from having placed something, unless an event is being handled."""
+        if self._lead is None or self._handling or self._performer is None:
+            return
+        for effect in self._brain.flush():
+            self._performer.perform(effect)
+
+
+def _nearest(host: str) -> str:
+    """Return where what listens at a host's every address is reached from the same host."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 @contextlib.asynccontextmanager
@@ -302,6 +376,13 @@ async def serve(**settings: Any) -> AsyncIterator[Server]:
         raise UsageError(
             f"a server has no setting {unknown!r}; {nearest(unknown, known)}"
         ) from None
+    async with contextlib.AsyncExitStack() as stack:
+        config = await _with_followers(config, stack)
+        yield await stack.enter_async_context(_running(config))
+
+
+@contextlib.asynccontextmanager
+async def _running(config: Config) -> AsyncIterator[Server]:
     server = Server(config)
     await server.start()
     running = asyncio.ensure_future(server.serve())
@@ -310,6 +391,24 @@ async def serve(**settings: Any) -> AsyncIterator[Server]:
     finally:
         server.stop()
         await running
+
+
+async def _with_followers(config: Config, stack: contextlib.AsyncExitStack) -> Config:
+    """Run the followers of ``shards`` inside this event loop too, and name them in the config."""
+    if config.shards == 1 or config.followers:
+        return config
+    ports = []
+    for _shard in range(1, config.shards):
+        follower = await stack.enter_async_context(_running(following(config)))
+        ports.append(f":{follower.port}")
+    return dataclasses.replace(config, followers=ports)
+
+
+def following(config: Config) -> Config:
+    """Return how a follower of a server is run."""
+    return dataclasses.replace(
+        config, shards=1, follower=True, port=0, init=None, save=None, save_every=None, ledger=None
+    )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -48,6 +48,7 @@ class Job:
     ``factor``, at the learning rate ``steps[t]`` for tensor t. ``scalars`` are the rule's, one row
     per tensor; ``sent`` is what it reads beside the parameters: the version that the gradient's
     worker was sent. A gradient whose norm is more than ``clip`` (if not 0) is scaled down to it.
+    ``pushed`` are the tensors that the gradient covers, on whichever shard.
     """
 
     store: Store
@@ -61,6 +62,7 @@ class Job:
     base: Version | None = None
     target: Version | None = None
     touched: Ints = field(default_factory=lambda: _NONE)
+    pushed: Ints = field(default_factory=lambda: _NONE)
 
     @property
     def cost(self) -> int:
@@ -76,7 +78,8 @@ class Job:
         if self.gradient is not None and self.gradient.parts and not self._packed():
             self.gradient = self.store.dense(self.gradient)
         if self.gradient is not None and self.weights is not None:
-            self.store.accumulator.fold(self.gradient, self.weights)
+            mine = self.weights[: len(self.gradient.cover.tensors)]
+            self.store.accumulator.fold(self.gradient, mine)
         return _NONE if self.target is None else self.store.step(self)
 
 
@@ -100,6 +103,9 @@ class Store:
         The initial parameters (may also be given by `set`).
     machine
         Where further versions are made, who shares the work of an update, and who counts.
+    held
+        The pieces of the model that are held here, if other shards hold the rest: the first of its
+        tensors, of which the last may be cut. Versions and sums are those of the whole model.
     """
 
     def __init__(
@@ -112,35 +118,41 @@ class Store:
         relaxed: bool = False,
         arena: Arena | None = None,
         machine: Machine | None = None,
+        held: Layout | None = None,
     ) -> None:
         machine = machine or Machine()
         self._together = machine.together
         self._dense = machine.measure("decode", Gradient.dense)
         self.layout, self.rule, self.relaxed = layout, rule, relaxed
+        self.held = held = layout if held is None else held
         levels = np.zeros(len(layout.tensors), np.int64)
-        self._shelf = Shelf(Version(0, arena or Arena(layout), levels, 0), live, machine.room)
+        first = Version(0, arena or Arena(held), levels, 0, layout=layout)
+        self._shelf = Shelf(first, live, machine.room)
         self.state: list[tuple[Array, ...]] = []
         self.masters: list[Array | None] = []
-        self._kernels = [kernels.build(rule, s.dtype, backend) for s in layout.sections]
+        self._kernels = [kernels.build(rule, s.dtype, backend) for s in held.sections]
         nothing = np.empty(0, np.int64)
         none = kernels.Spans(nothing, nothing, nothing, np.empty(0))
         self._spans: list[tuple[Array | None, Array | None, kernels.Spans]] = [
             (None, None, none)
-        ] * len(layout.sections)
+        ] * len(held.sections)
         # The same for a collected gradient, which is in the compute dtype already.
-        self._wide = [kernels.build(rule, compute_dtype(s.dtype), backend) for s in layout.sections]
-        for section in layout.sections:
+        self._wide = [kernels.build(rule, compute_dtype(s.dtype), backend) for s in held.sections]
+        for section in held.sections:
             size, dtype = section_size(section), compute_dtype(section.dtype)
             self.state.append(tuple(np.full(size, v, dtype) for v in rule.state.values()))
             wide = dtype == section.dtype
             self.masters.append(None if wide else np.empty(size, dtype))
         if arena is not None:
             self._fill_masters()
+        self._cut_to_held: tuple[Array | None, Array | None, Array | None, Array | None] | None = (
+            None
+        )
         self._accumulator: Accumulator | None = None
         self._decoded: Bytes | None = None
         self._packed: dict[str, kernels.Kernel] = {}  # by the codec that they read
         self._backend = backend
-        self.cost = layout.nbytes * (3 + len(rule.state))  # bytes that an update reads and writes
+        self.cost = held.nbytes * (3 + len(rule.state))  # bytes that an update reads and writes
         self.busy = False  # the current version is being overwritten
         self.sums = self._first_sums()
         self._units = kernels.STATISTIC_SCALE * np.maximum(layout.sizes, 1)  # of a tensor's mean
@@ -196,17 +208,17 @@ class Store:
     def accumulator(self) -> Accumulator:
         """The sum in progress (made on first use: most rules need none)."""
         if self._accumulator is None:
-            self._accumulator = Accumulator(self.layout, self._backend, self._together)
+            self._accumulator = Accumulator(self.held, self._backend, self._together)
         return self._accumulator
 
     def dense(self, gradient: Gradient) -> Gradient:
         """Return a gradient with every tensor raw; it is valid until the next is asked for."""
-        found: Gradient = self._dense(gradient, self.layout, self._decoding_room, self._backend)
+        found: Gradient = self._dense(gradient, self.held, self._decoding_room, self._backend)
         return found
 
     def _decoding_room(self) -> Bytes:
         if self._decoded is None:
-            self._decoded = aligned(self.layout.nbytes)
+            self._decoded = aligned(self.held.nbytes)
         return self._decoded
 
     def set(self, arrays: Mapping[str, Array]) -> None:
@@ -234,7 +246,7 @@ class Store:
 
         Others are decoded first.
         """
-        if [section.dtype for section in self.layout.sections] == [np.float32]:
+        if [section.dtype for section in self.held.sections] == [np.float32]:
             for name in kernels.PACKED & set(codecs):
                 self._packed[name] = kernels.build(self.rule, np.float32, self._backend, name)
 
@@ -247,16 +259,19 @@ class Store:
         """Compile the kernels now, so that the first push need not wait for it."""
         for kernel in (*self._kernels, *self._wide, *self._packed.values()):
             kernel.warm()
-        for section in self.layout.sections:
+        for section in self.held.sections:
             kernels.survey(np.zeros(1, section.dtype), self._backend)
 
-    def begin(self) -> Version:
-        """Return where the next version is to be written: in place, or a spare arena."""
+    def begin(self, spare: bool = False) -> Version:
+        """Return where the next version is to be written: in place, or a spare arena.
+
+        ``spare``: not in place, whoever reads here.
+        """
         assert not self.busy, "one update at a time"
         if self.relaxed:
             self.busy = True
             return self.current
-        target = self._shelf.target()
+        target = self._shelf.target(spare)
         self.busy = target is self.current  # else readers of the current version go on
         return target
 
@@ -274,26 +289,42 @@ class Store:
 
     def step(self, job: Job) -> Ints:
         """Run the rule for a job (on any thread; one at a time)."""
+        if self.held is not self.layout:
+            job = self._of_held(job)
         base, target, steps = job.base, job.target, job.steps
         assert base is not None
         assert target is not None
         assert steps is not None
-        if target is not base and len(job.touched) < len(self.layout.tensors):
+        if target is not base and len(job.touched) < len(self.held.tensors):
             np.copyto(target.arena.data, base.arena.data)
+        if not len(job.touched):
+            return _NONE
         if job.gradient is not None and job.weights is None:
             return self._step_from(job, job.gradient, base, target, steps)
         return self._step_from_sum(job, base, target, steps)
+
+    def _of_held(self, job: Job) -> Job:
+        """Return what a job comes to here, where only the first tensors are held."""
+        count = int(np.searchsorted(job.touched, len(self.held.tensors)))
+        whole = count == len(self.held.tensors)
+        known = self._cut_to_held
+        if known is None or known[0] is not job.steps or known[1] is not job.scalars:
+            steps = None if job.steps is None else job.steps[:count]
+            scalars = None if job.scalars is None else job.scalars[:count]
+            known = self._cut_to_held = (job.steps, job.scalars, steps, scalars)
+        touched = self.held.all if whole else job.touched[:count]
+        return replace(job, touched=touched, steps=known[2], scalars=known[3])
 
     def _step_from(
         self, job: Job, gradient: Gradient, base: Version, target: Version, steps: Array
     ) -> Ints:
         if gradient.parts:
-            found = groups(self.layout, gradient, self._packed)
+            found = groups(self.held, gradient, self._packed)
             if found is not None:
                 return self._step_packed(job, gradient, found, base, target, steps)
             gradient = self.dense(gradient)
         sums, work = [], []
-        for index, section in enumerate(self.layout.sections):
+        for index, section in enumerate(self.held.sections):
             if gradient.cover.whole:  # the usual case, and its spans are known
                 spans = self._whole_spans(index, steps, job.scalars)
                 grad = gradient.data[section.start : section.stop].view(section.dtype)
@@ -301,7 +332,7 @@ class Store:
                 rows = rows_in(gradient.cover.tensors, section)
                 if not len(rows):
                     continue
-                spans, grad = spans_of(self.layout, section, gradient, rows, steps)
+                spans, grad = spans_of(self.held, section, gradient, rows, steps)
                 if job.scalars is not None:
                     spans.more = job.scalars[rows]
             work.append((index, spans, grad))
@@ -333,10 +364,8 @@ class Store:
         reads = [] if job.sent is None else [job.sent.arena.sections[0]]
         for group in found:
             chosen = tensors[group.rows]
-            lo = self.layout.starts[chosen] // source.itemsize
-            spans = kernels.Spans(
-                lo, lo + self.layout.sizes[chosen], group.source, steps[group.rows]
-            )
+            lo = self.held.starts[chosen] // source.itemsize
+            spans = kernels.Spans(lo, lo + self.held.sizes[chosen], group.source, steps[group.rows])
             if job.scalars is not None:
                 spans.more = job.scalars[group.rows]
             kernel = self._packed.get(group.codec, self._kernels[0])
@@ -355,7 +384,7 @@ class Store:
         """Return the spans of a whole section; the last ones again if the numbers are the same."""
         last, others, spans = self._spans[index]
         if last is not steps or others is not scalars:
-            section, (lo, hi) = self.layout.sections[index], self.layout.whole[index]
+            section, (lo, hi) = self.held.sections[index], self.held.whole[index]
             mine = slice(section.first, section.last)
             if last is None:
                 spans = kernels.Spans(lo, hi, lo, steps[mine])
@@ -367,13 +396,13 @@ class Store:
 
     def _step_from_sum(self, job: Job, base: Version, target: Version, steps: Array) -> Ints:
         sums, work = [], []
-        for index, section in enumerate(self.layout.sections):
+        for index, section in enumerate(self.held.sections):
             rows = rows_in(job.touched, section)
             if not len(rows):
                 continue
             tensors, item = job.touched[rows], section.dtype.itemsize
-            lo = (self.layout.starts[tensors] - section.start) // item
-            spans = kernels.Spans(lo, lo + self.layout.sizes[tensors], lo, steps[rows])
+            lo = (self.held.starts[tensors] - section.start) // item
+            spans = kernels.Spans(lo, lo + self.held.sizes[tensors], lo, steps[rows])
             if job.scalars is not None:
                 spans.more = job.scalars[rows]
             work.append((index, spans))

@@ -101,6 +101,11 @@ class Updates:
         """Whether rows of a table are being read or written."""
         return self._working is not None
 
+    @property
+    def reads(self) -> Version | None:
+        """What the outstanding update reads beside the parameters, if nobody else holds it."""
+        return self._sent.version if self._sent is not None else None
+
     def begin(self, store: Store) -> None:
         """Hear that the model is defined."""
         self._store = store
@@ -364,7 +369,7 @@ class Updates:
         direct = verdict.divide == 1 and not self._collected and item is not None
         if item is not None:
             cover = item.sink.cover
-            job.gradient = item.sink.take()
+            job.gradient, job.pushed = item.sink.take(), cover.tensors
             self._count(item.staleness)
             scales, steps = self._steps(cover, item.staleness, stale)
             if direct:

@@ -86,10 +86,13 @@ ALL = Wanted(-1)
 
 
 class Version:
-    """One version of the parameters; immutable while `readers` is not 0."""
+    """One version of the parameters; immutable while `readers` is not 0.
+
+    ``layout`` is the model's; the arena may hold only the first of its bytes.
+    """
 
     __slots__ = (
-        *("_changed", "_parts", "arena", "leases", "lent", "level", "number", "readers"),
+        *("_changed", "_parts", "arena", "layout", "leases", "lent", "level", "number", "readers"),
         *("spoilt", "tensor_versions"),
     )
 
@@ -100,9 +103,11 @@ class Version:
         tensor_versions: Ints,
         level: int | None,
         changed: Ints | None = None,
+        layout: Layout | None = None,
     ) -> None:
         self.number = number
         self.arena = arena
+        self.layout = layout or arena.layout
         self.tensor_versions = tensor_versions
         self.level = level  # the version of every tensor, when they are all equal
         self._changed = changed
@@ -116,7 +121,7 @@ class Version:
     def parts(self) -> Parts:
         """The parts that this version travels as."""
         if self._parts is None:
-            layout = self.arena.layout
+            layout = self.layout
             if self.level is not None:
                 self._parts = tuple(split(0, layout.nbytes, "raw", self.level))
             else:
@@ -132,7 +137,9 @@ class Version:
 
     def following(self, arena: Arena) -> Version:
         """Return what the next version is to be made of, in another arena."""
-        return Version(self.number, arena, self.tensor_versions, self.level, self._changed)
+        return Version(
+            self.number, arena, self.tensor_versions, self.level, self._changed, self.layout
+        )
 
     def follow(self, other: Version, tensors: Ints) -> None:
         """Become the version of another's number, with some of its tensors."""
@@ -153,18 +160,18 @@ class Version:
             if self._changed is None:
                 return self.parts
         mask = wanted.mask(self.changed)
-        layout = self.arena.layout
+        layout = self.layout
         return self.parts if mask.all() else tuple(_chosen(layout, self.tensor_versions, mask))
 
     def advance(self, number: int, touched: Ints) -> None:
         """Become the version of that number, in which the touched tensors have one more update."""
-        if touched is self.arena.layout.all:
+        if touched is self.layout.all:
             self._changed = None
         else:
             self._changed = self.changed.copy()
             self._changed[touched] = number
         self.number, self._parts = number, None
-        if touched is self.arena.layout.all:
+        if touched is self.layout.all:
             self.tensor_versions = self.tensor_versions + 1
             self.level = None if self.level is None else self.level + 1
         else:
@@ -199,20 +206,31 @@ class Lease:
     def glimpses(self, parts: Parts | None = None) -> list[list[memoryview]]:
         """Return views to be copied before the lease is released, one list per part (of all)."""
         parts = self.version.parts if parts is None else parts
-        data = self.version.arena.data.data
+        data, begin = self.version.arena.data.data, self.version.arena.layout.begin
         return [
-            [self._coded[place].data if place in self._coded else data[part.start : part.stop]]
+            [
+                self._coded[place].data
+                if place in self._coded
+                else data[part.start - begin : part.stop - begin]
+            ]
+            if part.nbytes
+            else []
             for place, part in enumerate(parts)
         ]
 
     def payloads(self, parts: Parts | None = None) -> list[list[memoryview]]:
         """Return views to send, one list per part; each keeps the version until it is let go."""
-        parts, found = self.version.parts if parts is None else parts, []
+        parts = self.version.parts if parts is None else parts
+        found: list[list[memoryview]] = []
+        begin = self.version.arena.layout.begin
         for place, part in enumerate(parts):
+            if not part.nbytes:  # its bytes lie on another shard
+                found.append([])
+                continue
             if place in self._coded:  # nobody writes to it any more
                 found.append([self._coded[place].data])
                 continue
-            array = self.version.arena.data[part.start : part.stop]
+            array = self.version.arena.data[part.start - begin : part.stop - begin]
             self._open += 1
             weakref.finalize(array, self._close).atexit = False
             found.append([array.data])
@@ -286,10 +304,13 @@ class Shelf:
         self.current.leases.append(weakref.ref(lease))
         return lease
 
-    def target(self) -> Version:
-        """Return where the next version is to be written: in place, or in a spare arena."""
+    def target(self, spare: bool = False) -> Version:
+        """Return where the next version is to be written: in place, or in a spare arena.
+
+        ``spare``: not in place, since the current version may still be asked for.
+        """
         self.settle()
-        if not self.current.readers and not self.current.spoilt:
+        if not (self.current.readers or self.current.spoilt or spare):
             return self.current
         if len(self._alive) >= self.live and self._busy >= self.live:
             self._evict()

@@ -41,10 +41,13 @@ _ASK = {
 }
 _TELL = {"model", "ack", "params", "rows", "report", "pong", "ping", "round", "share"}
 
+_ORDERS = ("begin", "expect", "use", "send", "hold", "forget", "count", "ping", "pong")
+_REPORTS = ("arrived", "done", "counted", "portion", "ping", "pong", "error")
+
 HANDSHAKE: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     # state         who speaks    what it may say      and the state that follows
     "start": {
-        "client": {"hello": "greeted", "greet": "met"},
+        "client": {"hello": "greeted", "greet": "met", "follow": "following", "lead": "leading"},
         "server": {"error": "closed"},
     },
     "greeted": {
@@ -61,11 +64,43 @@ HANDSHAKE: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         "client": {"pong": "left"},
         "server": {**dict.fromkeys(_TELL, "left"), "error": "left"},
     },
+    # at a follower: a client of the lead's
+    "following": {
+        "client": {},
+        "server": {"challenge": "following, challenged", "attached": "branch", "error": "closed"},
+    },
+    "following, challenged": {
+        "client": {"prove": "following, proved"},
+        "server": {"error": "closed"},
+    },
+    "following, proved": {"client": {}, "server": {"attached": "branch", "error": "closed"}},
+    "branch": {
+        "client": dict.fromkeys(("portion", "ping", "pong"), "branch"),
+        "server": dict.fromkeys(("portion", "ping", "pong", "error"), "branch"),
+    },
+    # at a follower: its lead
+    "leading": {
+        "client": {},
+        "server": {"challenge": "leading, challenged", "attached": "led", "error": "closed"},
+    },
+    "leading, challenged": {
+        "client": {"prove": "leading, proved"},
+        "server": {"error": "closed"},
+    },
+    "leading, proved": {"client": {}, "server": {"attached": "led", "error": "closed"}},
+    "led": {
+        "client": {**dict.fromkeys(_ORDERS, "led"), "leave": "relieved"},
+        "server": dict.fromkeys(_REPORTS, "led"),
+    },
+    "relieved": {"client": {}, "server": dict.fromkeys(_REPORTS, "relieved")},
     # between the workers of a round: the client is the one that connects, the server the next
     "met": {"client": {}, "server": {"greet": "paired", "error": "closed"}},
     "paired": {"client": {"chunk": "paired"}, "server": {}},
     "closed": {"client": {}, "server": {}},
 }
+
+_KNOWN = ("open", "left", "branch", "led", "relieved")
+"""The states of those who have introduced themselves."""
 
 SMALL = 64 * 1024
 """A message of at most so many bytes in all is sent as one buffer: one write, no views kept."""
@@ -135,6 +170,35 @@ class Traffic:
                 mine[name].messages += kind.messages
                 mine[name].overhead += kind.overhead
                 mine[name].payload += kind.payload
+
+    def told(self) -> tuple[Any, ...]:
+        """Return all of it as plain values."""
+        kinds = (
+            {name: (kind.messages, kind.overhead, kind.payload) for name, kind in found.items()}
+            for found in (self.kinds_in, self.kinds_out)
+        )
+        return self.bytes_in, self.bytes_out, self.messages_in, self.messages_out, *kinds
+
+    @classmethod
+    def read(cls, told: Any) -> Traffic:
+        """Return what `told` told.
+
+        Raises
+        ------
+        RemoteProtocolError
+            When that is something else.
+        """
+        traffic = cls()
+        try:
+            *counts, kinds_in, kinds_out = told
+            traffic.bytes_in, traffic.bytes_out, traffic.messages_in, traffic.messages_out = counts
+            for mine, theirs in ((traffic.kinds_in, kinds_in), (traffic.kinds_out, kinds_out)):
+                for name, (count, overhead, payload) in theirs.items():
+                    kind = mine[name]
+                    kind.messages, kind.overhead, kind.payload = count, overhead, payload
+        except (AttributeError, TypeError, ValueError) as error:
+            raise RemoteProtocolError(f"counted.clients: {error}") from None
+        return traffic
 
 
 class Sink(Protocol):
@@ -437,7 +501,7 @@ class Wire:
 
     def _check_length(self, length: int) -> None:
         """Refuse a header longer than this peer may send now."""
-        stranger = self._side == "server" and self.state not in ("open", "left")
+        stranger = self._side == "server" and self.state not in _KNOWN
         limit = self.limits.greeting if stranger else self.limits.header
         if length > limit:
             raise RemoteProtocolError(f"header: {length} bytes announced, at most {limit} allowed")

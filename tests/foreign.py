@@ -176,7 +176,7 @@ class ForeignClient:
         assert end == length
         payloads: list[Payload] = []
         for _start, _stop, codec, nbytes, _version in header.get("parts", []):
-            assert codec == "raw"
+            assert codec in ("raw", "apart"), "in the latter nothing follows here"
             mark, size = struct.unpack(">BI", self._receive(5))
             if (mark, size) == (0xDD, 2):
                 one, segment, other, offset = struct.unpack(">BQBQ", self._receive(18))

@@ -22,11 +22,15 @@ PATIENCE = 20.0
 """Seconds after which a test gives up waiting; never reached when all is well."""
 
 
+SHARDS = 1
+"""Servers that a model is spread over, if a test says nothing else; see `tests.transports`."""
+
+
 class ServerThread:
     """A real server on a real socket, on an event loop in a thread of this process."""
 
     def __init__(self, **settings: Any) -> None:
-        self._settings = {"port": 0, **settings}
+        self._settings = {"port": 0, "shards": SHARDS, **settings}
         self._started: threading.Event = threading.Event()
         self._error: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

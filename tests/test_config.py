@@ -54,6 +54,9 @@ VALUES: dict[str, tuple[Any, Any, Any]] = {
     "heartbeat": (1.0, 2.0, 3.0),
     "drain_deadline": (0.0, 1.0, 2.0),
     "no_shm": (True, False, True),
+    "shards": (2, 3, 4),
+    "followers": (["a:1"], ["b:2"], ["c:3"]),
+    "follower": (True, False, True),
     "log_format": ("json", "text", "json"),
     "log_level": ("debug", "warning", "error"),
 }

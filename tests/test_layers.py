@@ -29,7 +29,7 @@ ROOMS: Mapping[str, str] = {
     "errors":       "errors address values words closing",
     "budget":       "bucket controller rates",
     "messages":     "fields messages decoding",
-    "layout":       "layout arena tables segments",
+    "layout":       "layout arena tables segments shards.placement",
     "wire":         "wire handshake lending",
     "ledger":       "ledger tally",
     "kernels":      "kernels",
@@ -37,9 +37,9 @@ ROOMS: Mapping[str, str] = {
     "store":        "machine gradients versions shadow store rows",
     "algorithms":   "algorithms gates",
     "engine":       "crew events pool incoming intake definition fitness recall shadowing answers"
-                    " updates meeting rowsintake rowsdesk engine statistics journal",
+                    " updates meeting rowsintake rowsdesk engine statistics journal shards",
     "conversation": "client.params client.leased client.outbox client.coding client.outgoing"
-                    " client.incoming client.rows client.requests client.dialogue"
+                    " client.incoming client.rows client.requests client.dialogue client.branch"
                     " client.conversation client.transfer",
     "routines":     "client.routines client.steps",
     "collective":   "collective",
@@ -47,7 +47,7 @@ ROOMS: Mapping[str, str] = {
     "sockets":      "sockets lookup spin applier surroundings samehost hands",
     "client":       "client",
     "server":       "server process connections performer profiling link paced pacing peer config"
-                    " files ledgerfile keeping",
+                    " files ledgerfile keeping shards.links shards.children",
     "tools":        "cli __main__ accounts throttle commands demo pages wire_examples sim testing"
                     " experiments",
 }  # fmt: skip

@@ -129,7 +129,8 @@ class TestUpToDate:
     def test_every_kind_is_shown(self) -> None:
         assert [example["name"] for example in VECTORS["messages"]] == list(KINDS)
         said = {said["header"]["kind"] for talk in TALKS for said in talk["messages"]}
-        assert said == set(KINDS) - {"stats", "report"}, "a report would change with every release"
+        untold = {"stats", "report", "count", "counted"}
+        assert said == set(KINDS) - untold, "a report would change with every release"
 
     def test_links_lead_somewhere(self) -> None:
         anchors = {

@@ -6,15 +6,19 @@ import pytest
 
 from aiops import performer, segments
 from aiops.client import outbox
+from tests import support
 
-TRANSPORTS = ("tcp", "near", "lent")
-"""Over TCP; on the same machine; and there with memory shared however small the model is."""
+TRANSPORTS = ("tcp", "near", "lent", "shards")
+"""Over TCP; on the same machine; there with memory shared however small the model is; and with the
+model spread over three servers."""
 
 
 def choose(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have servers and clients made from here on use a transport."""
     if transport == "tcp":
         monkeypatch.setenv("AIOPS_NO_SHM", "1")
+    elif transport == "shards":
+        monkeypatch.setattr(support, "SHARDS", 3)
     elif transport == "lent":
         monkeypatch.setattr(segments, "_SMALL", 1)
         monkeypatch.setattr(outbox, "SMALL", 0)

@@ -11,7 +11,8 @@ from typing import Any, Self
 
 from aiops import messages
 from aiops.client.aioconnection import AsyncConnection
-from aiops.client.backoff import Attempts, overdue
+from aiops.client.backoff import Attempts, overdue, reason
+from aiops.client.branch import Branch
 from aiops.client.facade import Facade
 from aiops.client.leased import Leased
 from aiops.client.params import Params, Stamped
@@ -279,9 +280,12 @@ class AsyncClient(Facade, AsyncClosing):
                 connection.heard.clear()
                 if connection.ended.done():
                     raise connection.ended.result()
+                for branch in self._talk.branches[len(connection.branches) :]:
+                    await self._reach_branch(branch, connection)
                 await connection.heard.wait()
         except BaseException:
             self._connection = None
+            connection.end(ConnectionLost("it is not complete"))
             transport.abort()
             self._talk.lost()
             raise
@@ -321,6 +325,27 @@ class AsyncClient(Facade, AsyncClosing):
             if side is not None:
                 side.close()
             raise
+
+    async def _reach_branch(self, branch: Branch, lead: AsyncConnection) -> None:
+        """Connect to another shard of the model."""
+        loop = asyncio.get_running_loop()
+        left = self._attempts.until - loop.time()
+        try:
+            hosts = self._here.known(branch.host) or await addresses(branch.host, left)
+            for others in range(len(hosts) - 1, -1, -1):
+                share = (self._attempts.until - loop.time()) / (1 + others)
+                connection = AsyncConnection(branch)
+                try:
+                    async with asyncio.timeout(share):
+                        await loop.create_connection(
+                            partial(connection.following, lead), hosts[-1 - others], branch.port
+                        )
+                    return
+                except OSError:
+                    if not others:
+                        raise
+        except OSError as error:
+            raise ConnectionLost(f"{branch.server} cannot be reached: {reason(error)}") from error
 
     def _give_up(self, error: AiopsError) -> None:
         """Nothing can be done about this connection: everybody who waits hears why."""

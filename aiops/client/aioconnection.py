@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
+from aiops.client.branch import Branch
 from aiops.client.conversation import Conversation
 from aiops.errors import AiopsError, ConnectionLost
 from aiops.lending import Shared
@@ -18,10 +19,12 @@ _GOODBYE = 1.0  # seconds that a last message may take to go out
 class AsyncConnection(asyncio.BufferedProtocol):
     """One connection; when it is lost, its client makes another.
 
+    Those to the shards of a model stand and fall together.
+
     Parameters
     ----------
     talk
-        The conversation whose bytes it carries.
+        The conversation whose bytes it carries, or the branch of it.
     shared
         What both sides will have shown each other, if it is within one machine.
     side
@@ -31,6 +34,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     Attributes
     ----------
+    branches
+        The connections to the other shards.
     ended
         Why it has, once it has.
     heard
@@ -39,18 +44,26 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def __init__(
         self,
-        talk: Conversation,
+        talk: Conversation | Branch,
         shared: Shared | None = None,
         side: Side | None = None,
         host: str = "",
     ) -> None:
         self._talk, self._shared, self._side = talk, shared, side
         self.host = host
+        self._lead = self
+        self.branches: list[AsyncConnection] = []
         self.transport: asyncio.Transport | None = None
         self.ended: asyncio.Future[AiopsError] = asyncio.get_running_loop().create_future()
         self.heard = asyncio.Event()
         self._views: list[memoryview] = []
-        self._full = False
+        self._full = self._deaf = False
+
+    def following(self, lead: AsyncConnection) -> AsyncConnection:
+        """Stand and fall with the connection to the lead of the shards; return this one."""
+        self._lead = lead
+        lead.branches.append(self)
+        return self
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Set the socket up, and say hello."""
@@ -74,8 +87,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         except AiopsError as error:
             self.end(error)
             return
-        self.heard.set()
-        self.flush()
+        self._lead.heard.set()
+        self._lead.flush()
 
     def eof_received(self) -> bool:
         """Close when the server does."""
@@ -97,6 +110,15 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def flush(self) -> None:
         """Send what the conversation has to say, as fast as the transport takes it."""
+        self._flush()
+        for branch in self.branches:
+            branch._flush()
+
+    def _flush(self) -> None:
+        if self.transport is not None and self._deaf != self._talk.waiting:
+            self._deaf = self._talk.waiting
+            if not self.transport.is_closing():
+                (self.transport.pause_reading if self._deaf else self.transport.resume_reading)()
         self._views.extend(memoryview(buffer) for buffer in self._talk.outgoing())
         views = self._views
         while views and not self._full and self.transport is not None:
@@ -114,7 +136,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def unsent(self) -> bool:
         """Whether something is still to be sent."""
         waiting = self.transport is not None and self.transport.get_write_buffer_size() > 0
-        return bool(self._views) or waiting
+        return bool(self._views) or waiting or any(branch.unsent for branch in self.branches)
 
     async def leave(self) -> None:
         """Say goodbye, unless in mid-message (it would be a part of that), and close."""
@@ -127,6 +149,13 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def end(self, error: AiopsError) -> None:
         """End the connection at once; what is unsent is thrown away."""
+        self._end(error)
+        if self._lead is not self:
+            self._lead.end(error)
+        for branch in self.branches:
+            branch._end(error)
+
+    def _end(self, error: AiopsError) -> None:
         if not self.ended.done():
             self.ended.set_result(error)
         self._views = []

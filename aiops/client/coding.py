@@ -7,17 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from aiops.codecs import Encoder, NotFinite
+from aiops.codecs import Codec, Encoder, NotFinite, raw
 from aiops.codecs.choice import Choice
 from aiops.errors import BadPush
 from aiops.layout import Array, Bytes, Layout, Tensor
+from aiops.shards.placement import Placement
 
 Encoded = list[tuple[int, Bytes, Array]]
-"""The tensors of one push that were coded: their payloads, and the encoder's rest before each."""
+"""What was coded of one push, by the byte of the arena at which it begins: its payload, and the
+encoder's rest before."""
 
 
 class Coding:
     """The encoders of one client, one per tensor, with error feedback.
+
+    A tensor that lies on several shards is coded in pieces, each as a tensor of its own.
 
     A gradient that is refused is its owner's again, who may push it anew, so nothing of it may stay
     in an encoder: `take_back` makes the rest what it was before.
@@ -28,29 +32,37 @@ class Coding:
         The model's tensors.
     choice
         Which codec each is pushed in.
+    placement
+        Where the model lies, if not on one server.
     """
 
-    def __init__(self, layout: Layout, choice: Choice) -> None:
-        self._layout = layout
-        self._codecs = [choice.codec(tensor) for tensor in layout.tensors]
-        self._encoders: dict[int, Encoder] = {}
+    def __init__(self, layout: Layout, choice: Choice, placement: Placement | None = None) -> None:
+        self._pieces = [
+            [(piece, choice.codec(piece)) for piece in _pieces(tensor, placement)]
+            for tensor in layout.tensors
+        ]
+        self._encoders: dict[int, Encoder] = {}  # by where in the arena the piece begins
         self._last: dict[int, Bytes] = {}  # the newest payload of each encoder
 
     @classmethod
-    def planned(cls, layout: Layout, plan: Mapping[str, Any]) -> Coding | None:
+    def planned(
+        cls, layout: Layout, plan: Mapping[str, Any], placement: Placement | None = None
+    ) -> Coding | None:
         """Return what a client plan asks for; None: everything travels raw.
 
         A codec that is not known here is not used: a server takes raw tensors at any time.
         """
         choice = Choice.told(plan.get("push_codec", ()))
-        return cls(layout, choice) if choice else None
+        return cls(layout, choice, placement) if choice else None
 
     def coded(self, index: int) -> bool:
-        """Whether a tensor travels coded."""
-        return self._codecs[index] is not None
+        """Whether a tensor, or a piece of it, travels coded."""
+        return any(codec is not None for _piece, codec in self._pieces[index])
 
-    def encode(self, index: int, array: Array, encoded: Encoded) -> tuple[str, Bytes]:
-        """Return a tensor's codec and its payload, and note it in ``encoded``.
+    def encode(self, index: int, array: Array, encoded: Encoded) -> list[tuple[Tensor, str, Bytes]]:
+        """Return a tensor's pieces (usually one, itself), each with its codec and its payload.
+
+        What is coded is noted in ``encoded``.
 
         Raises
         ------
@@ -58,22 +70,43 @@ class Coding:
             When a value is not finite, or 1e18 or more in magnitude; what was encoded for the same
             push has been taken back.
         """
-        tensor, codec = self._layout.tensors[index], self._codecs[index]
-        assert codec is not None
-        encoder = self._encoders.get(index)
+        pieces = self._pieces[index]
+        flat, begin = np.ascontiguousarray(array).reshape(-1), 0
+        found = []
+        for piece, codec in pieces:
+            values = flat[begin : begin + piece.size]
+            if codec is None:
+                found.append((piece, raw.NAME, values.view(np.uint8)))
+            else:
+                payload = self._encoded(piece, codec, values, array, begin, encoded)
+                found.append((piece, codec.name, payload))
+            begin += piece.size
+        return found
+
+    def _encoded(
+        self,
+        piece: Tensor,
+        codec: Codec,
+        values: Array,
+        array: Array,
+        begin: int,
+        encoded: Encoded,
+    ) -> Bytes:
+        encoder = self._encoders.get(piece.offset)
         if encoder is None:
-            encoder = self._encoders[index] = codec.encoder(tensor.shape, feedback=True)
+            encoder = self._encoders[piece.offset] = codec.encoder(piece.shape, feedback=True)
         with np.errstate(over="ignore"):  # a float64 beyond float32: the encoder refuses infinities
-            flat = np.ascontiguousarray(array).reshape(-1).astype(np.float32, copy=False)
+            single = values.astype(np.float32, copy=False)
         assert encoder.rest is not None, "it was made with feedback"
         before = encoder.rest.copy()
         try:
-            payload = np.frombuffer(encoder.encode(flat), np.uint8).copy()
+            payload = np.frombuffer(encoder.encode(single), np.uint8).copy()
         except NotFinite as fault:
-            raise self._refusal(tensor, fault, flat) from None
-        encoded.append((index, payload, before))
-        self._last[index] = payload
-        return codec.name, payload
+            value = float(single[fault.index])
+            raise _refusal(piece.name, array, begin + fault.index, value) from None
+        encoded.append((piece.offset, payload, before))
+        self._last[piece.offset] = payload
+        return payload
 
     def take_back(self, encoded: Encoded) -> None:
         """Forget a push that was refused, or never sent.
@@ -81,18 +114,25 @@ class Coding:
         Where another push of the tensor has been encoded since (of requests that were pipelined),
         its rest is left alone: it has what this payload had left out.
         """
-        for index, payload, before in encoded:
-            rest = self._encoders[index].rest
-            if rest is not None and self._last.get(index) is payload:
+        for place, payload, before in encoded:
+            rest = self._encoders[place].rest
+            if rest is not None and self._last.get(place) is payload:
                 rest[:] = before
         encoded.clear()
 
-    def _refusal(self, tensor: Tensor, fault: NotFinite, flat: Array) -> BadPush:
-        where = tuple(int(i) for i in np.unravel_index(fault.index, tensor.shape))
-        value = float(flat[fault.index])
-        return BadPush(
-            f"{tensor.name!r} holds {value} at {list(where)}: every value must be finite and"
-            " below 1e18 in magnitude; nothing of this push was sent",
-            tensor=tensor.name,
-            value=repr(value),
-        )
+
+def _pieces(tensor: Tensor, placement: Placement | None) -> list[Tensor]:
+    """Return the pieces of a tensor, where it lies on several shards; else itself."""
+    if placement is None:
+        return [tensor]
+    return placement.pieces(tensor)
+
+
+def _refusal(name: str, array: Array, index: int, value: float) -> BadPush:
+    where = tuple(int(i) for i in np.unravel_index(index, array.shape))
+    return BadPush(
+        f"{name!r} holds {value} at {list(where)}: every value must be finite and"
+        " below 1e18 in magnitude; nothing of this push was sent",
+        tensor=name,
+        value=repr(value),
+    )

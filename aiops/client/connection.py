@@ -11,7 +11,10 @@ import time
 from functools import partial
 
 from aiops.client.backoff import overdue, reason
+from aiops.client.branch import Branch
 from aiops.client.conversation import Conversation
+from aiops.client.line import Line
+from aiops.client.line import move as line_move
 from aiops.errors import AiopsError, ConnectionLost
 from aiops.lending import Shared
 from aiops.lookup import addresses_waited_for
@@ -54,6 +57,7 @@ class Connection:
         self._here = SURROUNDINGS.get()
         self.socket: socket.socket | None = None
         self._near: Side | None = None  # on a connection within this machine
+        self._lines: list[Line] = []  # to all shards, where there are several
         self._spin = Spin()
         self._interrupted = threading.Event()
 
@@ -71,17 +75,64 @@ class Connection:
         """
         if self.socket is None:
             self._connect(until, min(_BEAT, beat))
+        if self._talk.branches:
+            self._move_all(until)
+            return
         self._send(self._talk.outgoing(), until)
         self._receive(until)
 
     def send_the_rest(self, until: float) -> None:
         """Send what answers are left over (a pong, say); the next call sees if it cannot."""
+        if self._talk.branches:
+            try:
+                while any(line.unsent for line in self._lines):
+                    line_move(self._lines, min(_BEAT, self._left(until)))
+            except (AiopsError, OSError):
+                self.hang_up()
+            return
         out = self._talk.outgoing()
         if out and self.socket is not None:
             try:
                 self._send(out, until)
             except (AiopsError, OSError):
                 self.hang_up()
+
+    def _move_all(self, until: float) -> None:
+        """Do the same on the connections to all shards of the model at once."""
+        lead = self.socket
+        assert lead is not None
+        if not self._lines:
+            self._lines = [Line(lead, self._talk)]
+        for branch in self._talk.branches[len(self._lines) - 1 :]:
+            line = Line(self._reached_branch(branch, until), branch)
+            line.say(branch.connected())
+            self._lines.append(line)
+        while not line_move(self._lines, min(_BEAT, self._left(until))):
+            pass
+
+    def _reached_branch(self, branch: Branch, until: float) -> socket.socket:
+        """Return a socket that is connected to another shard."""
+        try:
+            known = self._here.known(branch.host)
+            left = self._left(until)
+            hosts = known or addresses_waited_for(branch.host, left, self.check_interrupted)
+            for others in range(len(hosts) - 1, -1, -1):
+                sock = self._here.unconnected(hosts[-1 - others])
+                sock.settimeout(self._left(until) / (1 + others))
+                try:
+                    sock.connect((hosts[-1 - others], branch.port))
+                except OSError:
+                    sock.close()
+                    self.check_interrupted()
+                    if not others:
+                        raise
+                else:
+                    break
+        except OSError as error:
+            raise ConnectionLost(f"{branch.server} cannot be reached: {reason(error)}") from error
+        tune(sock)
+        sock.settimeout(None)
+        return sock
 
     def attend(self) -> None:
         """Take in and answer what the server sent unasked; does not wait.
@@ -95,7 +146,9 @@ class Connection:
         if sock is None:
             return
         try:
-            while select.select([sock], [], [], 0)[0]:
+            while self._lines and line_move(self._lines, 0):
+                pass
+            while not self._lines and select.select([sock], [], [], 0)[0]:
                 self._receive(time.monotonic() + _ASIDE)
             self.send_the_rest(time.monotonic() + _ASIDE)
         except (AiopsError, OSError) as error:
@@ -112,7 +165,13 @@ class Connection:
         if self._near is not None:
             self._near.close()
             self._near = None
+        self._close_lines()
         self._talk.lost()
+
+    def _close_lines(self) -> None:
+        for line in self._lines:
+            line.socket.close()
+        self._lines = []
 
     def close(self) -> None:
         """Say goodbye, and end it."""
@@ -121,7 +180,8 @@ class Connection:
             return
         try:
             sock.settimeout(_ASIDE)
-            for buffer in self._talk.leave():
+            midway = any(line.unsent for line in self._lines)
+            for buffer in self._talk.leave() if not midway else ():
                 sock.sendall(buffer)
         except OSError:
             pass  # it is gone already: nobody is there to say goodbye to

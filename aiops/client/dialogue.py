@@ -16,14 +16,16 @@ and answered once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 import aiops
 from aiops import handshake, messages
+from aiops.client.branch import Branch, following
 from aiops.client.coding import Coding
-from aiops.client.incoming import Into
+from aiops.client.incoming import Into, PortionInto
 from aiops.client.outbox import Outbox
 from aiops.client.params import Params
 from aiops.client.requests import News, Request
@@ -39,11 +41,13 @@ from aiops.errors import (
     UsageError,
     refusal,
 )
+from aiops.fields import Apart
 from aiops.kernels.sharing import Together, alone
 from aiops.layout import Layout
 from aiops.ledger import Ledger
 from aiops.lending import Shared
 from aiops.messages import Ack, Error, Message, Model, Parts, Welcome
+from aiops.shards.placement import Placement
 from aiops.tables import Tables
 from aiops.wire import Buffer, Discard, Limits, Place, Places, Sink, Wire
 
@@ -107,7 +111,7 @@ class Dialogue:
             )
             raise UsageError(text)
         self.server, self.client, self.name, self.role = server, client, name, role
-        self._token, self._nonce, self._pongs = token, nonce, pongs
+        self.token, self._nonce, self.pongs = token, nonce, pongs
         self._make_wire, self._together = wire, together
         self.wire = wire(self._place)
         self._out: list[Buffer] = []
@@ -130,6 +134,12 @@ class Dialogue:
         self._increments = False  # whether coded increments can be read here
         self._outbox: Outbox | None = None  # where a connection within one machine was made
         self._room: Params | None = None  # where nothing can be lent
+        self.branches: list[Branch] = []  # to the other shards, on the connections there are now
+        self.followers: tuple[tuple[str, int], ...] = ()  # where they are, if the user says so
+        self.host = ""  # the lead's
+        self.placement: Placement | None = None
+        self._intos: dict[int, Into] = {}  # answers of which portions may come
+        self._partial: dict[int, tuple[Message, Into]] = {}  # answers that lack portions
         self.ledger = Ledger(own=True)
         self.ledger.traffic = self.wire.traffic
 
@@ -158,7 +168,7 @@ class Dialogue:
             epoch=self._epoch,
             name=self.name,
             role=self.role,
-            pongs=self._pongs,
+            pongs=self.pongs,
             nonce=self._nonce(),
             agent=f"aiops-python/{aiops.__version__}",
         )
@@ -176,10 +186,20 @@ class Dialogue:
         return self.wire.missing
 
     @property
+    def waiting(self) -> bool:
+        """Whether what comes next has no place: never."""
+        return self.wire.waiting
+
+    @property
     def waiting_for(self) -> str:
         """What is waited for, in words."""
         if not self.ready:
-            return "its welcome"
+            late = [branch.server for branch in self.branches if not branch.attached]
+            return f"its welcome ({', '.join(late)})" if late else "its welcome"
+        for id, (_message, into) in self._partial.items():
+            if id in self._pending and into.missing:
+                late = [branch.server for branch in self.branches if branch.shard in into.missing]
+                return f"{self._pending[id].what} ({', '.join(late)})"
         return next((request.what for request in self._pending.values()), "nothing")
 
     def next_buffer(self) -> memoryview:
@@ -202,6 +222,8 @@ class Dialogue:
             raise ConnectionLost(f"{self.server} closed the connection")
         for message, sink in self.wire.received(nbytes):
             self._hear(message, sink)
+        for branch in self.branches:
+            branch.resume()
 
     def outgoing(self) -> list[Buffer]:
         """Return what is to be sent now, and forget it."""
@@ -216,8 +238,16 @@ class Dialogue:
         return bool(self._out)
 
     def lost(self) -> None:
-        """The connection is gone. Requests stay; they are sent again on the next one."""
+        """The connection is gone, and with it all branches.
+
+        Requests stay; they are sent again on the next one.
+        """
         self.wire.lost()
+        for branch in self.branches:
+            branch.lost()
+        self.branches = []
+        self._partial.clear()
+        self._intos.clear()
         self._unheard.clear()
         self._coming = None
         self.ready, self._out, self._back = False, [], []
@@ -234,8 +264,11 @@ class Dialogue:
         Returns whether its answer is being received: the rest goes where it belongs, unless the
         driver ends the connection.
         """
+        coming = self._coming is request or any(
+            self._pending.get(id) is request for id in self._partial
+        )
         self._pending = {id: other for id, other in self._pending.items() if other is not request}
-        return self._coming is request
+        return coming
 
     def leave(self) -> list[Buffer]:
         """Say goodbye, if there is somebody to say it to; return what to send."""
@@ -300,6 +333,9 @@ class Dialogue:
 
     def _send_request(self, request: Request, id: int) -> None:
         message = request.make(id)
+        if self.placement is not None and request.payloads and isinstance(message, messages.Push):
+            self._send_apart(message, request.payloads, self.placement)
+            return
         places: Places = ()
         request.lent = None  # what was lent on a connection since lost is not lent again
         if request.payloads and self.wire.shared is not None and self._outbox is not None:
@@ -308,6 +344,20 @@ class Dialogue:
             self._out.extend(request.lent.first)
             places = request.lent.places
         self._send(message, request.payloads, places)
+
+    def _send_apart(
+        self, push: messages.Push, payloads: Sequence[Sequence[memoryview]], placement: Placement
+    ) -> None:
+        """Send each shard its portion of a push, all at once."""
+        divided = placement.divide(push.parts, payloads)
+        parts = placement.announced([pieces for pieces, _views in divided])
+        mine = divided[0][1]
+        views = [*mine, *([()] * (len(parts) - len(mine)))]
+        self._out.extend(self.wire.send(replace(push, parts=parts), views))
+        self.ledger.asked(push)
+        for branch, (pieces, theirs) in zip(self.branches, divided[1:], strict=True):
+            if pieces:
+                branch.push(messages.Portion(push.id, 0, tuple(pieces)), theirs)
 
     def _give_back(self, wire: Wire, id: int) -> None:
         """Tell the server that parameters it has lent are not read any more."""
@@ -335,8 +385,25 @@ class Dialogue:
                 raise RemoteProtocolError(f"{self.server} sent other rows than were asked for")
             return sink
         asked = request.have, request.wants
+        if self.placement is not None:
+            return self._place_apart(request, message.id, parts, self.placement)
         into = Into(request.into, parts, *asked, self.server, self._together)
         self._unheard.append(into)
+        return into
+
+    def _place_apart(self, request: Request, id: int, parts: Parts, placement: Placement) -> Into:
+        """Make room for an answer, of which other shards send their portions."""
+        try:
+            pieces = placement.announced_pieces(parts)
+        except Refused as error:
+            raise RemoteProtocolError(f"{self.server} sent {error}") from None
+        whole = tuple(part for theirs in pieces for part in theirs)
+        assert isinstance(request.into, Params)
+        asked = request.have, request.wants
+        into = Into(request.into, whole, *asked, self.server, self._together)
+        into.missing = {shard for shard in range(1, len(pieces)) if pieces[shard]}
+        self._unheard.append(into)
+        self._intos[id] = into
         return into
 
     def _hear(self, message: Message, sink: Sink | None) -> None:
@@ -345,7 +412,7 @@ class Dialogue:
         if isinstance(message, messages.Challenge):
             assert self._hello is not None
             self._challenge = message
-            self._send(handshake.answer(message, self._hello, self._token, self.server))
+            self._send(handshake.answer(message, self._hello, self.token, self.server))
         elif isinstance(message, Welcome):
             self._hear_welcome(message)
         elif isinstance(message, messages.Ping):
@@ -355,7 +422,7 @@ class Dialogue:
 
     def _hear_welcome(self, welcome: Welcome) -> None:
         assert self._hello is not None
-        handshake.check_welcome(welcome, self._hello, self._challenge, self._token, self.server)
+        handshake.check_welcome(welcome, self._hello, self._challenge, self.token, self.server)
         for key in ("patience", "heartbeat", "seconds_per_byte"):
             seconds = welcome.plan.get(key, 0.0)
             if type(seconds) not in (int, float) or not 0 <= seconds <= _LONGEST_WAIT:
@@ -367,15 +434,79 @@ class Dialogue:
             self._run_since = self._epoch
             self.rows.versions.clear()
         self.rows.connection = (self.client, self._epoch)
-        self.welcome, self.ready = welcome, True
+        self.welcome = welcome
         if self.layout is not None and self._coding is None:
             self._plan_coding()
+        if welcome.apart:
+            self._branch_off(welcome.apart)
+        else:
+            self._begin()
+
+    def _branch_off(self, apart: Apart) -> None:
+        """Have connections made to the other shards."""
+        where = [(host or self.host, port) for host, port, _start in apart]
+        if self.followers and len(self.followers) != len(where):
+            raise Unauthorised(
+                f"{self.server} has {len(where) + 1} shards, not the {len(self.followers) + 1} of"
+                " this URL: name all of them, the lead first, or the lead alone"
+            )
+        where = list(self.followers) or where
+        self.branches = [
+            Branch(self, shard, host, port, self._make_wire)
+            for shard, (host, port) in enumerate(where, 1)
+        ]
+
+    def follow(self) -> messages.Follow:
+        """Return how this client introduces itself to another shard."""
+        assert self.welcome is not None
+        return following(self, self.welcome.run, self._epoch, self._nonce())
+
+    def branch_attached(self) -> None:
+        """Another shard is ready for this client."""
+        if all(branch.attached for branch in self.branches) and not self.ready:
+            self._begin()
+
+    def place_portion(self, shard: int, portion: messages.Portion) -> Sink | None:
+        """Return where a portion of an answer goes; None while the lead has not said more."""
+        if portion.id not in self._pending:
+            return Discard()
+        into = self._intos.get(portion.id)
+        if into is None:
+            return None
+        assert self.placement is not None
+        low, high = self.placement.edges[shard : shard + 2]
+        expected = [n for n, part in enumerate(into.parts) if low <= part.start < high]
+        if shard not in into.missing or portion.parts != tuple(into.parts[n] for n in expected):
+            raise RemoteProtocolError(
+                f"shard {shard} of {self.server} sent other parts than its lead announced"
+            )
+        return PortionInto(into, expected[0])
+
+    def hear_portion(self, shard: int, portion: messages.Portion, sink: Sink | None) -> None:
+        """A portion of an answer is in place."""
+        into = self._intos.get(portion.id)
+        if into is None or not isinstance(sink, PortionInto):
+            return
+        into.missing.discard(shard)
+        if not into.missing and portion.id in self._partial:
+            message, whole = self._partial.pop(portion.id)
+            self._hear_answer(message, whole)
+
+    def _begin(self) -> None:
+        """Everybody who is needed is there."""
+        self.ready = True
         # Anything asked before, or on a connection since lost, is (again) asked now, in order.
         pending, self._pending = self._pending, {}
         for request in pending.values():
             self._ask(request)
 
     def _hear_answer(self, message: Message, sink: Sink | None) -> None:
+        if isinstance(sink, Into) and sink.missing:
+            self._partial[message.id] = message, sink
+            return
+        self._intos.pop(message.id, None)
+        if self.placement is not None and isinstance(sink, Into):
+            message = replace(message, parts=sink.parts)  # type: ignore[call-arg]
         self.answered += 1
         self.ledger.answered(message, not isinstance(sink, Discard))
         request = self._pending.pop(message.id, None)
@@ -438,6 +569,15 @@ class Dialogue:
             raise RemoteProtocolError(f"{self.server} describes a model in another order of bytes")
         if [named.name for named in tables.each] != [row[0] for row in told.tables]:
             raise RemoteProtocolError(f"{self.server} describes its tables in another order")
+        before, self.placement = self.placement, None
+        if told.apart:
+            try:
+                self.placement = Placement(layout, [0, *(row[2] for row in told.apart)])
+            except UsageError as error:
+                raise RemoteProtocolError(f"{self.server} describes {error}") from None
+        edges = None if self.placement is None else self.placement.edges
+        if before is not None and edges != before.edges:
+            self._coding = None  # it is planned anew
         if self.layout is None:
             self.layout = self.ledger.layout = layout
             self._plan_coding()
@@ -454,7 +594,7 @@ class Dialogue:
         if self.welcome is None or self.layout is None:
             return
         plan = self.welcome.plan
-        self._coding = Coding.planned(self.layout, plan)
+        self._coding = Coding.planned(self.layout, plan, self.placement)
         # Who only looks on is shown the model itself.
         increments = Choice.told(plan.get("fetch_codec", ()))
         self._increments = self.role == "worker" and bool(increments)

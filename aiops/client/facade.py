@@ -32,7 +32,7 @@ class Facade:
         timeout: float,
         pongs: bool,
     ) -> None:
-        self._host, self._port = address.parse(url)
+        (self._host, self._port), *followers = address.parse_all(url)
         check_timeout(timeout)
         self.timeout = timeout
         self._closed = False
@@ -47,6 +47,7 @@ class Facade:
             pongs=pongs,
             together=here.together,
         )
+        self._talk.host, self._talk.followers = self._host, tuple(followers)
 
     @property
     def url(self) -> str:

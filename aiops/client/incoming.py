@@ -85,6 +85,7 @@ class Into(Adopter):
         whole = len(parts) == 1 and parts[0][:4] == (0, layout.nbytes, raw.NAME, layout.nbytes)
         self._staged: dict[int, Bytes] = {}
         self._whole = whole and not wants
+        self.missing: set[int] = set()  # shards whose portions have not come
         if self._whole:
             self._tensors = layout.all
             self.mark()
@@ -220,3 +221,28 @@ class Into(Adopter):
                 part.version
             )
         return tuple(late)
+
+
+class PortionInto:
+    """The sink of one shard's portion of an answer.
+
+    Parameters
+    ----------
+    into
+        The sink of the whole answer.
+    first
+        Which of its parts is the portion's first.
+    """
+
+    def __init__(self, into: Into, first: int) -> None:
+        self._into, self._first = into, first
+
+    def view(self, part: int, offset: int) -> memoryview:
+        """Return where the rest of a part belongs."""
+        return self._into.view(self._first + part, offset)
+
+    def filled(self, part: int, offset: int, nbytes: int) -> None:
+        """Nothing is looked at before all of it is there."""
+
+    def abandoned(self) -> None:
+        """The tensors on their way stay marked."""

@@ -75,10 +75,10 @@ def _parts(
     for index, array in arrays.items():
         tensor, version = layout.tensors[index], int(versions[index])
         if coding is not None and coding.coded(index):
-            name, payload = coding.encode(index, array, encoded)
-            stop = tensor.offset + tensor.nbytes
-            found.append(Part(tensor.offset, stop, name, len(payload), version))
-            payloads.append([payload.data])
+            for coded, name, payload in coding.encode(index, array, encoded):
+                stop = coded.offset + coded.nbytes
+                found.append(Part(coded.offset, stop, name, len(payload), version))
+                payloads.append([payload.data])
             continue
         view = raw.encode(array)
         for part in split(tensor.offset, tensor.offset + tensor.nbytes, raw.NAME, version):

@@ -80,13 +80,8 @@ def _line(report: Mapping[str, Any]) -> str:
 def tables(url: str, report: Mapping[str, Any]) -> RenderableType:
     """Lay a report out for people."""
     parts = (
-        *(
-            _facts(report),
-            *_budget(report),
-            *_profile(report),
-            *_tables(report),
-            *_staleness(report),
-        ),
+        *(_facts(report), *_budget(report), *_profile(report), *_shards(report)),
+        *(*_tables(report), *_staleness(report)),
         *(*accounts.tables(report["ledger"]), "", _crew(report)),
     )
     return Group(_heading(url, report), "", *parts)
@@ -169,6 +164,29 @@ def _profile(report: Mapping[str, Any]) -> Iterator[RenderableType]:
     text.append("  ".join(f"{what} {words.percent(cell['share'])}" for what, cell in shares))
     yield ""
     yield text
+
+
+def _shards(report: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Lay the servers out that the model is spread over, one to a line."""
+    shards = report.get("shards")
+    if not shards:
+        return
+    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
+    table.add_column("shard", overflow="fold")
+    for name in ("parameters", "version", "behind"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for line in shards[:_MOST]:
+        host = f"{line['host']}:" if line["host"] else "port "
+        name = "lead" if not line["shard"] else f"{line['shard']} at {host}{line['port']}"
+        table.add_row(
+            f"{name}: gone" if line["gone"] else name,
+            words.nbytes(line["bytes"]),
+            f"{line['version']:,}",
+            f"{line['behind']:,}",
+            style="red" if line["gone"] else None,
+        )
+    yield ""
+    yield table
 
 
 def _tables(report: Mapping[str, Any]) -> Iterator[RenderableType]:

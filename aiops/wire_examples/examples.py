@@ -30,6 +30,7 @@ from aiops.layout import Bytes, Layout
 from aiops.lending import Shared
 from aiops.messages import Message, Part
 from aiops.wire import HANDSHAKE, Side, Sink, Wire, proof
+from aiops.wire_examples.sharded import exchange
 
 
 @dataclass(frozen=True)
@@ -132,8 +133,37 @@ def one_of_each() -> list[Example]:
         _said("server", m.Error(3, "bad-push", refused, {}, False, 7)),
         _said("server", m.Share(0, 1, 16_384)),
         _said("client", m.Release(3)),
+        *_of_shards(row),
         _said("client", m.Greet(0, 3, 0, ring_proof(bytes(range(32)), "client", 3, 0))),
         _said("client", m.Chunk(0, 1, (Part(0, 4, "raw", 4, 3),)), struct.pack("<f", 1)),
+    ]
+
+
+def _of_shards(row: tuple[str, str, tuple[int, ...], int]) -> list[Example]:
+    """Return one small message of each kind that shards have to do with."""
+    m = messages
+    who = "5f0c", 1, "w0", "8c2f", False, NONCES[0], "example/1"
+    half, numbers = (Part(8, 12, "raw", 4, 7),), struct.pack("<d", 0.5)
+    work = {"factor": 1.0, "clip": 0.0, "sent": -1, "spare": True, "touched": None}
+    return [
+        _said("client", m.Follow(0, 1, *who)),
+        _said("server", m.Attached(0, 1, b"")),
+        _said("client", m.Portion(3, 0, half), struct.pack("<f", 0)),
+        _said("client", m.Lead(0, 1, "8c2f", 1, "shard 1 of 2", *who[3:], "fasgd", {"lr": 0.5})),
+        _said(
+            "client",
+            m.Begin(0, {}, (row,), (("", 7172, 8),), 1, half),
+            struct.pack("<f", 3),
+        ),
+        _said("client", m.Expect(1, "5f0c", 1, 3, ((8, 12, 7),))),
+        _said("client", m.Use(1, 1, 7, {**work, "steps": numbers})),
+        _said("client", m.Send(3, "5f0c", 1, 8, ((8, 12, 8),))),
+        _said("client", m.Hold(0, 8, True)),
+        _said("client", m.Forget(1, False)),
+        _said("client", m.Count(2)),
+        _said("server", m.Arrived(1, {})),
+        _said("server", m.Done(1, struct.pack("<q", 1 << 22))),
+        _said("server", m.Counted(2, {"5f0c": (52, 9, 1, 0, {"portion": (1, 48, 4)}, {})})),
     ]
 
 
@@ -342,8 +372,23 @@ def conversations() -> list[Conversation]:
     near.say(push, gradient)
     near.say(m.Release(2))
 
+    sharded = exchange(hello(), NONCES[0])
     scripts = (plain, token, wrong, train, back, refused, _tables(), alone, near)
-    return [*(script.done() for script in scripts), two_workers_average()]
+    return [
+        *(script.done() for script in scripts),
+        two_workers_average(),
+        _talk("Two shards: the client and the lead", sharded.to_lead),
+        _talk("Two shards: the client and the follower", sharded.to_follower),
+        _talk("Two shards: the lead, as a client, and the follower", sharded.orders),
+    ]
+
+
+def _talk(title: str, said: Iterable[tuple[Side, Message, tuple[bytes, ...]]]) -> Conversation:
+    steps = (
+        Example(f"{title} / {n} {message.kind}", side, message, payloads)
+        for n, (side, message, payloads) in enumerate(said, 1)
+    )
+    return Conversation(title, tuple(steps))
 
 
 def _averaging(layout: Layout) -> Engine:

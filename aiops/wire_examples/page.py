@@ -35,6 +35,11 @@ ANSWERS = {
     "ping": "`pong`",
     "leave": "closing the connection",
     "meet": "`round`",
+    "follow": "`challenge` or `attached`",
+    "lead": "`challenge` or `attached`",
+    "expect": "`arrived`, when it has",
+    "use": "`done`",
+    "count": "`counted`",
 }
 """What answers each request (or else an ``error``)."""
 
@@ -105,10 +110,23 @@ MEANINGS = {
     "digest": "SHA-256 of the MessagePack of the model's tensors as `model` announces them.",
     "segment": "Its number, from 1: the sender's own choice.",
     "nbytes": "How many bytes of it may be mapped.",
-    "number": "The round's number, rising from 1; 0 when there is none.",
+    "number": "The round's number, rising from 1; 0 when there is none. In `begin` the shard's, in"
+    " `use` the push's by the lead's count, 0 for none.",
     "rank": "The place in `members`, from 0: in `round` the receiver's, in `greet` the sender's.",
     "members": "The workers of the round in the order of the ring, and whether their models count.",
     "secret": "Known to the members of the round, and to nobody else.",
+    "apart": "Empty, or the shards that hold the rest of the model, in its order: host (empty: the"
+    " lead's own), port, and the first byte of the arena held there (0 before there is a model).",
+    "request": "The request's id: its portion has the same.",
+    "ranges": "Which bytes of the arena, and the version of their tensors.",
+    "work": "What to do: `weights` (if the gradient is to be collected), `steps` and `scalars` (if"
+    " a step is to be taken) by tensor, as float64, one number if all are equal; `touched`, int64"
+    " (nil: all); `factor`; `spare` (not in place); `sent` (the version that the rule reads).",
+    "clients": "By client: bytes in, bytes out, messages in, messages out, and two maps (in, out)"
+    " by kind of: messages, bytes of overhead, bytes of payload.",
+    "keep": "Whether it is kept.",
+    "fault": "Empty, or `code`, `text` and `details` of why the push cannot be used.",
+    "sums": "One per tensor touched; empty without a statistic.",
     "hop": "How many workers the chunk will have reached with this one, from 1.",
 }
 """What each field means, whichever message it is in."""
@@ -236,7 +254,7 @@ def _hex(example: Example) -> Iterator[str]:
         ]
     for prefix, data in (head, *rest):
         rows = [data[i : i + _ROW].hex() for i in range(0, len(data), _ROW)]
-        yield f"{prefix.hex()} {rows[0]}"
+        yield f"{prefix.hex()} {rows[0]}" if rows else prefix.hex()
         yield from (f"{'':10} {row}" for row in rows[1:])
 
 

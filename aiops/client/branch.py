@@ -1,0 +1,154 @@
+"""A conversation's branch: its connection to one of the shards that the model lies on, sans-I/O.
+
+A client's connections to the shards of a model stand and fall together. Requests go to the lead;
+what of a push lies on another shard goes there as a `Portion`, and so comes what of an answer does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import aiops
+from aiops import handshake, messages
+from aiops.errors import ConnectionLost, RemoteProtocolError, refusal
+from aiops.lending import Shared
+from aiops.messages import Attached, Challenge, Error, Message, Ping, Portion
+from aiops.wire import Buffer, Discard, Place, Sink, Wire
+
+if TYPE_CHECKING:
+    from aiops.client.dialogue import Dialogue
+
+
+class Branch:
+    """One branch, for as long as its connection.
+
+    Parameters
+    ----------
+    talk
+        The conversation with the lead.
+    shard
+        Which of the shards this is, from 1.
+    host, port
+        Where it is.
+    wire
+        Makes this side's end of a connection.
+    """
+
+    def __init__(
+        self, talk: Dialogue, shard: int, host: str, port: int, wire: Callable[[Place], Wire]
+    ) -> None:
+        self._talk, self.shard, self.host, self.port = talk, shard, host, port
+        self.server = f"shard {shard} at {host}:{port}"
+        self.wire = wire(self._place)
+        self.wire.traffic = talk.wire.traffic  # all is counted together
+        self.attached = False
+        self._out: list[Buffer] = []
+        self._hello: messages.Follow | None = None
+        self._challenge: Challenge | None = None
+
+    # ------------------------------------------------------------ the connection
+
+    def connected(self, shared: Shared | None = None) -> list[Buffer]:
+        """Begin on its connection; return what to send."""
+        self._hello = self._talk.follow()
+        self._say(self._hello)
+        return self.outgoing()
+
+    @property
+    def missing(self) -> int:
+        """How many bytes of a payload in progress are still to come."""
+        return self.wire.missing
+
+    @property
+    def waiting(self) -> bool:
+        """Whether what comes next has no place before the lead has said more: do not read."""
+        return self.wire.waiting
+
+    @property
+    def waiting_for(self) -> str:
+        """What is waited for, in words."""
+        return "its part of the parameters" if self.attached else "its welcome"
+
+    def next_buffer(self) -> memoryview:
+        """Return where the next received bytes belong."""
+        return self.wire.next_buffer()
+
+    def received(self, nbytes: int) -> None:
+        """Take note of received bytes; raises as `Dialogue.received` does."""
+        if nbytes == 0:
+            raise ConnectionLost(f"{self.server} closed the connection")
+        self._hear_all(self.wire.received(nbytes))
+
+    def resume(self) -> None:
+        """The lead has said more: there may be a place for what comes."""
+        if self.wire.waiting:
+            self._hear_all(self.wire.resume())
+
+    def outgoing(self) -> list[Buffer]:
+        """Return what is to be sent now, and forget it."""
+        out, self._out = self._out, []
+        return out
+
+    def leave(self) -> list[Buffer]:
+        """There is nobody to say goodbye to: the lead is told."""
+        return []
+
+    def lost(self) -> None:
+        """The connection is gone."""
+        self.wire.lost()
+        self._out = []
+
+    # ------------------------------------------------------------ what it says and hears
+
+    def push(self, portion: Portion, payloads: Sequence[Sequence[memoryview]]) -> None:
+        """Say what of a push lies there."""
+        self._out.extend(self.wire.send(portion, payloads))
+
+    def _say(self, message: Message) -> None:
+        self._out.extend(self.wire.send(message))
+
+    def _place(self, message: Message) -> Sink | None:
+        if not isinstance(message, Portion):
+            return Discard()
+        return self._talk.place_portion(self.shard, message)
+
+    def _hear_all(self, heard: list[tuple[Message, Sink | None]]) -> None:
+        for message, sink in heard:
+            self._hear(message, sink)
+
+    def _hear(self, message: Message, sink: Sink | None) -> None:
+        if isinstance(message, Error):
+            raise refusal(message.code, f"{self.server}: {message.text}", message.details)
+        if isinstance(message, Challenge):
+            assert self._hello is not None
+            self._challenge = message
+            token = self._talk.token
+            self._say(handshake.answer(message, self._hello, token, self.server))
+        elif isinstance(message, Attached):
+            assert self._hello is not None
+            given = self._challenge, self._talk.token, self.server
+            handshake.check_welcome(message, self._hello, *given)
+            self.attached = True
+            self._talk.branch_attached()
+        elif isinstance(message, Ping):
+            self._say(messages.Pong(message.id))
+        elif isinstance(message, Portion):
+            if not message.parts:
+                raise RemoteProtocolError(f"{self.server} sent a portion of nothing")
+            self._talk.hear_portion(self.shard, message, sink)
+
+
+def following(talk: Dialogue, run: str, epoch: int, nonce: bytes) -> messages.Follow:
+    """Return how a client introduces itself to a follower."""
+    return messages.Follow(
+        id=0,
+        protocol=messages.PROTOCOL,
+        client=talk.client,
+        epoch=epoch,
+        name=talk.name,
+        run=run,
+        pongs=talk.pongs,
+        nonce=nonce,
+        agent=f"aiops-python/{aiops.__version__}",
+    )

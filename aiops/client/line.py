@@ -1,0 +1,127 @@
+"""One socket of a blocking client that has several: what is to be sent on it, and who hears."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Sequence
+from typing import Protocol
+
+from aiops.wire import Buffer
+
+_SEND, _RECEIVE = 1 << 20, 512 << 10
+"""Bytes sent and received by one system call, at most."""
+
+_VECTORS = 512  # buffers given to one sendmsg (the limit is 1,024)
+_GLANCE = getattr(socket, "MSG_DONTWAIT", 0)
+
+
+class Hearer(Protocol):
+    """What a line is for: a conversation, or a branch of one."""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether it is not to be read from now."""
+
+    def next_buffer(self) -> memoryview:
+        """Return where the next received bytes belong."""
+
+    def received(self, nbytes: int) -> None:
+        """Take note of received bytes."""
+
+    def outgoing(self) -> list[Buffer]:
+        """Return what is to be sent now, and forget it."""
+
+
+class Line:
+    """One socket.
+
+    Parameters
+    ----------
+    sock
+        Connected; its own from here on, unless it is `keep`-ed elsewhere.
+    hearer
+        Whose bytes it carries.
+    """
+
+    def __init__(self, sock: socket.socket, hearer: Hearer) -> None:
+        self.socket, self._hearer = sock, hearer
+        self._out: list[Buffer] = []
+
+    def say(self, buffers: Sequence[Buffer]) -> None:
+        """Have these sent."""
+        self._out.extend(memoryview(buffer) for buffer in buffers)
+
+    @property
+    def events(self) -> int:
+        """What is to be waited for, as `select.poll` names it."""
+        self.say(self._hearer.outgoing())
+        reading = 0 if self._hearer.waiting else select.POLLIN
+        return reading | (select.POLLOUT if self._out else 0)
+
+    @property
+    def unsent(self) -> bool:
+        """Whether something is still to be sent."""
+        self.say(self._hearer.outgoing())
+        return bool(self._out)
+
+    def send(self) -> None:
+        """Send what goes out at once."""
+        while self._out:
+            try:
+                sent = self.socket.sendmsg(_up_to(_SEND, self._out), [], _GLANCE)
+            except (BlockingIOError, InterruptedError):
+                return
+            first = 0
+            while first < len(self._out) and sent >= len(self._out[first]):
+                sent -= len(self._out[first])
+                first += 1
+            del self._out[:first]
+            if sent:
+                self._out[0] = self._out[0][sent:]
+
+    def receive(self) -> bool:
+        """Take in what is there; return whether there was anything."""
+        try:
+            count = self.socket.recv_into(self._hearer.next_buffer()[:_RECEIVE], 0, _GLANCE)
+        except (BlockingIOError, InterruptedError):
+            return False
+        self._hearer.received(count)
+        return True
+
+
+def move(lines: Sequence[Line], seconds: float) -> bool:
+    """Send and receive on all lines at once; return whether anything came.
+
+    Waits at most so many seconds until something can be done.
+
+    Raises
+    ------
+    ConnectionLost, OSError
+        When one of them is gone.
+    """
+    poll, by_number = select.poll(), {}
+    for line in lines:
+        events = line.events
+        if events:
+            poll.register(line.socket, events)
+            by_number[line.socket.fileno()] = line
+    heard = False
+    for number, event in poll.poll(max(0, int(seconds * 1000))):
+        line = by_number[number]
+        if event & select.POLLOUT:
+            line.send()
+        if event & (select.POLLIN | select.POLLHUP | select.POLLERR):
+            heard = line.receive() or heard
+    return heard
+
+
+def _up_to(most: int, views: Sequence[Buffer]) -> list[Buffer]:
+    """Return the first bytes of these views, at most so many."""
+    found: list[Buffer] = []
+    for view in views[:_VECTORS]:
+        if len(view) >= most:
+            return [*found, view[:most]]
+        found.append(view)
+        most -= len(view)
+    return found

@@ -1,0 +1,143 @@
+"""The followers of a server on one machine: processes of their own, on free ports."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+import signal
+import sys
+from typing import Any, Self
+
+from aiops import address
+from aiops.closing import AsyncClosing
+from aiops.config import Config
+from aiops.errors import UsageError
+
+_log = logging.getLogger("aiops.server")
+
+_START = 60.0  # seconds that a follower may take to begin to listen
+_MERCY = 15.0  # seconds between asking a follower to end and ending it
+
+_HANDED = (
+    *("policy", "set", "lr", "host", "live_versions", "push_codec", "kernels", "max_model"),
+    *("max_connections", "hello_deadline", "stall_deadline", "min_rate", "heartbeat"),
+    *("drain_deadline", "log_format", "log_level"),
+)
+"""What a follower is told of its lead's settings; its token by the environment."""
+
+
+class Children(AsyncClosing):
+    """The followers of a server. ``async with Children(config) as children`` ends them again.
+
+    Parameters
+    ----------
+    config
+        The server's.
+
+    Attributes
+    ----------
+    config
+        The same, with the addresses of the followers that have been started.
+
+    Raises
+    ------
+    UsageError
+        When one does not start; it is named.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._processes: list[asyncio.subprocess.Process] = []
+        self._watchers: list[asyncio.Task[None]] = []
+        self._ending = False
+
+    async def connect(self) -> Self:
+        """Start them, all at once."""
+        config = self.config
+        if config.shards == 1 or config.followers:
+            return self
+        shards = range(1, config.shards)
+        started = await asyncio.gather(*(self._start(shard) for shard in shards))
+        ports = [f":{port}" for port in started]
+        self.config = dataclasses.replace(config, followers=ports)
+        return self
+
+    async def abandon(self) -> None:
+        """End them at once: their lead is not there to say goodbye."""
+        for process in self._processes:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGTERM)
+        await self.close()
+
+    async def close(self) -> None:
+        """End those that have not ended with their lead."""
+        self._ending = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_MERCY):
+                for process in self._processes:
+                    await process.wait()
+        for process in self._processes:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
+        for watcher in self._watchers:
+            await asyncio.wait([watcher])
+
+    async def _start(self, shard: int) -> int:
+        """Start one; return its port."""
+        name = f"shard {shard} of {self.config.shards}"
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "aiops.server", "--follower", "--port", "0"),
+            *flags(self.config),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            env=_environment(self.config),
+            start_new_session=True,  # a Ctrl-C at the terminal is for the lead to handle
+        )
+        self._processes.append(process)
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(_START):
+                line = (await process.stdout.readline()).decode().strip()
+        except TimeoutError:
+            raise UsageError(f"{name} did not begin to listen in {_START:g} s") from None
+        if not line:
+            status = await process.wait()
+            raise UsageError(f"{name} did not start (exit status {status}): see its log above")
+        _log.info("%s is process %d at %s", name, process.pid, line)
+        self._watchers.append(asyncio.create_task(self._watch(name, process)))
+        _host, port = address.parse(line)
+        return port
+
+    async def _watch(self, name: str, process: asyncio.subprocess.Process) -> None:
+        """Say that a follower ended, if it was not asked to."""
+        status = await process.wait()
+        if status and not self._ending:
+            how = f"by signal {-status}" if status < 0 else f"with status {status}"
+            _log.error("%s (process %d) ended %s", name, process.pid, how)
+
+
+def flags(config: Config) -> list[str]:
+    """Return what a follower is started with."""
+    found: list[str] = []
+    for name in _HANDED:
+        value: Any = getattr(config, name)
+        default = Config.__dataclass_fields__[name].default
+        flag = "--" + name.replace("_", "-")
+        if isinstance(value, list):
+            found += [word for item in value for word in (flag, item)]
+        elif value is not None and value != default:
+            found += [flag, str(value)]
+    return found
+
+
+def _environment(config: Config) -> dict[str, str]:
+    """Return this process's environment without settings that are the lead's alone."""
+    found = {key: value for key, value in os.environ.items() if not key.startswith("AIOPS_")}
+    if config.token is not None:
+        found["AIOPS_TOKEN"] = config.token
+    return found

@@ -1,0 +1,97 @@
+"""One version of the whole model, brought together from its shards: for a file, say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aiops.arena import Arena
+from aiops.errors import RemoteProtocolError
+from aiops.messages import Parts
+from aiops.shards.placement import Placement
+from aiops.versions import Lease
+
+
+class Collecting:
+    """A version that is being brought together.
+
+    Parameters
+    ----------
+    placement
+        Where its parts lie.
+    lease
+        On the version, of which the lead's part is taken at once.
+    failure
+        Why it cannot be, if that is known already.
+
+    Attributes
+    ----------
+    arena
+        All of it, when it is `done` without a `failure`.
+    version
+        Its number.
+    missing
+        The shards whose portions have not come.
+    on_done
+        Called when it is done.
+    """
+
+    def __init__(self, placement: Placement, lease: Lease, failure: str = "") -> None:
+        self._placement = placement
+        self.version = lease.version.number
+        self.arena = Arena(placement.layout)
+        mine = lease.version.arena.data
+        self.arena.data[: len(mine)] = mine
+        lease.release()
+        edges = placement.edges
+        self.missing = {
+            shard for shard in range(1, len(placement)) if edges[shard] < edges[shard + 1]
+        }
+        self.failure = failure
+        self.on_done: Callable[[], None] = lambda: None
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing more is waited for."""
+        return not self.missing or bool(self.failure)
+
+    def sink(self, shard: int, parts: Parts) -> _Portion:
+        """Return where a portion goes.
+
+        Raises
+        ------
+        RemoteProtocolError
+            When it is of other bytes than this shard holds.
+        """
+        low, high = self._placement.edges[shard : shard + 2]
+        if any(not low <= part.start < part.stop <= high for part in parts):
+            raise RemoteProtocolError(f"shard {shard} sent other bytes than it holds")
+        return _Portion(self.arena, parts)
+
+    def came(self, shard: int) -> bool:
+        """A shard's portion is there; return whether that was the last."""
+        self.missing.discard(shard)
+        if self.done:
+            self.on_done()
+        return self.done
+
+    def fail(self, why: str) -> None:
+        """It will not be complete."""
+        self.failure = self.failure or why
+        self.on_done()
+
+
+class _Portion:
+    """The sink of one shard's portion."""
+
+    def __init__(self, arena: Arena, parts: Parts) -> None:
+        self._data, self._parts = arena.data.data, parts
+
+    def view(self, part: int, offset: int) -> memoryview:
+        """Return where the rest of a part goes."""
+        return self._data[self._parts[part].start + offset : self._parts[part].stop]
+
+    def filled(self, part: int, offset: int, nbytes: int) -> None:
+        """Nothing is looked at."""
+
+    def abandoned(self) -> None:
+        """The shard is gone; the lead hears of it."""

@@ -1,0 +1,433 @@
+"""A follower: it holds a part of the model's bytes, and does with them what its lead orders.
+
+It decides nothing but where an update is written (in place when nobody reads here). It publishes a
+version only when an order names it: publishing one as soon as it is computed would make this shard
+run ahead of its lead, whose clients may still be told of the version before.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from aiops.algorithms.base import Algorithm
+from aiops.arena import aligned
+from aiops.errors import Refused, RemoteProtocolError
+from aiops.events import (
+    Applied,
+    Apply,
+    Drop,
+    Effect,
+    End,
+    Event,
+    Joined,
+    Left,
+    Note,
+    Options,
+    Received,
+    Reply,
+    Stopping,
+    Warm,
+)
+from aiops.intake import Intake
+from aiops.layout import Bytes, Layout
+from aiops.machine import Machine
+from aiops.messages import (
+    PROTOCOL,
+    Arrived,
+    Attached,
+    Begin,
+    Count,
+    Counted,
+    Done,
+    Error,
+    Expect,
+    Follow,
+    Forget,
+    Hold,
+    Lead,
+    Leave,
+    Message,
+    Part,
+    Ping,
+    Pong,
+    Portion,
+    Send,
+    Use,
+)
+from aiops.pool import Pool
+from aiops.shards.orders import Work
+from aiops.shards.placement import RAW, Placement
+from aiops.shards.rooms import Rooms
+from aiops.store import Job, Store
+from aiops.versions import Lease
+from aiops.wire import Discard, Sink, Traffic
+
+_DEPARTED = 4096  # clients whose traffic is remembered after they left
+
+
+class Beginning:
+    """The sink of the part of a model that a follower begins with.
+
+    Parameters
+    ----------
+    nbytes
+        Of how many bytes it is.
+    lengths
+        Of its payloads, which follow each other.
+    """
+
+    def __init__(self, nbytes: int, lengths: Sequence[int]) -> None:
+        self.data: Bytes = aligned(nbytes)
+        self._offsets = np.cumsum([0, *lengths]).tolist()
+
+    def view(self, part: int, offset: int) -> memoryview:
+        """Return where the rest of a payload goes."""
+        return self.data[self._offsets[part] + offset : self._offsets[part + 1]].data
+
+    def filled(self, part: int, offset: int, nbytes: int) -> None:
+        """It has been looked over by the lead."""
+
+    def abandoned(self) -> None:
+        """The lead is gone."""
+
+
+class Follower:
+    """One follower.
+
+    Parameters
+    ----------
+    algorithm
+        The policy, of which only the rule is asked; it must be the lead's.
+    options
+        How the server is run: its kernels, how many versions are alive.
+    machine
+        What it takes from the machine it runs on.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        options: Options,
+        machine: Machine | None = None,
+    ) -> None:
+        self.algorithm, self.options = algorithm, options
+        self._machine = machine or Machine()
+        together = self._machine.together
+        self.intake = Intake(options.max_model, options.backend, together=together)
+        self._rooms = Rooms(self.intake)
+        self.store: Store | None = None
+        self._lead: int | None = None  # its connection
+        self._run = ""
+        self._branches: dict[int, tuple[str, int]] = {}  # clients by connection
+        self._peers: dict[tuple[str, int], int] = {}
+        self._traffic: dict[int, Traffic] = {}  # of the clients that are there, by connection
+        self._past: OrderedDict[str, Traffic] = OrderedDict()  # of their earlier ones, by client
+        self._outstanding: tuple[int, Job] | None = None
+        self._computed: Job | None = None  # done, and not published yet
+        self._held: dict[int, Lease] = {}  # by version
+        self._effects: list[Effect] = []
+
+    # ------------------------------------------------------------ what its server asks
+
+    def handle(self, event: Event) -> list[Effect]:
+        """Take in an event; return what is to be done, in order."""
+        handler = _HANDLERS.get(type(event))
+        if handler is not None:
+            handler(self, event)
+        effects = self._effects.copy()
+        self._effects.clear()
+        return effects
+
+    @property
+    def idle(self) -> bool:
+        """Whether no update is being computed."""
+        return self._outstanding is None
+
+    def flush(self) -> list[Effect]:
+        """Return what has become due by placing something: nothing ever has."""
+        return []
+
+    def overdue(self, now: float, patience: Callable[[int], float]) -> list[tuple[int, str]]:
+        """Return the connections that are to be dropped: the shell knows those by itself."""
+        return []
+
+    @property
+    def pools(self) -> Sequence[Pool]:
+        """Where portions get their buffers."""
+        return self.intake.pools
+
+    def place(self, peer: int, message: Message) -> Sink | None:
+        """Return where a message's payloads go; None: no room now, wait in line."""
+        if peer == self._lead and isinstance(message, Begin):
+            lengths = [part.nbytes for part in message.parts]
+            if sum(lengths) > self.options.max_model:
+                raise RemoteProtocolError(
+                    f"begin: {sum(lengths)} bytes, more than --max-model {self.options.max_model}"
+                )
+            return Beginning(sum(lengths), lengths)
+        branch = self._branches.get(peer)
+        if branch is None or not isinstance(message, Portion):
+            return Discard()
+        return self._rooms.place(*branch, message)
+
+    def wait(self, again: Callable[[], bool]) -> None:
+        """Have ``again`` called when there may be room; it says whether there was."""
+        self._rooms.wait(again)
+
+    # ------------------------------------------------------------ who is there
+
+    def _on_joined(self, event: Joined) -> None:
+        hello = event.hello
+        if isinstance(hello, Lead):
+            if self._lead is not None:
+                self._refuse(event.peer, hello.id, "this follower has its lead already")
+                return
+            mine = self.algorithm.name, self.algorithm.settings()
+            if mine != (hello.policy, dict(hello.settings)):
+                self._refuse(
+                    *(event.peer, hello.id),
+                    f"the lead's policy is {hello.policy} {dict(hello.settings)}, this follower's"
+                    f" {mine[0]} {mine[1]}: start both with the same",
+                )
+                return
+            self._lead, self._run = event.peer, hello.run
+        elif isinstance(hello, Follow):
+            if self._lead is None or hello.run != self._run:
+                why = "its lead is another one" if self._lead is not None else "it has no lead yet"
+                self._refuse(event.peer, hello.id, f"this follower cannot be followed: {why}")
+                return
+            key = (hello.client, hello.epoch)
+            if key in self._peers:
+                self._refuse(event.peer, hello.id, "this client has such a connection already")
+                return
+            for old, (client, epoch) in list(self._branches.items()):
+                if client == hello.client and epoch < hello.epoch:
+                    self._on_left(Left(event.time, old))
+                    self._effects.append(Drop(old, f"{hello.name!r} has a newer connection"))
+            self._branches[event.peer], self._peers[key] = key, event.peer
+            self._traffic[event.peer] = event.traffic
+        self._effects.append(Reply(event.peer, Attached(hello.id, PROTOCOL, event.proof)))
+
+    def _refuse(self, peer: int, id: int, text: str) -> None:
+        self._effects.append(Reply(peer, Error(id, "protocol", text, {}, True)))
+        self._effects.append(Drop(peer, text))
+
+    def _on_left(self, event: Left) -> None:
+        if event.peer == self._lead:
+            self._effects.append(End("its lead is gone"))
+            return
+        branch = self._branches.pop(event.peer, None)
+        if branch is not None:
+            self._peers.pop(branch, None)
+            past = self._past.setdefault(branch[0], Traffic())
+            past.add(self._traffic.pop(event.peer))
+            self._past.move_to_end(branch[0])
+            if len(self._past) > _DEPARTED:
+                self._past.popitem(last=False)
+            self._miss(self._rooms.left(*branch))
+
+    def _miss(self, numbers: Sequence[int]) -> None:
+        """Tell of pushes whose portions will not come: their client's connection is gone."""
+        for number in numbers:
+            self._tell(Arrived(number, {"code": LOST}))
+
+    def _on_stopping(self, event: Stopping) -> None:
+        """Its lead will see that it is gone."""
+
+    # ------------------------------------------------------------ messages
+
+    def _on_received(self, event: Received) -> None:
+        message = event.message
+        if isinstance(message, Ping):
+            self._effects.append(Reply(event.peer, Pong(message.id)))
+        elif isinstance(message, Portion):
+            self._on_portion(event, message)
+        elif event.peer == self._lead and type(message) in _ORDERS:
+            try:
+                _ORDERS[type(message)](self, event)
+            except (ValueError, RemoteProtocolError) as error:
+                self._effects.append(Note(f"its lead's order makes no sense: {error}"))
+                self._refuse(event.peer, message.id, f"{message.kind}: {error}")
+        elif not isinstance(message, Pong):
+            self._effects.append(Drop(event.peer, f"{message.kind!r} is not for a follower"))
+
+    def _on_portion(self, event: Received, message: Portion) -> None:
+        branch = self._branches.get(event.peer)
+        if branch is None:
+            return
+        came = self._rooms.arrived(*branch, message)
+        if came is not None:
+            self._tell(Arrived(came.number, _told(came.fault)))
+
+    def _tell(self, message: Message) -> None:
+        if self._lead is not None:
+            self._effects.append(Reply(self._lead, message))
+
+    # ------------------------------------------------------------ orders
+
+    def _on_begin(self, event: Received) -> None:
+        message, sink = event.message, event.sink
+        assert isinstance(message, Begin)
+        if self.store is not None:
+            raise ValueError("it has begun already")
+        whole = Layout((row[:3] for row in message.model), empty=True)
+        placement = Placement(whole, [0, *(row[2] for row in message.apart)])
+        if not 0 < message.number < len(placement):
+            raise ValueError(f"there is no shard {message.number}")
+        layout = placement.layouts[message.number]
+        data = sink.data if isinstance(sink, Beginning) else aligned(0)
+        if len(data) != layout.nbytes:
+            raise ValueError(f"{len(data)} bytes came for {layout.nbytes}")
+        self.store = Store(
+            layout,
+            self.algorithm.rule(),
+            backend=self.options.backend,
+            live=self.options.live,
+            arena=self._machine.room.holding(layout, data),
+            machine=self._machine,
+        )
+        self.store.read_packed(message.plan.get("push_codecs", ()))
+        self.intake.defined(layout)
+        self._rooms.begin(layout.begin)
+        self._effects.append(Warm(self.store.warm))
+
+    def _on_expect(self, event: Received) -> None:
+        assert isinstance(event.message, Expect)
+        self._rooms.expect(event.message)
+        key = event.message.client, event.message.epoch
+        if key not in self._peers and event.message.ranges:
+            # It attached before it asked: so it is gone, and what it was to send too.
+            self._miss(self._rooms.left(*key))
+
+    def _on_forget(self, event: Received) -> None:
+        assert isinstance(event.message, Forget)
+        self._rooms.forget(event.message.id, keep=event.message.keep)
+
+    def _on_use(self, event: Received) -> None:
+        message, store = event.message, self._reached(event.message)
+        assert isinstance(message, Use)
+        if self._outstanding is not None:
+            raise ValueError("one update at a time")
+        work = Work(message.work, len(store.layout.tensors))
+        job = Job(store, None, factor=work.factor, clip=work.clip)
+        covered = None
+        if message.number:
+            job.gradient = self._rooms.gradient(message.number)
+            covered = job.gradient.cover.tensors
+            job.weights = work.weights_of(len(covered))
+        if work.steps_taken:
+            touched = store.layout.all if work.touched is None else work.touched
+            direct = job.gradient is not None and job.weights is None
+            if direct and not np.array_equal(touched, covered):  # type: ignore[arg-type]
+                raise ValueError("the update is of other tensors than the push")
+            job.touched, job.steps = touched, work.steps(len(touched))
+            job.scalars = work.scalars(len(touched), len(store.rule.scalars))
+            if store.rule.reads:
+                job.sent = self._version(work.sent)
+            job.base, job.target = store.current, store.begin(work.spare)
+        self._outstanding = message.id, job
+        self._effects.append(Apply(message.id, job))
+
+    def _on_applied(self, event: Applied) -> None:
+        assert self._outstanding is not None
+        ticket, job = self._outstanding
+        self._outstanding = None
+        if job.target is not None:
+            self._computed = job
+        self._tell(Done(ticket, event.sums.astype("<i8").tobytes()))
+
+    def _on_send(self, event: Received) -> None:
+        message, store = event.message, self._reached(event.message)
+        assert isinstance(message, Send)
+        parts = tuple(Part(*run[:2], RAW, run[1] - run[0], run[2]) for run in message.ranges)
+        begin = store.layout.begin
+        if any(not begin <= p.start < p.stop <= begin + store.layout.nbytes for p in parts):
+            raise ValueError("it holds other bytes")
+        peer = self._peers.get((message.client, message.epoch)) if message.client else self._lead
+        if peer is not None:
+            answer = Portion(message.id, message.version, parts)
+            self._effects.append(Reply(peer, answer, store.lease() if parts else None))
+
+    def _on_hold(self, event: Received) -> None:
+        message = event.message
+        assert isinstance(message, Hold)
+        if not message.keep:
+            lease = self._held.pop(message.version, None)
+            if lease is not None:
+                lease.release()
+        elif message.version not in self._held:
+            self._held[message.version] = self._reached(message).lease()
+
+    def _on_count(self, event: Received) -> None:
+        found: dict[str, Traffic] = {}
+        for client, traffic in (
+            *self._past.items(),
+            *((self._branches[peer][0], traffic) for peer, traffic in self._traffic.items()),
+        ):
+            found.setdefault(client, Traffic()).add(traffic)
+        told = {client: traffic.told() for client, traffic in found.items()}
+        self._tell(Counted(event.message.id, told))
+
+    def _on_leave(self, event: Received) -> None:
+        self._lead = None
+        self._effects.append(End())
+
+    # ------------------------------------------------------------ inside
+
+    def _reached(self, message: Message) -> Store:
+        """Be at the version that an order names; return the store."""
+        store, version = self.store, message.version  # type: ignore[attr-defined]
+        if store is None:
+            raise ValueError("the model has not begun")
+        job = self._computed
+        if job is not None and version == store.version + 1:
+            assert job.target is not None
+            self._computed = None
+            store.commit(job.target, job.touched, np.zeros(len(job.touched), np.int64))
+        if version != store.version:
+            raise ValueError(f"it is about version {version}, and this is {store.version}")
+        return store
+
+    def _version(self, number: int) -> Any:
+        lease = self._held.get(number)
+        assert self.store is not None
+        if lease is not None:
+            return lease.version
+        if number != self.store.version:
+            raise ValueError(f"version {number} is not held any more")
+        return self.store.current
+
+
+LOST = "lost"
+"""The code of a fault: the client's connection to this shard is gone."""
+
+
+def _told(fault: Refused | None) -> Mapping[str, Any]:
+    """Return a fault as a lead is told of it."""
+    if fault is None:
+        return {}
+    return {"code": fault.code, "text": str(fault), "details": fault.details}
+
+
+_HANDLERS: dict[type, Callable[[Follower, Any], None]] = {
+    Joined: Follower._on_joined,
+    Received: Follower._on_received,
+    Left: Follower._on_left,
+    Applied: Follower._on_applied,
+    Stopping: Follower._on_stopping,
+}
+
+_ORDERS: dict[type[Message], Callable[[Follower, Received], None]] = {
+    Begin: Follower._on_begin,
+    Expect: Follower._on_expect,
+    Forget: Follower._on_forget,
+    Use: Follower._on_use,
+    Send: Follower._on_send,
+    Hold: Follower._on_hold,
+    Count: Follower._on_count,
+    Leave: Follower._on_leave,
+}

@@ -1,0 +1,558 @@
+"""A lead: an engine that keeps its own part of the model, and orders of what it decides.
+
+::
+
+    events → Lead.handle → Engine.handle → effects → Lead → effects, and orders to the followers
+
+What the engine hears and says is about the whole model. Here a push is held back until every shard
+has its portion; an `Apply` becomes an order to each follower, and is `Applied` when all are done;
+an answer that brings parameters becomes the lead's portion, and an order to send each of the
+others. The engine never hears of followers, and they never hear of policies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from aiops.answers import Pending
+from aiops.arena import aligned
+from aiops.engine import Engine
+from aiops.errors import Refused, RemoteProtocolError, Unavailable, refusal
+from aiops.events import (
+    Applied,
+    Apply,
+    Drop,
+    Effect,
+    Event,
+    Hand,
+    Joined,
+    Left,
+    Lost,
+    Note,
+    Order,
+    Received,
+    Reply,
+    Told,
+)
+from aiops.fields import Apart
+from aiops.gradients import Gradient
+from aiops.layout import Ints, split
+from aiops.messages import (
+    Again,
+    Arrived,
+    Begin,
+    Count,
+    Counted,
+    Done,
+    Error,
+    Expect,
+    Fetch,
+    Forget,
+    Hello,
+    Hold,
+    Message,
+    Model,
+    Portion,
+    Push,
+    Report,
+    Send,
+    Stats,
+    Use,
+    Welcome,
+)
+from aiops.pool import Pool
+from aiops.shards.collecting import Collecting
+from aiops.shards.follower import LOST
+from aiops.shards.gathering import Coming, Gathered, Gathering, Nothing
+from aiops.shards.orders import work_of
+from aiops.shards.placement import RAW, Placement, empty_cover, ranges_of
+from aiops.store import Job
+from aiops.wire import Discard, Sink, Traffic
+
+
+@dataclass(slots=True)
+class _Update:
+    """The update that is outstanding on all shards."""
+
+    ticket: int
+    touched: Ints
+    missing: set[int]
+    sums: list[Ints] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Counting:
+    """Requests for statistics, which wait for the followers' counts."""
+
+    number: int
+    missing: set[int]
+    asked: list[Received]
+    clients: dict[str, Traffic] = field(default_factory=dict)
+
+
+class Lead:
+    """One lead.
+
+    Parameters
+    ----------
+    engine
+        What decides; its options say how many shards there are.
+    apart
+        Where clients reach each of the others: host (empty: this server's own) and port.
+    """
+
+    def __init__(self, engine: Engine, apart: Sequence[tuple[str, int]]) -> None:
+        assert engine.options.shards == len(apart) + 1
+        self.engine, self.addresses = engine, tuple(apart)
+        self.placement: Placement | None = None
+        self._gathering = Gathering(self._ready)
+        self._clients: dict[int, tuple[str, int]] = {}  # id and epoch, by connection
+        self._numbers = 0  # pushes so far
+        self._update: _Update | None = None
+        self._computing = 0  # the version that it makes
+        self._held: set[int] = set()  # versions that followers keep for rules that read them
+        self._versions = [0] * len(apart)  # computed by each follower
+        self._broken: dict[int, str] = {}  # followers that are gone, and why
+        self._nothing = Gradient(aligned(0), empty_cover())
+        self._counting: _Counting | None = None
+        self._counts = 0
+        self._collecting: dict[int, Collecting] = {}
+        self._collected = 0
+        self._out: list[Effect] = []
+
+    # ------------------------------------------------------------ what its server asks
+
+    def handle(self, event: Event) -> list[Effect]:
+        """Take in an event; return what is to be done, in order."""
+        handler = _HANDLERS.get(type(event))
+        if handler is not None:
+            handler(self, event)
+        else:
+            self._decide(event)
+        out, self._out = self._out, []
+        return out
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is outstanding and nothing queued."""
+        return self.engine.idle
+
+    @property
+    def pools(self) -> Sequence[Pool]:
+        """Where payloads get their buffers."""
+        return self.engine.pools
+
+    def wait(self, again: Callable[[], bool]) -> None:
+        """Stand in the line of those whom `place` had no room for."""
+        self.engine.wait(again)
+
+    def place(self, peer: int, message: Message) -> Sink | None:
+        """Return where a message's payloads go; None: no room now, wait in line."""
+        placement = self.placement
+        if not isinstance(message, Push) or placement is None or peer not in self._clients:
+            return self.engine.place(peer, message)
+        try:
+            if self._broken:
+                raise Unavailable(self._why())
+            pieces = placement.announced_pieces(message.parts)
+            cover = placement.cover(pieces)
+        except Refused as fault:
+            return self._refused(peer, message, fault)
+        sink: Any = Nothing()
+        if pieces[0]:
+            sink = self.engine.place(peer, replace(message, parts=tuple(pieces[0])))
+            if sink is None:
+                return None
+        if isinstance(sink, Discard):
+            return self._refused(peer, message, sink.fault)
+        self._numbers += 1
+        missing = {shard for shard in range(1, len(placement)) if pieces[shard]}
+        nbytes = sum(part.nbytes for shard in missing for part in pieces[shard])
+        coming = Coming(self._numbers, peer, sink, cover, missing, self.engine.now, nbytes, pieces)
+        self._gathering.begin(coming)
+        for shard in sorted(missing):
+            ranges = ranges_of(pieces[shard])
+            self._order(shard, Expect(coming.number, *self._clients[peer], message.id, ranges))
+        return coming.sink
+
+    def flush(self) -> list[Effect]:
+        """Return what has become due by placing something."""
+        out, self._out = self._out, []
+        return out
+
+    def overdue(self, now: float, patience: Callable[[int], float]) -> list[tuple[int, str]]:
+        """Return the clients whose portions have not come for too long, each with a sentence."""
+        return [
+            (
+                coming.peer,
+                "portions of its push have not come to"
+                f" {', '.join(self._name(shard) for shard in sorted(coming.missing))}",
+            )
+            for coming in self._gathering.overdue(now, patience)
+        ]
+
+    # ------------------------------------------------------------ clients
+
+    def _on_joined(self, event: Joined) -> None:
+        if isinstance(event.hello, Hello):
+            self._clients[event.peer] = event.hello.client, event.hello.epoch
+        self._decide(event)
+
+    def _on_left(self, event: Left) -> None:
+        for coming in self._gathering.left(event.peer):
+            if isinstance(coming.sink, Nothing | Discard):
+                coming.sink.abandoned()
+            else:
+                coming.sink.free()
+            self._forget(coming.number, False)
+        self._clients.pop(event.peer, None)
+        self._decide(event)
+
+    def _on_received(self, event: Received) -> None:
+        self._gathering.received(event)
+
+    def _ready(self, event: Received, coming: Coming | None) -> None:
+        """The engine is to hear a message, whose push is there on all shards."""
+        event = replace(event, time=max(event.time, self.engine.now))
+        if coming is not None and coming.cover is not None:
+            forget = partial(self._forget, coming.number)
+            event = replace(event, sink=Gathered(coming, self._nothing, forget))
+        if self._broken and isinstance(event.message, Push | Again | Fetch):
+            if isinstance(event.sink, Gathered):
+                event.sink.free()
+            self._out.append(Reply(event.peer, self._unavailable(event.message.id)))
+            return
+        if isinstance(event.message, Stats) and not self._broken and self.placement is not None:
+            self._count(event)
+            return
+        if isinstance(event.message, Push) and coming is not None and coming.pieces:
+            whole = tuple(part for theirs in coming.pieces for part in theirs)
+            event = replace(event, message=replace(event.message, parts=whole))
+        self._decide(event)
+
+    def _count(self, event: Received) -> None:
+        """Have the followers say what has crossed there, before the engine reports."""
+        if self._counting is None:
+            self._counts += 1
+            missing = set(range(1, len(self.addresses) + 1))
+            self._counting = _Counting(self._counts, missing, [])
+            self._all(Count(self._counts))
+        self._counting.asked.append(event)
+
+    def _on_counted(self, shard: int, message: Counted) -> None:
+        counting = self._counting
+        if counting is None or message.id != counting.number or shard not in counting.missing:
+            return
+        counting.missing.discard(shard)
+        for client, told in message.clients.items():
+            counting.clients.setdefault(client, Traffic()).add(Traffic.read(told))
+        if not counting.missing:
+            self._report(counting)
+
+    def _report(self, counting: _Counting) -> None:
+        self._counting = None
+        for member in self.engine.crew:
+            member.apart = counting.clients.get(member.client, member.apart)
+        for event in counting.asked:
+            if event.peer in self._clients:
+                self._decide(replace(event, time=self.engine.now))
+
+    def _refused(self, peer: int, message: Push, fault: Exception | None) -> Discard:
+        """Throw away what comes of a push, on all shards."""
+        self._numbers += 1
+        sink = Discard(fault)
+        self._gathering.begin(
+            Coming(self._numbers, peer, sink, None, set(), self.engine.now, 0, ())
+        )
+        if any(not part.nbytes for part in message.parts):
+            self._all(Expect(self._numbers, *self._clients[peer], message.id, ()))
+        return sink
+
+    def _forget(self, number: int, keep: bool) -> None:
+        self._all(Forget(number, keep))
+
+    # ------------------------------------------------------------ followers
+
+    def _on_told(self, event: Told) -> None:
+        self.engine.now = max(self.engine.now, event.time)
+        message = event.message
+        if isinstance(message, Arrived):
+            if message.fault.get("code") == LOST:  # a client's connections stand and fall together
+                peer = self._gathering.peer_of(message.id)
+                if peer is not None:
+                    why = f"its connection to {self._name(event.shard)} is gone"
+                    self._out.append(Drop(peer, why))
+                return
+            self._gathering.arrived(message.id, event.shard, _fault(message.fault))
+        elif isinstance(message, Done):
+            self._on_done(event, message)
+        elif isinstance(message, Counted):
+            self._on_counted(event.shard, message)
+        elif isinstance(message, Portion):
+            collecting = self._collecting.get(message.id)
+            if collecting is not None and collecting.came(event.shard):
+                del self._collecting[message.id]
+        elif isinstance(message, Error):
+            why = f"{self._name(event.shard)} said: {message.text}"
+            self._on_lost(Lost(event.time, event.shard, why))
+
+    def _on_done(self, event: Told, message: Done) -> None:
+        update = self._update
+        if update is None or message.id != update.ticket or event.shard not in update.missing:
+            raise RemoteProtocolError(f"{self._name(event.shard)} did update {message.id} unasked")
+        assert self.placement is not None
+        sums = np.frombuffer(message.sums, "<i8").astype(np.int64)
+        rows = self.placement.rows(event.shard, update.touched)
+        if len(sums) not in (0, rows.stop - rows.start):
+            raise RemoteProtocolError(f"{self._name(event.shard)} has sums of {len(sums)} tensors")
+        if len(sums):
+            update.sums[event.shard] = sums
+        update.missing.discard(event.shard)
+        self._versions[event.shard - 1] = self._computing
+        self._done(event.time)
+
+    def _on_applied(self, event: Applied) -> None:
+        update = self._update
+        if update is None or event.ticket != update.ticket:
+            self._decide(event)
+            return
+        if len(event.sums):
+            update.sums[0] = event.sums
+        update.missing.discard(0)
+        self._done(event.time)
+
+    def _done(self, time: float) -> None:
+        """An update is done once it is on all shards."""
+        update = self._update
+        assert update is not None
+        assert self.placement is not None
+        if update.missing or self._broken:
+            return
+        self._update = None
+        sums = self.placement.sums(update.touched, update.sums)
+        self._decide(Applied(time, update.ticket, sums))
+
+    def _on_lost(self, event: Lost) -> None:
+        """A follower is gone: nothing of the model can be changed or fetched any more."""
+        if event.shard in self._broken:
+            return
+        self._broken[event.shard] = event.why
+        self._out.append(Note(f"{self._why()}; this server and the others keep what they have"))
+        answers = self.engine.answers
+        self.engine.now = answers.now = max(self.engine.now, event.time)
+        for pending in answers.unanswered():
+            self._refuse(pending)
+        self._gathering.despair()
+        if self._counting is not None:
+            self._report(self._counting)
+        for collecting in self._collecting.values():
+            collecting.fail(self._why())
+        self._collecting.clear()
+
+    def _refuse(self, pending: Pending) -> None:
+        if pending.peer is not None:
+            self._out.append(Reply(pending.peer, self._unavailable(pending.message.id)))
+            pending.peer = None
+
+    def _unavailable(self, id: int) -> Error:
+        text = f"{self._why()}; start the servers anew, from the last --save"
+        return Error(id, Unavailable.code, text, {"shards": sorted(self._broken)}, False)
+
+    def _why(self) -> str:
+        return "; ".join(why for _shard, why in sorted(self._broken.items()))
+
+    def _name(self, shard: int) -> str:
+        host, port = self.addresses[shard - 1]
+        where = f"{host}:{port}" if host else f"port {port}"
+        return f"shard {shard} of {len(self.addresses) + 1} ({where})"
+
+    # ------------------------------------------------------------ the whole model
+
+    def collect(self) -> Collecting | None:
+        """Begin to bring the current version together; None while it cannot be read."""
+        store, placement = self.engine.store, self.placement
+        if store is None or placement is None or not store.readable:
+            return None
+        self._collected += 1
+        collecting = Collecting(placement, store.lease(), self._why() if self._broken else "")
+        if not collecting.done:
+            self._collecting[self._collected] = collecting
+            for shard in collecting.missing:
+                parts = placement.divide(store.current.parts)[shard][0]
+                order = Send(self._collected, "", 0, store.version, ranges_of(parts))
+                self._order(shard, order)
+        return collecting
+
+    def place_told(self, shard: int, message: Message) -> Sink:
+        """Return where the payloads of what a follower says go."""
+        collecting = self._collecting.get(message.id)
+        if collecting is None or not isinstance(message, Portion):
+            return Discard()
+        return collecting.sink(shard, message.parts)
+
+    # ------------------------------------------------------------ what the engine decides
+
+    def _decide(self, event: Event) -> None:
+        """Have the engine handle an event, and give the orders that follow."""
+        begun = len(self._out)
+        effects = self.engine.handle(event)
+        self._hold()
+        for effect in effects:
+            translate = _EFFECTS.get(type(effect))
+            if translate is None:
+                self._out.append(effect)
+            else:
+                translate(self, effect)
+        if any(type(effect) is Hand for effect in effects):  # it comes first of all orders
+            mine = self._out[begun:]
+            mine.sort(key=lambda e: not (type(e) is Order and type(e.message) is Begin))
+            self._out[begun:] = mine
+
+    def _hold(self) -> None:
+        """Have followers keep the versions that the rule will compare gradients with."""
+        store = self.engine.store
+        if store is None or not store.rule.reads or self.placement is None:
+            return
+        held = self.engine.held_versions()
+        for version in held - self._held:
+            self._all(Hold(0, version, True))
+        for version in self._held - held:
+            self._all(Hold(0, version, False))
+        self._held = held
+
+    def _on_hand(self, effect: Hand) -> None:
+        self.placement = placement = effect.placement
+        codecs = {codec.name for _pattern, codec in self.engine.codecs[0].pairs}
+        for shard in range(1, len(placement)):
+            low, high = placement.edges[shard : shard + 2]
+            parts = () if low == high else tuple(split(low, high, RAW, 0))
+            message = Begin(
+                0,
+                {"push_codecs": tuple(sorted(codecs))},
+                placement.layout.rows,
+                self._apart(),
+                shard,
+                parts,
+            )
+            views = tuple((effect.data[part.start : part.stop].data,) for part in parts)
+            self._out.append(Order(shard, message, views))
+
+    def _on_apply(self, effect: Apply) -> None:
+        job = effect.job
+        if isinstance(job, Job) and self.placement is not None:
+            shards = range(len(self.placement))
+            sums = [
+                np.zeros(len(job.touched[self.placement.rows(shard, job.touched)]), np.int64)
+                for shard in shards
+            ]
+            self._update = _Update(effect.ticket, job.touched, set(shards), sums)
+            self._computing = job.store.version + (job.target is not None)
+            sent = -1 if job.sent is None else job.sent.number
+            number = 0 if job.gradient is None else job.gradient.number
+            whole = self._pieces_of(job)
+            for shard in shards[1:]:
+                work = work_of(job, shard, self.placement, sent=sent)
+                mine = number if shard in whole else 0
+                if not mine:
+                    work.pop("weights", None)
+                self._order(shard, Use(effect.ticket, mine, job.store.version, work))
+        self._out.append(effect)
+
+    def _pieces_of(self, job: Job) -> set[int]:
+        """Return the shards that have portions of a job's gradient."""
+        assert self.placement is not None
+        placement, sizes = self.placement, self.placement.layout.sizes
+        found = set()
+        for shard in range(1, len(placement)):
+            tensors = job.pushed[placement.rows(shard, job.pushed)]
+            if len(tensors) and sizes[tensors].any():
+                found.add(shard)
+        return found
+
+    def _on_reply(self, effect: Reply) -> None:
+        message, placement = effect.message, self.placement
+        if isinstance(message, Welcome | Model) and not self._broken:
+            effect = replace(effect, message=replace(message, apart=self._apart()))
+        elif isinstance(message, Report):
+            report = {**message.report, "shards": self.report()}
+            effect = replace(effect, message=replace(message, report=report))
+        elif effect.lease is not None and placement is not None:
+            client = self._clients.get(effect.peer)
+            pieces = [theirs for theirs, _views in placement.divide(message.parts)]  # type: ignore[attr-defined]
+            version = effect.lease.version.number
+            if client is not None:
+                for shard, theirs in enumerate(pieces[1:], 1):
+                    if theirs:
+                        order = Send(message.id, *client, version, ranges_of(theirs))
+                        self._order(shard, order)
+            parts = placement.announced(pieces)
+            effect = replace(effect, message=replace(message, parts=parts))  # type: ignore[call-arg]
+        self._out.append(effect)
+
+    def report(self) -> list[dict[str, Any]]:
+        """Return each shard's line of the statistics; ``behind`` is its drift, in versions."""
+        version, edges = self.engine.answers.version, []
+        if self.placement is not None:
+            edges = self.placement.edges
+        lines = []
+        for shard in range(len(self.addresses) + 1):
+            mine = version if shard == 0 else self._versions[shard - 1]
+            host, port = ("", 0) if shard == 0 else self.addresses[shard - 1]
+            lines.append(
+                {
+                    "shard": shard,
+                    "host": host,
+                    "port": port,
+                    "bytes": edges[shard + 1] - edges[shard] if edges else 0,
+                    "version": mine,
+                    "behind": max(0, max([version, *self._versions]) - mine),
+                    "gone": self._broken.get(shard, ""),
+                }
+            )
+        return lines
+
+    # ------------------------------------------------------------ inside
+
+    def _apart(self) -> Apart:
+        starts = self.placement.starts[1:] if self.placement else [0] * len(self.addresses)
+        return tuple((*where, start) for where, start in zip(self.addresses, starts, strict=True))
+
+    def _order(self, shard: int, message: Message) -> None:
+        self._out.append(Order(shard, message))
+
+    def _all(self, message: Message) -> None:
+        for shard in range(1, len(self.addresses) + 1):
+            self._order(shard, message)
+
+
+def _fault(told: Mapping[str, Any]) -> Refused | None:
+    """Return the fault that a follower tells of."""
+    if not told:
+        return None
+    details = told.get("details")
+    return refusal(
+        str(told.get("code", "")),
+        str(told.get("text", "it cannot be used")),
+        details if isinstance(details, dict) else {},
+    )
+
+
+_HANDLERS: dict[type, Callable[[Lead, Any], None]] = {
+    Joined: Lead._on_joined,
+    Left: Lead._on_left,
+    Received: Lead._on_received,
+    Applied: Lead._on_applied,
+    Told: Lead._on_told,
+    Lost: Lead._on_lost,
+}
+
+_EFFECTS: dict[type, Callable[[Lead, Any], None]] = {
+    Hand: Lead._on_hand,
+    Apply: Lead._on_apply,
+    Reply: Lead._on_reply,
+}

@@ -1,0 +1,235 @@
+"""A lead's connections to its followers: the shell that carries its orders, and what they say."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import aiops
+from aiops import handshake
+from aiops.errors import (
+    AiopsError,
+    ConnectionLost,
+    DeadlineExceeded,
+    RemoteProtocolError,
+    UsageError,
+)
+from aiops.events import Event, Lost, Order, Told
+from aiops.link import Link
+from aiops.messages import PROTOCOL, Attached, Challenge, Error, Lead, Leave, Message, Ping, Pong
+from aiops.surroundings import Surroundings
+from aiops.wire import Limits, Sink, Wire
+
+_log = logging.getLogger("aiops.server")
+
+_LIMITS = Limits(header=64 << 20)
+
+
+class Follower:
+    """One follower, as its lead sees it."""
+
+    def __init__(self, shard: int, name: str) -> None:
+        self.shard, self.name = shard, name
+        self.link: Link | None = None
+        self.hello: Lead | None = None
+        self.challenge: Challenge | None = None
+        self.attached = False
+        self.lost: AiopsError | None = None  # why it is gone
+        self.heard = (0.0, 0)  # when bytes last came, and how many had come by then
+        self.pinged = False
+
+
+class Links:
+    """All of them.
+
+    Parameters
+    ----------
+    addresses
+        Host and port of each follower, from the first.
+    token, run
+        What the lead and its followers share; what this run of theirs is called.
+    policy, settings
+        The lead's algorithm.
+    heartbeat
+        Seconds of silence after which a follower is pinged; after three times as long it is lost.
+    here
+        The lead's clock and entropy.
+    place
+        Chooses where payloads go: of the shard's number and the message.
+    post
+        Told what followers say, and when one is gone.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[tuple[str, int]],
+        token: str | None,
+        run: str,
+        policy: str,
+        settings: Mapping[str, Any],
+        heartbeat: float,
+        here: Surroundings,
+        place: Callable[[int, Message], Sink],
+        post: Callable[[Event], None],
+    ) -> None:
+        self._addresses, self._token, self._run = addresses, token, run
+        self._policy, self._settings = policy, settings
+        self._heartbeat, self._here, self._place, self._post = heartbeat, here, place, post
+        self._followers = [
+            Follower(shard, f"shard {shard} of {len(addresses) + 1} at {host}:{port}")
+            for shard, (host, port) in enumerate(addresses, 1)
+        ]
+        self._by_link: dict[Link, Follower] = {}
+        self._stirred = asyncio.Event()
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._ending = False
+
+    async def connect(self, patience: float) -> None:
+        """Reach all followers, within so many seconds.
+
+        Raises
+        ------
+        UsageError
+            When one cannot be reached, or does not let this lead in; it is named.
+        """
+        loop = asyncio.get_running_loop()
+        for follower, (host, port) in zip(self._followers, self._addresses, strict=True):
+            try:
+                async with asyncio.timeout(patience):
+                    await self._reach(loop, follower, host, port)
+                    while not follower.attached:
+                        if follower.lost is not None:
+                            raise follower.lost
+                        self._stirred.clear()
+                        await self._stirred.wait()
+            except (OSError, AiopsError) as error:
+                why = str(error) or f"no answer in {patience:g} s"
+                raise UsageError(
+                    f"{follower.name} cannot be had ({why}): start it with --follower, and with"
+                    " this server's policy and token"
+                ) from None
+        self._sweep(loop)
+
+    async def _reach(
+        self, loop: asyncio.AbstractEventLoop, follower: Follower, host: str, port: int
+    ) -> None:
+        wire = Wire("client", partial(self._place, follower.shard), _LIMITS)
+        link = Link(wire, self)
+        follower.link = link
+        self._by_link[link] = follower
+        await loop.create_connection(lambda: link, host, port)
+
+    @property
+    def unsent(self) -> bool:
+        """Whether something is still to be sent to any of them."""
+        return any(f.link is not None and f.link.unsent for f in self._followers)
+
+    def send(self, order: Order) -> None:
+        """Send an order; one to a follower that is gone is dropped."""
+        follower = self._followers[order.shard - 1]
+        link = follower.link
+        if link is not None and follower.lost is None and link.wire.state == "led":
+            link.send(link.wire.send(order.message, order.payloads))
+
+    def end(self) -> None:
+        """Say goodbye to all of them: they end too."""
+        self._ending = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for follower in self._followers:
+            link = follower.link
+            if link is None or follower.lost is not None:
+                continue
+            if link.wire.state == "led":
+                link.send(link.wire.send(Leave(0)))
+                link.close()
+            else:
+                link.fault(ConnectionLost("the lead is shutting down"))
+
+    # ------------------------------------------------------------ what links tell
+
+    def link_made(self, link: Link) -> None:
+        """Introduce the lead."""
+        follower = self._by_link[link]
+        follower.heard = (self._here.now(), 0)
+        follower.hello = Lead(
+            id=0,
+            protocol=PROTOCOL,
+            client=self._run,
+            epoch=1,
+            name=follower.name,
+            run=self._run,
+            pongs=True,
+            nonce=self._here.token_bytes(16),
+            agent=f"aiops-python/{aiops.__version__}",
+            policy=self._policy,
+            settings=self._settings,
+        )
+        link.send(link.wire.send(follower.hello))
+
+    def link_heard(self, link: Link, messages: list[tuple[Message, Sink | None]]) -> None:
+        """Pass on what a follower says."""
+        follower = self._by_link[link]
+        try:
+            for message, sink in messages:
+                self._hear(follower, link, message, sink)
+        except AiopsError as error:
+            link.fault(error)
+
+    def _hear(self, follower: Follower, link: Link, message: Message, sink: Sink | None) -> None:
+        assert follower.hello is not None
+        if isinstance(message, Challenge):
+            follower.challenge = message
+            proof = handshake.answer(message, follower.hello, self._token, follower.name)
+            link.send(link.wire.send(proof))
+        elif isinstance(message, Attached):
+            given = follower.challenge, self._token, follower.name
+            handshake.check_welcome(message, follower.hello, *given)
+            follower.attached = True
+            self._stirred.set()
+        elif isinstance(message, Ping):
+            if link.wire.state == "led":
+                link.send(link.wire.send(Pong(message.id)))
+        elif isinstance(message, Error) and message.fatal:
+            raise ConnectionLost(message.text)
+        elif not isinstance(message, Pong):
+            try:
+                self._post(Told(self._here.now(), follower.shard, message, sink))
+            except RemoteProtocolError as error:
+                link.fault(error)
+
+    def link_stuck(self, link: Link) -> None:
+        """A follower's payloads always have room."""
+        raise AssertionError("what followers send has a place")
+
+    def link_lost(self, link: Link, error: AiopsError) -> None:
+        """Tell that a follower is gone, and why."""
+        follower = self._by_link[link]
+        follower.lost = error
+        self._stirred.set()
+        if follower.attached and not self._ending:
+            why = f"{follower.name} is gone ({error})"
+            self._post(Lost(self._here.now(), follower.shard, why))
+
+    # ------------------------------------------------------------ signs of life
+
+    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Ping who is silent; lose who does not answer."""
+        self._sweeper = loop.call_later(min(1.0, self._heartbeat / 4), self._sweep, loop)
+        now = self._here.now()
+        for follower in self._followers:
+            link = follower.link
+            if link is None or follower.lost is not None:
+                continue
+            came = link.wire.traffic.bytes_in
+            if came != follower.heard[1]:
+                follower.heard, follower.pinged = (now, came), False
+            quiet = now - follower.heard[0]
+            if quiet > 3 * self._heartbeat:
+                link.fault(DeadlineExceeded(f"it has not answered a ping for {quiet:.0f} s"))
+            elif quiet >= self._heartbeat and not follower.pinged and link.wire.state == "led":
+                follower.pinged = True
+                link.send(link.wire.send(Ping(0)))

@@ -1,0 +1,99 @@
+"""What a lead has its followers do for an update: numbers only, written and read.
+
+An array of equal numbers (the usual case) travels as one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from aiops.errors import RemoteProtocolError
+from aiops.layout import Array, Ints
+from aiops.shards.placement import Placement
+from aiops.store import Job
+
+
+def work_of(job: Job, shard: int, placement: Placement, *, sent: int) -> dict[str, Any]:
+    """Return what one shard has to do of a job, as `aiops.messages.Use` carries it."""
+    found: dict[str, Any] = {"factor": float(job.factor), "clip": float(job.clip), "sent": sent}
+    if job.gradient is not None and job.weights is not None:
+        found["weights"] = _packed(job.weights[placement.rows(shard, job.pushed)])
+    if job.target is not None:
+        rows = placement.rows(shard, job.touched)
+        touched = job.touched[rows] - placement.firsts[shard]
+        count = len(placement.layouts[shard].tensors)
+        found["spare"] = job.target is not job.base
+        found["touched"] = None if len(touched) == count else touched.astype("<i8").tobytes()
+        assert job.steps is not None
+        found["steps"] = _packed(job.steps[rows])
+        if job.scalars is not None:
+            found["scalars"] = _packed(job.scalars[rows].reshape(-1))
+    return found
+
+
+def _packed(numbers: Array) -> bytes:
+    numbers = np.ascontiguousarray(numbers, "<f8")
+    if len(numbers) and (numbers == numbers[0]).all():
+        numbers = numbers[:1]
+    return numbers.tobytes()
+
+
+class Work:
+    """What a follower has to do, read and checked.
+
+    Parameters
+    ----------
+    told
+        As `work_of` wrote it.
+    tensors
+        How many this shard has pieces of.
+
+    Raises
+    ------
+    RemoteProtocolError
+        When it makes no sense.
+    """
+
+    def __init__(self, told: Mapping[str, Any], tensors: int) -> None:
+        try:
+            self.factor, self.clip = float(told["factor"]), float(told["clip"])
+            self.sent = int(told["sent"])
+            self.weights: bytes | None = told.get("weights")
+            self.steps_taken = "steps" in told
+            self.touched: Ints | None = None
+            if self.steps_taken:
+                self.spare = bool(told["spare"])
+                self._steps, self._scalars = told["steps"], told.get("scalars")
+                if told["touched"] is not None:
+                    self.touched = np.frombuffer(told["touched"], "<i8").astype(np.int64)
+                    rising = len(self.touched) < 2 or bool((np.diff(self.touched) > 0).all())
+                    inside = not len(self.touched) or 0 <= self.touched[0] <= self.touched[-1]
+                    if not rising or not inside or self.touched[-1:].sum() >= max(tensors, 1):
+                        raise ValueError("its tensors are out of order")
+        except (KeyError, TypeError, ValueError) as error:
+            raise RemoteProtocolError(f"use.work: {error}") from None
+
+    def weights_of(self, tensors: int) -> Array | None:
+        """Return the weight of each tensor of the gradient, if it is to be collected."""
+        return None if self.weights is None else _numbers(self.weights, tensors)
+
+    def steps(self, tensors: int) -> Array:
+        """Return the learning rate of each tensor touched."""
+        return _numbers(self._steps, tensors)
+
+    def scalars(self, tensors: int, each: int) -> Array | None:
+        """Return the rule's scalars for each tensor touched, if it has any."""
+        if not each:
+            return None
+        return _numbers(self._scalars, tensors * each).reshape(tensors, each)
+
+
+def _numbers(packed: Any, count: int) -> Array:
+    try:
+        numbers = np.frombuffer(packed, "<f8").astype(np.float64)
+        return np.full(count, numbers[0]) if len(numbers) == 1 else numbers.reshape(count)
+    except (TypeError, ValueError, IndexError) as error:
+        raise RemoteProtocolError(f"use.work: {error}") from None

@@ -1,0 +1,262 @@
+"""Which bytes of the arena lie on which shard: even runs, cut between the rows of large tensors.
+
+A tensor that is cut is *pieces*, one on each side. Each shard holds its pieces as a model of its
+own: their layout is a `Layout` whose tensors are the pieces, in the order of the arena, and which
+knows of which bytes of the whole it is (`Layout.within`).
+
+In the header of a message to or from the lead, a part in the codec ``apart`` has no bytes: they
+travel between the client and the shard that holds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+
+from aiops.errors import BadPush, UsageError
+from aiops.fields import Ranges
+from aiops.layout import Cover, Ints, Layout, Tensor
+from aiops.messages import Part, Parts
+
+APART = "apart"
+"""The codec of parts whose bytes travel by another connection."""
+
+RAW = "raw"
+
+Views: TypeAlias = Sequence[memoryview]
+
+
+class Placement:
+    """Where the parts of one model lie.
+
+    Parameters
+    ----------
+    layout
+        The whole model.
+    starts
+        The first byte of each shard's part, rising from 0; each part ends where the next begins.
+
+    Attributes
+    ----------
+    edges
+        The same, and the end of the arena.
+    layouts
+        Each shard's pieces, as a model of its own.
+    firsts, lasts
+        Which tensors each shard has pieces of: from the first up to the last (not included).
+
+    Raises
+    ------
+    UsageError
+        When a cut is out of order, or not between the rows of a tensor.
+    """
+
+    def __init__(self, layout: Layout, starts: Sequence[int]) -> None:
+        self.layout = layout
+        self.edges = [*starts, layout.nbytes]
+        if not starts or starts[0] != 0 or self.edges != sorted(self.edges):
+            raise UsageError(f"the parts of a model begin at {list(starts)}, which is out of order")
+        self.layouts: list[Layout] = []
+        self.firsts: list[int] = []
+        self.lasts: list[int] = []
+        for shard in range(len(starts)):
+            low, high = self.edges[shard], self.edges[shard + 1]
+            end = shard == len(starts) - 1
+            inside = [
+                index
+                for index, t in enumerate(layout.tensors)
+                if max(low, t.offset) < min(high, t.offset + t.nbytes)
+                or (not t.nbytes and (low <= t.offset < high or (end and t.offset == high)))
+            ]
+            self.firsts.append(inside[0] if inside else 0)
+            self.lasts.append(inside[-1] + 1 if inside else 0)
+            rows = [_piece(layout.tensors[index], low, high) for index in inside]
+            self.layouts.append(Layout(rows, empty=True, within=(layout, low)))
+
+    @classmethod
+    def even(cls, layout: Layout, shards: int) -> Placement:
+        """Return the placement that gives each shard about as many bytes."""
+        starts = [0]
+        for shard in range(1, shards):
+            starts.append(max(starts[-1], _cut(layout, layout.nbytes * shard // shards)))
+        return cls(layout, starts)
+
+    @property
+    def starts(self) -> list[int]:
+        """The first byte of each shard's part."""
+        return self.edges[:-1]
+
+    def __len__(self) -> int:
+        return len(self.layouts)
+
+    def shard_at(self, start: int, stop: int) -> int:
+        """Return which shard holds a range of bytes.
+
+        Raises
+        ------
+        BadPush
+            When it goes beyond one.
+        """
+        shard = int(np.searchsorted(self.edges[1:-1], start, side="right"))
+        if not start < stop <= self.edges[shard + 1]:
+            raise BadPush(
+                f"a part covers bytes {start} to {stop}, but the parts of the model are cut at"
+                f" {self.edges[1:-1]}: cut the part there too"
+            )
+        return shard
+
+    def pieces(self, tensor: Tensor) -> list[Tensor]:
+        """Return the pieces of one of the model's tensors, at their places in the arena."""
+        found = []
+        for low, high in pairwise(self.edges):
+            begin, end = max(low, tensor.offset), min(high, tensor.offset + tensor.nbytes)
+            if begin < end:
+                name, _dtype, shape = _piece(tensor, low, high)
+                found.append(Tensor(name, tensor.dtype, shape, begin))
+        return found or [tensor]
+
+    # ------------------------------------------------------------ messages
+
+    def divide(
+        self, parts: Parts, payloads: Sequence[Views] = ()
+    ) -> list[tuple[list[Part], list[list[memoryview]]]]:
+        """Return each shard's pieces of a message's parts, and of the views of their payloads.
+
+        A part that crosses a cut must be raw.
+        """
+        found: list[tuple[list[Part], list[list[memoryview]]]] = [([], []) for _ in self.layouts]
+        for number, part in enumerate(parts):
+            views = list(payloads[number]) if payloads else []
+            shard = int(np.searchsorted(self.edges[1:-1], part.start, side="right"))
+            start = part.start
+            while start < part.stop:
+                stop = min(part.stop, self.edges[shard + 1])
+                mine = (start, stop) == (part.start, part.stop)
+                assert mine or part.codec == RAW
+                size = part.nbytes if mine else stop - start
+                taken, views = _taken(views, size)
+                if stop > start:
+                    found[shard][0].append(Part(start, stop, part.codec, size, part.version))
+                    found[shard][1].append(taken)
+                start, shard = stop, shard + 1
+        return found
+
+    def announced(self, pieces: Sequence[Parts | list[Part]]) -> Parts:
+        """Return what the lead's header says of a message: its own pieces, and the others apart."""
+        apart = [
+            Part(part.start, part.stop, APART, 0, part.version)
+            for theirs in pieces[1:]
+            for part in theirs
+        ]
+        return (*pieces[0], *apart)
+
+    def announced_pieces(self, parts: Parts) -> list[list[Part]]:
+        """Return what a lead's header says of each shard's pieces (those apart as if raw).
+
+        Raises
+        ------
+        BadPush
+            When a part goes beyond a shard, or is announced on the wrong one.
+        """
+        found: list[list[Part]] = [[] for _ in self.layouts]
+        reached = 0
+        for part in parts:
+            shard = self.shard_at(part.start, part.stop)
+            if part.start < reached:
+                raise BadPush(f"the part from byte {part.start} on comes out of order")
+            reached = part.stop
+            if (part.codec == APART) != (shard > 0) or (part.codec == APART and part.nbytes):
+                raise BadPush(
+                    f"bytes {part.start} to {part.stop} belong on shard {shard}, and were sent to"
+                    f" another: the parts of the model are cut at {self.edges[1:-1]}"
+                )
+            found[shard].append(as_raw(part) if shard else part)
+        return found
+
+    def cover(self, pieces: Sequence[Sequence[Part]]) -> Cover:
+        """Return which tensors of the whole model the pieces of a push make up.
+
+        Raises
+        ------
+        BadPush
+            When they do not make up tensors.
+        """
+        return self.layout.covered(tuple(as_raw(part) for theirs in pieces for part in theirs))
+
+    # ------------------------------------------------------------ numbers by tensor
+
+    def rows(self, shard: int, tensors: Ints) -> slice:
+        """Return which rows of a rising list of tensors a shard has pieces of."""
+        first, last = np.searchsorted(tensors, (self.firsts[shard], self.lasts[shard])).tolist()
+        return slice(first, last)
+
+    def sums(self, touched: Ints, sums: Sequence[Ints]) -> Ints:
+        """Return the sums over whole tensors, given each shard's over its pieces: exact."""
+        total = np.zeros(len(touched), np.int64)
+        for shard, mine in enumerate(sums):
+            total[self.rows(shard, touched)] += mine
+        return total
+
+
+def as_raw(part: Part) -> Part:
+    """Return a part of the same bytes as if it were raw, and here."""
+    return Part(part.start, part.stop, RAW, part.stop - part.start, part.version)
+
+
+def ranges_of(parts: Sequence[Part]) -> Ranges:
+    """Return the bytes that parts are of, each run with its version."""
+    return tuple((part.start, part.stop, part.version) for part in parts)
+
+
+def moved(parts: Sequence[Part], by: int) -> Parts:
+    """Return parts whose bytes lie elsewhere."""
+    return tuple(Part(p.start + by, p.stop + by, p.codec, p.nbytes, p.version) for p in parts)
+
+
+def empty_cover() -> Cover:
+    """Return the cover of a push that has nothing here."""
+    nothing = np.empty(0, np.int64)
+    return Cover(nothing, nothing, False, None, nothing)
+
+
+def _taken(views: list[memoryview], size: int) -> tuple[list[memoryview], list[memoryview]]:
+    """Return the views of the first so many bytes, and those of the rest."""
+    taken: list[memoryview] = []
+    for number, view in enumerate(views):
+        if size <= 0:
+            return taken, views[number:]
+        taken.append(view[:size])
+        if len(view) > size:
+            return taken, [view[size:], *views[number + 1 :]]
+        size -= len(view)
+    return taken, []
+
+
+def _piece(tensor: Tensor, low: int, high: int) -> tuple[str, str, tuple[int, ...]]:
+    """Return the piece of a tensor that lies in a range of bytes."""
+    begin, end = max(low, tensor.offset), min(high, tensor.offset + tensor.nbytes)
+    if end - begin == tensor.nbytes:
+        return tensor.name, tensor.dtype.name, tensor.shape
+    row = _row(tensor)
+    if (begin - tensor.offset) % row or (end - tensor.offset) % row:
+        raise UsageError(f"a cut lies in the middle of a row of {tensor.name!r}")
+    return tensor.name, tensor.dtype.name, ((end - begin) // row, *tensor.shape[1:])
+
+
+def _row(tensor: Tensor) -> int:
+    """Return how many bytes a row of a tensor has that is not empty."""
+    return tensor.nbytes // tensor.shape[0] if tensor.shape else tensor.nbytes
+
+
+def _cut(layout: Layout, place: int) -> int:
+    """Return the cut that is nearest to a byte of the arena."""
+    if not layout.nbytes or place <= 0:
+        return 0
+    tensor = layout.tensors[layout.tensor_at(place)]
+    if place >= layout.nbytes or not tensor.nbytes:
+        return min(place, layout.nbytes)
+    row = _row(tensor)
+    return tensor.offset + (place - tensor.offset + row // 2) // row * row

@@ -1,0 +1,137 @@
+"""A push to two shards and its answer, as a lead, a follower and a client say it."""
+
+from __future__ import annotations
+
+import struct
+
+from aiops import messages
+from aiops.algorithms.dcasgd import DCASGD
+from aiops.engine import Engine
+from aiops.events import (
+    Applied,
+    Apply,
+    Effect,
+    Event,
+    Joined,
+    Options,
+    Order,
+    Received,
+    Reply,
+    Told,
+)
+from aiops.messages import Message, Part, Parts
+from aiops.shards.follower import Follower
+from aiops.shards.lead import Lead
+from aiops.wire import Side, Sink
+
+Said = tuple[Side, Message, tuple[bytes, ...]]
+
+_CLIENT, _LEAD = 1, 2  # connections: the client's to either server, and the lead's to its follower
+
+
+class Sharded:
+    """Two servers and a client that talk through memory, and what they say.
+
+    Attributes
+    ----------
+    to_lead, to_follower
+        What the client and either server say to each other.
+    orders
+        What the lead and its follower say to each other; the lead is the client there.
+    """
+
+    def __init__(self) -> None:
+        options = Options(backend="numpy", shards=2, run="8c2f")
+        self._lead = Lead(Engine(DCASGD(lr=0.5), options), [("", 7172)])
+        self._follower = Follower(DCASGD(lr=0.5), options)
+        self.to_lead: list[Said] = []
+        self.to_follower: list[Said] = []
+        self.orders: list[Said] = []
+
+    def ask_lead(self, message: Message, *payloads: bytes) -> None:
+        """Have the client say something to the lead."""
+        self.to_lead.append(("client", message, payloads))
+        if isinstance(message, messages.Hello):
+            self._lead_hears(Joined(0.0, _CLIENT, message))
+            return
+        sink = _filled(self._lead.place(_CLIENT, message), message, payloads)
+        self._carry_out(self._lead.flush())
+        self._lead_hears(Received(0.0, _CLIENT, message, sink))
+
+    def ask_follower(self, message: Message, *payloads: bytes) -> None:
+        """Have the client say something to the follower."""
+        self.to_follower.append(("client", message, payloads))
+        if isinstance(message, messages.Follow):
+            self._follower_hears(Joined(0.0, _CLIENT, message))
+            return
+        sink = _filled(self._follower.place(_CLIENT, message), message, payloads)
+        self._follower_hears(Received(0.0, _CLIENT, message, sink))
+
+    def order(self, message: Message, payloads: tuple[bytes, ...] = ()) -> None:
+        """Have the lead say something to the follower."""
+        self.orders.append(("client", message, payloads))
+        if isinstance(message, messages.Lead):
+            self._follower_hears(Joined(0.0, _LEAD, message))
+            return
+        sink = _filled(self._follower.place(_LEAD, message), message, payloads)
+        self._follower_hears(Received(0.0, _LEAD, message, sink))
+
+    def _lead_hears(self, event: Event) -> None:
+        self._carry_out(self._lead.handle(event))
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Order):
+                self.order(effect.message, tuple(b"".join(views) for views in effect.payloads))
+            elif isinstance(effect, Apply):
+                self._lead_hears(Applied(0.0, effect.ticket, effect.run()))
+            elif isinstance(effect, Reply):
+                self.to_lead.append(("server", effect.message, _payloads(effect)))
+
+    def _follower_hears(self, event: Event) -> None:
+        for effect in self._follower.handle(event):
+            if isinstance(effect, Apply):
+                self._follower_hears(Applied(0.0, effect.ticket, effect.run()))
+            elif isinstance(effect, Reply) and effect.peer == _CLIENT:
+                self.to_follower.append(("server", effect.message, _payloads(effect)))
+            elif isinstance(effect, Reply):
+                self.orders.append(("server", effect.message, _payloads(effect)))
+                if not isinstance(effect.message, messages.Attached):
+                    self._lead_hears(Told(0.0, 1, effect.message))
+
+
+def _filled(sink: Sink | None, message: Message, payloads: tuple[bytes, ...]) -> Sink | None:
+    parts: Parts = getattr(message, "parts", ())
+    if not parts or sink is None:
+        return None
+    for number, (part, payload) in enumerate(zip(parts, payloads, strict=True)):
+        if part.nbytes:
+            sink.view(number, 0)[: len(payload)] = payload
+            sink.filled(number, 0, len(payload))
+    return sink
+
+
+def _payloads(effect: Reply) -> tuple[bytes, ...]:
+    if effect.lease is None:
+        return ()
+    found = tuple(b"".join(views) for views in effect.lease.glimpses(effect.message.parts))  # type: ignore[attr-defined]
+    effect.lease.release()
+    return found
+
+
+def exchange(hello: messages.Hello, nonce: bytes) -> Sharded:
+    """Return what is said when a model of four float32 is defined on two servers, and pushed to."""
+    m, said = messages, Sharded()
+    rule = DCASGD(lr=0.5)
+    named = "8c2f", 1, "shard 1 of 2", "8c2f", True, nonce, "example/1"
+    said.order(m.Lead(0, 1, *named, rule.name, rule.settings()))
+    said.ask_lead(hello)
+    said.ask_follower(m.Follow(0, 1, hello.client, 1, hello.name, "8c2f", False, nonce, named[-1]))
+    rows = (("w", "float32", (4,)),)
+    offer = m.Define(1, rows, (Part(0, 16, "raw", 16, 0),))
+    said.ask_lead(offer, struct.pack("<4f", 1, 2, 3, 4))
+    parts = Part(0, 8, "raw", 8, 0), Part(8, 16, "apart", 0, 0)
+    said.ask_lead(m.Push(2, 1, True, 0, parts), struct.pack("<2f", 2, 2), b"")
+    portion = m.Portion(2, 0, (Part(8, 16, "raw", 8, 0),))
+    said.ask_follower(portion, struct.pack("<2f", -2, 4))
+    return said

@@ -1,0 +1,242 @@
+"""What a client, or a stranger, may send to shards without harm to anybody else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiops import messages
+from aiops.client.params import Params
+from aiops.client.requests import Request
+from aiops.errors import BadPush, RemoteProtocolError
+from aiops.messages import Part, Portion, Push
+from aiops.wire import Wire
+from tests.shards.world import Actor, World
+
+MODEL = {"w": np.zeros((30, 2), np.float32), "b": np.zeros(4, np.float32)}
+
+
+@pytest.fixture
+def world() -> World:
+    return World(0, 2)
+
+
+def joined(world: World, name: str) -> tuple[Actor, Params]:
+    """A client that has fetched the model."""
+    actor = Actor(world, name, lambda actor: None)
+    actor.done = True
+    world.actors.append(actor)
+    actor.connect()
+    world.settle()
+    done(world, actor, actor.talk.define(MODEL))
+    assert actor.talk.layout is not None
+    params = Params(actor.talk.layout)
+    done(world, actor, actor.talk.fetch(params))
+    return actor, params
+
+
+def done(world: World, actor: Actor, request: Any) -> Any:
+    actor.flush()
+    world.settle()
+    return request.value()
+
+
+def ones(params: Params, value: float = 1) -> dict[str, Any]:
+    return {name: np.full(a.shape, value, a.dtype) for name, a in params.items()}
+
+
+def unharmed(world: World, version: int) -> None:
+    """Others train on as if nothing had been; every buffer has come back."""
+    actor, params = joined(world, "somebody else")
+    assert params.version == version
+    assert all((a == -version).all() for a in params.values())
+    receipt = done(world, actor, actor.talk.push(ones(params), params, params))
+    assert receipt.version == version + 1
+    assert all((a == -version - 1).all() for a in params.values())
+    for host in world.hosts:
+        assert host.brain.pools[0].out == 0
+    assert world.lead.ended is None
+    assert world.followers[0].ended is None
+
+
+@pytest.mark.parametrize("place", [0, 40, 59])
+@pytest.mark.parametrize("value", [np.nan, 1e20])
+def test_a_bad_value_in_one_portion_refuses_all_of_it(
+    world: World, place: int, value: float
+) -> None:
+    actor, params = joined(world, "worker")
+    grads = ones(params)
+    grads["w"].reshape(-1)[place] = value
+    where = [place // 2, place % 2]
+    with pytest.raises(BadPush, match=rf"'w' holds .* at \[{where[0]}, {where[1]}\]"):
+        done(world, actor, actor.talk.push(grads, params, params))
+    done(world, actor, actor.talk.push(ones(params), params, params))
+    unharmed(world, 1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda parts: (Part(parts[0].start, parts[0].stop - 4, "raw", parts[0].nbytes - 4, 0),),
+        lambda parts: (Part(parts[0].start - 4, parts[0].stop, "raw", parts[0].nbytes + 4, 0),),
+        lambda parts: (replace_version(parts[0], 7),),
+        lambda parts: (Part(parts[0].start, parts[0].stop, "raw", parts[0].nbytes + 4, 0),),
+        lambda parts: (Part(parts[0].start, parts[0].stop, "magic", 4, 0),),
+        lambda parts: (Part(parts[0].start, parts[0].stop, "int8", 4, 0),),
+        lambda parts: (Part(parts[0].start, parts[0].stop, "raw", 0, 0),),
+        lambda parts: (*parts, *parts),
+        lambda parts: (Part(0, 1 << 40, "raw", 16, 0),),
+    ],
+)
+def test_a_portion_that_is_not_what_was_announced(world: World, change: Any) -> None:
+    actor, params = joined(world, "worker")
+    [branch] = actor.talk.branches
+    say = branch.push
+
+    def lie(portion: Portion, payloads: Any) -> None:
+        parts = change(portion.parts)
+        views = [[memoryview(bytes(part.nbytes))] for part in parts]
+        say(replace(portion, parts=parts), views)
+
+    branch.push = lie  # type: ignore[method-assign]
+    with pytest.raises(BadPush):
+        done(world, actor, actor.talk.push(ones(params), params, params))
+    branch.push = say  # type: ignore[method-assign]
+    done(world, actor, actor.talk.push(ones(params), params, params))
+    unharmed(world, 1)
+
+
+def replace_version(part: Part, version: int) -> Part:
+    return Part(*part[:4], version)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (Part(0, 256, "apart", 0, 0),),
+        (Part(0, 256, "raw", 256, 0),),
+        (Part(0, 128, "apart", 0, 0), Part(128, 256, "apart", 0, 0)),
+        (Part(0, 128, "raw", 128, 0),),
+        (Part(0, 128, "raw", 128, 0), Part(128, 256, "apart", 8, 0)),
+        (Part(0, 128, "raw", 128, 0), Part(128, 256, "apart", 0, 1)),
+        (Part(0, 128, "raw", 128, 5), Part(128, 256, "apart", 0, 5)),
+        (Part(0, 128, "raw", 128, 0), Part(128, 512, "apart", 0, 0)),
+        (Part(128, 256, "apart", 0, 0), Part(0, 128, "raw", 128, 0)),
+        (Part(128, 256, "apart", 0, 0), Part(128, 256, "apart", 0, 0)),
+    ],
+)
+def test_a_push_that_is_announced_wrongly(world: World, parts: Any) -> None:
+    actor, _params = joined(world, "worker")
+    assert actor.talk.placement is not None
+    assert actor.talk.placement.edges == [0, 128, 256]
+    request = said(actor, Push(1000, 1, False, -1, parts))
+    portion = Portion(1000, 0, (Part(128, 256, "raw", 128, 0),))
+    actor.talk.branches[0].push(portion, [[memoryview(bytes(128))]])
+    actor.flush()
+    world.settle()
+    with pytest.raises(BadPush):
+        request.value()
+    actor.hang_up()
+    world.settle()
+    unharmed(world, 0)
+
+
+def said(actor: Actor, message: Any) -> Request:
+    """Have a client say something to the lead as it is."""
+    request = Request("an answer", lambda id: message, lambda answer: answer)
+    actor.talk._pending[message.id] = request
+    views = [[memoryview(bytes(part.nbytes))] for part in message.parts]
+    actor.talk._out.extend(actor.talk.wire.send(message, views))
+    return request
+
+
+def test_portions_that_nobody_expects_wait_and_are_forgotten(world: World) -> None:
+    actor, _params = joined(world, "worker")
+    [branch] = actor.talk.branches
+    for id in (77, 78, 79):
+        portion = Portion(id, 0, (Part(128, 256, "raw", 128, 0),))
+        branch.push(portion, [[memoryview(bytes(128))]])
+    actor.flush()
+    world.settle()
+    actor.hang_up()
+    world.settle()
+    unharmed(world, 0)
+
+
+def test_a_push_whose_portion_never_comes_is_overdue(world: World) -> None:
+    actor, params = joined(world, "worker")
+    actor.talk.branches[0].push = lambda portion, payloads: None  # type: ignore[method-assign]
+    actor.talk.push(ones(params), params, params)
+    actor.flush()
+    world.settle()
+    lead = world.lead_brain
+    assert lead.overdue(world.now + 50, lambda nbytes: 60.0) == []
+    [(peer, why)] = lead.overdue(world.now + 61, lambda nbytes: 60.0)
+    assert "have not come to shard 1 of 2" in why
+    world.lead.lines[peer].cut()
+    actor.hang_up()
+    world.settle()
+    unharmed(world, 0)
+
+
+def test_nobody_else_gives_orders(world: World) -> None:
+    actor, _params = joined(world, "worker")
+    [(_talk, _line), (_branch, line)] = actor.lines
+    order = Wire("client", lambda message: None)
+    order.state = "led"
+    for buffer in order.send(messages.Forget(1, False)):
+        line.up.bytes += buffer
+    with pytest.raises(RemoteProtocolError, match="may not send 'forget' when 'branch'"):
+        world.settle()
+    line.up.bytes.clear()
+    actor.hang_up()
+    world.settle()
+    unharmed(world, 0)
+
+
+@pytest.mark.parametrize(
+    ("greeting", "why"),
+    [
+        (("lead", "run"), "has its lead already"),
+        (("follow", "another run"), "its lead is another one"),
+        (("hello", ""), "connect to its lead"),
+    ],
+)
+def test_who_does_not_belong_there(world: World, greeting: tuple[str, str], why: str) -> None:
+    kind, run = greeting
+    line = world.followers[0].accept(None)
+    rule = world.engine.algorithm
+    who = 0, 1, "stranger", 1, "stranger", run, False, bytes(16), ""
+    hello: Any = {
+        "lead": lambda: messages.Lead(*who, rule.name, rule.settings()),
+        "follow": lambda: messages.Follow(*who),
+        "hello": lambda: messages.Hello(0, 1, "x", 1, "x", "worker", False, bytes(16), ""),
+    }[kind]()
+    wire = Wire("client", lambda message: None)
+    line.up.say(wire.send(hello))
+    world.settle()
+    came = bytes(line.down.bytes)
+    wire.next_buffer()[: len(came)] = came
+    [(answer, _sink)] = wire.received(len(came))
+    assert isinstance(answer, messages.Error)
+    assert answer.fatal
+    assert why in answer.text
+    line.cut()
+    unharmed(world, 0)
+
+
+def test_a_server_without_shards_follows_nobody() -> None:
+    world = World(0, 1)
+    line = world.lead.accept(None)
+    wire = Wire("client", lambda message: None)
+    who = 0, 1, "x", 1, "x", "run", False, bytes(16), ""
+    line.up.say(wire.send(messages.Follow(*who)))
+    world.settle()
+    came = bytes(line.down.bytes)
+    wire.next_buffer()[: len(came)] = came
+    [(answer, _sink)] = wire.received(len(came))
+    assert isinstance(answer, messages.Error)
+    assert "follows nobody" in answer.text

@@ -1,0 +1,116 @@
+"""The same parameters to the last bit, whatever the policy, on one server and on several."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiops.client.params import Params
+from tests.shards.world import Actor, World
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "asgd": {"lr": 0.1},
+    "sasgd": {"lr": 0.1},
+    "exponential": {"lr": 0.1},
+    "fasgd": {"lr": 0.01},
+    "dcasgd": {"lr": 0.1},
+    "gap-aware": {"lr": 0.1},
+    "softsync": {"lr": 0.1, "n": 2},
+    "hardsync": {"lr": 0.1},
+    "ssp": {"lr": 0.1},
+    "rennala": {"lr": 0.1},
+    "ringmaster": {"lr": 0.1},
+    "diloco": {},
+    "fedbuff": {},
+    "easgd": {},
+}
+
+WORKERS = 3
+
+
+def model() -> dict[str, Any]:
+    random = np.random.default_rng(1)
+    shapes = {"w": (41, 3), "none": (0, 2), "b": (5,), "one": (), "big": (300, 4)}
+    arrays = {name: random.normal(size=shape).astype("f4") for name, shape in shapes.items()}
+    arrays["double"] = random.normal(size=(9, 2))
+    arrays["half"] = random.normal(size=33).astype("f2")
+    return arrays
+
+
+def trained(
+    shards: int, policy: str, settings: dict[str, Any], steps: int = 8, **options: Any
+) -> tuple[dict[str, Any], list[Any], Any]:
+    """Three workers in turn, who push all tensors or some; return what comes of it."""
+    world = World(0, shards, policy, settings, workers=WORKERS, **options)
+    random, receipts = np.random.default_rng(2), []
+    actors = [Actor(world, f"worker-{n}", lambda actor: None) for n in range(WORKERS)]
+    world.actors = actors
+    params: list[Params] = []
+    for actor in actors:
+        actor.done = True
+        actor.connect()
+        world.settle()
+        request = actor.ask(actor.talk.define(model()))
+        world.settle()
+        request.value()
+        assert actor.talk.layout is not None
+        params.append(Params(actor.talk.layout))
+        request = actor.ask(actor.talk.fetch(params[-1]))
+        world.settle()
+        request.value()
+    open_: list[Any] = [None] * WORKERS
+    for step in range(steps * WORKERS):
+        number = step % WORKERS
+        actor, mine = actors[number], params[number]
+        if open_[number] is not None:
+            if not open_[number].done:
+                continue  # it waits for the others
+            receipts.append(read(open_[number]))
+        grads = {
+            name: random.normal(size=array.shape).astype(array.dtype)
+            for name, array in mine.items()
+        }
+        if step % 4 == 3 and policy not in ("diloco", "fedbuff", "easgd", "hardsync"):
+            grads = {name: grads[name] for name in ("w", "half", "big")}
+        into = None if step % 5 == 4 else mine
+        open_[number] = actor.ask(actor.talk.push(grads, mine, into))
+        world.settle()
+    for shard, host in enumerate(world.hosts):
+        assert not host.kernels, shard
+    late = Actor(world, "late", lambda actor: None)
+    late.done = True
+    world.actors.append(late)
+    late.connect()
+    world.settle()
+    assert late.talk.layout is not None
+    last = Params(late.talk.layout)
+    request = late.ask(late.talk.fetch(last))
+    world.settle()
+    request.value()
+    return last.numpy(), receipts, last.version
+
+
+def read(request: Any) -> Any:
+    if request.error is not None:
+        return type(request.error), str(request.error)
+    got = request.value()
+    return got.version, got.staleness, got.mean_staleness, got.vbar, dict(got.vbars), got.used
+
+
+_ALONE: dict[str, Any] = {}
+
+
+@pytest.mark.parametrize("shards", [2, 4, 7])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_bit_identical(policy: str, shards: int) -> None:
+    settings = POLICIES[policy]
+    if policy not in _ALONE:
+        _ALONE[policy] = trained(1, policy, settings)
+    expected, said, version = _ALONE[policy]
+    arrays, receipts, got = trained(shards, policy, settings)
+    assert version == got > 0
+    assert receipts == said
+    for name, array in expected.items():
+        assert array.tobytes() == arrays[name].tobytes(), name

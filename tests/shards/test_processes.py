@@ -1,0 +1,152 @@
+"""Real processes: started, stopped, killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from aiops.client import Client
+from aiops.errors import Refused, Unauthorised, Unavailable, UsageError
+from tests.support import Process, assert_same, server_process
+
+FLAGS = ("--policy", "asgd", "--lr", "1", "--kernels", "numpy")
+MODEL = {
+    "w": np.arange(60, dtype=np.float32).reshape(20, 3),
+    "b": np.arange(7, dtype=np.float64),
+}
+
+
+def ones(times: float = 1) -> dict[str, np.ndarray]:
+    return {name: np.full(a.shape, times, a.dtype) for name, a in MODEL.items()}
+
+
+@pytest.mark.slow
+def test_stopped_it_saves_all_of_it_and_ends_with_status_0(tmp_path: Path) -> None:
+    init, save = tmp_path / "init.safetensors", tmp_path / "save.safetensors"
+    save_file(MODEL, init)
+    flags = (*FLAGS, "--shards", "3", "--init", str(init), "--save", str(save))
+    with server_process(*flags, env={"AIOPS_TOKEN": "secret"}) as server:
+        with pytest.raises(Unauthorised):
+            Client(server.url, token="guess")
+        with Client(server.url, role="worker", token="secret") as client:
+            params = client.fetch()
+            assert_same(params, MODEL)
+            client.push(params, ones())
+            client.exchange(params, ones(2))
+            assert [line["version"] for line in client.stats()["shards"]] == [2, 2, 2]
+        server.signal(signal.SIGTERM)
+        status, _out, log = server.end()
+    assert status == 0, log
+    assert_same(load_file(save), {name: a - 3 for name, a in MODEL.items()})
+    for pid in re.findall(r"is process (\d+)", log):
+        assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.slow
+def test_a_shard_that_is_killed_is_named_and_the_others_go_on() -> None:
+    with server_process(*FLAGS, "--shards", "3") as server:
+        with Client(server.url, role="worker", timeout=10) as client:
+            params = client.define(MODEL)
+            client.exchange(params, ones())
+            assert server.popen.stderr is not None
+            log, pids = "", dict[str, str]()
+            while len(pids) < 2:
+                log += server.popen.stderr.readline()
+                pids = dict(re.findall(r"shard (\d) of 3 is process (\d+)", log))
+            os.kill(int(pids["2"]), signal.SIGKILL)
+            for _ in range(2):
+                with pytest.raises(Unavailable, match="shard 2 of 3"):
+                    client.exchange(params, ones())
+            with pytest.raises(Unavailable, match="shard 2 of 3"):
+                client.fetch()
+            assert [bool(line["gone"]) for line in client.stats()["shards"]] == [0, 0, 1]
+        server.signal(signal.SIGTERM)
+        status, _out, rest = server.end()
+    assert status == 0
+    assert "shard 2 of 3" in rest
+    for pid in pids.values():
+        assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.slow
+def test_followers_that_were_started_by_themselves() -> None:
+    followers = [Process("-m", "aiops.server", "--port", "0", "--follower", *FLAGS) for _ in "ab"]
+    try:
+        urls = [follower.line() for follower in followers]
+        named = ",".join(url.removeprefix("aiops://") for url in urls)
+        with pytest.raises(Refused, match="connect to its lead"):
+            Client(urls[0])
+        with server_process(*FLAGS, "--followers", named) as server:
+            with Client(f"{server.url},{named}", role="worker") as client:
+                params = client.define(MODEL)
+                client.exchange(params, ones())
+                assert_same(params, {name: a - 1 for name, a in MODEL.items()})
+            with pytest.raises(Unauthorised, match="has 3 shards, not the 2"):
+                Client(f"{server.url},{urls[0].removeprefix('aiops://')}")
+            server.signal(signal.SIGTERM)
+            assert server.end()[0] == 0
+        assert [follower.end()[0] for follower in followers] == [0, 0]
+    finally:
+        for follower in followers:
+            follower.kill()
+
+
+@pytest.mark.slow
+def test_a_follower_of_another_policy_is_refused() -> None:
+    follower = Process("-m", "aiops.server", "--port", "0", "--follower", "--policy", "fasgd")
+    try:
+        named = follower.line().removeprefix("aiops://")
+        server = Process("-m", "aiops.server", "--port", "0", *FLAGS, "--followers", named)
+        status, out, log = server.end()
+        assert (status, out) == (2, "")
+        assert "shard 1 of 2 at 127.0.0.1" in log
+        assert "start both with the same" in log
+    finally:
+        follower.kill()
+
+
+@pytest.mark.slow
+def test_a_follower_ends_when_its_lead_is_killed() -> None:
+    follower = Process("-m", "aiops.server", "--port", "0", "--follower", *FLAGS)
+    try:
+        named = follower.line().removeprefix("aiops://")
+        with server_process(*FLAGS, "--followers", named) as server:
+            server.signal(signal.SIGKILL)
+            status, _out, log = follower.end()
+        assert status == 2
+        assert "its lead is gone" in log
+    finally:
+        follower.kill()
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (("--set", "clip=1"), "clipping needs the norm of a whole gradient"),
+        (("--fetch-codec", "int8"), "--fetch-codec"),
+        (("--bandwidth-budget", "1MB/s"), "bandwidth budget"),
+        (("--consistency", "relaxed"), "relaxed reads"),
+        (("--record", "run.journal"), "cannot be recorded yet"),
+        (("--follower",), "a follower has no followers"),
+        (("--followers", "a:1,b:2"), "--shards 2 takes 1 followers"),
+    ],
+)
+def test_what_does_not_work_yet_is_refused_at_the_start(flags: tuple[str, ...], text: str) -> None:
+    process = Process("-m", "aiops.server", "--port", "0", *FLAGS, "--shards", "2", *flags)
+    try:
+        status, out, log = process.end()
+        assert (status, out) == (2, "")
+        assert text in log
+    finally:
+        process.kill()
+
+
+def test_an_address_twice_is_refused() -> None:
+    with pytest.raises(UsageError, match="twice"):
+        Client("aiops://127.0.0.1:1,127.0.0.1:1")
