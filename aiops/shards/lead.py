@@ -71,7 +71,7 @@ from aiops.shards.follower import LOST
 from aiops.shards.gathering import Coming, Gathered, Gathering, Nothing
 from aiops.shards.orders import work_of
 from aiops.shards.placement import RAW, Placement, empty_cover, ranges_of
-from aiops.store import Job
+from aiops.store import Job, clipping
 from aiops.wire import Discard, Sink, Traffic
 
 
@@ -80,9 +80,10 @@ class _Update:
     """The update that is outstanding on all shards."""
 
     ticket: int
-    touched: Ints
+    job: Job
     missing: set[int]
     sums: list[Ints] = field(default_factory=list)
+    squares: float = 0.0  # what has been measured so far, where a norm is clipped
 
 
 @dataclass(slots=True)
@@ -280,6 +281,12 @@ class Lead:
 
     def _on_told(self, event: Told) -> None:
         self.engine.now = max(self.engine.now, event.time)
+        try:
+            self._hear(event)
+        except RemoteProtocolError as error:
+            self._on_lost(Lost(event.time, event.shard, str(error)))
+
+    def _hear(self, event: Told) -> None:
         message = event.message
         if isinstance(message, Arrived):
             if message.fault.get("code") == LOST:  # a client's connections stand and fall together
@@ -307,34 +314,37 @@ class Lead:
             raise RemoteProtocolError(f"{self._name(event.shard)} did update {message.id} unasked")
         assert self.placement is not None
         sums = np.frombuffer(message.sums, "<i8").astype(np.int64)
-        rows = self.placement.rows(event.shard, update.touched)
-        if len(sums) not in (0, rows.stop - rows.start):
+        rows = self.placement.rows(event.shard, update.job.touched)
+        count = 1 if update.job.measure else rows.stop - rows.start
+        if len(sums) not in (0, count):
             raise RemoteProtocolError(f"{self._name(event.shard)} has sums of {len(sums)} tensors")
-        if len(sums):
-            update.sums[event.shard] = sums
-        update.missing.discard(event.shard)
-        self._versions[event.shard - 1] = self._computing
-        self._done(event.time)
+        if not update.job.measure:
+            self._versions[event.shard - 1] = self._computing
+        self._take(update, event.shard, sums, event.time)
 
     def _on_applied(self, event: Applied) -> None:
         update = self._update
         if update is None or event.ticket != update.ticket:
             self._decide(event)
             return
-        if len(event.sums):
-            update.sums[0] = event.sums
-        update.missing.discard(0)
-        self._done(event.time)
+        self._take(update, 0, event.sums, event.time)
 
-    def _done(self, time: float) -> None:
-        """An update is done once it is on all shards."""
-        update = self._update
-        assert update is not None
+    def _take(self, update: _Update, shard: int, sums: Ints, time: float) -> None:
+        """A shard has done its part of an update, which is done once it is on all of them."""
         assert self.placement is not None
+        job = update.job
+        if job.measure:
+            update.squares += float(sums.view(np.float64).sum())
+        elif len(sums):
+            update.sums[shard] = sums
+        update.missing.discard(shard)
         if update.missing or self._broken:
             return
+        if job.measure:
+            self._step(update)
+            return
         self._update = None
-        sums = self.placement.sums(update.touched, update.sums)
+        sums = self.placement.sums(job.touched, update.sums)
         self._decide(Applied(time, update.ticket, sums))
 
     def _on_lost(self, event: Lost) -> None:
@@ -445,23 +455,39 @@ class Lead:
     def _on_apply(self, effect: Apply) -> None:
         job = effect.job
         if isinstance(job, Job) and self.placement is not None:
-            shards = range(len(self.placement))
-            sums = [
-                np.zeros(len(job.touched[self.placement.rows(shard, job.touched)]), np.int64)
-                for shard in shards
-            ]
-            self._update = _Update(effect.ticket, job.touched, set(shards), sums)
-            self._computing = job.store.version + (job.target is not None)
-            sent = -1 if job.sent is None else job.sent.number
-            number = 0 if job.gradient is None else job.gradient.number
-            whole = self._pieces_of(job)
-            for shard in shards[1:]:
-                work = work_of(job, shard, self.placement, sent=sent)
-                mine = number if shard in whole else 0
-                if not mine:
-                    work.pop("weights", None)
-                self._order(shard, Use(effect.ticket, mine, job.store.version, work))
+            job.measure = bool(job.clip) and job.target is not None
+            self._update = _Update(effect.ticket, job, set())
+            self._issue(self._update)
         self._out.append(effect)
+
+    def _step(self, update: _Update) -> None:
+        """All of a gradient has been measured: take the step with what it is clipped to."""
+        job = update.job
+        job.factor *= clipping(job.clip, job.factor, update.squares)
+        job.measure, job.clip = False, 0.0
+        if job.weights is not None:  # it has been collected
+            job.gradient = job.weights = None
+        self._issue(update)
+        self._out.append(Apply(update.ticket, job))
+
+    def _issue(self, update: _Update) -> None:
+        """Order the followers to do their parts of an update."""
+        job, placement = update.job, self.placement
+        assert placement is not None
+        shards = range(len(placement))
+        rows = [placement.rows(shard, job.touched) for shard in shards]
+        update.missing = set(shards)
+        update.sums = [np.zeros(len(job.touched[mine]), np.int64) for mine in rows]
+        self._computing = job.store.version + (job.target is not None)
+        sent = -1 if job.sent is None else job.sent.number
+        number = 0 if job.gradient is None else job.gradient.number
+        holders = self._pieces_of(job)
+        for shard in shards[1:]:
+            work = work_of(job, shard, placement, sent=sent)
+            mine = number if shard in holders else 0
+            if not mine:
+                work.pop("weights", None)
+            self._order(shard, Use(update.ticket, mine, job.store.version, work))
 
     def _pieces_of(self, job: Job) -> set[int]:
         """Return the shards that have portions of a job's gradient."""

@@ -134,3 +134,19 @@ def test_other_policies(policy: str, seed: int) -> None:
     for host in world.hosts:
         assert host.brain.pools[0].out == 0, "every buffer has come back"
         assert not host.kernels
+
+
+@pytest.mark.usefixtures("little_room")
+@pytest.mark.parametrize("seed", range(8))
+def test_relaxed_reads(seed: int) -> None:
+    """They may mix versions; in the end all is there."""
+    world = world_with_little_room(seed, 3, relaxed=True)
+    checkers = [Checker(2.0**n, 5) for n in range(3)]
+    for checker in checkers:
+        checker.check = lambda params: None  # type: ignore[method-assign]
+    world.actors = [Actor(world, f"worker-{n}", c) for n, c in enumerate(checkers)]
+    world.run()
+    params = final(world)
+    total = sum(c.sent for c in checkers)
+    assert params.version == 15
+    assert all((a == -total).all() for a in params.values())

@@ -114,3 +114,17 @@ def test_bit_identical(policy: str, shards: int) -> None:
     assert receipts == said
     for name, array in expected.items():
         assert array.tobytes() == arrays[name].tobytes(), name
+
+
+@pytest.mark.parametrize("shards", [2, 4])
+@pytest.mark.parametrize("policy", ["asgd", "hardsync", "softsync", "fasgd"])
+def test_clipped(policy: str, shards: int) -> None:
+    """The norm is of all shards' portions; it may differ by the rounding of a double."""
+    settings = {**POLICIES[policy], "clip": 3}
+    expected, _said, version = trained(1, policy, settings)
+    free, _said, _version = trained(1, policy, POLICIES[policy])
+    arrays, _receipts, got = trained(shards, policy, settings)
+    assert version == got > 0
+    for name, array in expected.items():
+        np.testing.assert_allclose(arrays[name], array, rtol=1e-5, atol=1e-6)
+    assert not np.allclose(free["big"], expected["big"], rtol=1e-3), "it is clipped"

@@ -128,10 +128,8 @@ def test_a_follower_ends_when_its_lead_is_killed() -> None:
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (("--set", "clip=1"), "clipping needs the norm of a whole gradient"),
         (("--fetch-codec", "int8"), "--fetch-codec"),
         (("--bandwidth-budget", "1MB/s"), "bandwidth budget"),
-        (("--consistency", "relaxed"), "relaxed reads"),
         (("--record", "run.journal"), "cannot be recorded yet"),
         (("--follower",), "a follower has no followers"),
         (("--followers", "a:1,b:2"), "--shards 2 takes 1 followers"),
