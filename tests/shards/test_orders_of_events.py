@@ -91,6 +91,9 @@ def test_asynchronous_clients(seed: int, shards: int) -> None:
     assert all((a == -total).all() for a in params.values())
 
 
+POLICIES = ["fasgd", "dcasgd", "softsync", "ssp", "gap-aware", "rennala", "hardsync"]
+
+
 @pytest.fixture
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every server has room for one push at a time."""
@@ -124,7 +127,7 @@ def test_connections_are_cut_and_pools_are_full(seed: int, shards: int) -> None:
 
 @pytest.mark.usefixtures("little_room")
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("policy", ["fasgd", "dcasgd", "softsync", "ssp", "gap-aware", "rennala"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_other_policies(policy: str, seed: int) -> None:
     world = world_with_little_room(seed, 3, policy, {"lr": 0.01}, workers=3)
     checkers = [Checker(2.0**n, 5, SINGLE) for n in range(3)]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from aiops.client.params import Params
+from aiops.errors import StaleGradient
 from tests.shards.world import Actor, World
 
 POLICIES: dict[str, dict[str, Any]] = {
@@ -19,6 +20,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "gap-aware": {"lr": 0.1},
     "softsync": {"lr": 0.1, "n": 2},
     "hardsync": {"lr": 0.1},
+    "hardsync reject": {"lr": 0.1, "admission": "reject"},
     "ssp": {"lr": 0.1},
     "rennala": {"lr": 0.1},
     "ringmaster": {"lr": 0.1},
@@ -43,6 +45,7 @@ def trained(
     shards: int, policy: str, settings: dict[str, Any], steps: int = 8, **options: Any
 ) -> tuple[dict[str, Any], list[Any], Any]:
     """Three workers in turn, who push all tensors or some; return what comes of it."""
+    policy = policy.partition(" ")[0]
     world = World(0, shards, policy, settings, workers=WORKERS, **options)
     random, receipts = np.random.default_rng(2), []
     actors = [Actor(world, f"worker-{n}", lambda actor: None) for n in range(WORKERS)]
@@ -90,6 +93,31 @@ def trained(
     world.settle()
     request.value()
     return last.numpy(), receipts, last.version
+
+
+def test_a_gradient_to_be_computed_again_brings_the_parameters() -> None:
+    world = World(0, 3, "hardsync", POLICIES["hardsync reject"], workers=1)
+    actor = Actor(world, "worker", lambda actor: None)
+    actor.done = True
+    world.actors = [actor]
+    actor.connect()
+    world.settle()
+    for request in (actor.talk.define(model()),):
+        actor.ask(request)
+        world.settle()
+    assert actor.talk.layout is not None
+    params = Params(actor.talk.layout)
+    actor.ask(actor.talk.fetch(params))
+    world.settle()
+    grads = {name: np.ones_like(array) for name, array in params.items()}
+    actor.ask(actor.talk.push(grads, params, None))
+    world.settle()
+    assert params.version == 0
+    request = actor.ask(actor.talk.push(grads, params, params))
+    world.settle()
+    assert isinstance(request.error, StaleGradient)
+    assert params.version == 1
+    np.testing.assert_array_equal(params["big"], (model()["big"] - np.float32(0.1)))
 
 
 def read(request: Any) -> Any:

@@ -49,7 +49,7 @@ async def test_workers_train(policy: str, tmp_path: Path) -> None:
 
 @testing.virtual()
 async def test_what_cannot_be_reached_is_named() -> None:
-    with pytest.raises(aiops.errors.UsageError, match="shard 1 of 2 at .*:9 cannot be had"):
+    with pytest.raises(aiops.errors.UsageError, match=r"shard 1 of 2 at .*:9 cannot be had"):
         async with aiops.serve(policy="asgd", followers=["127.0.0.1:9"], kernels="numpy"):
             pass
 
