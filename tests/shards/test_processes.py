@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from aiops.client import Client
 from aiops.errors import Refused, Unauthorised, Unavailable, UsageError
-from tests.support import Process, assert_same, server_process
+from tests.support import PATIENCE, Process, assert_same, server_process
 
 FLAGS = ("--policy", "asgd", "--lr", "1", "--kernels", "numpy")
 MODEL = {
@@ -72,6 +72,26 @@ def test_a_shard_that_is_killed_is_named_and_the_others_go_on() -> None:
     assert "shard 2 of 3" in rest
     for pid in pids.values():
         assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.slow
+def test_a_shard_that_falls_silent_is_given_up() -> None:
+    flags = (*FLAGS, "--shards", "2", "--heartbeat", "0.3")
+    with server_process(*flags) as server:
+        with Client(server.url, role="worker", timeout=PATIENCE) as client:
+            params = client.define(MODEL)
+            assert server.popen.stderr is not None
+            found = None
+            while found is None:
+                line = server.popen.stderr.readline()
+                found = re.search(r"shard 1 of 2 is process (\d+)", line)
+            pid = int(found[1])
+            os.kill(pid, signal.SIGSTOP)
+            with pytest.raises(Unavailable, match=r"shard 1 of 2 .* has not answered a ping"):
+                client.exchange(params, ones())
+        server.signal(signal.SIGTERM)
+        assert server.end()[0] == 0
+    assert not Path(f"/proc/{pid}").exists()
 
 
 @pytest.mark.slow

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from safetensors.numpy import load_file
 
 import aiops
 from aiops import testing
 from aiops.client import AsyncClient, AsyncWorker
+from aiops.commands.stats import tables
 from aiops.errors import ConnectionLost
 from tests.support import assert_same
 
@@ -41,8 +45,12 @@ async def test_workers_train(policy: str, tmp_path: Path) -> None:
             steps = 10 if policy == "asgd" else 5
             assert params.version == steps
             assert_same(params, {name: array - steps for name, array in MODEL.items()})
-            shards = (await client.stats())["shards"]
-            assert [line["behind"] for line in shards] == [0, 0, 0]
+            report = await client.stats()
+            assert [line["behind"] for line in report["shards"]] == [0, 0, 0]
+            shown = io.StringIO()
+            Console(file=shown, width=120).print(tables(server.url, report))
+            assert re.search(r"shard +parameters +version +behind", shown.getvalue())
+            assert re.search(rf"lead +\d+ B +{steps} +0", shown.getvalue())
             assert path.exists(), "it is saved now and then"
     assert_same(load_file(path), {name: array - steps for name, array in MODEL.items()})
 
