@@ -116,7 +116,7 @@ class Engine:
         told = {"patience": deadline, "heartbeat": self.options.heartbeat}
         self.plan = {**algorithm.plan(workers), **told}
         if self.options.shards > 1:
-            check_sharded(algorithm, self.options)
+            check_sharded(self.options)
         recall = self._plan_gate()
         self.codecs = Choice.of(self.options.push_codec), Choice.of(self.options.fetch_codec)
         self._check_codecs()

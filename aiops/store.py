@@ -48,7 +48,8 @@ class Job:
     ``factor``, at the learning rate ``steps[t]`` for tensor t. ``scalars`` are the rule's, one row
     per tensor; ``sent`` is what it reads beside the parameters: the version that the gradient's
     worker was sent. A gradient whose norm is more than ``clip`` (if not 0) is scaled down to it.
-    ``pushed`` are the tensors that the gradient covers, on whichever shard.
+    ``pushed`` are the tensors that the gradient covers, on whichever shard. With ``measure`` it
+    adds as above and takes no step, but returns the sum of squares that the norm is of.
     """
 
     store: Store
@@ -63,6 +64,7 @@ class Job:
     target: Version | None = None
     touched: Ints = field(default_factory=lambda: _NONE)
     pushed: Ints = field(default_factory=lambda: _NONE)
+    measure: bool = False
 
     @property
     def cost(self) -> int:
@@ -80,6 +82,8 @@ class Job:
         if self.gradient is not None and self.weights is not None:
             mine = self.weights[: len(self.gradient.cover.tensors)]
             self.store.accumulator.fold(self.gradient, mine)
+        if self.measure:
+            return np.array([self.store.squares(self)]).view(np.int64)
         return _NONE if self.target is None else self.store.step(self)
 
 
@@ -303,6 +307,29 @@ class Store:
             return self._step_from(job, job.gradient, base, target, steps)
         return self._step_from_sum(job, base, target, steps)
 
+    def squares(self, job: Job) -> float:
+        """Return the sum of squares of what a job's step is taken with, as far as it is held here.
+
+        The job's factor is not in it.
+        """
+        if self.held is not self.layout:
+            job = self._of_held(job)
+        found: list[Array] = []
+        gradient = job.gradient
+        for index, section in enumerate(self.held.sections):
+            if gradient is not None and job.weights is None:
+                rows = rows_in(gradient.cover.tensors, section)
+                if len(rows):
+                    steps = np.zeros(len(gradient.cover.tensors))
+                    found.append(spans_of(self.held, section, gradient, rows, steps)[1])
+                continue
+            tensors = job.touched[rows_in(job.touched, section)]
+            lo = (self.held.starts[tensors] - section.start) // section.dtype.itemsize
+            ends = (lo + self.held.sizes[tensors]).tolist()
+            array = self.accumulator.arrays[index]
+            found += [array[low:high] for low, high in zip(lo.tolist(), ends, strict=True)]
+        return sum(kernels.sum_squares(array, self._backend) for array in found)
+
     def _of_held(self, job: Job) -> Job:
         """Return what a job comes to here, where only the first tensors are held."""
         count = int(np.searchsorted(job.touched, len(self.held.tensors)))
@@ -377,8 +404,7 @@ class Store:
     def _clipped(self, clip: float, factor: float, gradients: list[Array]) -> float:
         """Return what brings the norm of a gradient, times a factor, down to the limit."""
         total = sum(kernels.sum_squares(gradient, self._backend) for gradient in gradients)
-        norm = abs(factor) * math.sqrt(total)
-        return clip / norm if norm > clip else 1.0
+        return clipping(clip, factor, total)
 
     def _whole_spans(self, index: int, steps: Array, scalars: Array | None) -> kernels.Spans:
         """Return the spans of a whole section; the last ones again if the numbers are the same."""
@@ -450,3 +476,9 @@ class Store:
         first = self.rule.state[self.rule.statistic]
         each = int(min(first * kernels.STATISTIC_SCALE, kernels.STATISTIC_CAP))
         return self.layout.sizes * each
+
+
+def clipping(clip: float, factor: float, squares: float) -> float:
+    """Return what brings the norm of a gradient, times a factor, down to the limit."""
+    norm = abs(factor) * math.sqrt(squares)
+    return clip / norm if norm > clip else 1.0

@@ -120,11 +120,8 @@ def _facts(report: Mapping[str, Any]) -> Table:
         ("tensors", f"{report['tensors']:,}"),
         ("v̄", words.optional(report["vbar"], ".4g")),
         ("kernels", report["kernels"] or "–"),
-        (
-            "versions alive",
-            f"{report['versions_alive']} ({report['versions_copied']} copied,"
-            f" room for {report['versions_spare']} more)",
-        ),
+        ("versions alive", f"{report['versions_alive']} ({report['versions_copied']} copied)"),
+        ("versions spare", f"{report['versions_spare']}"),
         ("waiting", f"{report['waiting']} of {len(report['waited_for'])}"),
     ]
     for first in range(0, len(facts), 3):

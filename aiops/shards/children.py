@@ -19,10 +19,20 @@ from aiops.errors import UsageError
 _log = logging.getLogger("aiops.server")
 
 _START = 60.0  # seconds that a follower may take to begin to listen
-_MERCY = 15.0  # seconds between asking a follower to end and ending it
+_MERCY = 5.0  # seconds between asking a follower to end and ending it
 
 _HANDED = (
-    *("policy", "set", "lr", "host", "live_versions", "push_codec", "kernels", "max_model"),
+    *(
+        "policy",
+        "set",
+        "lr",
+        "host",
+        "consistency",
+        "live_versions",
+        "push_codec",
+        "kernels",
+        "max_model",
+    ),
     *("max_connections", "hello_deadline", "stall_deadline", "min_rate", "heartbeat"),
     *("drain_deadline", "log_format", "log_level"),
 )

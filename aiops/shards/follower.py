@@ -287,6 +287,7 @@ class Follower:
             self.algorithm.rule(),
             backend=self.options.backend,
             live=self.options.live,
+            relaxed=self.options.relaxed,
             arena=self._machine.room.holding(layout, data),
             machine=self._machine,
         )
@@ -313,7 +314,7 @@ class Follower:
         if self._outstanding is not None:
             raise ValueError("one update at a time")
         work = Work(message.work, len(store.layout.tensors))
-        job = Job(store, None, factor=work.factor, clip=work.clip)
+        job = Job(store, None, factor=work.factor, measure=work.measure)
         covered = None
         if message.number:
             job.gradient = self._rooms.gradient(message.number)
@@ -328,7 +329,8 @@ class Follower:
             job.scalars = work.scalars(len(touched), len(store.rule.scalars))
             if store.rule.reads:
                 job.sent = self._version(work.sent)
-            job.base, job.target = store.current, store.begin(work.spare)
+            if not work.measure:
+                job.base, job.target = store.current, store.begin(work.spare)
         self._outstanding = message.id, job
         self._effects.append(Apply(message.id, job))
 

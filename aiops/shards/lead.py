@@ -13,11 +13,9 @@ others. The engine never hears of followers, and they never hear of policies.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
-
-import numpy as np
 
 from aiops.answers import Pending
 from aiops.arena import aligned
@@ -41,7 +39,7 @@ from aiops.events import (
 )
 from aiops.fields import Apart
 from aiops.gradients import Gradient
-from aiops.layout import Ints, split
+from aiops.layout import split
 from aiops.messages import (
     Again,
     Arrived,
@@ -62,37 +60,17 @@ from aiops.messages import (
     Report,
     Send,
     Stats,
-    Use,
     Welcome,
 )
 from aiops.pool import Pool
 from aiops.shards.collecting import Collecting
+from aiops.shards.counting import Counting
 from aiops.shards.follower import LOST
 from aiops.shards.gathering import Coming, Gathered, Gathering, Nothing
-from aiops.shards.orders import work_of
 from aiops.shards.placement import RAW, Placement, empty_cover, ranges_of
+from aiops.shards.updating import Updating
 from aiops.store import Job
-from aiops.wire import Discard, Sink, Traffic
-
-
-@dataclass(slots=True)
-class _Update:
-    """The update that is outstanding on all shards."""
-
-    ticket: int
-    touched: Ints
-    missing: set[int]
-    sums: list[Ints] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Counting:
-    """Requests for statistics, which wait for the followers' counts."""
-
-    number: int
-    missing: set[int]
-    asked: list[Received]
-    clients: dict[str, Traffic] = field(default_factory=dict)
+from aiops.wire import Discard, Sink
 
 
 class Lead:
@@ -113,13 +91,11 @@ class Lead:
         self._gathering = Gathering(self._ready)
         self._clients: dict[int, tuple[str, int]] = {}  # id and epoch, by connection
         self._numbers = 0  # pushes so far
-        self._update: _Update | None = None
-        self._computing = 0  # the version that it makes
+        self._updating = Updating(len(apart), self._order, lambda effect: self._out.append(effect))
         self._held: set[int] = set()  # versions that followers keep for rules that read them
-        self._versions = [0] * len(apart)  # computed by each follower
         self._broken: dict[int, str] = {}  # followers that are gone, and why
         self._nothing = Gradient(aligned(0), empty_cover())
-        self._counting: _Counting | None = None
+        self._counting: Counting | None = None
         self._counts = 0
         self._collecting: dict[int, Collecting] = {}
         self._collected = 0
@@ -239,22 +215,16 @@ class Lead:
         """Have the followers say what has crossed there, before the engine reports."""
         if self._counting is None:
             self._counts += 1
-            missing = set(range(1, len(self.addresses) + 1))
-            self._counting = _Counting(self._counts, missing, [])
+            self._counting = Counting(self._counts, len(self.addresses))
             self._all(Count(self._counts))
         self._counting.asked.append(event)
 
     def _on_counted(self, shard: int, message: Counted) -> None:
         counting = self._counting
-        if counting is None or message.id != counting.number or shard not in counting.missing:
-            return
-        counting.missing.discard(shard)
-        for client, told in message.clients.items():
-            counting.clients.setdefault(client, Traffic()).add(Traffic.read(told))
-        if not counting.missing:
+        if counting is not None and counting.counted(message.id, shard, message.clients):
             self._report(counting)
 
-    def _report(self, counting: _Counting) -> None:
+    def _report(self, counting: Counting) -> None:
         self._counting = None
         for member in self.engine.crew:
             member.apart = counting.clients.get(member.client, member.apart)
@@ -280,6 +250,12 @@ class Lead:
 
     def _on_told(self, event: Told) -> None:
         self.engine.now = max(self.engine.now, event.time)
+        try:
+            self._hear(event)
+        except RemoteProtocolError as error:
+            self._on_lost(Lost(event.time, event.shard, str(error)))
+
+    def _hear(self, event: Told) -> None:
         message = event.message
         if isinstance(message, Arrived):
             if message.fault.get("code") == LOST:  # a client's connections stand and fall together
@@ -290,7 +266,7 @@ class Lead:
                 return
             self._gathering.arrived(message.id, event.shard, _fault(message.fault))
         elif isinstance(message, Done):
-            self._on_done(event, message)
+            self._done(self._updating.done(event, message))
         elif isinstance(message, Counted):
             self._on_counted(event.shard, message)
         elif isinstance(message, Portion):
@@ -301,41 +277,16 @@ class Lead:
             why = f"{self._name(event.shard)} said: {message.text}"
             self._on_lost(Lost(event.time, event.shard, why))
 
-    def _on_done(self, event: Told, message: Done) -> None:
-        update = self._update
-        if update is None or message.id != update.ticket or event.shard not in update.missing:
-            raise RemoteProtocolError(f"{self._name(event.shard)} did update {message.id} unasked")
-        assert self.placement is not None
-        sums = np.frombuffer(message.sums, "<i8").astype(np.int64)
-        rows = self.placement.rows(event.shard, update.touched)
-        if len(sums) not in (0, rows.stop - rows.start):
-            raise RemoteProtocolError(f"{self._name(event.shard)} has sums of {len(sums)} tensors")
-        if len(sums):
-            update.sums[event.shard] = sums
-        update.missing.discard(event.shard)
-        self._versions[event.shard - 1] = self._computing
-        self._done(event.time)
-
     def _on_applied(self, event: Applied) -> None:
-        update = self._update
-        if update is None or event.ticket != update.ticket:
+        if self._updating.concerns(event):
+            self._done(self._updating.applied(event))
+        else:
             self._decide(event)
-            return
-        if len(event.sums):
-            update.sums[0] = event.sums
-        update.missing.discard(0)
-        self._done(event.time)
 
-    def _done(self, time: float) -> None:
+    def _done(self, applied: Applied | None) -> None:
         """An update is done once it is on all shards."""
-        update = self._update
-        assert update is not None
-        assert self.placement is not None
-        if update.missing or self._broken:
-            return
-        self._update = None
-        sums = self.placement.sums(update.touched, update.sums)
-        self._decide(Applied(time, update.ticket, sums))
+        if applied is not None and not self._broken:
+            self._decide(applied)
 
     def _on_lost(self, event: Lost) -> None:
         """A follower is gone: nothing of the model can be changed or fetched any more."""
@@ -427,6 +378,7 @@ class Lead:
 
     def _on_hand(self, effect: Hand) -> None:
         self.placement = placement = effect.placement
+        self._updating.defined(placement)
         codecs = {codec.name for _pattern, codec in self.engine.codecs[0].pairs}
         for shard in range(1, len(placement)):
             low, high = placement.edges[shard : shard + 2]
@@ -443,36 +395,9 @@ class Lead:
             self._out.append(Order(shard, message, views))
 
     def _on_apply(self, effect: Apply) -> None:
-        job = effect.job
-        if isinstance(job, Job) and self.placement is not None:
-            shards = range(len(self.placement))
-            sums = [
-                np.zeros(len(job.touched[self.placement.rows(shard, job.touched)]), np.int64)
-                for shard in shards
-            ]
-            self._update = _Update(effect.ticket, job.touched, set(shards), sums)
-            self._computing = job.store.version + (job.target is not None)
-            sent = -1 if job.sent is None else job.sent.number
-            number = 0 if job.gradient is None else job.gradient.number
-            whole = self._pieces_of(job)
-            for shard in shards[1:]:
-                work = work_of(job, shard, self.placement, sent=sent)
-                mine = number if shard in whole else 0
-                if not mine:
-                    work.pop("weights", None)
-                self._order(shard, Use(effect.ticket, mine, job.store.version, work))
+        if isinstance(effect.job, Job) and self.placement is not None:
+            self._updating.begin(effect)
         self._out.append(effect)
-
-    def _pieces_of(self, job: Job) -> set[int]:
-        """Return the shards that have portions of a job's gradient."""
-        assert self.placement is not None
-        placement, sizes = self.placement, self.placement.layout.sizes
-        found = set()
-        for shard in range(1, len(placement)):
-            tensors = job.pushed[placement.rows(shard, job.pushed)]
-            if len(tensors) and sizes[tensors].any():
-                found.add(shard)
-        return found
 
     def _on_reply(self, effect: Reply) -> None:
         message, placement = effect.message, self.placement
@@ -501,7 +426,7 @@ class Lead:
             edges = self.placement.edges
         lines = []
         for shard in range(len(self.addresses) + 1):
-            mine = version if shard == 0 else self._versions[shard - 1]
+            mine = version if shard == 0 else self._updating.versions[shard - 1]
             host, port = ("", 0) if shard == 0 else self.addresses[shard - 1]
             lines.append(
                 {
@@ -510,7 +435,7 @@ class Lead:
                     "port": port,
                     "bytes": edges[shard + 1] - edges[shard] if edges else 0,
                     "version": mine,
-                    "behind": max(0, max([version, *self._versions]) - mine),
+                    "behind": max(0, max([version, *self._updating.versions]) - mine),
                     "gone": self._broken.get(shard, ""),
                 }
             )

@@ -18,7 +18,7 @@ from aiops.store import Job
 
 def work_of(job: Job, shard: int, placement: Placement, *, sent: int) -> dict[str, Any]:
     """Return what one shard has to do of a job, as `aiops.messages.Use` carries it."""
-    found: dict[str, Any] = {"factor": float(job.factor), "clip": float(job.clip), "sent": sent}
+    found: dict[str, Any] = {"factor": float(job.factor), "measure": job.measure, "sent": sent}
     if job.gradient is not None and job.weights is not None:
         found["weights"] = _packed(job.weights[placement.rows(shard, job.pushed)])
     if job.target is not None:
@@ -59,7 +59,7 @@ class Work:
 
     def __init__(self, told: Mapping[str, Any], tensors: int) -> None:
         try:
-            self.factor, self.clip = float(told["factor"]), float(told["clip"])
+            self.factor, self.measure = float(told["factor"]), bool(told["measure"])
             self.sent = int(told["sent"])
             self.weights: bytes | None = told.get("weights")
             self.steps_taken = "steps" in told

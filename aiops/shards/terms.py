@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from aiops.algorithms.base import Algorithm
 from aiops.errors import ConflictError
 from aiops.events import Options
 
 
-def check_sharded(algorithm: Algorithm, options: Options) -> None:
+def check_sharded(options: Options) -> None:
     """Refuse what does not work with more than one shard.
 
     Raises
@@ -15,18 +14,13 @@ def check_sharded(algorithm: Algorithm, options: Options) -> None:
     ConflictError
         Saying what, why, and what to do.
     """
-    why = next((text for is_so, text in _refused(algorithm, options) if is_so), None)
+    why = next((text for is_so, text in _refused(options) if is_so), None)
     if why is not None:
         raise ConflictError(f"{why}; run one server, or leave that out")
 
 
-def _refused(algorithm: Algorithm, options: Options) -> list[tuple[bool, str]]:
+def _refused(options: Options) -> list[tuple[bool, str]]:
     return [
-        (
-            bool(algorithm.clip),
-            "clipping needs the norm of a whole gradient, and each of several shards has only a"
-            " portion of it",
-        ),
         (
             bool(options.fetch_codec),
             "coded parameters (--fetch-codec) are not sent by several shards yet",
@@ -35,9 +29,5 @@ def _refused(algorithm: Algorithm, options: Options) -> list[tuple[bool, str]]:
             bool(options.budget or options.worker_budget),
             "a bandwidth budget counts what one server sends, and several shards do not share one"
             " yet",
-        ),
-        (
-            options.relaxed,
-            "relaxed reads (--consistency relaxed) would mix the versions of several shards, too",
         ),
     ]

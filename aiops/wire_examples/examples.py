@@ -144,7 +144,7 @@ def _of_shards(row: tuple[str, str, tuple[int, ...], int]) -> list[Example]:
     m = messages
     who = "5f0c", 1, "w0", "8c2f", False, NONCES[0], "example/1"
     half, numbers = (Part(8, 12, "raw", 4, 7),), struct.pack("<d", 0.5)
-    work = {"factor": 1.0, "clip": 0.0, "sent": -1, "spare": True, "touched": None}
+    work = {"factor": 1.0, "measure": False, "sent": -1, "spare": True, "touched": None}
     return [
         _said("client", m.Follow(0, 1, *who)),
         _said("server", m.Attached(0, 1, b"")),

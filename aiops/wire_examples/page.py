@@ -121,7 +121,8 @@ MEANINGS = {
     "ranges": "Which bytes of the arena, and the version of their tensors.",
     "work": "What to do: `weights` (if the gradient is to be collected), `steps` and `scalars` (if"
     " a step is to be taken) by tensor, as float64, one number if all are equal; `touched`, int64"
-    " (nil: all); `factor`; `spare` (not in place); `sent` (the version that the rule reads).",
+    " (nil: all); `factor`; `spare` (not in place); `sent` (the version that the rule"
+    " reads); `measure` (take no step: the one sum is a float64, of the squares).",
     "clients": "By client: bytes in, bytes out, messages in, messages out, and two maps (in, out)"
     " by kind of: messages, bytes of overhead, bytes of payload.",
     "keep": "Whether it is kept.",

@@ -91,6 +91,9 @@ def test_asynchronous_clients(seed: int, shards: int) -> None:
     assert all((a == -total).all() for a in params.values())
 
 
+POLICIES = ["fasgd", "dcasgd", "softsync", "ssp", "gap-aware", "rennala", "hardsync"]
+
+
 @pytest.fixture
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every server has room for one push at a time."""
@@ -124,7 +127,7 @@ def test_connections_are_cut_and_pools_are_full(seed: int, shards: int) -> None:
 
 @pytest.mark.usefixtures("little_room")
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("policy", ["fasgd", "dcasgd", "softsync", "ssp", "gap-aware", "rennala"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_other_policies(policy: str, seed: int) -> None:
     world = world_with_little_room(seed, 3, policy, {"lr": 0.01}, workers=3)
     checkers = [Checker(2.0**n, 5, SINGLE) for n in range(3)]
@@ -134,3 +137,19 @@ def test_other_policies(policy: str, seed: int) -> None:
     for host in world.hosts:
         assert host.brain.pools[0].out == 0, "every buffer has come back"
         assert not host.kernels
+
+
+@pytest.mark.usefixtures("little_room")
+@pytest.mark.parametrize("seed", range(8))
+def test_relaxed_reads(seed: int) -> None:
+    """They may mix versions; in the end all is there."""
+    world = world_with_little_room(seed, 3, relaxed=True)
+    checkers = [Checker(2.0**n, 5) for n in range(3)]
+    for checker in checkers:
+        checker.check = lambda params: None  # type: ignore[method-assign]
+    world.actors = [Actor(world, f"worker-{n}", c) for n, c in enumerate(checkers)]
+    world.run()
+    params = final(world)
+    total = sum(c.sent for c in checkers)
+    assert params.version == 15
+    assert all((a == -total).all() for a in params.values())

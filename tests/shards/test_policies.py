@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from aiops.client.params import Params
+from aiops.errors import StaleGradient
 from tests.shards.world import Actor, World
 
 POLICIES: dict[str, dict[str, Any]] = {
@@ -19,6 +20,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "gap-aware": {"lr": 0.1},
     "softsync": {"lr": 0.1, "n": 2},
     "hardsync": {"lr": 0.1},
+    "hardsync reject": {"lr": 0.1, "admission": "reject"},
     "ssp": {"lr": 0.1},
     "rennala": {"lr": 0.1},
     "ringmaster": {"lr": 0.1},
@@ -43,6 +45,7 @@ def trained(
     shards: int, policy: str, settings: dict[str, Any], steps: int = 8, **options: Any
 ) -> tuple[dict[str, Any], list[Any], Any]:
     """Three workers in turn, who push all tensors or some; return what comes of it."""
+    policy = policy.partition(" ")[0]
     world = World(0, shards, policy, settings, workers=WORKERS, **options)
     random, receipts = np.random.default_rng(2), []
     actors = [Actor(world, f"worker-{n}", lambda actor: None) for n in range(WORKERS)]
@@ -92,6 +95,31 @@ def trained(
     return last.numpy(), receipts, last.version
 
 
+def test_a_gradient_to_be_computed_again_brings_the_parameters() -> None:
+    world = World(0, 3, "hardsync", POLICIES["hardsync reject"], workers=1)
+    actor = Actor(world, "worker", lambda actor: None)
+    actor.done = True
+    world.actors = [actor]
+    actor.connect()
+    world.settle()
+    for request in (actor.talk.define(model()),):
+        actor.ask(request)
+        world.settle()
+    assert actor.talk.layout is not None
+    params = Params(actor.talk.layout)
+    actor.ask(actor.talk.fetch(params))
+    world.settle()
+    grads = {name: np.ones_like(array) for name, array in params.items()}
+    actor.ask(actor.talk.push(grads, params, None))
+    world.settle()
+    assert params.version == 0
+    request = actor.ask(actor.talk.push(grads, params, params))
+    world.settle()
+    assert isinstance(request.error, StaleGradient)
+    assert params.version == 1
+    np.testing.assert_array_equal(params["big"], (model()["big"] - np.float32(0.1)))
+
+
 def read(request: Any) -> Any:
     if request.error is not None:
         return type(request.error), str(request.error)
@@ -114,3 +142,17 @@ def test_bit_identical(policy: str, shards: int) -> None:
     assert receipts == said
     for name, array in expected.items():
         assert array.tobytes() == arrays[name].tobytes(), name
+
+
+@pytest.mark.parametrize("shards", [2, 4])
+@pytest.mark.parametrize("policy", ["asgd", "hardsync", "softsync", "fasgd"])
+def test_clipped(policy: str, shards: int) -> None:
+    """The norm is of all shards' portions; it may differ by the rounding of a double."""
+    settings = {**POLICIES[policy], "clip": 3}
+    expected, _said, version = trained(1, policy, settings)
+    free, _said, _version = trained(1, policy, POLICIES[policy])
+    arrays, _receipts, got = trained(shards, policy, settings)
+    assert version == got > 0
+    for name, array in expected.items():
+        np.testing.assert_allclose(arrays[name], array, rtol=1e-5, atol=1e-6)
+    assert not np.allclose(free["big"], expected["big"], rtol=1e-3), "it is clipped"

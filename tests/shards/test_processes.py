@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from aiops.client import Client
 from aiops.errors import Refused, Unauthorised, Unavailable, UsageError
-from tests.support import Process, assert_same, server_process
+from tests.support import PATIENCE, Process, assert_same, server_process
 
 FLAGS = ("--policy", "asgd", "--lr", "1", "--kernels", "numpy")
 MODEL = {
@@ -75,6 +75,26 @@ def test_a_shard_that_is_killed_is_named_and_the_others_go_on() -> None:
 
 
 @pytest.mark.slow
+def test_a_shard_that_falls_silent_is_given_up() -> None:
+    flags = (*FLAGS, "--shards", "2", "--heartbeat", "0.3")
+    with server_process(*flags) as server:
+        with Client(server.url, role="worker", timeout=PATIENCE) as client:
+            params = client.define(MODEL)
+            assert server.popen.stderr is not None
+            found = None
+            while found is None:
+                line = server.popen.stderr.readline()
+                found = re.search(r"shard 1 of 2 is process (\d+)", line)
+            pid = int(found[1])
+            os.kill(pid, signal.SIGSTOP)
+            with pytest.raises(Unavailable, match=r"shard 1 of 2 .* has not answered a ping"):
+                client.exchange(params, ones())
+        server.signal(signal.SIGTERM)
+        assert server.end()[0] == 0
+    assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.slow
 def test_followers_that_were_started_by_themselves() -> None:
     followers = [Process("-m", "aiops.server", "--port", "0", "--follower", *FLAGS) for _ in "ab"]
     try:
@@ -128,10 +148,8 @@ def test_a_follower_ends_when_its_lead_is_killed() -> None:
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (("--set", "clip=1"), "clipping needs the norm of a whole gradient"),
         (("--fetch-codec", "int8"), "--fetch-codec"),
         (("--bandwidth-budget", "1MB/s"), "bandwidth budget"),
-        (("--consistency", "relaxed"), "relaxed reads"),
         (("--record", "run.journal"), "cannot be recorded yet"),
         (("--follower",), "a follower has no followers"),
         (("--followers", "a:1,b:2"), "--shards 2 takes 1 followers"),

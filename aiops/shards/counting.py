@@ -1,0 +1,49 @@
+"""What crosses between clients and followers, counted before statistics are given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aiops.events import Received
+from aiops.wire import Traffic
+
+
+class Counting:
+    """One count of all followers, and the requests for statistics that wait for it.
+
+    Parameters
+    ----------
+    number
+        Which count it is.
+    followers
+        How many are asked.
+
+    Attributes
+    ----------
+    asked
+        The requests.
+    clients
+        What was counted, by client.
+    """
+
+    def __init__(self, number: int, followers: int) -> None:
+        self.number = number
+        self._missing = set(range(1, followers + 1))
+        self.asked: list[Received] = []
+        self.clients: dict[str, Traffic] = {}
+
+    def counted(self, number: int, shard: int, clients: Mapping[str, Any]) -> bool:
+        """Take what a follower has counted; return whether that was the last.
+
+        Raises
+        ------
+        RemoteProtocolError
+            When it makes no sense.
+        """
+        if number != self.number or shard not in self._missing:
+            return False
+        self._missing.discard(shard)
+        for client, told in clients.items():
+            self.clients.setdefault(client, Traffic()).add(Traffic.read(told))
+        return not self._missing

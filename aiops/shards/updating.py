@@ -1,0 +1,146 @@
+"""One update on all shards: ordered at once, and done when it is done on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from aiops.errors import RemoteProtocolError
+from aiops.events import Applied, Apply, Effect, Told
+from aiops.layout import Ints
+from aiops.messages import Done, Message, Use
+from aiops.shards.orders import work_of
+from aiops.shards.placement import Placement
+from aiops.store import Job, clipping
+
+
+@dataclass(slots=True)
+class _Update:
+    """The update that is outstanding."""
+
+    ticket: int
+    job: Job
+    missing: set[int] = field(default_factory=set)  # shards that have not done their part
+    sums: list[Ints] = field(default_factory=list)  # by shard
+
+
+class Updating:
+    """The updates of one lead, one after the other.
+
+    Where the norm of a gradient is clipped, each is two: it is measured on all shards, then the
+    step is taken with what that comes to.
+
+    Parameters
+    ----------
+    order
+        Tells a follower something.
+    carry_out
+        Has the lead's own part run.
+
+    Attributes
+    ----------
+    versions
+        The version that each follower has computed.
+    """
+
+    def __init__(
+        self,
+        followers: int,
+        order: Callable[[int, Message], None],
+        carry_out: Callable[[Effect], None],
+    ) -> None:
+        self._order, self._carry_out = order, carry_out
+        self._placement: Placement | None = None
+        self._update: _Update | None = None
+        self._computing = 0  # the version that it makes
+        self.versions = [0] * followers
+
+    def defined(self, placement: Placement) -> None:
+        """Hear where the model lies."""
+        self._placement = placement
+
+    def begin(self, effect: Apply) -> None:
+        """Begin an update."""
+        job = effect.job
+        assert isinstance(job, Job)
+        job.measure = bool(job.clip) and job.target is not None
+        self._update = _Update(effect.ticket, job)
+        self._issue(self._update)
+
+    def concerns(self, event: Applied) -> bool:
+        """Whether it is the lead's part of the outstanding update that was done."""
+        return self._update is not None and self._update.ticket == event.ticket
+
+    def applied(self, event: Applied) -> Applied | None:
+        """The lead has done its part; return what the engine is to hear, if it is done on all."""
+        return self._take(0, event.sums, event.time)
+
+    def done(self, event: Told, message: Done) -> Applied | None:
+        """A follower has done its part; return the same.
+
+        Raises
+        ------
+        RemoteProtocolError
+            When that was not asked of it, or its sums are of other tensors.
+        """
+        update, placement = self._update, self._placement
+        if update is None or message.id != update.ticket or event.shard not in update.missing:
+            raise RemoteProtocolError(f"shard {event.shard} did update {message.id} unasked")
+        assert placement is not None
+        sums = np.frombuffer(message.sums, "<i8").astype(np.int64)
+        rows = placement.rows(event.shard, update.job.touched)
+        if len(sums) not in (0, 1 if update.job.measure else rows.stop - rows.start):
+            raise RemoteProtocolError(f"shard {event.shard} has sums of {len(sums)} tensors")
+        if not update.job.measure:
+            self.versions[event.shard - 1] = self._computing
+        return self._take(event.shard, sums, event.time)
+
+    def _take(self, shard: int, sums: Ints, time: float) -> Applied | None:
+        update, placement = self._update, self._placement
+        assert update is not None
+        assert placement is not None
+        if len(sums):
+            update.sums[shard] = sums
+        update.missing.discard(shard)
+        if update.missing:
+            return None
+        if update.job.measure:
+            self._step(update)
+            return None
+        self._update = None
+        return Applied(time, update.ticket, placement.sums(update.job.touched, update.sums))
+
+    def _step(self, update: _Update) -> None:
+        """All of a gradient has been measured: take the step with what it is clipped to."""
+        job = update.job
+        squares = sum(float(mine.view(np.float64).sum()) for mine in update.sums)
+        job.factor *= clipping(job.clip, job.factor, squares)
+        job.measure, job.clip = False, 0.0
+        if job.weights is not None:  # it has been collected
+            job.gradient = job.weights = None
+        self._issue(update)
+        self._carry_out(Apply(update.ticket, job))
+
+    def _issue(self, update: _Update) -> None:
+        """Order the followers to do their parts."""
+        job, placement = update.job, self._placement
+        assert placement is not None
+        shards = range(len(placement))
+        rows = [placement.rows(shard, job.touched) for shard in shards]
+        update.missing = set(shards)
+        update.sums = [
+            np.zeros(1 if job.measure else len(job.touched[mine]), np.int64) for mine in rows
+        ]
+        self._computing = job.store.version + (job.target is not None)
+        sent = -1 if job.sent is None else job.sent.number
+        number = 0 if job.gradient is None else job.gradient.number
+        sizes = placement.layout.sizes
+        for shard in shards[1:]:
+            work = work_of(job, shard, placement, sent=sent)
+            pushed = job.pushed[placement.rows(shard, job.pushed)]
+            mine = number if sizes[pushed].any() else 0  # it has no portion of nothing
+            if not mine:
+                work.pop("weights", None)
+            self._order(shard, Use(update.ticket, mine, job.store.version, work))

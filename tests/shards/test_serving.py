@@ -1,0 +1,77 @@
+"""Servers and workers in one event loop, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+from safetensors.numpy import load_file
+
+import aiops
+from aiops import testing
+from aiops.client import AsyncClient, AsyncWorker
+from aiops.commands.stats import tables
+from aiops.errors import ConnectionLost
+from tests.support import assert_same
+
+MODEL = {"w": np.zeros((40, 3), np.float32), "b": np.zeros(5, np.float32)}
+
+
+def ones(params: object) -> dict[str, np.ndarray]:
+    return {name: np.ones_like(array) for name, array in MODEL.items()}
+
+
+@pytest.mark.parametrize("policy", ["asgd", "hardsync"])
+@testing.virtual()
+async def test_workers_train(policy: str, tmp_path: Path) -> None:
+    path = tmp_path / "out.safetensors"
+    settings = {"set": {"lr": 1}, "workers": 2, "kernels": "numpy", "save": path}
+    async with aiops.serve(policy=policy, shards=3, save_every=0.5, **settings) as server:
+
+        async def train() -> None:
+            async with AsyncWorker(server.url, MODEL) as worker:
+                for _ in range(5):
+                    await worker.step(ones(worker.params))
+                    await asyncio.sleep(0.3)
+
+        await asyncio.gather(train(), train())
+        async with AsyncClient(server.url) as client:
+            params = await client.fetch()
+            steps = 10 if policy == "asgd" else 5
+            assert params.version == steps
+            assert_same(params, {name: array - steps for name, array in MODEL.items()})
+            report = await client.stats()
+            assert [line["behind"] for line in report["shards"]] == [0, 0, 0]
+            shown = io.StringIO()
+            Console(file=shown, width=120).print(tables(server.url, report))
+            assert re.search(r"shard +parameters +version +behind", shown.getvalue())
+            assert re.search(rf"lead +\d+ B +{steps} +0", shown.getvalue())
+            assert path.exists(), "it is saved now and then"
+    assert_same(load_file(path), {name: array - steps for name, array in MODEL.items()})
+
+
+@testing.virtual()
+async def test_what_cannot_be_reached_is_named() -> None:
+    with pytest.raises(aiops.errors.UsageError, match=r"shard 1 of 2 at .*:9 cannot be had"):
+        async with aiops.serve(policy="asgd", followers=["127.0.0.1:9"], kernels="numpy"):
+            pass
+
+
+@testing.virtual()
+async def test_a_client_that_is_closed_midway() -> None:
+    async with aiops.serve(policy="asgd", shards=2, kernels="numpy") as server:
+        client = await AsyncClient(server.url, role="worker").connect()
+        params = await client.define(MODEL)
+        call = asyncio.ensure_future(client.exchange(params, ones(params)))
+        await asyncio.sleep(0)
+        await client.close()
+        with pytest.raises(ConnectionLost):
+            await call
+        async with AsyncClient(server.url, role="worker") as other:
+            params = await other.define(MODEL)
+            await other.exchange(params, ones(params))
