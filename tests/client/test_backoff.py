@@ -98,7 +98,7 @@ async def test_a_server_that_cuts_off_whoever_asks_is_not_besieged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with aiops.serve(policy="asgd") as server:
-        handle, asked = server.engine.handle, 0
+        handle, asked = server._handle, 0
 
         def refuse(event: Event) -> list[Effect]:
             nonlocal asked
@@ -108,7 +108,7 @@ async def test_a_server_that_cuts_off_whoever_asks_is_not_besieged(
                 return []
             return handle(event)
 
-        monkeypatch.setattr(server.engine, "handle", refuse)
+        monkeypatch.setattr(server, "_handle", refuse)
         client = await aiops.AsyncClient(server.url, timeout=60.0).connect()
         with pytest.raises(DeadlineExceeded):
             await client.stats()

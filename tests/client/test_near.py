@@ -455,6 +455,9 @@ class TestHostile:
                 url = address.write(host, port)
                 with pytest.raises((ConnectionLost, DeadlineExceeded)):
                     worker(url, MODEL, timeout=1.0)
+                impostor.shutdown(socket.SHUT_RDWR)
+                thread.join(PATIENCE)
+                assert not thread.is_alive()
 
     def speak(self, listener: socket.socket, speech: str) -> None:
         kept = []
@@ -462,7 +465,7 @@ class TestHostile:
             try:
                 sock, _address = listener.accept()
             except OSError:
-                return
+                break
             kept.append(sock)
             if speech == "nothing":
                 sock.close()
@@ -471,3 +474,5 @@ class TestHostile:
             elif speech == "a file":
                 with open(__file__, "rb") as file:
                     socket.send_fds(sock, [b"\0"], [file.fileno()])
+        for sock in kept:
+            sock.close()
