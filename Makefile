@@ -1,5 +1,5 @@
 # One command for each verb. Each makes its own virtual environment when there is none.
-#   make demo    train a real model on real data: one server, four workers, over TCP
+#   make demo    train a real model on real data: one server, four workers
 #   make test    run the whole test suite        make check   ruff and mypy --strict
 #   make bench   measure beside the peers        make docs    regenerate the generated pages
 

@@ -37,7 +37,7 @@ import numpy.typing as npt
 from aiops.arena import Arena, aligned
 from aiops.errors import RemoteProtocolError
 from aiops.layout import Array, Layout, compute_dtype
-from aiops.wire import Side
+from aiops.states import Side
 
 CHUNK = 256 * 1024
 """Most bytes of a chunk: it is still in the cache when it is added and sent on."""

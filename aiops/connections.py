@@ -22,9 +22,10 @@ from aiops.pacing import Pacing
 from aiops.peer import Peer
 from aiops.pool import Pool
 from aiops.samehost import peer_process, welcome
+from aiops.sinks import Sink
 from aiops.spin import Lookout
 from aiops.surroundings import Surroundings
-from aiops.wire import Sink, Wire
+from aiops.wire import Wire
 
 _log = logging.getLogger("aiops.server")
 
@@ -132,7 +133,7 @@ class Connections:
             link.buffer_updated = self._measure("receive", link.buffer_updated)  # type: ignore[method-assign]
         return link
 
-    async def accept_near(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
+    async def accept_near(self, sock: socket.socket) -> None:
         """Begin a connection within this machine."""
         side = welcome(sock)
         if side is None:  # it is gone again
@@ -141,7 +142,7 @@ class Connections:
         link = self.accept()
         link.wire.shared = Shared(partial(side.attach, private=True), side.pass_on)
         link.side, link.peer_name = side, f"process {peer_process(sock)} on this machine"
-        await loop.connect_accepted_socket(lambda: link, sock)
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: link, sock)
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
         """Sweep, now and every so often: drop those who stall, ping those who are silent."""

@@ -18,8 +18,8 @@ from typing import Any
 from aiops.layout import Layout
 from aiops.ledger import Ledger
 from aiops.messages import REMEMBERED, Message
+from aiops.traffic import Traffic
 from aiops.versions import Lease
-from aiops.wire import Traffic
 
 _DEPARTED = 4096  # members that are remembered after they left
 _LONGEST_NAME = 64  # characters kept: thousands of names must fit into one report

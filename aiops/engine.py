@@ -79,10 +79,10 @@ from aiops.shadow import Shadow
 from aiops.shadowing import Shadowing
 from aiops.shards.placement import Placement
 from aiops.shards.terms import check_sharded
+from aiops.sinks import Discard, Sink
 from aiops.store import Store
 from aiops.tables import NamedTable, Tables
 from aiops.updates import Updates
-from aiops.wire import Discard, Sink
 
 
 class Engine:
@@ -393,7 +393,7 @@ class Engine:
             backend=options.backend,
             live=options.live,
             relaxed=options.relaxed,
-            arena=self._machine.room.holding(held, data),
+            arena=self._machine.memory.holding(held, data),
             machine=self._machine,
             held=held,
         )

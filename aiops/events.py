@@ -19,10 +19,11 @@ from aiops.rows import RowJob
 from aiops.rowsintake import RowsIncoming
 from aiops.shadow import ShadowJob
 from aiops.shards.placement import Placement
+from aiops.sinks import Sink
 from aiops.store import Job
+from aiops.traffic import Traffic
 from aiops.values import value
 from aiops.versions import Lease
-from aiops.wire import Sink, Traffic
 
 # ---------------------------------------------------------------- events
 

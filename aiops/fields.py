@@ -121,17 +121,22 @@ def _described(row: tuple[Any, ...]) -> bool:
     return all(_uint(size) for size in shape)
 
 
-def _members(value: object) -> bool:
-    """Check rows of (host, port, whether its model counts)."""
+def _places(value: object, third: Callable[[object], bool]) -> bool:
+    """Check rows of (host, port, something)."""
     return type(value) is tuple and all(
         type(row) is tuple
         and len(row) == 3
         and _text(row[0])
         and _uint(row[1])
         and 0 < row[1] < 1 << 16
-        and _bool(row[2])
+        and third(row[2])
         for row in value
     )
+
+
+def _members(value: object) -> bool:
+    """Check rows of (host, port, whether its model counts)."""
+    return _places(value, _bool)
 
 
 def _wants(value: object) -> bool:
@@ -155,15 +160,7 @@ def _ranges(value: object) -> bool:
 
 def _apart(value: object) -> bool:
     """Check rows of (host, port, first byte)."""
-    return type(value) is tuple and all(
-        type(row) is tuple
-        and len(row) == 3
-        and _text(row[0])
-        and _uint(row[1])
-        and 0 < row[1] < 1 << 16
-        and _uint(row[2])
-        for row in value
-    )
+    return _places(value, _uint)
 
 
 def _gate(value: object) -> bool:

@@ -8,9 +8,9 @@ from aiops.crew import Member
 from aiops.errors import BadPush, NotReady, Refused, Unavailable
 from aiops.incoming import Incoming
 from aiops.messages import Again, Push, PushRows
+from aiops.sinks import Discard, Sink
 from aiops.store import Store
 from aiops.versions import Wanted
-from aiops.wire import Discard, Sink
 
 
 def unready(member: Member, store: Store | None, *, stopping: bool) -> Refused | None:

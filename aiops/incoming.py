@@ -21,7 +21,7 @@ from aiops.layout import Array, Bytes, Cover, Layout
 from aiops.lending import Lent
 from aiops.messages import Part, Parts
 from aiops.pool import Pool
-from aiops.wire import Adopter
+from aiops.sinks import Adopter
 
 _ALIGNMENT = 8  # bytes: of the largest items
 SURVEY = 256 * 1024  # bytes per survey: within the cache, whatever the size of the chunks

@@ -22,8 +22,8 @@ from aiops.layout import Bytes, Cover, Layout
 from aiops.messages import Define, FetchRows, Message, Parts, Push, PushRows
 from aiops.pool import Pool
 from aiops.rates import too_slow
+from aiops.sinks import Discard, Sink
 from aiops.tables import MAX_ROWS_BYTES
-from aiops.wire import Discard, Sink
 
 _ROOM = 64 << 20  # bytes: what pushes may take, or so many models
 

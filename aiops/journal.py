@@ -39,7 +39,7 @@ from aiops.events import (
 )
 from aiops.incoming import Incoming
 from aiops.messages import Message
-from aiops.wire import Discard, Sink
+from aiops.sinks import Discard, Sink
 
 FORMAT = 1
 

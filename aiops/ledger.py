@@ -42,7 +42,7 @@ from aiops.messages import (
     TableRows,
 )
 from aiops.tally import Flow, Tally
-from aiops.wire import Kind, Traffic
+from aiops.traffic import Kind, Traffic
 
 RAW = "raw"
 

@@ -15,9 +15,10 @@ from typing import Protocol, cast
 from aiops.errors import AiopsError, ConnectionLost, RemoteProtocolError
 from aiops.messages import Message
 from aiops.samehost import Side
+from aiops.sinks import Sink
 from aiops.sockets import tune, unacknowledged
 from aiops.versions import Lease
-from aiops.wire import Buffer, Sink, Wire
+from aiops.wire import Buffer, Wire
 
 _CHUNK = 1 << 20  # handed to the transport at once
 _BEHIND = 4 << 20  # a peer with so much unsent is not read from

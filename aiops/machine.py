@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from aiops.kernels.sharing import Together, alone
-from aiops.segments import Room
+from aiops.segments import Memory
 
 Measure: TypeAlias = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 """Returns a function that does the same, and whose time is counted under a name."""
@@ -24,7 +24,7 @@ class Machine:
 
     Attributes
     ----------
-    room
+    memory
         Where versions of the parameters are made.
     together
         Who shares large work.
@@ -32,6 +32,6 @@ class Machine:
         Counts where time goes.
     """
 
-    room: Room = field(default_factory=Room)
+    memory: Memory = field(default_factory=Memory)
     together: Together = alone
     measure: Measure = unmeasured

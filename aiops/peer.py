@@ -46,11 +46,14 @@ class Peer:
         """
         link, segment = self.link, lease.version.arena.segment
         shared = link.wire.shared
-        if shared is None or len(self._lent) >= _LENT or not isinstance(segment, Segment):
+        if shared is None or len(self._lent) >= _LENT:
+            return False
+        if not isinstance(segment, Segment) or not lease.lendable:
             return False
         number, first = shared.show(segment, link.wire)
-        if not number or not lease.lend():
+        if not number:
             return False
+        lease.lend()
         parts: Parts = message.parts  # type: ignore[attr-defined]
         places = [(number, part.start) for part in parts]
         self._lent[message.id] = lease

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import logging
-import signal
 from collections.abc import Callable
 
+from aiops import signals
 from aiops.config import Config
 from aiops.server import Server
 from aiops.shards.children import Children
@@ -24,18 +23,23 @@ async def run(config: Config, announce: Callable[[str], None]) -> None:
     With ``shards`` the other servers are processes of their own, which end with this one.
     """
     config = _with_room(config)
-    loop, ending = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ending.set)
-    async with Children(config) as children:
-        server = Server(children.config)
-        url = await server.start()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, server.stop)
-        if ending.is_set():
+    server: Server | None = None
+    ending = False
+
+    def end(_number: int) -> None:
+        nonlocal ending
+        ending = True
+        if server is not None:
             server.stop()
-        announce(url)
-        await server.serve()
+
+    with signals.heard(end):
+        async with Children(config) as children:
+            server = Server(children.config)
+            url = await server.start()
+            if ending:
+                server.stop()
+            announce(url)
+            await server.serve()
 
 
 def _with_room(config: Config) -> Config:

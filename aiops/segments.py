@@ -99,10 +99,10 @@ def attached(fd: int, nbytes: int, *, private: bool) -> Bytes:
     return np.frombuffer(mapping, np.uint8)
 
 
-class Room:
-    """Where arenas are made: in this process's own memory.
+class Memory:
+    """This process's own memory, as what arenas are made of.
 
-    `SharedRoom` makes them where others can be shown them.
+    `SharedMemory` makes them where others can be shown them.
     """
 
     def arena(self, layout: Layout) -> Arena:
@@ -118,7 +118,7 @@ _SMALL = 16 * 1024
 """A smaller model is not worth being shown: it is sent as quickly."""
 
 
-class SharedRoom(Room):
+class SharedMemory(Memory):
     """Makes each arena in a segment of its own, if it is worth that."""
 
     def arena(self, layout: Layout) -> Arena:

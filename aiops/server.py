@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import socket
 from collections import deque
 from collections.abc import AsyncIterator
 from functools import partial
@@ -27,11 +26,11 @@ from aiops.errors import ConnectionLost, UsageError, nearest
 from aiops.events import Event, Stopping
 from aiops.keeping import Keeping
 from aiops.machine import Machine, unmeasured
+from aiops.nearby import Nearby
 from aiops.pacing import Pacing
 from aiops.performer import Performer
 from aiops.profiling import Profile
-from aiops.samehost import same_user
-from aiops.segments import Room, SharedRoom
+from aiops.segments import Memory, SharedMemory
 from aiops.shards.collecting import Collecting
 from aiops.shards.follower import Follower
 from aiops.shards.lead import Lead
@@ -70,11 +69,11 @@ class Server:
         self._pacing = Pacing.of(config, here, self.post)
         alone = not (config.sharded or config.follower)  # no shard lends its part yet
         alone = alone and self._pacing is None
-        self._beside = here.beside if alone and not config.no_shm else None
+        near = alone and not config.no_shm and here.beside is not None
         relaxed = config.consistency == "relaxed"  # who reads is sent what there is at that moment
         self._profile = Profile(config.profile) if config.profile is not None else None
         self._machine = machine = Machine(
-            Room() if self._beside is None or relaxed else SharedRoom(),
+            SharedMemory() if near and not relaxed else Memory(),
             here.together,
             self._profile.measure if self._profile is not None else unmeasured,
         )
@@ -95,6 +94,9 @@ class Server:
             *(config, self._brain, here, self._pacing, self.post, self._stir, self._flush),
             machine.measure,
         )
+        self._nearby: Nearby | None = None
+        if near and here.beside is not None:
+            self._nearby = Nearby(here.beside, self.connections.accept_near)
         self._keeping: Keeping | None = None
         if not config.follower:
             collect = self._collect if self._lead is not None else None
@@ -103,8 +105,6 @@ class Server:
         self._events: deque[Event] = deque()
         self._handling = False
         self._listener: asyncio.Server | None = None
-        self._near: list[socket.socket] = []  # where clients on this machine come
-        self._accepting: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Future[None] | None = None
         self._broken = False  # an update failed midway: the parameters cannot be trusted any more
         self._changed: asyncio.Event | None = None  # set when something happens
@@ -154,7 +154,8 @@ class Server:
         for pool in self._brain.pools:
             pool.wake = partial(loop.call_soon_threadsafe, pool.settle)
         self.connections.begin(loop)
-        self._listen_near(loop)
+        if self._nearby is not None:
+            self._nearby.begin(sock.getsockname()[:2] for sock in self._listener.sockets)
         if self._pacing is not None:
             self._pacing.begin(loop)
         return self.url
@@ -173,33 +174,6 @@ class Server:
             why = error.strerror or error
             raise UsageError(f"cannot listen on {host}:{port}: {why}") from None
         return listener
-
-    def _listen_near(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Listen for clients on this machine, beside each address."""
-        assert self._listener is not None
-        if self._beside is None:
-            return
-        for beside in self._listener.sockets:
-            sock = self._beside(*beside.getsockname()[:2])
-            if sock is None:
-                _log.info("no shared memory here: clients on this machine use TCP")
-                return
-            self._near.append(sock)
-            loop.add_reader(sock, self._welcome_near, loop, sock)
-
-    def _welcome_near(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
-        """Take a client's connection, if it is this user's."""
-        try:
-            connected, _address = sock.accept()
-        except OSError:  # it is gone again; or there are no descriptors left, and the next tries
-            return
-        if not same_user(connected):
-            connected.close()
-            return
-        connected.setblocking(False)
-        accepting = loop.create_task(self.connections.accept_near(loop, connected))
-        self._accepting.add(accepting)
-        accepting.add_done_callback(self._accepting.discard)
 
     @property
     def url(self) -> str:
@@ -245,9 +219,8 @@ class Server:
         loop = asyncio.get_running_loop()
         if self._listener is not None:
             self._listener.close()
-        for sock in self._near:
-            loop.remove_reader(sock)
-            sock.close()
+        if self._nearby is not None:
+            self._nearby.end()
         if self._keeping is not None:
             self._keeping.stop()
         if not self._broken:

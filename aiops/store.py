@@ -131,7 +131,7 @@ class Store:
         self.held = held = layout if held is None else held
         levels = np.zeros(len(layout.tensors), np.int64)
         first = Version(0, arena or Arena(held), levels, 0, layout=layout)
-        self._shelf = Shelf(first, live, machine.room)
+        self._shelf = Shelf(first, live, machine.memory)
         self.state: list[tuple[Array, ...]] = []
         self.masters: list[Array | None] = []
         self._kernels = [kernels.build(rule, s.dtype, backend) for s in held.sections]

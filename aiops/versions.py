@@ -14,7 +14,7 @@ from aiops.errors import BadPush
 from aiops.fields import Wants
 from aiops.layout import Bytes, Ints, Layout, level_of, split
 from aiops.messages import Part, Parts
-from aiops.segments import Room
+from aiops.segments import Memory
 
 _WINDOW = 256
 """Versions after which arenas that none of them needed are let go.
@@ -236,13 +236,15 @@ class Lease:
             found.append([array.data])
         return found
 
-    def lend(self) -> bool:
-        """Let the reader read the version in its memory, for as long as it likes, if it can."""
-        if self._returned is None or self._coded:
-            return False
+    @property
+    def lendable(self) -> bool:
+        """Whether its reader may read the version in its memory: it is whole, and stays."""
+        return self._returned is not None and not self._coded
+
+    def lend(self) -> None:
+        """Let the reader read the version in its memory, for as long as it likes."""
         self.lent = True
         self.version.lent += 1
-        return True
 
     def release(self) -> None:
         """End the lease; payloads still out keep the version alive until they are let go."""
@@ -271,12 +273,12 @@ class Shelf:
     live
         At most so many are alive, beside those that are lent; beyond it the readers of the oldest
         are given a copy of what they have not sent yet (counted in `copies`).
-    room
+    memory
         Where their arenas are made.
     """
 
-    def __init__(self, current: Version, live: int, room: Room | None = None) -> None:
-        self.current, self.live, self._room = current, live, room or Room()
+    def __init__(self, current: Version, live: int, memory: Memory | None = None) -> None:
+        self.current, self.live, self._memory = current, live, memory or Memory()
         self.copies = 0
         self._returned: deque[tuple[Version, bool]] = deque()
         self._alive = {current: None}  # in the order of their numbers
@@ -315,7 +317,7 @@ class Shelf:
         if len(self._alive) >= self.live and self._busy >= self.live:
             self._evict()
         if not self._spare:
-            return self.current.following(self._room.arena(self.current.arena.layout))
+            return self.current.following(self._memory.arena(self.current.arena.layout))
         arena = self._spare.pop()
         self._unused = min(self._unused, len(self._spare))
         return self.current.following(arena)

@@ -11,19 +11,16 @@ Where a payload is to be received is asked of ``place(message) -> Sink | None`` 
 header is complete, before anything is allocated. ``None`` means "no room now": the wire then is
 `waiting`, the driver stops reading that peer, and calls `resume` when there may be room.
 
-Which message is legal when is the table `HANDSHAKE`; docs/wire.md has it in words.
+Which message is legal when is the table `aiops.states.HANDSHAKE`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import struct
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import TypeAlias
 
 from aiops import messages
 from aiops.decoding import decode
@@ -31,81 +28,15 @@ from aiops.errors import LocalProtocolError, RemoteProtocolError
 from aiops.layout import Bytes
 from aiops.lending import Lent, Shared
 from aiops.messages import Message, Parts, Share
+from aiops.sinks import Adopter, Sink, copy
+from aiops.states import HANDSHAKE, KNOWN, Side
+from aiops.traffic import Traffic
 
-Side: TypeAlias = Literal["client", "server"]
 Buffer: TypeAlias = bytes | memoryview
-
-_ASK = {
-    *("define", "describe", "push", "again", "fetch", "fetch_rows", "push_rows", "stats", "ping"),
-    *("pong", "meet", "share", "release"),
-}
-_TELL = {"model", "ack", "params", "rows", "report", "pong", "ping", "round", "share"}
-
-_ORDERS = ("begin", "expect", "use", "send", "hold", "forget", "count", "ping", "pong")
-_REPORTS = ("arrived", "done", "counted", "portion", "ping", "pong", "error")
-
-HANDSHAKE: Mapping[str, Mapping[str, Mapping[str, str]]] = {
-    # state         who speaks    what it may say      and the state that follows
-    "start": {
-        "client": {"hello": "greeted", "greet": "met", "follow": "following", "lead": "leading"},
-        "server": {"error": "closed"},
-    },
-    "greeted": {
-        "client": {},
-        "server": {"challenge": "challenged", "welcome": "open", "error": "closed"},
-    },
-    "challenged": {"client": {"prove": "proved"}, "server": {"error": "closed"}},
-    "proved": {"client": {}, "server": {"welcome": "open", "error": "closed"}},
-    "open": {
-        "client": {**dict.fromkeys(_ASK, "open"), "leave": "left"},
-        "server": {**dict.fromkeys(_TELL, "open"), "error": "open"},
-    },
-    "left": {
-        "client": {"pong": "left"},
-        "server": {**dict.fromkeys(_TELL, "left"), "error": "left"},
-    },
-    # at a follower: a client of the lead's
-    "following": {
-        "client": {},
-        "server": {"challenge": "following, challenged", "attached": "branch", "error": "closed"},
-    },
-    "following, challenged": {
-        "client": {"prove": "following, proved"},
-        "server": {"error": "closed"},
-    },
-    "following, proved": {"client": {}, "server": {"attached": "branch", "error": "closed"}},
-    "branch": {
-        "client": dict.fromkeys(("portion", "ping", "pong"), "branch"),
-        "server": dict.fromkeys(("portion", "ping", "pong", "error"), "branch"),
-    },
-    # at a follower: its lead
-    "leading": {
-        "client": {},
-        "server": {"challenge": "leading, challenged", "attached": "led", "error": "closed"},
-    },
-    "leading, challenged": {
-        "client": {"prove": "leading, proved"},
-        "server": {"error": "closed"},
-    },
-    "leading, proved": {"client": {}, "server": {"attached": "led", "error": "closed"}},
-    "led": {
-        "client": {**dict.fromkeys(_ORDERS, "led"), "leave": "relieved"},
-        "server": dict.fromkeys(_REPORTS, "led"),
-    },
-    "relieved": {"client": {}, "server": dict.fromkeys(_REPORTS, "relieved")},
-    # between the workers of a round: the client is the one that connects, the server the next
-    "met": {"client": {}, "server": {"greet": "paired", "error": "closed"}},
-    "paired": {"client": {"chunk": "paired"}, "server": {}},
-    "closed": {"client": {}, "server": {}},
-}
-
-_KNOWN = ("open", "left", "branch", "led", "relieved")
-"""The states of those who have introduced themselves."""
 
 SMALL = 64 * 1024
 """A message of at most so many bytes in all is sent as one buffer: one write, no views kept."""
 
-_PIECE = 256 * 1024  # copied and surveyed at a time
 _HEAD = 16 * 1024  # what is read ahead of a header; a payload's first bytes may fall in it
 _PREFIX = struct.Struct(">BI")
 _MAP_PREFIX, _BIN_PREFIX = 0xCE, 0xC6
@@ -120,132 +51,6 @@ class Limits:
     header: int = 4 << 20
     greeting: int = 4 << 10  # the same, before the handshake is done
     parts: int = 1 << 16
-
-
-class Kind:
-    """What all messages of one kind came to, in one direction.
-
-    Attributes
-    ----------
-    messages
-        How many there were.
-    overhead
-        Their bytes that are no payload: headers, and what announces headers and payloads.
-    payload
-        Bytes of their payloads.
-    """
-
-    __slots__ = ("messages", "overhead", "payload")
-
-    def __init__(self) -> None:
-        self.messages = self.overhead = self.payload = 0
-
-
-@dataclass(slots=True)
-class Traffic:
-    """What crossed one connection so far, in bytes and messages, headers included.
-
-    ``kinds_in`` and ``kinds_out`` say the same by kind of message. What has come of a message that
-    is not complete is in ``bytes_in`` already, and in no kind.
-    """
-
-    bytes_in: int = 0
-    bytes_out: int = 0
-    messages_in: int = 0
-    messages_out: int = 0
-    kinds_in: dict[str, Kind] = field(default_factory=lambda: defaultdict(Kind))
-    kinds_out: dict[str, Kind] = field(default_factory=lambda: defaultdict(Kind))
-
-    def add(self, other: Traffic) -> None:
-        """Count what crossed another connection too."""
-        self.bytes_in += other.bytes_in
-        self.bytes_out += other.bytes_out
-        self.messages_in += other.messages_in
-        self.messages_out += other.messages_out
-        for mine, theirs in (
-            (self.kinds_in, other.kinds_in),
-            (self.kinds_out, other.kinds_out),
-        ):
-            for name, kind in theirs.items():
-                mine[name].messages += kind.messages
-                mine[name].overhead += kind.overhead
-                mine[name].payload += kind.payload
-
-    def told(self) -> tuple[Any, ...]:
-        """Return all of it as plain values."""
-        kinds = (
-            {name: (kind.messages, kind.overhead, kind.payload) for name, kind in found.items()}
-            for found in (self.kinds_in, self.kinds_out)
-        )
-        return self.bytes_in, self.bytes_out, self.messages_in, self.messages_out, *kinds
-
-    @classmethod
-    def read(cls, told: Any) -> Traffic:
-        """Return what `told` told.
-
-        Raises
-        ------
-        RemoteProtocolError
-            When that is something else.
-        """
-        traffic = cls()
-        try:
-            *counts, kinds_in, kinds_out = told
-            traffic.bytes_in, traffic.bytes_out, traffic.messages_in, traffic.messages_out = counts
-            for mine, theirs in ((traffic.kinds_in, kinds_in), (traffic.kinds_out, kinds_out)):
-                for name, (count, overhead, payload) in theirs.items():
-                    kind = mine[name]
-                    kind.messages, kind.overhead, kind.payload = count, overhead, payload
-        except (AttributeError, TypeError, ValueError) as error:
-            raise RemoteProtocolError(f"counted.clients: {error}") from None
-        return traffic
-
-
-class Sink(Protocol):
-    """Where the payloads of one message go."""
-
-    def view(self, part: int, offset: int) -> memoryview:
-        """Return writable bytes for the payload of a part from ``offset`` on (not all, perhaps)."""
-
-    def filled(self, part: int, offset: int, nbytes: int) -> None:
-        """Say that ``nbytes`` bytes from ``offset`` on have been written."""
-
-    def abandoned(self) -> None:
-        """Say that the rest will never come: the connection is gone."""
-
-
-class Adopter:
-    """A sink that may use a payload as it lies."""
-
-    __slots__ = ()
-
-    def adopt(self, lent: Lent) -> bool:
-        """Be offered the message's only payload; return whether it is taken, and is not copied."""
-        raise NotImplementedError
-
-
-class Discard(Adopter):
-    """A sink for payloads nobody wants: they are read, so that the connection can go on."""
-
-    _scratch = memoryview(bytearray(256 * 1024))
-
-    def __init__(self, fault: Exception | None = None) -> None:
-        self.fault = fault
-
-    def adopt(self, lent: Lent) -> bool:
-        """Do without reading it."""
-        lent.give_back()
-        return True
-
-    def view(self, part: int, offset: int) -> memoryview:
-        """Return the scratch bytes that every discarded payload shares."""
-        return self._scratch
-
-    def filled(self, part: int, offset: int, nbytes: int) -> None:
-        """Forget them."""
-
-    def abandoned(self) -> None:
-        """Nothing is held."""
 
 
 Place: TypeAlias = Callable[[Message], "Sink | None"]
@@ -501,7 +306,7 @@ class Wire:
 
     def _check_length(self, length: int) -> None:
         """Refuse a header longer than this peer may send now."""
-        stranger = self._side == "server" and self.state not in _KNOWN
+        stranger = self._side == "server" and self.state not in KNOWN
         limit = self.limits.greeting if stranger else self.limits.header
         if length > limit:
             raise RemoteProtocolError(f"header: {length} bytes announced, at most {limit} allowed")
@@ -605,31 +410,3 @@ class Wire:
 
 def _packed(segment: int, offset: int) -> bytes:
     return _PLACE.pack(_PLACE_PREFIX, 2, _INTEGER_PREFIX, segment, _INTEGER_PREFIX, offset)
-
-
-def copy(payload: memoryview, sink: Sink, part: int, offset: int) -> None:
-    """Copy bytes of a payload to where they belong, in pieces that stay in the cache meanwhile."""
-    begin = 0
-    while begin < len(payload):
-        room = sink.view(part, offset + begin)[:_PIECE]
-        piece = payload[begin : begin + len(room)]
-        room[: len(piece)] = piece
-        sink.filled(part, offset + begin, len(piece))
-        begin += len(piece)
-
-
-def proof(token: str, side: Side, client_nonce: bytes, server_nonce: bytes, client: str) -> bytes:
-    """Return the HMAC-SHA256 by which ``side`` shows that it knows the token.
-
-    Both nonces and the client's id are in it, so that a proof is of no use in another handshake.
-    """
-    said = b"".join(
-        len(item).to_bytes(4, "big") + item
-        for item in (b"aiops/1", side.encode(), client_nonce, server_nonce, client.encode())
-    )
-    return hmac.new(token.encode(), said, hashlib.sha256).digest()
-
-
-def proves(given: bytes, token: str, side: Side, *said: Any) -> bool:
-    """Compare a given proof with the right one, in constant time."""
-    return hmac.compare_digest(given, proof(token, side, *said))

@@ -19,9 +19,11 @@ import msgpack
 import numpy as np
 
 from aiops import address, messages
+from aiops.handshake import proof
 from aiops.layout import Array, Layout
 from aiops.messages import Message, Part, Welcome
-from aiops.wire import Sink, Wire, proof
+from aiops.sinks import Sink
+from aiops.wire import Wire
 from tests.support import PATIENCE
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aiops import messages
 from aiops.messages import Message, Part
-from aiops.wire import HANDSHAKE
+from aiops.states import HANDSHAKE
 
 DETERMINISTIC = settings(
     derandomize=True,

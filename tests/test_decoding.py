@@ -166,7 +166,7 @@ class TestNotOneMap:
 
     @pytest.mark.parametrize("claim", [b"\xdd\x00\x01\x00\x00", b"\xdc\xff\xff"])
     def test_a_list_must_be_as_long_as_it_claims(self, claim: bytes) -> None:
-        """Room for a list is made when its length is read, and nothing but its items pays for it.
+        """Memory for a list is made when its length is read, and nothing but its items pays for it.
 
         Nine hundred lists inside each other, each claiming 64 Ki items, would take 450 MB.
         """

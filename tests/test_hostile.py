@@ -21,8 +21,8 @@ import pytest
 from aiops import messages
 from aiops.client import Client, Worker
 from aiops.errors import Unavailable
+from aiops.handshake import proof
 from aiops.messages import Error, Message, Part, Pong, Push
-from aiops.wire import proof
 from tests.peers import Peer, Process, define, enclose, eventually, frame, header_of, push, serving
 from tests.support import PATIENCE, ServerThread
 

@@ -19,7 +19,8 @@ from aiops.incoming import Incoming
 from aiops.intake import Intake, Offer
 from aiops.layout import Layout
 from aiops.messages import Define, Fetch, Message, Part, Ping, Push
-from aiops.wire import Discard, Sink, Wire
+from aiops.sinks import Discard, Sink
+from aiops.wire import Wire
 from tests.strategies import DETERMINISTIC, cut
 from tests.test_layout import pushes
 from tests.test_wire import feed, frame

@@ -20,7 +20,9 @@ from aiops.layout import Bytes, Layout
 from aiops.lending import MOST, Lent, Shared
 from aiops.messages import Ack, Fetch, Message, Part, Push, Release, Share
 from aiops.segments import Segment
-from aiops.wire import Side, Sink, Wire
+from aiops.sinks import Sink
+from aiops.states import Side
+from aiops.wire import Wire
 from tests.strategies import cut
 from tests.test_wire import Landing, feed, no_place, opened
 

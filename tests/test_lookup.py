@@ -175,7 +175,7 @@ def test_a_connection_that_is_being_made_can_be_interrupted() -> None:
         client._connection._port = full.getsockname()[1]
         with ThreadPoolExecutor() as pool:
             waiting = pool.submit(client.ping)
-            eventually(lambda: client._connection.socket is not None, "an attempt to connect")
+            eventually(lambda: client._connection._dialling is not None, "an attempt to connect")
             began = time.monotonic()
             client.interrupt()
             with pytest.raises(ConnectionLost, match="was interrupted"):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aiops.layout import Layout
-from aiops.segments import Room, Segment, SharedRoom, attached
+from aiops.segments import Memory, Segment, SharedMemory, attached
 
 LAYOUT = Layout((("w", "float32", (1 << 12,)),))
 
@@ -116,13 +116,13 @@ class TestAttached:
 
 class TestRooms:
     def test_a_room_makes_arenas_of_its_own_memory(self) -> None:
-        assert Room().arena(LAYOUT).segment is None
+        assert Memory().arena(LAYOUT).segment is None
         data = np.arange(LAYOUT.nbytes).astype(np.uint8)
-        assert Room().holding(LAYOUT, data).data is data
+        assert Memory().holding(LAYOUT, data).data is data
 
     def test_a_shared_room_makes_them_of_segments(self) -> None:
         data = np.arange(LAYOUT.nbytes).astype(np.uint8)
-        arena = SharedRoom().holding(LAYOUT, data)
+        arena = SharedMemory().holding(LAYOUT, data)
         assert isinstance(arena.segment, Segment)
         assert np.array_equal(arena.segment.data, data)
         assert arena.data.ctypes.data % 64 == 0
@@ -132,5 +132,5 @@ class TestRooms:
     def test_small_models_are_not_worth_it(self) -> None:
         small = Layout((("w", "float32", (8,)),))
         data = np.zeros(32, np.uint8)
-        assert SharedRoom().arena(small).segment is None
-        assert SharedRoom().holding(small, data).data is data
+        assert SharedMemory().arena(small).segment is None
+        assert SharedMemory().holding(small, data).data is data

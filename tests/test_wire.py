@@ -16,7 +16,9 @@ from aiops.decoding import decode
 from aiops.errors import LocalProtocolError, RemoteProtocolError
 from aiops.lending import Shared
 from aiops.messages import KINDS, Error, Fetch, Hello, Message, Part, Ping, Pong, Push, Welcome
-from aiops.wire import HANDSHAKE, SMALL, Discard, Limits, Side, Sink, Wire
+from aiops.sinks import Discard, Sink
+from aiops.states import HANDSHAKE, Side
+from aiops.wire import SMALL, Limits, Wire
 from tests.headers import header
 from tests.strategies import DETERMINISTIC, cut, said_by, with_payloads
 

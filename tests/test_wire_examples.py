@@ -21,11 +21,12 @@ import pytest
 from aiops import address, messages
 from aiops.decoding import decode
 from aiops.errors import RemoteProtocolError, UsageError
+from aiops.handshake import proof as our_proof
 from aiops.layout import Layout
 from aiops.lending import Shared
 from aiops.messages import KINDS, Message
-from aiops.wire import HANDSHAKE, Side, Wire
-from aiops.wire import proof as our_proof
+from aiops.states import HANDSHAKE, Side
+from aiops.wire import Wire
 from aiops.wire_examples import page, vectors
 from aiops.wire_examples.__main__ import main
 from tests import foreign

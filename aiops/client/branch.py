@@ -14,7 +14,8 @@ from aiops import handshake, messages
 from aiops.errors import ConnectionLost, RemoteProtocolError, refusal
 from aiops.lending import Shared
 from aiops.messages import Attached, Challenge, Error, Message, Ping, Portion
-from aiops.wire import Buffer, Discard, Place, Sink, Wire
+from aiops.sinks import Discard, Sink
+from aiops.wire import Buffer, Place, Wire
 
 if TYPE_CHECKING:
     from aiops.client.dialogue import Dialogue

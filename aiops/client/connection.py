@@ -8,12 +8,13 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Sequence
 from functools import partial
 
 from aiops.client.backoff import overdue, reason
 from aiops.client.branch import Branch
 from aiops.client.conversation import Conversation
-from aiops.client.line import Line
+from aiops.client.line import GLANCE, RECEIVE, Line, send_some
 from aiops.client.line import move as line_move
 from aiops.errors import AiopsError, ConnectionLost
 from aiops.lending import Shared
@@ -25,16 +26,6 @@ from aiops.surroundings import SURROUNDINGS
 from aiops.wire import Buffer
 
 _BEAT = 1.0  # seconds between looks at the clock in a call that waits
-_GLANCE = getattr(socket, "MSG_DONTWAIT", 0)
-_SEND, _RECEIVE = 1 << 20, 512 << 10
-"""Bytes sent and received by one system call, at most.
-
-On loopback 16 MiB take 4.5 GB/s so, and 3.3 GB/s by one call on each side: what the receiver copies
-is still in the cache, and the sender lets go of the socket between calls, for acknowledgements.
-"""
-
-_VECTORS = 512  # buffers given to one sendmsg (the limit is 1,024)
-
 _ASIDE = 1.0  # seconds that what nobody waits for may take: a pong, a goodbye
 
 
@@ -56,6 +47,7 @@ class Connection:
         self._talk, self._host, self._port = talk, host, port
         self._here = SURROUNDINGS.get()
         self.socket: socket.socket | None = None
+        self._dialling: socket.socket | None = None  # what is being connected
         self._near: Side | None = None  # on a connection within this machine
         self._lines: list[Line] = []  # to all shards, where there are several
         self._spin = Spin()
@@ -113,21 +105,7 @@ class Connection:
     def _reached_branch(self, branch: Branch, until: float) -> socket.socket:
         """Return a socket that is connected to another shard."""
         try:
-            known = self._here.known(branch.host)
-            left = self._left(until)
-            hosts = known or addresses_waited_for(branch.host, left, self.check_interrupted)
-            for others in range(len(hosts) - 1, -1, -1):
-                sock = self._here.unconnected(hosts[-1 - others])
-                sock.settimeout(self._left(until) / (1 + others))
-                try:
-                    sock.connect((hosts[-1 - others], branch.port))
-                except OSError:
-                    sock.close()
-                    self.check_interrupted()
-                    if not others:
-                        raise
-                else:
-                    break
+            sock = self._dialled(self._addresses(branch.host, until), branch.port, until)
         except OSError as error:
             raise ConnectionLost(f"{branch.server} cannot be reached: {reason(error)}") from error
         tune(sock)
@@ -192,10 +170,10 @@ class Connection:
     def interrupt(self) -> None:
         """End whatever another thread waits for here; there is no other connection afterwards."""
         self._interrupted.set()
-        sock = self.socket
-        if sock is not None:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+        for sock in (self.socket, self._dialling):
+            if sock is not None:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
 
     def check_interrupted(self) -> None:
         """Raise `ConnectionLost` after `interrupt`."""
@@ -222,31 +200,42 @@ class Connection:
         self._send(self._talk.connected(shared), until)
 
     def _reached(self, until: float) -> socket.socket:
-        """Return a connected socket: to the first of the server's addresses that answers."""
-        known = self._here.known(self._host)
-        hosts = known or addresses_waited_for(self._host, self._left(until), self.check_interrupted)
-        for others in range(len(hosts) - 1, -1, -1):
-            # A silent address leaves the others their share of the time.
-            host, share = hosts[-1 - others], self._left(until) / (1 + others)
+        """Return a socket that is connected to the server; on this machine, if it is here."""
+        hosts = self._addresses(self._host, until)
+        for host in hosts:
             near = self._here.nearby(host, self._port)
             if near is not None:
                 self.socket = near
                 self.check_interrupted()
-                near.settimeout(share)
+                near.settimeout(self._left(until))
                 self._near = welcomed(near)
                 return near
-            self.socket = sock = self._here.unconnected(host)
-            self.check_interrupted()  # it may have come too early to find this socket
-            sock.settimeout(share)
+        self.socket = sock = self._dialled(hosts, self._port, until)
+        self.check_interrupted()
+        return sock
+
+    def _addresses(self, host: str, until: float) -> Sequence[str]:
+        known = self._here.known(host)
+        return known or addresses_waited_for(host, self._left(until), self.check_interrupted)
+
+    def _dialled(self, hosts: Sequence[str], port: int, until: float) -> socket.socket:
+        """Return a socket that is connected to the first of these addresses that answers."""
+        for others in range(len(hosts) - 1, -1, -1):
+            self._dialling = sock = self._here.unconnected(hosts[-1 - others])
             try:
-                sock.connect((host, self._port))
-            except OSError:
-                self.hang_up()
+                self.check_interrupted()  # it may have come too early to find this socket
+                # A silent address leaves the others their share of the time.
+                sock.settimeout(self._left(until) / (1 + others))
+                sock.connect((hosts[-1 - others], port))
+            except BaseException as error:
+                sock.close()
                 self.check_interrupted()
-                if not others:
+                if not others or not isinstance(error, OSError):
                     raise
             else:
                 break
+            finally:
+                self._dialling = None
         return sock
 
     # The kernel itself wakes a call that waits for more than _BEAT (SO_RCVTIMEO, SO_SNDTIMEO), so
@@ -255,32 +244,23 @@ class Connection:
     def _send(self, buffers: list[Buffer], until: float) -> None:
         sock = self.socket
         assert sock is not None
-        if not buffers:
-            return
-        views = [memoryview(buffer) for buffer in buffers]
-        first = 0
-        while first < len(views):
+        views: list[Buffer] = [memoryview(buffer) for buffer in buffers]
+        while views:
             try:
-                sent = sock.sendmsg(_up_to(_SEND, views[first : first + _VECTORS]))
+                send_some(sock, views)
             except BlockingIOError:
                 self._left(until)
-                continue
-            while first < len(views) and sent >= len(views[first]):
-                sent -= len(views[first])
-                first += 1
-            if sent:
-                views[first] = views[first][sent:]
 
     def _receive(self, until: float) -> None:
         sock = self.socket
         assert sock is not None
         # Of a payload all is waited for that is taken; of anything else what is there is taken.
         flags = socket.MSG_WAITALL if self._talk.missing else 0
-        buffer = self._talk.next_buffer()[:_RECEIVE]
+        buffer = self._talk.next_buffer()[:RECEIVE]
         look = self._spin.begin() if not flags else False
         while True:
             try:
-                count = sock.recv_into(buffer, 0, _GLANCE if look else flags)
+                count = sock.recv_into(buffer, 0, GLANCE if look else flags)
                 break
             except BlockingIOError:
                 if look:
@@ -296,14 +276,3 @@ class Connection:
         if left <= 0:
             raise overdue(self._talk.server, self._talk.waiting_for, "in time")
         return left
-
-
-def _up_to(most: int, views: list[memoryview]) -> list[memoryview]:
-    """Return the first bytes of these views, at most so many."""
-    found: list[memoryview] = []
-    for view in views:
-        if len(view) >= most:
-            return [*found, view[:most]]
-        found.append(view)
-        most -= len(view)
-    return found

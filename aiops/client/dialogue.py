@@ -48,8 +48,9 @@ from aiops.ledger import Ledger
 from aiops.lending import Shared
 from aiops.messages import Ack, Error, Message, Model, Parts, Welcome
 from aiops.shards.placement import Placement
+from aiops.sinks import Discard, Sink
 from aiops.tables import Tables
-from aiops.wire import Buffer, Discard, Limits, Place, Places, Sink, Wire
+from aiops.wire import Buffer, Limits, Place, Places, Wire
 
 _LIMITS = Limits(header=8 << 20)  # a model comes back with offsets: longer than it was offered
 _LONGEST_WAIT = 1e9  # seconds that a server may announce

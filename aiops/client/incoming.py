@@ -12,7 +12,7 @@ from aiops.kernels.sharing import Together, alone, copy
 from aiops.layout import Bytes, Ints, level_of
 from aiops.lending import Lent
 from aiops.messages import Part, Parts
-from aiops.wire import Adopter
+from aiops.sinks import Adopter
 
 
 def wants_of(params: Params, wanted: Ints | None) -> tuple[int, Wants]:

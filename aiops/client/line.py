@@ -9,11 +9,17 @@ from typing import Protocol
 
 from aiops.wire import Buffer
 
-_SEND, _RECEIVE = 1 << 20, 512 << 10
-"""Bytes sent and received by one system call, at most."""
+SEND, RECEIVE = 1 << 20, 512 << 10
+"""Bytes sent and received by one system call, at most.
+
+On loopback 16 MiB take 4.5 GB/s so, and 3.3 GB/s by one call on each side: what the receiver copies
+is still in the cache, and the sender lets go of the socket between calls, for acknowledgements.
+"""
+
+GLANCE: int = getattr(socket, "MSG_DONTWAIT", 0)
+"""The flag of a call that does not wait."""
 
 _VECTORS = 512  # buffers given to one sendmsg (the limit is 1,024)
-_GLANCE = getattr(socket, "MSG_DONTWAIT", 0)
 
 
 class Hearer(Protocol):
@@ -39,7 +45,7 @@ class Line:
     Parameters
     ----------
     sock
-        Connected; its own from here on, unless it is `keep`-ed elsewhere.
+        Connected; it is closed by whoever made it.
     hearer
         Whose bytes it carries.
     """
@@ -69,21 +75,14 @@ class Line:
         """Send what goes out at once."""
         while self._out:
             try:
-                sent = self.socket.sendmsg(_up_to(_SEND, self._out), [], _GLANCE)
+                send_some(self.socket, self._out, GLANCE)
             except (BlockingIOError, InterruptedError):
                 return
-            first = 0
-            while first < len(self._out) and sent >= len(self._out[first]):
-                sent -= len(self._out[first])
-                first += 1
-            del self._out[:first]
-            if sent:
-                self._out[0] = self._out[0][sent:]
 
     def receive(self) -> bool:
         """Take in what is there; return whether there was anything."""
         try:
-            count = self.socket.recv_into(self._hearer.next_buffer()[:_RECEIVE], 0, _GLANCE)
+            count = self.socket.recv_into(self._hearer.next_buffer()[:RECEIVE], 0, GLANCE)
         except (BlockingIOError, InterruptedError):
             return False
         self._hearer.received(count)
@@ -114,6 +113,18 @@ def move(lines: Sequence[Line], seconds: float) -> bool:
         if event & (select.POLLIN | select.POLLHUP | select.POLLERR):
             heard = line.receive() or heard
     return heard
+
+
+def send_some(sock: socket.socket, buffers: list[Buffer], flags: int = 0) -> None:
+    """Send some of what there is by one system call; what has gone out is taken off the list."""
+    sent = sock.sendmsg(_up_to(SEND, buffers), [], flags)
+    first = 0
+    while first < len(buffers) and sent >= len(buffers[first]):
+        sent -= len(buffers[first])
+        first += 1
+    del buffers[:first]
+    if sent:
+        buffers[0] = buffers[0][sent:]
 
 
 def _up_to(most: int, views: Sequence[Buffer]) -> list[Buffer]:

@@ -14,9 +14,12 @@ from aiops import address
 from aiops.collective import Piece, Ring, proof, proves
 from aiops.errors import ConnectionLost, DeadlineExceeded, RemoteProtocolError, Unauthorised
 from aiops.messages import Chunk, Error, Greet, Message, Part, Round
+from aiops.sinks import Sink
 from aiops.sockets import tune
+from aiops.states import Side
 from aiops.surroundings import SURROUNDINGS
-from aiops.wire import Limits, Side, Sink, Traffic, Wire
+from aiops.traffic import Traffic
+from aiops.wire import Limits, Wire
 
 _LIMITS = Limits(header=4 << 10, parts=1)
 _PARKED = 64

@@ -29,7 +29,7 @@ from aiops.errors import (
 )
 from aiops.lookup import addresses
 from aiops.surroundings import SURROUNDINGS
-from aiops.wire import Traffic
+from aiops.traffic import Traffic
 
 _log = logging.getLogger("aiops.client")
 

@@ -12,8 +12,8 @@ from aiops import messages
 from aiops.errors import RemoteProtocolError, UsageError
 from aiops.layout import Array
 from aiops.messages import Message, Parts, TableRows
+from aiops.sinks import Sink
 from aiops.tables import NamedTable, Tables, fetch_parts, push_parts, rows_parts
-from aiops.wire import Sink
 
 
 class RowsInto:

@@ -48,7 +48,7 @@ def demo(
     out: Out = Path("out"),
     plot: Plot = True,
 ) -> None:
-    """Train the papers' perceptron: one server and several workers, real processes over TCP.
+    """Train the papers' perceptron: one server and several workers, real processes.
 
     Shows a live table and saves a plot. Ctrl-C stops it and shows what there is. The exit status
     is 0 when training came to its end, 1 when a process failed, 130 after Ctrl-C.

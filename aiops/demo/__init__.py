@@ -1,4 +1,4 @@
-"""``aiops demo``: a server and several workers, real processes over TCP, train a real model.
+"""``aiops demo``: a server and several workers, real processes, train a real model.
 
 ::
 

@@ -81,7 +81,7 @@ def draw(record: Record, figure: Any) -> None:
     settings, last = record.settings, record.samples[-1]
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
     figure.suptitle(
-        f"{settings.policy} on {settings.dataset}: {settings.workers} workers over TCP,"
+        f"{settings.policy} on {settings.dataset}: {settings.workers} workers,"
         f" {last.updates:,} updates in {words.seconds(record.seconds)}",
         x=0.012,
         ha="left",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import time
 from typing import Protocol
 
+from aiops import signals
 from aiops.client.aio import AsyncClient
 from aiops.client.params import Params
 from aiops.demo.children import ONE_CORE, Child, DemoFailed, Family
@@ -53,19 +53,15 @@ async def run(record: Record, data: Dataset, display: Display) -> None:
     Interrupted
         On SIGINT or SIGTERM.
     """
-    loop = asyncio.get_running_loop()
     async with Family() as family:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, family.interrupt, number)
         painter = asyncio.create_task(_paint(record, display))
-        try:
-            await _Demo(record, data, family).run()
-        finally:
-            painter.cancel()
-            await family.close()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
-            display.show(record)
+        with signals.heard(family.interrupt):
+            try:
+                await _Demo(record, data, family).run()
+            finally:
+                painter.cancel()
+                await family.close()
+                display.show(record)
 
 
 async def _paint(record: Record, display: Display) -> None:

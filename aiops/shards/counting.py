@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiops.events import Received
-from aiops.wire import Traffic
+from aiops.traffic import Traffic
 
 
 class Counting:

@@ -62,9 +62,10 @@ from aiops.pool import Pool
 from aiops.shards.orders import Work
 from aiops.shards.placement import RAW, Placement
 from aiops.shards.rooms import Rooms
+from aiops.sinks import Discard, Sink
 from aiops.store import Job, Store
+from aiops.traffic import Traffic
 from aiops.versions import Lease
-from aiops.wire import Discard, Sink, Traffic
 
 _DEPARTED = 4096  # clients whose traffic is remembered after they left
 
@@ -288,7 +289,7 @@ class Follower:
             backend=self.options.backend,
             live=self.options.live,
             relaxed=self.options.relaxed,
-            arena=self._machine.room.holding(layout, data),
+            arena=self._machine.memory.holding(layout, data),
             machine=self._machine,
         )
         self.store.read_packed(message.plan.get("push_codecs", ()))

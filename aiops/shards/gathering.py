@@ -18,7 +18,7 @@ from aiops.gradients import Gradient
 from aiops.incoming import Incoming
 from aiops.layout import Bytes, Cover
 from aiops.messages import Part
-from aiops.wire import Adopter, Discard
+from aiops.sinks import Adopter, Discard
 
 
 class Nothing(Adopter):

@@ -69,8 +69,8 @@ from aiops.shards.follower import LOST
 from aiops.shards.gathering import Coming, Gathered, Gathering, Nothing
 from aiops.shards.placement import RAW, Placement, empty_cover, ranges_of
 from aiops.shards.updating import Updating
+from aiops.sinks import Discard, Sink
 from aiops.store import Job
-from aiops.wire import Discard, Sink
 
 
 class Lead:

@@ -20,8 +20,9 @@ from aiops.errors import (
 from aiops.events import Event, Lost, Order, Told
 from aiops.link import Link
 from aiops.messages import PROTOCOL, Attached, Challenge, Error, Lead, Leave, Message, Ping, Pong
+from aiops.sinks import Sink
 from aiops.surroundings import Surroundings
-from aiops.wire import Limits, Sink, Wire
+from aiops.wire import Limits, Wire
 
 _log = logging.getLogger("aiops.server")
 

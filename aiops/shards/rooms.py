@@ -1,4 +1,4 @@
-"""Room for the portions of pushes on a follower, given in the lead's order.
+"""Memory for the portions of pushes on a follower, given in the lead's order.
 
 The lead says which push is to be expected next. If each server gave room to whatever came first,
 two pushes could each hold the room on one that the other waits for on another, for ever; in the
@@ -20,7 +20,7 @@ from aiops.incoming import Incoming
 from aiops.intake import Intake
 from aiops.messages import Expect, Portion, Push
 from aiops.shards.placement import moved, ranges_of
-from aiops.wire import Discard, Sink
+from aiops.sinks import Discard, Sink
 
 _MOST = 4096
 """Portions that may be expected of one client's connection before it has sent any of them."""

@@ -25,11 +25,13 @@ from aiops.events import (
     Received,
     Reply,
 )
-from aiops.handshake import Greeter, answer, check_welcome
+from aiops.handshake import Greeter, answer, check_welcome, proof
 from aiops.layout import Bytes, Layout
 from aiops.lending import Shared
 from aiops.messages import Message, Part
-from aiops.wire import HANDSHAKE, Side, Sink, Wire, proof
+from aiops.sinks import Sink
+from aiops.states import HANDSHAKE, Side
+from aiops.wire import Wire
 from aiops.wire_examples.sharded import exchange
 
 

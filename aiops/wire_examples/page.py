@@ -14,8 +14,9 @@ from aiops.errors import Refused, UsageError
 from aiops.fields import MAX_AXES, TYPES
 from aiops.layout import MAX_PART, MAX_TENSORS
 from aiops.messages import Message
+from aiops.states import HANDSHAKE
 from aiops.tables import MAX_IDS, MAX_ROWS, MAX_ROWS_BYTES, MAX_TABLES, MAX_WIDTH
-from aiops.wire import HANDSHAKE, Limits
+from aiops.wire import Limits
 from aiops.wire_examples import vectors
 from aiops.wire_examples.examples import Example, conversations, one_of_each
 

@@ -22,7 +22,8 @@ from aiops.events import (
 from aiops.messages import Message, Part, Parts
 from aiops.shards.follower import Follower
 from aiops.shards.lead import Lead
-from aiops.wire import Side, Sink
+from aiops.sinks import Sink
+from aiops.states import Side
 
 Said = tuple[Side, Message, tuple[bytes, ...]]
 

@@ -11,9 +11,11 @@ import msgpack
 
 from aiops import messages
 from aiops.fields import Offered
+from aiops.handshake import proof
 from aiops.layout import Layout
 from aiops.messages import Message
-from aiops.wire import Limits, Side, proof
+from aiops.states import Side
+from aiops.wire import Limits
 from aiops.wire_examples.examples import NONCES, TOKEN, Example, conversations, hello, one_of_each
 
 NAME = "wire-vectors.json"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from aiops import signals
 from aiops.client.aio import AsyncClient
 from aiops.demo.children import ONE_CORE, Child, Family
 from aiops.demo.run import LOOK_DEADLINE, READY_DEADLINE, STALL_DEADLINE, START_DEADLINE
@@ -85,17 +85,13 @@ async def carry_out(run: Run, bench: Bench, look: Look) -> Outcome:
     Interrupted
         On SIGINT or SIGTERM.
     """
-    loop = asyncio.get_running_loop()
     async with Family() as family:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, family.interrupt, number)
-        try:
-            async with AsyncExitStack() as stack:
-                return await _Team(run, bench, look, family, stack).run()
-        finally:
-            await family.close()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
+        with signals.heard(family.interrupt):
+            try:
+                async with AsyncExitStack() as stack:
+                    return await _Team(run, bench, look, family, stack).run()
+            finally:
+                await family.close()
 
 
 class _Team:

@@ -30,7 +30,8 @@ from aiops.errors import (
 )
 from aiops.layout import Array, Layout
 from aiops.messages import Chunk, Greet, Message, Part, Round
-from aiops.wire import Sink, Wire
+from aiops.sinks import Sink
+from aiops.wire import Wire
 from tests.peers import Peer, Taken, eventually, frame
 from tests.support import PATIENCE, ServerThread
 

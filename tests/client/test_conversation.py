@@ -31,7 +31,8 @@ from aiops.events import Applied, Apply, Event, Joined, Left, Options, Received,
 from aiops.handshake import Greeter
 from aiops.layout import Array, Layout
 from aiops.messages import Error, Message, Part
-from aiops.wire import Sink, Wire
+from aiops.sinks import Sink
+from aiops.wire import Wire
 from tests.strategies import DETERMINISTIC
 from tests.test_wire import feed, frame
 

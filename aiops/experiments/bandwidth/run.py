@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from aiops import signals
 from aiops.client.aio import AsyncClient
 from aiops.demo.children import ONE_CORE, Child, Family
 from aiops.demo.run import LOOK_DEADLINE, READY_DEADLINE, STALL_DEADLINE, START_DEADLINE
@@ -81,11 +81,8 @@ async def carry_out(
     Interrupted
         On SIGINT or SIGTERM.
     """
-    loop = asyncio.get_running_loop()
     async with Family() as family, AsyncExitStack() as stack:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, family.interrupt, number)
-            stack.callback(loop.remove_signal_handler, number)
+        stack.enter_context(signals.heard(family.interrupt))
         course = _Course(case, material, family, stack, on_progress)
         try:
             return await course.run()

@@ -17,9 +17,11 @@ from aiops.arena import Arena
 from aiops.layout import Layout
 from aiops.lending import Lent
 from aiops.messages import Message, Parts
+from aiops.sinks import Adopter, Sink, copy
+from aiops.states import Side
 from aiops.values import value
 from aiops.versions import Lease
-from aiops.wire import Adopter, Buffer, Place, Places, Side, Sink, Wire, copy
+from aiops.wire import Buffer, Place, Places, Wire
 
 Payloads = Sequence[Sequence[memoryview]]
 

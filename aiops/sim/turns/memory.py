@@ -26,7 +26,8 @@ from aiops.layout import Array
 from aiops.messages import Message
 from aiops.sim.turns.ahead import Ahead
 from aiops.sim.turns.handover import HandedWire, Parcel
-from aiops.wire import Buffer, Sink, Wire
+from aiops.sinks import Sink
+from aiops.wire import Buffer, Wire
 
 URL = "aiops://memory:7171"
 

@@ -18,7 +18,7 @@ from aiops.layout import Layout
 from aiops.messages import Fetch, Pong, Stats
 from aiops.sim.turns.handover import HandedWire
 from aiops.sim.turns.memory import MemoryServer, Seat
-from aiops.wire import Discard
+from aiops.sinks import Discard
 from tests.sim.turns.cases import random_pieces
 
 START: dict[str, Any] = {

@@ -1,0 +1,66 @@
+"""Where clients on this machine come to a server: Unix sockets beside its TCP addresses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Coroutine, Iterable
+
+from aiops.samehost import same_user
+
+_log = logging.getLogger("aiops.server")
+
+
+class Nearby:
+    """Accepts the connections of clients on this machine, of the same user only.
+
+    Parameters
+    ----------
+    listen
+        Makes a listening socket beside a TCP address, or None where that cannot be; see
+        `aiops.samehost.listen`.
+    accept
+        Begins a connection, given its socket.
+    """
+
+    def __init__(
+        self,
+        listen: Callable[[str, int], socket.socket | None],
+        accept: Callable[[socket.socket], Coroutine[None, None, None]],
+    ) -> None:
+        self._listen, self._accept = listen, accept
+        self._listening: list[socket.socket] = []
+        self._beginning: set[asyncio.Task[None]] = set()
+
+    def begin(self, addresses: Iterable[tuple[str, int]]) -> None:
+        """Listen beside each of these TCP addresses; says so once where it cannot be."""
+        loop = asyncio.get_running_loop()
+        for host, port in addresses:
+            sock = self._listen(host, port)
+            if sock is None:
+                _log.info("no shared memory here: clients on this machine use TCP")
+                return
+            self._listening.append(sock)
+            loop.add_reader(sock, self._welcome, sock)
+
+    def _welcome(self, sock: socket.socket) -> None:
+        try:
+            connected, _address = sock.accept()
+        except OSError:  # it is gone again; or there are no descriptors left, and the next tries
+            return
+        if not same_user(connected):
+            connected.close()
+            return
+        connected.setblocking(False)
+        beginning = asyncio.get_running_loop().create_task(self._accept(connected))
+        self._beginning.add(beginning)
+        beginning.add_done_callback(self._beginning.discard)
+
+    def end(self) -> None:
+        """Listen no more."""
+        loop = asyncio.get_running_loop()
+        for sock in self._listening:
+            loop.remove_reader(sock)
+            sock.close()
+        self._listening.clear()

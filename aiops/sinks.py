@@ -1,0 +1,67 @@
+"""Sinks: where the payloads of messages go, as they come."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from aiops.lending import Lent
+
+_PIECE = 256 * 1024  # copied and surveyed at a time
+
+
+class Sink(Protocol):
+    """Where the payloads of one message go."""
+
+    def view(self, part: int, offset: int) -> memoryview:
+        """Return writable bytes for the payload of a part from ``offset`` on (not all, perhaps)."""
+
+    def filled(self, part: int, offset: int, nbytes: int) -> None:
+        """Say that ``nbytes`` bytes from ``offset`` on have been written."""
+
+    def abandoned(self) -> None:
+        """Say that the rest will never come: the connection is gone."""
+
+
+class Adopter:
+    """A sink that may use a payload as it lies."""
+
+    __slots__ = ()
+
+    def adopt(self, lent: Lent) -> bool:
+        """Be offered the message's only payload; return whether it is taken, and is not copied."""
+        raise NotImplementedError
+
+
+class Discard(Adopter):
+    """A sink for payloads nobody wants: they are read, so that the connection can go on."""
+
+    _scratch = memoryview(bytearray(256 * 1024))
+
+    def __init__(self, fault: Exception | None = None) -> None:
+        self.fault = fault
+
+    def adopt(self, lent: Lent) -> bool:
+        """Do without reading it."""
+        lent.give_back()
+        return True
+
+    def view(self, part: int, offset: int) -> memoryview:
+        """Return the scratch bytes that every discarded payload shares."""
+        return self._scratch
+
+    def filled(self, part: int, offset: int, nbytes: int) -> None:
+        """Forget them."""
+
+    def abandoned(self) -> None:
+        """Nothing is held."""
+
+
+def copy(payload: memoryview, sink: Sink, part: int, offset: int) -> None:
+    """Copy bytes of a payload to where they belong, in pieces that stay in the cache meanwhile."""
+    begin = 0
+    while begin < len(payload):
+        room = sink.view(part, offset + begin)[:_PIECE]
+        piece = payload[begin : begin + len(room)]
+        room[: len(piece)] = piece
+        sink.filled(part, offset + begin, len(piece))
+        begin += len(piece)

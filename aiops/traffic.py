@@ -1,0 +1,88 @@
+"""What crosses connections, counted: bytes and messages, in all and by kind of message."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiops.errors import RemoteProtocolError
+
+
+class Kind:
+    """What all messages of one kind came to, in one direction.
+
+    Attributes
+    ----------
+    messages
+        How many there were.
+    overhead
+        Their bytes that are no payload: headers, and what announces headers and payloads.
+    payload
+        Bytes of their payloads.
+    """
+
+    __slots__ = ("messages", "overhead", "payload")
+
+    def __init__(self) -> None:
+        self.messages = self.overhead = self.payload = 0
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What crossed one connection so far, in bytes and messages, headers included.
+
+    ``kinds_in`` and ``kinds_out`` say the same by kind of message. What has come of a message that
+    is not complete is in ``bytes_in`` already, and in no kind.
+    """
+
+    bytes_in: int = 0
+    bytes_out: int = 0
+    messages_in: int = 0
+    messages_out: int = 0
+    kinds_in: dict[str, Kind] = field(default_factory=lambda: defaultdict(Kind))
+    kinds_out: dict[str, Kind] = field(default_factory=lambda: defaultdict(Kind))
+
+    def add(self, other: Traffic) -> None:
+        """Count what crossed another connection too."""
+        self.bytes_in += other.bytes_in
+        self.bytes_out += other.bytes_out
+        self.messages_in += other.messages_in
+        self.messages_out += other.messages_out
+        for mine, theirs in (
+            (self.kinds_in, other.kinds_in),
+            (self.kinds_out, other.kinds_out),
+        ):
+            for name, kind in theirs.items():
+                mine[name].messages += kind.messages
+                mine[name].overhead += kind.overhead
+                mine[name].payload += kind.payload
+
+    def told(self) -> tuple[Any, ...]:
+        """Return all of it as plain values."""
+        kinds = (
+            {name: (kind.messages, kind.overhead, kind.payload) for name, kind in found.items()}
+            for found in (self.kinds_in, self.kinds_out)
+        )
+        return self.bytes_in, self.bytes_out, self.messages_in, self.messages_out, *kinds
+
+    @classmethod
+    def read(cls, told: Any) -> Traffic:
+        """Return what `told` told.
+
+        Raises
+        ------
+        RemoteProtocolError
+            When that is something else.
+        """
+        traffic = cls()
+        try:
+            *counts, kinds_in, kinds_out = told
+            traffic.bytes_in, traffic.bytes_out, traffic.messages_in, traffic.messages_out = counts
+            for mine, theirs in ((traffic.kinds_in, kinds_in), (traffic.kinds_out, kinds_out)):
+                for name, (count, overhead, payload) in theirs.items():
+                    kind = mine[name]
+                    kind.messages, kind.overhead, kind.payload = count, overhead, payload
+        except (AttributeError, TypeError, ValueError) as error:
+            raise RemoteProtocolError(f"counted.clients: {error}") from None
+        return traffic

@@ -1,0 +1,41 @@
+"""Ctrl-C and a request to end, heard in an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+
+import pytest
+import uvloop
+
+from aiops import signals
+
+LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_heard(number: int, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    async def main() -> int:
+        came = asyncio.get_running_loop().create_future()
+        with signals.heard(came.set_result):
+            signal.raise_signal(number)
+            return int(await came)
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        assert runner.run(main()) == number
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=["asyncio", "uvloop"])
+def test_ctrl_c_interrupts_again_afterwards(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """Whatever ended the block; the rest of a program is not to be deaf."""
+
+    async def main() -> None:
+        with signals.heard(lambda _number: None):
+            raise ValueError("ended")
+
+    with asyncio.Runner(loop_factory=loop) as runner, pytest.raises(ValueError, match="ended"):
+        runner.run(main())
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
