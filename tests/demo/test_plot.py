@@ -39,7 +39,7 @@ def drawn(record: Record) -> Any:
 def test_shows_what_was_seen(record: Record) -> None:
     figure = drawn(record)
     loss, accuracy, staleness, traffic = figure.axes
-    assert figure.get_suptitle() == ("fasgd on digits: 2 workers over TCP, 200 updates in 2.0 s")
+    assert figure.get_suptitle() == ("fasgd on digits: 2 workers, 200 updates in 2.0 s")
     assert loss.lines[0].get_xydata().tolist() == [[0, 2.5], [80, 0.5], [200, 0.25]]
     assert accuracy.lines[0].get_ydata().tolist() == [10, 90, 95]
     assert [bar.get_height() for bar in staleness.patches] == [25, 50, 0, 25]
