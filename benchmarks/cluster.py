@@ -16,7 +16,7 @@ import argparse
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -29,6 +29,7 @@ from aiops.errors import UsageError
 from aiops.sim.virtual.world import World
 from aiops.testing import Cluster, Deadweight, Host, Line, Links, LogNormal, simulate
 from benchmarks import report
+from benchmarks.compare import Cell
 
 _GBIT = 125e6  # bytes per second
 _LATENCY = 1e-4
@@ -214,6 +215,12 @@ def table(result: Mapping[str, Any]) -> Any:
         f" second on one core; medians over {options['rounds']} rounds"
     )
     return report.table(title, ("what", "messages/s", "min-max"), rows)
+
+
+def cells(result: Mapping[str, Any]) -> Iterator[Cell]:
+    """Yield what can be compared with another run's."""
+    for name, case in result["cases"].items():
+        yield Cell.of(name, "messages/s", case)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -28,6 +28,7 @@ from aiops.kernels import Kernel, Rule, Spans, build
 from aiops.kernels.vocabulary import Array
 from benchmarks import report
 from benchmarks.codec_peers import peers
+from benchmarks.compare import Cell
 from benchmarks.kernels import USUAL, rules
 
 __all__ = ["SPECS", "main", "run"]
@@ -74,6 +75,7 @@ def run(size: int = 1 << 24, repeats: int = 15) -> dict[str, Any]:
         applied = {name: _applied(rules()[name], tensor.reshape(-1), repeats) for name in USUAL}
     return {
         "benchmark": "codecs",
+        "options": {"size": size, "repeats": repeats},
         "shape": shape,
         "repeats": repeats,
         "copy": tensor.nbytes / copied / 1e9,
@@ -193,6 +195,17 @@ def _one_core() -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, usable)
+
+
+def cells(found: Mapping[str, Any]) -> Iterator[Cell]:
+    """Yield what can be compared with another run's: ours beside a copy, and beside the limit."""
+    for spec, each in found["codecs"].items():
+        for way, speed in each["gb_per_s"]["aiops"].items():
+            yield Cell.once(f"{spec}, {way}", "GB/s", speed / found["copy"], beside="copy")
+    for rule, each in found["applied"].items():
+        for name, ms in each.items():
+            share = ms["limit"] / ms["fused"]
+            yield Cell.once(f"{rule} of {name}", "speed", share, beside="limit")
 
 
 def show(found: dict[str, Any]) -> None:

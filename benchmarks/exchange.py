@@ -1,7 +1,8 @@
 """The exchange benchmark: aiops beside its peers, doing exactly the same work.
 
     python -m benchmarks.exchange [--sizes 4KiB,1MiB] [--workers 1,4] [--rounds 5] [--quick]
-                                  [--peers raw,aiops,pyzmq | --same-host] [--json out.json]
+                                  [--peers raw,aiops,pyzmq | --same-host]
+                                  [--json out.json] [--plot out.png]
 
 The peers meet over loopback TCP or, with ``--same-host``, in shared memory. One cycle is a push of
 a float32 gradient of S bytes, plain SGD on the server, and the new parameters in the worker's own
@@ -25,26 +26,24 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import signal
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.table import Table
 
 from aiops.errors import UsageError, nearest
-from benchmarks import report
+from aiops.experiments.figure import Figure, Panel
+from benchmarks import plots, report
+from benchmarks.compare import Cell
 from benchmarks.peers import base
 from benchmarks.peers.base import Job, Setting
-from benchmarks.peers.process import Team
-from benchmarks.peers.turn import Turn, compare
+from benchmarks.peers.turn import Pace, compare, contest
+from benchmarks.sizes import KIB, MIB, format_size, parse_size, short_size
 
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-_UNITS = {"b": 1, "kib": KIB, "mib": MIB, "gib": GIB}
+OURS = ("aiops", "shared", "room", "views")
+"""The peers that are aiops."""
 
 
 @dataclass(frozen=True)
@@ -69,26 +68,6 @@ QUICK = Options(sizes=(4 * KIB, MIB, 16 * MIB), rounds=3, seconds=0.15)
 """A look rather than a measurement: under a minute for most of it."""
 
 
-def parse_size(text: str) -> int:
-    """Turn ``4KiB``, ``1 MiB`` or ``4096`` into bytes; UsageError unless it is whole float32s."""
-    match = re.fullmatch(r"\s*(\d+)\s*(b|kib|mib|gib)?\s*", text.lower())
-    size = int(match[1]) * _UNITS[match[2] or "b"] if match else 0
-    if size < 4 or size % 4:
-        raise UsageError(
-            f"size {text!r} is not a positive multiple of 4 bytes (float32);"
-            " write it like 4096, 64KiB or 1MiB"
-        )
-    return size
-
-
-def format_size(size: int) -> str:
-    """Write a number of bytes in the largest unit that divides it."""
-    for name, unit in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
-        if size % unit == 0:
-            return f"{size // unit} {name}"
-    return f"{size} B"
-
-
 def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
     """Measure, and return the report (see `benchmarks.report` for its ``machine``).
 
@@ -111,8 +90,9 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
     for size in options.sizes:
         for workers in options.workers:
             say(f"measuring {format_size(size)} x {workers}: {', '.join(names)}")
-            jobs = [Job(name, size // 4, workers, settings[name]) for name in names]
-            peers = _cell(jobs, options, say)
+            jobs = {name: Job(name, size // 4, workers, settings[name]) for name in names}
+            pace = Pace(options.rounds, options.seconds, options.deadline)
+            peers = contest(jobs, pace, say, compare)
             cells.append({"size": size, "workers": workers, "peers": peers})
     return {
         "benchmark": "exchange",
@@ -156,35 +136,10 @@ def _is_module(name: str) -> bool:
         return False
 
 
-def _cell(jobs: Sequence[Job], options: Options, say: Callable[[str], None]) -> dict[str, Any]:
-    """Measure all peers at one size and number of workers; return their figures by name."""
-    with ExitStack() as stack:
-        turns = []
-        for job in jobs:
-            team = Team(job, options.deadline, base.load(job.peer).ENVIRONMENT)
-            stack.callback(team.kill)
-            turns.append(Turn(team, say))
-        # Every stage goes peer by peer: whatever one does, the others wait meanwhile.
-        for turn in turns:
-            turn.attempt(Turn.launch)
-        for turn in turns:
-            turn.attempt(Turn.connect)
-        for turn in turns:
-            turn.attempt(Turn.calibrate, options.seconds, options.rounds)
-        for number in range(options.rounds):
-            first = number % max(len(turns), 1)
-            for turn in turns[first:] + turns[:first]:
-                turn.attempt(Turn.measure)
-        for turn in turns:
-            turn.attempt(Turn.finish)
-    peers = {turn.name: turn for turn in turns}
-    compare(peers)
-    return {name: turn.figures() for name, turn in peers.items()}
-
-
 _COLUMNS = (
     *("size", "workers", "peer", "reads"),
-    *("cycles/s", "GB/s", "GB/s min-max", "p50 µs", "p99 µs"),
+    *("cycles/s", "GB/s", "GB/s min-max"),
+    *(f"{name} µs" for name in report.PERCENTILE_NAMES),
 )
 
 
@@ -209,15 +164,14 @@ def table(result: Mapping[str, Any]) -> Table:
 
 def _row(figures: Mapping[str, Any], ratios: Sequence[str]) -> list[str]:
     if "gb_per_second" not in figures:
-        return ["failed", *["-"] * (5 + len(ratios))]
+        return ["failed", *["-"] * (3 + len(report.PERCENTILES) + len(ratios))]
     gb, rate = figures["gb_per_second"], figures["cycles_per_second"]["median"]
     return [
         figures["reads"],
         f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}",
         f"{gb['median']:.2f}",
         f"{gb['min']:.2f}-{gb['max']:.2f}",
-        f"{figures['p50_us']:,.0f}",
-        f"{figures['p99_us']:,.0f}",
+        *(f"{figures[key]:,.0f}" for key in report.PERCENTILES),
         *(_times(figures[key]["median"]) if key in figures else "-" for key in ratios),
     ]
 
@@ -254,7 +208,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--whole", action="store_true", help="peers too deliver whole versions")
     parser.add_argument("--set", action="append", default=[], metavar="PEER.NAME=VALUE")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and shorter rounds")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to FILE")
     return parser
 
 
@@ -289,33 +242,74 @@ def parse_options(arguments: argparse.Namespace) -> Options:
     return replace(start, whole=arguments.whole, settings=settings, **changes)
 
 
-def _stop(*_: object) -> NoReturn:
-    raise SystemExit(143)  # on the way out everybody is killed
+def cells(result: Mapping[str, Any]) -> Iterator[Cell]:
+    """Yield what can be compared with another run's: our throughput beside each measure of it."""
+    for cell in result["cells"]:
+        for name, figures in cell["peers"].items():
+            if name not in OURS or "cycles_per_second" not in figures:
+                continue
+            where = f"{format_size(cell['size'])} x {cell['workers']}, {name}"
+            ratios = [ratio for ratio in base.RATIOS if ratio.key in figures]
+            for ratio in ratios:
+                yield Cell.of(where, "cycles/s", figures[ratio.key], beside=ratio.name)
+            if not ratios:
+                yield Cell.of(where, "cycles/s", figures["cycles_per_second"])
+
+
+def figure(result: Mapping[str, Any]) -> Figure:
+    """Draw throughput against size and against workers, and the latencies of small exchanges."""
+    found = {(cell["size"], cell["workers"]): cell["peers"] for cell in result["cells"]}
+    sizes, workers = (list(dict.fromkeys(key[axis] for key in found)) for axis in (0, 1))
+    names = list(dict.fromkeys(name for peers in found.values() for name in peers))
+    written = [short_size(size) for size in sizes]
+
+    def panel(
+        title: str, what: str, label: str, keys: Sequence[Any], ticks: Sequence[str]
+    ) -> Panel:
+        cells = [found[key] for key in keys]
+        lines = [
+            plots.rounds(name, [cell.get(name, {}) for cell in cells], "gb_per_second")
+            for name in names
+        ]
+        return Panel(title, label, what, lines, bottom=0, ticks=ticks)
+
+    panels = [
+        panel(
+            f"{count} worker{'s' * (count > 1)}",
+            "GB/s, both ways",
+            "gradient, bytes",
+            [(size, count) for size in sizes],
+            written,
+        )
+        for count in workers
+    ]
+    if len(workers) > 1:
+        panels += [
+            panel(
+                format_size(size),
+                "GB/s, both ways",
+                "workers",
+                [(size, count) for count in workers],
+                [str(count) for count in workers],
+            )
+            for size in sizes
+        ]
+    panels += [
+        plots.latencies(f"{format_size(sizes[0])}, {count} worker{'s' * (count > 1)}", peers)
+        for (size, count), peers in found.items()
+        if size == sizes[0]
+    ]
+    return Figure("Exchange: push a gradient, SGD, new parameters", panels, min(len(panels), 3))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run from the command line; exits with 1 when a peer failed, 2 when an option is wrong."""
-    parser = _parser()
-    arguments = parser.parse_args(argv)
-    before = signal.signal(signal.SIGTERM, _stop)
-    try:
-        result = run(
-            parse_options(arguments), lambda line: print(line, file=sys.stderr, flush=True)
-        )
-    except UsageError as error:
-        parser.error(str(error))
-    except KeyboardInterrupt:
-        print("interrupted; all processes are ended", file=sys.stderr)
-        raise SystemExit(130) from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    if arguments.json:
-        report.write_json(arguments.json, result)
-    report.show(table(result), result["machine"])
-    print("reads: a worker's parameters were whole, of mixed versions, or torn inside a number")
-    if failed := failures(result):
-        print("failed:", *failed, sep="\n  ")
-        raise SystemExit(1)
+
+    def measure(chosen: dict[str, Any]) -> dict[str, Any]:
+        return run(parse_options(argparse.Namespace(**chosen)), report.say)
+
+    note = "reads: a worker's parameters were whole, of mixed versions, or torn inside a number"
+    report.main(_parser(), measure, table, argv, drawn=figure, failures=failures, notes=[note])
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from aiops.errors import UsageError, nearest
 from aiops.kernels import Rule, Spans, build
 from aiops.kernels.vocabulary import Array
 from benchmarks import report
+from benchmarks.compare import Cell
 
 __all__ = ["main", "rules", "run"]
 
@@ -61,6 +62,7 @@ def run(size: int = 1 << 24, repeats: int = 15, names: Sequence[str] = USUAL) ->
     measured = {name: _measure(known[name], size, repeats) for name in names}
     return {
         "benchmark": "kernels",
+        "options": {"size": size, "repeats": repeats, "rules": list(names)},
         "size": size,
         "dtype": DTYPE.name,
         "repeats": repeats,
@@ -184,6 +186,16 @@ def _limit(rule: Rule, target: str) -> Callable[..., None]:
     exec("\n".join(lines), scope)
     compiled: Callable[..., None] = numba.njit(nogil=True)(scope["move"])
     return compiled
+
+
+def cells(found: Mapping[str, Any]) -> Iterator[Cell]:
+    """Yield what can be compared with another run's: the fused kernels beside their limit."""
+    for rule, each in found["rules"].items():
+        for contender, figures in each["results"].items():
+            if contender.startswith("fused"):
+                limit, ms = each["results"][_limit_of(contender)]["ms"]["median"], figures["ms"]
+                shares = report.spread([limit / ms[key] for key in ("median", "min", "max")])
+                yield Cell.of(f"{rule}, {contender}", "speed", shares, beside="limit")
 
 
 def show(found: dict[str, Any]) -> None:

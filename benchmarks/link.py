@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -26,6 +26,7 @@ from aiops.errors import UsageError
 from aiops.rates import parse_rate
 from aiops.throttle import Throttle
 from benchmarks import report
+from benchmarks.compare import Cell
 from benchmarks.tables import serving
 
 _ACROSS = 1024  # elements of a row of the model's matrix
@@ -127,6 +128,17 @@ def table(result: Mapping[str, Any]) -> Any:
     )
     columns = ("link", "codec, both ways", "bytes", "exchanges/s", "x raw", "min-max")
     return report.table(title, columns, rows)
+
+
+def cells(result: Mapping[str, Any]) -> Iterator[Cell]:
+    """Yield what can be compared with another run's: exchanges in a codec beside raw ones."""
+    for rate, codecs in result["rates"].items():
+        for codec, figures in codecs.items():
+            where = f"{rate}, {codec}"
+            if codec == "raw":
+                yield Cell.of(where, "exchanges/s", figures["per_second"])
+            else:
+                yield Cell.of(where, "exchanges/s", figures["times_raw"], beside="raw")
 
 
 def _parser() -> argparse.ArgumentParser:

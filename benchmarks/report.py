@@ -1,28 +1,47 @@
-"""What every benchmark's report has in common: the machine, the statistics, the table, the file."""
+"""What every benchmark's report has in common: the machine, the statistics, the table, the files.
+
+A report is a map with ``benchmark`` (its name), ``machine`` (`machine`'s description, with the
+version of aiops and the revision of the checkout), ``options`` (the settings it was measured with)
+and what was measured, round by round, under names of the benchmark's own. `benchmarks.compare`
+reads two of them.
+"""
 
 from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
+import signal
 import statistics
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import numpy as np
+import numpy.typing as npt
 from rich import box
 from rich.console import Console
 from rich.table import Table
+
+from aiops.errors import UsageError
+from aiops.experiments import drawing
+from aiops.experiments.figure import Figure
 
 PACKAGES = (
     *("numpy", "msgpack", "numba", "uvloop", "pyzmq", "grpcio", "torch", "jax"),
     *("mpi4py", "ray"),
 )
 """The packages whose versions a report states, where installed; aiops comes first."""
+PERCENTILES = {"p50_us": 50.0, "p90_us": 90.0, "p99_us": 99.0, "p999_us": 99.9}
+"""Of latencies, by the names that they have in a report."""
+PERCENTILE_NAMES = ("p50", "p90", "p99", "p99.9")
+"""As people read them."""
 
 
 def machine(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
@@ -35,6 +54,7 @@ def machine(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "kernel_settings": _kernel_settings(),
         "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "revision": _revision(),
         "packages": {name: v for name in ("aiops-ps", *packages) if (v := _version(name))},
         "load_at_start": _load(),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -73,12 +93,17 @@ def describe(about: Mapping[str, Any]) -> str:
     )
 
 
-def show(made: Table, about: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print a table and the machine it was measured on; figures are never cut off."""
-    console = console or Console()
+def show_table(made: Table, console: Console) -> None:
+    """Print a table as wide as it is."""
     natural = console.measure(made, options=console.options.update(max_width=1000)).maximum
     console.width = max(console.width, natural)
     console.print(made)
+
+
+def show(made: Table, about: Mapping[str, Any], console: Console | None = None) -> None:
+    """Print a table and the machine it was measured on; figures are never cut off."""
+    console = console or Console()
+    show_table(made, console)
     console.print(describe(about), style="dim", highlight=False, soft_wrap=True)
 
 
@@ -87,6 +112,38 @@ def write_json(path: Path, report: Mapping[str, Any]) -> None:
     fresh = path.with_name(path.name + ".new")
     fresh.write_text(json.dumps(report, indent=2) + "\n")
     fresh.replace(path)
+
+
+def percentiles(seconds: npt.ArrayLike) -> dict[str, float]:
+    """Return the percentiles of some latencies, in microseconds: see `PERCENTILES`."""
+    points = np.percentile(np.asarray(seconds), list(PERCENTILES.values())) * 1e6
+    return dict(zip(PERCENTILES, map(float, points), strict=True))
+
+
+def ask_for_plots(path: Path) -> None:
+    """Raise UsageError where a figure could not be drawn in the end, before anything is measured.
+
+    The file's ending says what it becomes; matplotlib must be there.
+    """
+    if path.suffix not in drawing.SUFFIXES:
+        raise UsageError(f"--plot {path}: a plot is {' or '.join(drawing.SUFFIXES)}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("plots need matplotlib: pip install 'aiops-ps[demo]'")
+
+
+def _revision() -> str | None:
+    """Name the commit that is checked out, with a + when files have changed; None: not in one."""
+
+    def git(*words: str) -> str:
+        here = Path(__file__).parent
+        done = subprocess.run(["git", *words], cwd=here, capture_output=True, text=True)
+        return done.stdout.strip() if not done.returncode else ""
+
+    try:
+        commit = git("rev-parse", "--short=12", "HEAD")
+        return commit + "+" * bool(git("status", "--porcelain")) if commit else None
+    except OSError:  # there is no git
+        return None
 
 
 def _version(package: str) -> str | None:
@@ -143,13 +200,19 @@ def main(
     shown: Callable[[dict[str, Any]], Table],
     argv: Sequence[str] | None,
     lists: Mapping[str, Callable[[str], Any]] | None = None,
+    *,
+    drawn: Callable[[dict[str, Any]], Figure] | None = None,
+    failures: Callable[[dict[str, Any]], Sequence[str]] = lambda result: (),
+    notes: Sequence[str] = (),
 ) -> None:
-    """Run a benchmark from the command line; exit with 2 when an option is wrong.
+    """Run a benchmark from the command line.
+
+    It exits with 1 when something failed, with 2 when an option is wrong, with 130 at Ctrl-C.
 
     Parameters
     ----------
     parser
-        Of its options; ``--json FILE`` is added.
+        Of its options; ``--json FILE`` is added, and ``--plot FILE`` if it can be drawn.
     measure
         Takes the options, and returns the report.
     shown
@@ -158,22 +221,59 @@ def main(
         The command line; None: the process's.
     lists
         Options that hold several values with commas between, and what reads one of them.
+    drawn
+        Makes a figure of the report.
+    failures
+        Says in a line each what failed.
+    notes
+        Lines to be printed below the table.
     """
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to FILE")
+    if drawn:
+        parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it: .png or .svg")
     chosen = vars(parser.parse_args(argv))
-    path = chosen.pop("json")
+    path, plot = chosen.pop("json"), chosen.pop("plot", None)
+    before = signal.signal(signal.SIGTERM, _stop)
     try:
+        if plot:
+            ask_for_plots(plot)
         for name, read in (lists or {}).items():
-            chosen[name] = tuple(map(read, chosen[name].split(",")))
+            chosen[name] = tuple(_each(name, chosen[name], read))
         result = measure(chosen)
     except ValueError as error:  # a UsageError is one
         parser.error(str(error))
     except KeyboardInterrupt:
         print("interrupted; all processes are ended", file=sys.stderr)
         raise SystemExit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if path:
         write_json(path, result)
+    if plot and drawn:
+        drawing.save(drawn(result), plot.with_suffix(""), (plot.suffix,))
     show(shown(result), result["machine"])
+    for line in notes:
+        print(line)
+    if failed := failures(result):
+        print("failed:", *failed, sep="\n  ")
+        raise SystemExit(1)
+
+
+def _each(name: str, text: str, read: Callable[[str], Any]) -> Iterable[Any]:
+    """Read each part of what has commas between."""
+    for part in text.split(","):
+        try:
+            yield read(part.strip())
+        except UsageError:
+            raise
+        except ValueError:
+            raise UsageError(
+                f"--{name} {text}: {part.strip()!r} is no number; write them like 1,4"
+            ) from None
+
+
+def _stop(*_: object) -> NoReturn:
+    raise SystemExit(143)  # on the way out everybody is ended
 
 
 def say(line: str) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from aiops.layout import Array
 from aiops.sim.turns.run import Run
 from aiops.sim.turns.simulation import Simulation
 from benchmarks import report
+from benchmarks.compare import Cell
 
 _WARM = 200  # iterations before the first round
 
@@ -176,6 +177,11 @@ def table(result: Mapping[str, Any]) -> Any:
     )
     columns = ["µs per iteration", "median", "min", "max"]
     return report.table(title, columns, rows)
+
+
+def cells(result: Mapping[str, Any]) -> Iterator[Cell]:
+    """Yield what can be compared with another run's: a simulation beside its two parts."""
+    yield Cell.of("an iteration", "speed", result["of_both"], beside="gradient and kernel")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -35,6 +35,7 @@ import numpy as np
 import aiops
 from aiops.errors import UsageError
 from benchmarks import report
+from benchmarks.compare import Cell
 
 NAME = "embedding"
 WAYS = ("exchange", "separate")
@@ -251,6 +252,14 @@ def table(result: Mapping[str, Any]) -> Any:
         *("server's CPU µs", "worker's", "x 2 million"),
     )
     return report.table(title, columns, rows)
+
+
+def cells(result: Mapping[str, Any]) -> Iterator[Cell]:
+    """Yield what can be compared with another run's."""
+    for way, figures in result["ways"].items():
+        yield Cell.of(way, "rows/s", figures["rows_per_second"])
+        for key, what in (("server_cpu_us", "server's CPU µs"), ("worker_cpu_us", "worker's")):
+            yield Cell.of(way, what, figures[key], less=True)
 
 
 def _parser() -> argparse.ArgumentParser:

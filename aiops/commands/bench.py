@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -12,9 +13,33 @@ from aiops.errors import UsageError
 
 app = typer.Typer(
     help="Measure speed (needs a checkout of the repository). Flags are the benchmark's own.",
-    no_args_is_help=True,
+    invoke_without_command=True,
 )
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+Compare = Annotated[
+    tuple[Path, Path] | None,
+    typer.Option(
+        "--compare",
+        metavar="OLD.json NEW.json",
+        help="Show what regressed between two reports of one benchmark (exit status 1: something).",
+    ),
+]
+
+
+@app.callback()
+def _group(context: typer.Context, compare: Compare = None) -> None:
+    if compare is None:
+        if context.invoked_subcommand is None:
+            print(context.get_help())
+            raise typer.Exit(2)
+        return
+    if context.invoked_subcommand is not None:
+        raise UsageError(
+            f"--compare reads two files and runs nothing: leave out {context.invoked_subcommand}"
+        )
+    raise typer.Exit(_module("compare").main(*compare))
 
 
 @app.command(context_settings=_PASS_ON)
@@ -71,13 +96,41 @@ def simulation(context: typer.Context) -> None:
     _run("simulation", context.args)
 
 
+@app.command(context_settings=_PASS_ON)
+def pipelining(context: typer.Context) -> None:
+    """Measure requests over one connection, with one to sixteen of them under way."""
+    _run("pipelining", context.args)
+
+
+@app.command(context_settings=_PASS_ON)
+def policies(context: typer.Context) -> None:
+    """Measure what a step costs under every policy, beside asgd."""
+    _run("policies", context.args)
+
+
+@app.command(context_settings=_PASS_ON)
+def scale(context: typer.Context) -> None:
+    """Measure throughput and latency with up to 64 workers, and with several shards."""
+    _run("scale", context.args)
+
+
+@app.command(context_settings=_PASS_ON)
+def memory(context: typer.Context) -> None:
+    """Measure a server's memory against what its parameters, versions and buffers need."""
+    _run("memory", context.args)
+
+
 def _run(name: str, arguments: list[str]) -> None:
+    _module(name).main(arguments)
+
+
+def _module(name: str) -> Any:
     module = f"benchmarks.{name}"
     root = str(Path(__file__).parents[2])  # of the checkout, when this file is in one
     if root not in sys.path:
         sys.path.append(root)
     try:
-        benchmark = importlib.import_module(module)
+        return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not module.startswith(error.name):
             raise UsageError(f"{module} needs the package {error.name!r}: install it") from None
@@ -85,4 +138,3 @@ def _run(name: str, arguments: list[str]) -> None:
             f"{module} is not here: the benchmarks come with the repository, not with the package;"
             " run this in a checkout of it"
         ) from None
-    benchmark.main(arguments)

@@ -24,11 +24,11 @@ _NAMES = 1.1  # inches: what the rows' names take
 _MARKS = "os^D"
 _MANY = 2e5  # what goes beyond is numbered in thousands and millions
 _NARROW, _WIDE = 2, 1e4  # ranges for which a logarithmic axis has no use, or only decades fit
-_SUFFIXES = (".png", ".svg")
+SUFFIXES = (".png", ".svg")
 
 
-def save(figure: Figure, stem: Path) -> list[Path]:
-    """Draw a figure; return the files, ``STEM.png`` and ``STEM.svg``.
+def save(figure: Figure, stem: Path, suffixes: Sequence[str] = SUFFIXES) -> list[Path]:
+    """Draw a figure; return the files, ``STEM.png`` and ``STEM.svg``, or those of ``suffixes``.
 
     Raises
     ------
@@ -58,7 +58,7 @@ def save(figure: Figure, stem: Path) -> list[Path]:
                 place.locator_params(axis="x", nbins=2)  # there is no room for more numbers
         paper.suptitle(figure.title, x=0.01, ha="left", fontsize=9, fontweight="bold")
         _legend(paper, places, colours, 2 if figure.columns == 1 else 2 * figure.columns - 1)
-        files = [stem.with_suffix(suffix) for suffix in _SUFFIXES]
+        files = [stem.with_name(stem.name + suffix) for suffix in suffixes]
         try:
             for path in files:
                 # Without a date, equal results are equal files.
@@ -163,7 +163,8 @@ def _line(line: Line, axes: Any, colour: str, dashes: str) -> None:
     ys = np.asarray(line.ys, float)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # an x at which no seed has a value
-        low, middle, high = np.nanmin(ys, 0), np.nanmean(ys, 0), np.nanmax(ys, 0)
+        middle = np.nanmedian(ys, 0) if line.median else np.nanmean(ys, 0)
+        low, high = np.nanmin(ys, 0), np.nanmax(ys, 0)
     if len(ys) > 1:
         axes.fill_between(line.x, low, high, color=colour, alpha=0.2, linewidth=0)
     few = "o" if len(line.x) <= 12 else None
@@ -214,7 +215,8 @@ def _rows(line: Line, axes: Any, colour: str, mark: str) -> None:
                 [min(values), max(values)], [row, row], color=colour, linewidth=2.6, alpha=0.4
             )
         if len(values) == len(line.ys):
-            axes.plot(np.mean(values), row, mark, color=colour, markersize=4, clip_on=False)
+            middle = np.median(values) if line.median else np.mean(values)
+            axes.plot(middle, row, mark, color=colour, markersize=4, clip_on=False)
             continue
         axes.plot(values, [row] * len(values), mark, color=colour, markersize=3, mfc="none")
         text = f"{len(values)} of {len(line.ys)}" if values else "–"

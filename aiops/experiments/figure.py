@@ -28,12 +28,15 @@ class Line:
         ``points``: each for itself. ``rows``: as bars are, but each of x is a row, the values go
         to the right, and the mean is a dot on a bar from least to most; where not all seeds have
         a value it says how many do.
+    median
+        Whether the middle is the median instead of the mean.
     """
 
     label: str
     x: Sequence[float]
     ys: Sequence[Sequence[float]]
     kind: str = "line"
+    median: bool = False
 
     def __post_init__(self) -> None:
         """Check that it can be drawn."""

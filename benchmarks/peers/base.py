@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, cast, runtime_checkable
 
@@ -38,6 +38,7 @@ import numpy.typing as npt
 
 Array: TypeAlias = npt.NDArray[np.float32]
 Setting: TypeAlias = int | bool | str
+Times: TypeAlias = Sequence[tuple[float, float]]
 
 LEARNING_RATE = 2.0**-10
 _PERIOD = 7
@@ -161,6 +162,25 @@ class Restless(Protocol):
 
     def rest(self) -> None:
         """Tell the server that it is over: it sleeps when all workers have told it."""
+
+
+@runtime_checkable
+class Overlapping(Protocol):
+    """A worker that has several cycles under way at once, and times them itself."""
+
+    def run(self, cycles: int) -> Times:
+        """Run so many; return when each began and when it ended (`time.perf_counter`)."""
+
+
+@runtime_checkable
+class SelfChecking(Protocol):
+    """A server whose cycles are not plain SGD of the one gradient, and that knows what they are.
+
+    A worker may be so as well: then it tells how its parameters read.
+    """
+
+    def check(self, cycles: int) -> str | None:
+        """Raise ValueError unless all is as so many cycles of all workers leave it."""
 
 
 class Peer(Protocol):

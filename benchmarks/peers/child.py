@@ -19,7 +19,9 @@ import numpy as np
 from benchmarks.peers.base import (
     Array,
     Job,
+    Overlapping,
     Restless,
+    SelfChecking,
     ServerSide,
     WorkerSide,
     check_server,
@@ -41,7 +43,14 @@ class ServerOrders:
 
     def check(self, cycles: int) -> None:
         """Fail unless the parameters are exactly the sum of so many updates."""
-        check_server(self.server.parameters(), cycles)
+        if isinstance(self.server, SelfChecking):
+            self.server.check(cycles)
+        else:
+            check_server(self.server.parameters(), cycles)
+
+    def process(self) -> int:
+        """Return the number of the process that serves, where it is not this one."""
+        return int(getattr(self.server, "pid", os.getpid()))
 
     def close(self) -> None:
         """End the server."""
@@ -66,6 +75,8 @@ class WorkerOrders:
 
     def run(self, cycles: int) -> Lap:
         """Run so many cycles and time each."""
+        if isinstance(self.worker, Overlapping):
+            return self._overlapping(self.worker, cycles)
         cycle, clock = self.worker.cycle, time.perf_counter
         stamps = [0.0] * (cycles + 1)
         if isinstance(self.worker, Restless):
@@ -80,8 +91,16 @@ class WorkerOrders:
         self.read = self._edges()
         return Lap(stamps[0], stamps[-1], np.diff(np.array(stamps)))
 
+    def _overlapping(self, worker: Overlapping, cycles: int) -> Lap:
+        times = np.array(worker.run(cycles))
+        self.own += cycles
+        self.read = self._edges()
+        return Lap(float(times.min()), float(times.max()), times[:, 1] - times[:, 0])
+
     def check(self, total: int) -> str:
         """Fail unless the parameters are where they belong, and stayed; tell how they read."""
+        if isinstance(self.worker, SelfChecking):
+            return self.worker.check(total) or "whole"
         if self.array is not None and self.worker.params is not self.array:
             raise ValueError("the parameters moved to another array")
         if self._edges() != self.read:

@@ -20,7 +20,7 @@ from benchmarks.peers.process import die_with_parent
 if TYPE_CHECKING:
     import aiops
 
-SETTINGS: Mapping[str, Setting] = {"policy": "asgd", "no_shm": True, "whole": True}
+SETTINGS: Mapping[str, Setting] = {"policy": "asgd", "no_shm": True, "shards": 1, "whole": True}
 """``whole`` is no choice here: aiops always delivers one version."""
 ENVIRONMENT: Mapping[str, str] = {}
 
@@ -54,11 +54,22 @@ class Server:
         self._url = ""
         self._process: subprocess.Popen[str] | None = None
 
+    @property
+    def pid(self) -> int:
+        """The number of its process."""
+        assert self._process is not None
+        return self._process.pid
+
+    def flags(self) -> list[str]:
+        """Return what it is told."""
+        settings = self._job.settings
+        flags = ["--policy", str(settings["policy"]), "--set", f"lr={LEARNING_RATE!r}"]
+        flags += ["--no-shm"] if settings["no_shm"] else []
+        return [*flags, "--shards", str(settings["shards"])] if settings["shards"] != 1 else flags
+
     def start(self) -> str:
         """Start it; the first line of its standard output is the address."""
-        command = [sys.executable, "-m", "aiops.server", "--port", "0"]
-        command += ["--policy", str(self._job.settings["policy"]), "--set", f"lr={LEARNING_RATE!r}"]
-        command += ["--no-shm"] if self._job.settings["no_shm"] else []
+        command = [sys.executable, "-m", "aiops.server", "--port", "0", *self.flags()]
         self._process = subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, preexec_fn=die_with_parent
         )

@@ -67,6 +67,19 @@ def session(leader: int) -> list[int]:
     return found
 
 
+def having(variable: str) -> list[int]:
+    """Return the processes that were started with this in their environment (Linux; else none).
+
+    A server's shards lead sessions of their own, and outlive one that is killed.
+    """
+    found = []
+    for file in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # it has ended meanwhile, or is somebody else's
+            if variable.encode() in file.read_bytes().split(b"\0"):
+                found.append(int(file.parent.name))
+    return found
+
+
 class Child:
     """One process, started at once; orders go through a pipe and its stderr into a file."""
 
@@ -136,11 +149,16 @@ class Team:
         job: what to do.
         deadline: seconds that any single order may take.
         environment: variables to add to that of the processes.
+        name: what messages call it; the peer's unless given.
 
     """
 
-    def __init__(self, job: Job, deadline: float, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, job: Job, deadline: float, environment: Mapping[str, str], name: str = ""
+    ) -> None:
         self.job = job
+        self.name = name or job.peer
+        self.address = ""
         self.total = 0
         self._deadline = deadline
         self._environment = dict(environment)
@@ -154,18 +172,17 @@ class Team:
             prefix="aiops-", dir=memory, ignore_cleanup_errors=True
         )
         self._environment["TMPDIR"] = self._scratch.name
-        name = self.job.peer
-        server = self._add("server", f"{name}'s server")
+        server = self._add("server", f"{self.name}'s server")
         for index in range(self.job.workers):
-            self._add("worker", f"{name}'s worker {index}")
+            self._add("worker", f"{self.name}'s worker {index}")
         server.tell(("serve", self.job))
 
     def connect(self) -> None:
         """Wait for the server's address and connect the workers."""
         server, *workers = self._children
-        address = self._gather([server])[0]
+        self.address = self._gather([server])[0]
         for index, worker in enumerate(workers):
-            worker.tell(("join", self.job, address, index))
+            worker.tell(("join", self.job, self.address, index))
         self._gather(workers)
 
     def run(self, cycles: int) -> list[Lap]:
@@ -186,9 +203,18 @@ class Team:
         server, *workers = self._children
         reads = self._all(workers, ("check", self.total))
         self._all([server], ("check", self.total))
+        self.close()
+        return str(max(reads, key=READS.index))
+
+    def close(self) -> None:
+        """Have the workers say goodbye and the server end; PeerFailed when one does not."""
+        server, *workers = self._children
         self._all(workers, ("close",))
         self._all([server], ("close",))
-        return str(max(reads, key=READS.index))
+
+    def server_process(self) -> int:
+        """Return the number of the process that serves."""
+        return int(self._all(self._children[:1], ("process",))[0])
 
     def kill(self) -> None:
         """End everything, however it stands; safe to call at any time and twice."""
@@ -197,6 +223,9 @@ class Team:
         while self._children:
             self._children.pop().reap()
         if self._scratch is not None:
+            for pid in having(f"TMPDIR={self._scratch.name}"):
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
             self._scratch.cleanup()
 
     def _add(self, role: str, name: str) -> Child:

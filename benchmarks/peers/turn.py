@@ -1,9 +1,14 @@
-"""A peer's part in one cell of the benchmark (one size, one number of workers): its figures."""
+"""A peer's part in one cell of a benchmark (one size, one number of workers): its figures.
+
+`contest` has several take turns, so that whatever the machine does meanwhile meets all of them.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,14 +16,26 @@ import numpy.typing as npt
 
 from benchmarks import report
 from benchmarks.peers import base
+from benchmarks.peers.base import Job
 from benchmarks.peers.process import Lap, PeerFailed, Team
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long to measure."""
+
+    rounds: int = 5
+    seconds: float = 0.4
+    """How long one turn in a round should take."""
+    deadline: float = 60.0
+    """How long any one step of a team may take before it is killed and reported."""
 
 
 class Turn:
     """One peer's part in a cell: its team, and its figures as they come."""
 
     def __init__(self, team: Team, say: Callable[[str], None]) -> None:
-        self.name = team.job.peer
+        self.name = team.name
         self.failed: str | None = None
         self.rounds: list[dict[str, float]] = []
         self._team = team
@@ -64,16 +81,15 @@ class Turn:
         job = self._team.job
         laps = self._team.run(self._cycles)
         seconds = wall(laps)
-        latencies = np.concatenate([lap.seconds for lap in laps]) * 1e6
         rate = self._cycles * job.workers / seconds
-        self._latencies.append(latencies)
+        points = report.percentiles(np.concatenate([lap.seconds for lap in laps]))
+        self._latencies.extend(lap.seconds for lap in laps)
         self.rounds.append(
             {
                 "seconds": seconds,
                 "cycles_per_second": rate,
                 "gb_per_second": 2 * job.nbytes * rate / 1e9,
-                "p50_us": float(np.percentile(latencies, 50)),
-                "p99_us": float(np.percentile(latencies, 99)),
+                **points,
             }
         )
 
@@ -92,13 +108,67 @@ class Turn:
         # Figures of a peer whose parameters proved wrong, or that hung, are no figures.
         if self.failed or not self.rounds:
             return said
-        ratios = [ratio.key for ratio in base.RATIOS]
+        ratios = dict.fromkeys(key for one in self.rounds for key in one if key.startswith("x_"))
         for key in ("cycles_per_second", "gb_per_second", *ratios):
             if values := [figures[key] for figures in self.rounds if key in figures]:
                 said[key] = report.spread(values)
-        pooled = np.concatenate(self._latencies)
-        said["p50_us"], said["p99_us"] = (float(np.percentile(pooled, p)) for p in (50, 99))
-        return said
+        return said | report.percentiles(np.concatenate(self._latencies))
+
+
+def contest(
+    jobs: Mapping[str, Job],
+    pace: Pace,
+    say: Callable[[str], None],
+    compare: Callable[[Mapping[str, Turn]], None],
+) -> dict[str, Any]:
+    """Have the teams of some jobs take turns, in an order that rotates; return all figures.
+
+    Parameters
+    ----------
+    jobs
+        What each team is to do, by its name.
+    pace
+        How long.
+    say
+        Told of whoever fails.
+    compare
+        Adds to the rounds of the turns what one has to another in the same round.
+    """
+    with ExitStack() as stack:
+        turns = []
+        for name, job in jobs.items():
+            team = Team(job, pace.deadline, base.load(job.peer).ENVIRONMENT, name)
+            stack.callback(team.kill)
+            turns.append(Turn(team, say))
+        # Every stage goes team by team: whatever one does, the others wait meanwhile.
+        for turn in turns:
+            turn.attempt(Turn.launch)
+        for turn in turns:
+            turn.attempt(Turn.connect)
+        for turn in turns:
+            turn.attempt(Turn.calibrate, pace.seconds, pace.rounds)
+        for number in range(pace.rounds):
+            first = number % max(len(turns), 1)
+            for turn in turns[first:] + turns[:first]:
+                turn.attempt(Turn.measure)
+        for turn in turns:
+            turn.attempt(Turn.finish)
+    found = {turn.name: turn for turn in turns}
+    compare(found)
+    return {name: turn.figures() for name, turn in found.items()}
+
+
+def beside(name: str) -> Callable[[Mapping[str, Turn]], None]:
+    """Return what adds ``x_<name>`` to every round: cycles per second beside that team's."""
+
+    def compare(turns: Mapping[str, Turn]) -> None:
+        first = turns[name]
+        for turn in turns.values():
+            for one, other in zip(turn.rounds, first.rounds, strict=False):
+                if not first.failed:
+                    one[f"x_{name}"] = one["cycles_per_second"] / other["cycles_per_second"]
+
+    return compare
 
 
 def wall(laps: Sequence[Lap]) -> float:

@@ -1,6 +1,6 @@
 """A peer that fails on purpose: its workers lose an update, hang, die, or move their array.
 
-Or they start a process that leaves their group.
+Or they start a process that leaves their group, or their session.
 """
 
 import os
@@ -48,6 +48,8 @@ class Worker:
             os._exit(3)
         if self._how == "stray":
             subprocess.Popen(["sleep", "600"], process_group=0)
+        if self._how == "shard":
+            subprocess.Popen(["sleep", "600"], start_new_session=True)
         if self._how == "move":
             self.params = self.params.copy()
 

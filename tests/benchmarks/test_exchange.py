@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from aiops.errors import UsageError
+from aiops.experiments import drawing
 from benchmarks import exchange, report
 from benchmarks.exchange import KIB, MIB, Options
-from benchmarks.peers import base
+from benchmarks.peers import base, turn
 from benchmarks.peers.base import LEARNING_RATE, Job
-from benchmarks.peers.process import PeerFailed, Team, session
+from benchmarks.peers.process import PeerFailed, Team, having, session
 from tests.peers import eventually
 
 LIAR = "tests.benchmarks.liar"
@@ -237,7 +238,7 @@ def test_an_interrupt_ends_every_process(monkeypatch):
             started.extend(pids(self))
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(exchange, "Team", Interrupted)
+    monkeypatch.setattr(turn, "Team", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         exchange.run(Options(sizes=(256,), workers=(1,), peers=(LIAR,)))
     assert len(started) == 2
@@ -260,7 +261,7 @@ def test_a_tiny_run_makes_a_whole_report(tmp_path, capsys):
     line = "--peers raw,pyzmq --sizes 4KiB --workers 2 --rounds 2 --seconds 0.01 --json"
     exchange.main([*line.split(), str(file)])
     printed = capsys.readouterr().out
-    for word in ("4 KiB", "raw", "pyzmq", "cycles/s", "x raw", "x best"):
+    for word in ("4 KiB", "raw", "pyzmq", "cycles/s", "x raw", "x best", "p99.9 µs"):
         assert word in printed
     assert "x mpi" not in printed
     found = json.loads(file.read_text())
@@ -284,7 +285,7 @@ def check_figures(figures):
         cycles = figures["cycles_per_worker"] * 2
         assert one["cycles_per_second"] * one["seconds"] == pytest.approx(cycles)
         assert one["gb_per_second"] == pytest.approx(2 * 4096 * one["cycles_per_second"] / 1e9)
-        assert 0 < one["p50_us"] <= one["p99_us"]
+        assert 0 < one["p50_us"] <= one["p90_us"] <= one["p99_us"] <= one["p999_us"]
     assert not {"x_memcpy", "x_mpi", "x_ray"} & figures.keys()
     for key in ("cycles_per_second", "gb_per_second", "x_raw", "x_best"):
         values = sorted(one[key] for one in figures["rounds"])
@@ -307,7 +308,7 @@ def test_ratios_are_taken_within_a_round_and_a_failed_peer_is_no_measure():
         "grpc": Fake(None, 2.0, 100.0),
         "gloo": Fake("it hung", 9.0),
     }
-    exchange.compare(turns)
+    turn.compare(turns)
     assert [one["x_raw"] for one in turns["aiops"].rounds] == [0.8, 0.9]
     assert [one["x_best"] for one in turns["aiops"].rounds] == [2.0, 0.9]
     assert "x_raw" not in turns["gloo"].rounds[0]
@@ -318,7 +319,7 @@ def test_ratios_are_taken_within_a_group():
     rates |= {"memcpy": 64.0, "views": 32.0, "mpi": 16.0, "ray": 1.0}
     turns = {name: Fake(None, rate) for name, rate in rates.items()}
     turns[LIAR] = Fake(None, 4.0)
-    exchange.compare(turns)
+    turn.compare(turns)
     found = {
         name: {key: value for key, value in turn.rounds[0].items() if key.startswith("x_")}
         for name, turn in turns.items()
@@ -356,3 +357,60 @@ def test_a_table_is_printed_whole_on_a_narrow_console(capsys):
     assert "x" * 100 in printed
     assert "123,456,789" in printed
     assert f"numpy {np.__version__}" in printed
+
+
+@pytest.mark.slow
+def test_it_is_drawn_of_what_did_not_fail(tmp_path):
+    pytest.importorskip("matplotlib")
+    rounds = [{"gb_per_second": value} for value in (1.0, 2.0, 4.0)]
+    points = {"p50_us": 1.0, "p90_us": 2.0, "p99_us": 3.0, "p999_us": 4.0}
+    fine = {"failed": None, "rounds": rounds, **points}
+    lost = {"failed": "it hung", "rounds": rounds[:1]}
+    cells = [
+        {"size": size, "workers": workers, "peers": {"raw": fine, "aiops": lost}}
+        for size in (4 * KIB, MIB)
+        for workers in (1, 2)
+    ]
+    figure = exchange.figure({"cells": cells})
+    titles = ["1 worker", "2 workers", "4 KiB", "1 MiB", "4 KiB, 1 worker", "4 KiB, 2 workers"]
+    assert [panel.title for panel in figure.panels] == titles
+    first, last = figure.panels[0], figure.panels[-1]
+    assert [line.ys for line in first.lines] == [[[1.0, 1.0], [2.0, 2.0], [4.0, 4.0]], []]
+    assert first.ticks == ["4K", "1M"]
+    assert [(line.label, line.ys) for line in last.lines] == [("raw", [[1.0, 2.0, 3.0, 4.0]])]
+    (path,) = drawing.save(figure, tmp_path / "some.figure", (".png",))
+    assert path == tmp_path / "some.figure.png"
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("flag", "says"), [("x.jpg", "a plot is .png or .svg"), ("x", "a plot is")]
+)
+def test_a_plot_that_cannot_be_drawn_is_refused_before_anything_is_measured(
+    flag, says, monkeypatch, capsys
+):
+    monkeypatch.setattr(exchange, "run", None)
+    with pytest.raises(SystemExit) as caught:
+        exchange.main(["--plot", flag])
+    assert caught.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+def test_what_a_killed_server_leaves_is_killed_with_the_team():
+    """A shard is a process of a session of its own, and its lead does not live to end it."""
+    team = Team(Job(LIAR, 64, 1, {"how": "shard", "whole": False}), 60.0, {})
+    try:
+        team.launch()
+        team.connect()
+        team.run(1)
+        folder = team._scratch.name
+        (stray,) = set(having(f"TMPDIR={folder}")) - set(pids(team))
+    finally:
+        team.kill()
+    eventually(lambda: ended(stray), "the stray process is killed")
+
+
+def test_percentiles_are_in_microseconds():
+    found = report.percentiles([0.001] * 99 + [0.1])
+    assert found["p50_us"] == found["p90_us"] == pytest.approx(1000.0)
+    assert found["p99_us"] < found["p999_us"] <= 1e5
