@@ -47,17 +47,12 @@ OURS = ("aiops", "shared", "room", "views")
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Pace):
     """What to measure. Sizes are bytes per gradient, times are seconds."""
 
     sizes: tuple[int, ...] = (4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB)
     workers: tuple[int, ...] = (1, 4)
     peers: tuple[str, ...] = tuple(base.TCP)
-    rounds: int = 5
-    seconds: float = 0.4
-    """How long one peer's turn in a round should take."""
-    deadline: float = 60.0
-    """How long any one step of a peer may take before it is killed and reported."""
     whole: bool = False
     """Have the peers deliver whole versions too, as aiops always does."""
     settings: Mapping[str, Mapping[str, Setting]] = field(default_factory=dict)
@@ -91,8 +86,7 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
         for workers in options.workers:
             say(f"measuring {format_size(size)} x {workers}: {', '.join(names)}")
             jobs = {name: Job(name, size // 4, workers, settings[name]) for name in names}
-            pace = Pace(options.rounds, options.seconds, options.deadline)
-            peers = contest(jobs, pace, say, compare)
+            peers = contest(jobs, options, say, compare)
             cells.append({"size": size, "workers": workers, "peers": peers})
     return {
         "benchmark": "exchange",
@@ -139,7 +133,7 @@ def _is_module(name: str) -> bool:
 _COLUMNS = (
     *("size", "workers", "peer", "reads"),
     *("cycles/s", "GB/s", "GB/s min-max"),
-    *(f"{name} µs" for name in report.PERCENTILE_NAMES),
+    *report.POINTS,
 )
 
 
@@ -165,19 +159,15 @@ def table(result: Mapping[str, Any]) -> Table:
 def _row(figures: Mapping[str, Any], ratios: Sequence[str]) -> list[str]:
     if "gb_per_second" not in figures:
         return ["failed", *["-"] * (3 + len(report.PERCENTILES) + len(ratios))]
-    gb, rate = figures["gb_per_second"], figures["cycles_per_second"]["median"]
+    gb = figures["gb_per_second"]
     return [
         figures["reads"],
-        f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}",
+        report.amount(figures["cycles_per_second"]["median"]),
         f"{gb['median']:.2f}",
         f"{gb['min']:.2f}-{gb['max']:.2f}",
-        *(f"{figures[key]:,.0f}" for key in report.PERCENTILES),
-        *(_times(figures[key]["median"]) if key in figures else "-" for key in ratios),
+        *report.points(figures),
+        *(report.times(figures, key) for key in ratios),
     ]
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.3f}"
 
 
 def failures(result: Mapping[str, Any]) -> list[str]:
@@ -309,7 +299,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         return run(parse_options(argparse.Namespace(**chosen)), report.say)
 
     note = "reads: a worker's parameters were whole, of mixed versions, or torn inside a number"
-    report.main(_parser(), measure, table, argv, drawn=figure, failures=failures, notes=[note])
+    report.main(
+        _parser(), measure, table, argv, drawn=figure, failures=failures, notes=lambda _: [note]
+    )
 
 
 if __name__ == "__main__":

@@ -114,6 +114,48 @@ def write_json(path: Path, report: Mapping[str, Any]) -> None:
     fresh.replace(path)
 
 
+THROUGHPUT = ("a second", "min-max")
+"""The columns of `throughput`."""
+POINTS = tuple(f"{name} µs" for name in PERCENTILE_NAMES)
+"""The columns of `points`."""
+
+
+def throughput(figures: Mapping[str, Any]) -> list[str]:
+    """Write a contender's cycles per second, and their spread; that it failed."""
+    rate = figures.get("cycles_per_second")
+    if rate is None:
+        return ["failed", "-"]
+    return [amount(rate["median"]), f"{amount(rate['min'])}-{amount(rate['max'])}"]
+
+
+def points(figures: Mapping[str, Any]) -> list[str]:
+    """Write a contender's latency percentiles."""
+    return [f"{figures[key]:,.0f}" if key in figures else "-" for key in PERCENTILES]
+
+
+def times(figures: Mapping[str, Any], key: str) -> str:
+    """Write the median of a ratio."""
+    if key not in figures:
+        return "-"
+    ratio = float(figures[key]["median"])
+    return f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.3f}"
+
+
+def amount(value: float) -> str:
+    """Write a number, with as many digits as it deserves."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def failures(result: Mapping[str, Any]) -> list[str]:
+    """Return one line per contender of the cells of a report that failed."""
+    return [
+        f"{cell['cell']}: {figures['failed']}"
+        for cell in result["cells"]
+        for figures in cell["contenders"].values()
+        if figures["failed"]
+    ]
+
+
 def percentiles(seconds: npt.ArrayLike) -> dict[str, float]:
     """Return the percentiles of some latencies, in microseconds: see `PERCENTILES`."""
     points = np.percentile(np.asarray(seconds), list(PERCENTILES.values())) * 1e6
@@ -203,7 +245,7 @@ def main(
     *,
     drawn: Callable[[dict[str, Any]], Figure] | None = None,
     failures: Callable[[dict[str, Any]], Sequence[str]] = lambda result: (),
-    notes: Sequence[str] = (),
+    notes: Callable[[dict[str, Any]], Iterable[str]] = lambda result: (),
 ) -> None:
     """Run a benchmark from the command line.
 
@@ -226,7 +268,7 @@ def main(
     failures
         Says in a line each what failed.
     notes
-        Lines to be printed below the table.
+        Says in a line each what is to be printed below the table.
     """
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to FILE")
     if drawn:
@@ -252,7 +294,7 @@ def main(
     if plot and drawn:
         drawing.save(drawn(result), plot.with_suffix(""), (plot.suffix,))
     show(shown(result), result["machine"])
-    for line in notes:
+    for line in notes(result):
         print(line)
     if failed := failures(result):
         print("failed:", *failed, sep="\n  ")
@@ -267,8 +309,9 @@ def _each(name: str, text: str, read: Callable[[str], Any]) -> Iterable[Any]:
         except UsageError:
             raise
         except ValueError:
+            flag = "--" + name.replace("_", "-")
             raise UsageError(
-                f"--{name} {text}: {part.strip()!r} is no number; write them like 1,4"
+                f"{flag} {text}: {part.strip()!r} is no number; write them like 1,4"
             ) from None
 
 

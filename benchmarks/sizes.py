@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 
 from aiops.errors import UsageError
@@ -20,6 +21,14 @@ def parse_size(text: str) -> int:
             " write it like 4096, 64KiB or 1MiB"
         )
     return size
+
+
+def size_flag(text: str) -> int:
+    """Read a size on the command line: `parse_size`, whose sentence argparse then shows."""
+    try:
+        return parse_size(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def format_size(size: int) -> str:

@@ -32,7 +32,7 @@ def missing() -> str | None:
     return lacks("aiops", "pip install -e .")
 
 
-def check_transport(client: aiops.Client, job: Job) -> None:
+def check_transport(client: aiops.Client | aiops.AsyncClient, job: Job) -> None:
     """Raise RuntimeError when client and server met otherwise than they were told to.
 
     They take TCP without a word where they cannot share memory, and the figures would be another

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aiops.errors import UsageError
 from benchmarks import report
 from benchmarks.peers import base
 from benchmarks.peers.base import Job
@@ -29,6 +31,24 @@ class Pace:
     """How long one turn in a round should take."""
     deadline: float = 60.0
     """How long any one step of a team may take before it is killed and reported."""
+
+    def check(self) -> None:
+        """Raise UsageError when a number makes no sense."""
+        if min(self.rounds, self.seconds, self.deadline) <= 0:
+            raise UsageError("rounds, seconds and deadline are positive")
+
+    @classmethod
+    def add_flags(cls, parser: argparse.ArgumentParser) -> None:
+        """Add a flag for each, with its default."""
+        for name, kind, text in (
+            ("rounds", int, "rounds per cell"),
+            ("seconds", float, "a team's time per round"),
+            ("deadline", float, "seconds before a team is killed"),
+        ):
+            default = getattr(cls, name)
+            parser.add_argument(
+                f"--{name}", type=kind, default=default, help=f"{text} (default {default:g})"
+            )
 
 
 class Turn:
