@@ -1,0 +1,236 @@
+"""The scale benchmark: one server with 1 to 64 worker processes, and over 1 to 4 shards.
+
+    python -m benchmarks.scale [--sizes 4KiB,1MiB] [--workers 1,4,16,64] [--same-host]
+                               [--shards 1,2,4] [--shard-workers 4]
+                               [--rounds 5] [--seconds 1] [--json out.json] [--plot out.png]
+
+A cycle is an exchange, as in `benchmarks.exchange`: a push, plain SGD on the server, the new
+parameters in the worker's own array; in the end everybody's parameters are checked. Workers are
+processes with the blocking `aiops.Client` and nothing else. For each size all numbers of workers
+take turns in interleaved rounds, and then all numbers of shards with ``--shard-workers`` workers
+(over TCP: shards share no memory). Throughput is that of all workers together; ``x`` is the ratio
+to the row of the count beside it, in the same round; ``p99 / p50`` says how long the tail is.
+Figures are medians over the rounds, percentiles over all cycles of all workers.
+
+64 workers on two cores wait for a core more than for the server: what is asked of them is that they
+do not throw the server off its pace.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from rich.table import Table
+
+from aiops.errors import UsageError
+from aiops.experiments.figure import Figure, Panel
+from benchmarks import plots, report
+from benchmarks.compare import Cell
+from benchmarks.peers import ours
+from benchmarks.peers.base import Job, Setting
+from benchmarks.peers.turn import Pace, beside, contest
+from benchmarks.sizes import KIB, MIB, format_size, parse_size
+
+_BESIDE = 4  # workers with whom more of them are compared
+_MOST = 64
+_KEPT, _TAIL = 0.9, 3.0  # what is asked of so many, and of every p99 beside its median
+
+
+@dataclass(frozen=True)
+class Options(Pace):
+    """What to measure; sizes are bytes per gradient."""
+
+    seconds: float = 1.0
+    deadline: float = 180.0
+    sizes: tuple[int, ...] = (4 * KIB, MIB)
+    workers: tuple[int, ...] = (1, 4, 16, 64)
+    shards: tuple[int, ...] = (1, 2, 4)
+    shard_workers: int = 4
+    same_host: bool = False
+
+    def check(self) -> None:
+        """Raise UsageError when an option makes no sense."""
+        super().check()
+        if min(*self.workers, *self.shards, self.shard_workers, 1) < 1:
+            raise UsageError("numbers of workers and shards are positive")
+        if max(self.shards, default=1) * 4 > min(self.sizes):
+            raise UsageError("a gradient has at least one float32 for every shard: larger --sizes")
+
+
+def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+    """Measure, and return the report: two cells per size, ``by`` workers and ``by`` shards.
+
+    Their ``contenders`` are by that number.
+
+    Raises
+    ------
+    UsageError
+        When an option makes no sense.
+    """
+    options.check()
+    about, found = report.machine(), []
+    for size in options.sizes:
+        teams: dict[str, tuple[int, dict[str, Job]]] = {}
+        if options.workers:
+            base = _BESIDE if _BESIDE in options.workers else options.workers[0]
+            near = {"no_shm": not options.same_host}
+            jobs = {str(count): _job(size, count, near) for count in options.workers}
+            teams["workers"] = base, jobs
+        if options.shards:
+            jobs = {
+                str(count): _job(size, options.shard_workers, {"shards": count})
+                for count in options.shards
+            }
+            teams["shards"] = options.shards[0], jobs
+        for by, (base, jobs) in teams.items():
+            say(f"measuring {format_size(size)} with {', '.join(jobs)} {by}")
+            contenders = contest(jobs, options, say, beside(str(base)))
+            for figures in contenders.values():
+                if "cycles_per_second" in figures:
+                    tails = [one["p99_us"] / one["p50_us"] for one in figures["rounds"]]
+                    figures["tail"] = report.spread(tails)
+            cell = {"cell": f"{format_size(size)}, by {by}", "size": size, "by": by, "beside": base}
+            found.append({**cell, "contenders": contenders})
+    return {"benchmark": "scale", "machine": about, "options": asdict(options), "cells": found}
+
+
+def _job(size: int, workers: int, changes: Mapping[str, Setting]) -> Job:
+    return Job("aiops", size // 4, workers, {**ours.SETTINGS, **changes})
+
+
+def table(result: Mapping[str, Any]) -> Table:
+    """Make the table of a report."""
+    rows: list[list[str]] = []
+    for cell in result["cells"]:
+        head, key = cell["cell"], f"x_{cell['beside']}"
+        for name, figures in cell["contenders"].items():
+            gb = figures.get("gb_per_second")
+            rows.append(
+                [
+                    *(head, name, *report.throughput(figures)),
+                    f"{gb['median']:.2f}" if gb else "-",
+                    *(report.times(figures, key), f"of {cell['beside']}"),
+                    *report.points(figures),
+                    report.times(figures, "tail"),
+                ]
+            )
+            head = ""
+        rows.append([])
+    options = result["options"]
+    where = "in shared memory" if options["same_host"] else "over TCP"
+    title = (
+        f"Exchanges of all workers together, {where} (shards: TCP, {options['shard_workers']}"
+        f" workers); medians over {options['rounds']} rounds"
+    )
+    columns = (
+        *("size", "count", *report.THROUGHPUT, "GB/s", "x", ""),
+        *(*report.POINTS, "p99 / p50"),
+    )
+    return report.table(title, columns, rows)
+
+
+def notes(result: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the table says of the goals."""
+    cells = [cell for cell in result["cells"] if cell["by"] == "workers"]
+    kept = [
+        f"{report.times(cell['contenders'][str(_MOST)], f'x_{_BESIDE}')} at"
+        f" {format_size(cell['size'])}"
+        for cell in cells
+        if cell["beside"] == _BESIDE and str(_MOST) in cell["contenders"]
+    ]
+    if kept:
+        yield f"{_MOST} workers beside {_BESIDE}: {', '.join(kept)} (asked: {_KEPT})"
+    tails = [
+        figures["tail"]["median"]
+        for cell in cells
+        for figures in cell["contenders"].values()
+        if "tail" in figures
+    ]
+    if tails:
+        few = sum(tail <= _TAIL for tail in tails)
+        yield (
+            f"p99 within {_TAIL:g} times the median in {few} of {len(tails)} cells, at most"
+            f" {max(tails):.1f} times"
+        )
+
+
+def cells(result: Mapping[str, Any]) -> Iterator[Cell]:
+    """Yield what can be compared with another run's: throughput beside a few, and the tails."""
+    for cell in result["cells"]:
+        for name, figures in cell["contenders"].items():
+            if "cycles_per_second" not in figures:
+                continue
+            where, key = f"{cell['cell']}, {name}", f"x_{cell['beside']}"
+            if name == str(cell["beside"]):
+                yield Cell.of(where, "cycles/s", figures["cycles_per_second"])
+            elif key in figures:
+                few = f"{cell['beside']} {cell['by']}"
+                yield Cell.of(where, "cycles/s", figures[key], beside=few)
+            yield Cell.of(where, "p99", figures["tail"], beside="p50", less=True)
+
+
+def figure(result: Mapping[str, Any]) -> Figure:
+    """Draw throughput against workers and against shards, and latencies, a row for each size."""
+    panels = []
+    for cell in result["cells"]:
+        names, size = list(cell["contenders"]), format_size(cell["size"])
+        line = plots.rounds(
+            "all workers together", list(cell["contenders"].values()), "cycles_per_second", 1e-3
+        )
+        title, ylabel = f"{size}, by {cell['by']}", "thousand cycles/s"
+        panels.append(Panel(title, cell["by"], ylabel, [line], bottom=0, ticks=names))
+        if cell["by"] == "workers":
+            crowds = {f"{name} workers": each for name, each in cell["contenders"].items()}
+            panels.append(plots.latencies(f"{size}, latency", crowds))
+    columns = len(panels) // len(result["options"]["sizes"])
+    return Figure("Exchanges with one server, and with several shards", panels, columns)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("benchmarks.scale", description=__doc__.partition("\n")[0])
+    standard = Options()
+    commas = "comma-separated"
+    parser.add_argument("--sizes", default="4KiB,1MiB", help=f"gradient sizes, {commas}")
+    for name, what in (("workers", "worker processes"), ("shards", "server processes")):
+        numbers = ",".join(map(str, getattr(standard, name)))
+        parser.add_argument(
+            f"--{name}", default=numbers, help=f"numbers of {what}, {commas}; none: leave out"
+        )
+    parser.add_argument(
+        "--shard-workers", type=int, default=standard.shard_workers, help="workers on shards"
+    )
+    parser.add_argument("--same-host", action="store_true", help="share memory instead of TCP")
+    Options.add_flags(parser)
+    return parser
+
+
+def _count(text: str) -> int:
+    return 0 if text == "none" else int(text)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run from the command line; exits with 1 when something failed, 2 when an option is wrong."""
+
+    def measure(chosen: dict[str, Any]) -> dict[str, Any]:
+        for name in ("workers", "shards"):
+            chosen[name] = () if chosen[name] == (0,) else chosen[name]
+        return run(replace(Options(), **chosen), report.say)
+
+    lists: dict[str, Callable[[str], Any]] = {
+        "sizes": parse_size,
+        "workers": _count,
+        "shards": _count,
+    }
+    report.main(
+        *(_parser(), measure, table, argv, lists),
+        drawn=figure,
+        failures=report.failures,
+        notes=notes,
+    )
+
+
+if __name__ == "__main__":
+    main()
