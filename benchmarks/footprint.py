@@ -1,0 +1,118 @@
+"""What memory a process holds, as the kernel counts it (Linux)."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import aiops
+from aiops.errors import AiopsError
+
+_HEADER = re.compile(r"[0-9a-f]+-[0-9a-f]+ \S+ ([0-9a-f]+) \S+ (\d+) *(.*)")
+_SEGMENT = "/memfd:"
+
+
+class Footprint(NamedTuple):
+    """Bytes: a process's own, and those in shared segments that it has mapped."""
+
+    own: int
+    """Its proportional set size (PSS), but for the segments."""
+    segments: int
+    """Each once and in full, whoever else has mapped it and however often."""
+
+    @property
+    def total(self) -> int:
+        """Both."""
+        return self.own + self.segments
+
+
+def footprint(pid: int) -> Footprint:
+    """Return what a process holds now.
+
+    The sum that ``smaps_rollup`` has counts half a segment that two have mapped, so the mappings
+    are gone through one by one.
+    """
+    own, segments = 0, dict[tuple[str, str], int]()
+    segment: tuple[str, str] | None = None
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        if header := _HEADER.fullmatch(line):
+            offset, inode, path = header.groups()
+            segment = (inode, offset) if path.startswith(_SEGMENT) else None
+        elif segment is None and line.startswith("Pss:"):
+            own += _bytes(line)
+        elif segment is not None and line.startswith("Rss:"):
+            segments[segment] = max(segments.get(segment, 0), _bytes(line))
+    return Footprint(own, sum(segments.values()))
+
+
+def _bytes(line: str) -> int:
+    return int(line.split()[1]) << 10
+
+
+class Sample(NamedTuple):
+    """A server's memory at a time, and what it said of its versions."""
+
+    seconds: float
+    own: int
+    segments: int
+    alive: int
+    spare: int
+
+
+class Watch:
+    """Takes samples of a server's memory in a thread, until it is left.
+
+    Parameters
+    ----------
+    pid
+        The server's process.
+    url
+        Where it is asked for its statistics.
+    interval
+        Seconds between samples.
+    timeout
+        Seconds that the server has to answer.
+
+    Attributes
+    ----------
+    samples
+        As they come.
+    """
+
+    def __init__(self, pid: int, url: str, interval: float, timeout: float = 60.0) -> None:
+        self.samples: list[Sample] = []
+        self._pid, self._url, self._interval, self._timeout = pid, url, interval, timeout
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        # After an interrupt it may wait for a server that nobody is going to end before we do.
+        self._thread.join(None if kind is None else 0.1)
+
+    def _look(self) -> None:
+        begin = time.perf_counter()
+        try:
+            with aiops.Client(self._url, timeout=self._timeout) as client:
+                while True:
+                    stats, held = client.stats(), footprint(self._pid)
+                    now = time.perf_counter() - begin
+                    versions = stats["versions_alive"], stats["versions_spare"]
+                    self.samples.append(Sample(now, *held, *versions))
+                    if self._over.wait(self._interval):
+                        return
+        except (AiopsError, OSError):  # it has ended: whoever talks to it will say so
+            return
