@@ -41,7 +41,7 @@ from aiops.testing import (
 )
 from aiops.throttle import DEPTH, Throttle
 from benchmarks import report
-from benchmarks.tables import serving
+from benchmarks.serving import serving
 
 _PATIENCE = 600.0  # seconds that a worker waits for an answer
 

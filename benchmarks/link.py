@@ -27,7 +27,7 @@ from aiops.rates import parse_rate
 from aiops.throttle import Throttle
 from benchmarks import report
 from benchmarks.compare import Cell
-from benchmarks.tables import serving
+from benchmarks.serving import serving
 
 _ACROSS = 1024  # elements of a row of the model's matrix
 

@@ -20,8 +20,6 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,6 +34,7 @@ import aiops
 from aiops.errors import UsageError
 from benchmarks import report
 from benchmarks.compare import Cell
+from benchmarks.serving import serving
 
 NAME = "embedding"
 WAYS = ("exchange", "separate")
@@ -209,19 +208,6 @@ def _workers(url: str, options: Options) -> Iterator[list[Connection]]:
         for child in children:
             child.join(5)
             child.kill()
-
-
-@contextmanager
-def serving(policy: str, *flags: str) -> Iterator[tuple[str, int]]:
-    """Run a server in a process of its own; give its URL and the process's number."""
-    command = [sys.executable, "-m", "aiops.server", "--port", "0", "--policy", policy]
-    command += ["--log-level", "warning", *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield process.stdout.readline().strip(), process.pid
-        finally:
-            process.terminate()
 
 
 def table(result: Mapping[str, Any]) -> Any:

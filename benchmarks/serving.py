@@ -1,0 +1,41 @@
+"""A server as a process, for benchmarks that talk to it themselves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_MERCY = 1.0  # seconds that it has to end by itself
+
+
+@contextmanager
+def serving(policy: str, *flags: str) -> Iterator[tuple[str, int]]:
+    """Run a server in a process of its own; give its URL and the process's number.
+
+    Raises
+    ------
+    RuntimeError
+        When it ends before it listens; it has said why.
+    """
+    command = [sys.executable, "-m", "aiops.server", "--port", "0", "--policy", policy]
+    command += ["--log-level", "warning", *flags]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C reaches us alone, and we end it
+    ) as process:
+        assert process.stdout is not None
+        try:
+            url = process.stdout.readline().strip()
+            if not url:
+                raise RuntimeError(f"`{' '.join(command)}` ended without printing a URL")
+            yield url, process.pid
+        finally:
+            process.terminate()
+            try:
+                process.wait(_MERCY)
+            except subprocess.TimeoutExpired:
+                process.kill()
