@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import importlib.util
+import io
 import json
 import os
 import platform
@@ -40,6 +41,7 @@ PACKAGES = (
 """The packages whose versions a report states, where installed; aiops comes first."""
 PERCENTILES = {"p50_us": 50.0, "p90_us": 90.0, "p99_us": 99.0, "p999_us": 99.9}
 """Of latencies, by the names that they have in a report."""
+_WIDTH = 100  # columns of a table in a file, unless its figures take more
 PERCENTILE_NAMES = ("p50", "p90", "p99", "p99.9")
 """As people read them."""
 
@@ -254,7 +256,8 @@ def main(
     Parameters
     ----------
     parser
-        Of its options; ``--json FILE`` is added, and ``--plot FILE`` if it can be drawn.
+        Of its options; ``--json FILE`` is added, ``--plot FILE`` if it can be drawn, and ``--out``,
+        a folder for both and for the table, which are named like the benchmark.
     measure
         Takes the options, and returns the report.
     shown
@@ -273,12 +276,21 @@ def main(
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to FILE")
     if drawn:
         parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it: .png or .svg")
+    what = ".json, .txt and .png" if drawn else ".json and .txt"
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help=f"write {what} of its name there"
+    )
     chosen = vars(parser.parse_args(argv))
-    path, plot = chosen.pop("json"), chosen.pop("plot", None)
+    path, plot, out = chosen.pop("json"), chosen.pop("plot", None), chosen.pop("out")
     before = signal.signal(signal.SIGTERM, _stop)
     try:
-        if plot:
-            ask_for_plots(plot)
+        if plot or (out and drawn):
+            ask_for_plots(plot or out / "plot.png")
+        if out:
+            _make(out)
+        for file in filter(None, (path, plot)):
+            if not file.parent.is_dir():
+                raise UsageError(f"{file} cannot be written: there is no folder {file.parent}")
         for name, read in (lists or {}).items():
             chosen[name] = tuple(_each(name, chosen[name], read))
         result = measure(chosen)
@@ -289,16 +301,39 @@ def main(
         raise SystemExit(130) from None
     finally:
         signal.signal(signal.SIGTERM, before)
-    if path:
-        write_json(path, result)
-    if plot and drawn:
-        drawing.save(drawn(result), plot.with_suffix(""), (plot.suffix,))
-    show(shown(result), result["machine"])
-    for line in notes(result):
-        print(line)
+    stem = out / result["benchmark"] if out else None
+    for file in filter(None, (path, stem and stem.with_suffix(".json"))):
+        write_json(file, result)
+    if drawn:
+        for file in filter(None, (plot, stem and stem.with_suffix(".png"))):
+            drawing.save(drawn(result), file.with_suffix(""), (file.suffix,))
+    _print(Console(), shown, notes, result)
+    if stem:
+        written = io.StringIO()
+        _print(Console(file=written, width=_WIDTH), shown, notes, result)
+        lines = (line.rstrip() for line in written.getvalue().splitlines())
+        stem.with_suffix(".txt").write_text("\n".join([*lines, ""]))
     if failed := failures(result):
         print("failed:", *failed, sep="\n  ")
         raise SystemExit(1)
+
+
+def _print(
+    console: Console,
+    shown: Callable[[dict[str, Any]], Table],
+    notes: Callable[[dict[str, Any]], Iterable[str]],
+    result: dict[str, Any],
+) -> None:
+    show(shown(result), result["machine"], console)
+    for line in notes(result):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {folder} is no folder to write to: {error.strerror}") from None
 
 
 def _each(name: str, text: str, read: Callable[[str], Any]) -> Iterable[Any]:
