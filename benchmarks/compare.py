@@ -236,5 +236,6 @@ def main(old: Path, new: Path, console: Console | None = None) -> int:
         console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
     regressed = sum(pair.verdict == "regressed" for pair in pairs)
     improved = sum(pair.verdict == "improved" for pair in pairs)
-    print(f"{len(pairs)} cells in common: {regressed} regressed, {improved} improved")
+    many = "cell" + "s" * (len(pairs) != 1)
+    print(f"{len(pairs)} {many} in common: {regressed} regressed, {improved} improved")
     return 1 if regressed else 0

@@ -292,6 +292,10 @@ def figure(result: Mapping[str, Any]) -> Figure:
     return Figure("Exchange: push a gradient, SGD, new parameters", panels, min(len(panels), 3))
 
 
+def _near(result: Mapping[str, Any]) -> bool:
+    return set(result["options"]["peers"]) <= set(base.SAME_HOST)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run from the command line; exits with 1 when a peer failed, 2 when an option is wrong."""
 
@@ -300,7 +304,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     note = "reads: a worker's parameters were whole, of mixed versions, or torn inside a number"
     report.main(
-        _parser(), measure, table, argv, drawn=figure, failures=failures, notes=lambda _: [note]
+        _parser(),
+        measure,
+        table,
+        argv,
+        drawn=figure,
+        failures=failures,
+        notes=lambda _: [note],
+        near=_near,
     )
 
 

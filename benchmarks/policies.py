@@ -119,7 +119,7 @@ def cells(result: Mapping[str, Any]) -> Iterator[Cell]:
     """Yield what can be compared with another run's: each policy's steps beside asgd's."""
     for cell in result["cells"]:
         for name, figures in cell["contenders"].items():
-            where = f"{cell['cell']}, {name}"
+            where = f"{cell['cell']}, {name}" + ", same host" * _near(result)
             if name == _FIRST and "cycles_per_second" in figures:
                 yield Cell.of(where, "steps/s", figures["cycles_per_second"])
             elif "x_asgd" in figures:
@@ -147,6 +147,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _near(result: Mapping[str, Any]) -> bool:
+    return bool(result["options"]["same_host"])
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run from the command line; exits with 1 when something failed, 2 when an option is wrong."""
 
@@ -155,7 +159,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         return run(replace(Options(), **chosen), report.say)
 
     lists: dict[str, Callable[[str], Any]] = {"sizes": parse_size, "policies": str}
-    report.main(*(_parser(), measure, table, argv, lists), drawn=figure, failures=report.failures)
+    report.main(
+        *(_parser(), measure, table, argv, lists),
+        drawn=figure,
+        failures=report.failures,
+        near=_near,
+    )
 
 
 if __name__ == "__main__":

@@ -248,6 +248,7 @@ def main(
     drawn: Callable[[dict[str, Any]], Figure] | None = None,
     failures: Callable[[dict[str, Any]], Sequence[str]] = lambda result: (),
     notes: Callable[[dict[str, Any]], Iterable[str]] = lambda result: (),
+    near: Callable[[dict[str, Any]], bool] = lambda result: False,
 ) -> None:
     """Run a benchmark from the command line.
 
@@ -272,6 +273,8 @@ def main(
         Says in a line each what failed.
     notes
         Says in a line each what is to be printed below the table.
+    near
+        Tells whether it was measured in shared memory instead of over TCP; files are named so.
     """
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to FILE")
     if drawn:
@@ -301,7 +304,7 @@ def main(
         raise SystemExit(130) from None
     finally:
         signal.signal(signal.SIGTERM, before)
-    stem = out / result["benchmark"] if out else None
+    stem = out / (result["benchmark"] + "-same-host" * near(result)) if out else None
     for file in filter(None, (path, stem and stem.with_suffix(".json"))):
         write_json(file, result)
     if drawn:

@@ -163,7 +163,9 @@ def cells(result: Mapping[str, Any]) -> Iterator[Cell]:
         for name, figures in cell["contenders"].items():
             if "cycles_per_second" not in figures:
                 continue
+            near = _near(result) and cell["by"] == "workers"
             where, key = f"{cell['cell']}, {name}", f"x_{cell['beside']}"
+            where += ", same host" * near
             if name == str(cell["beside"]):
                 yield Cell.of(where, "cycles/s", figures["cycles_per_second"])
             elif key in figures:
@@ -211,6 +213,10 @@ def _count(text: str) -> int:
     return 0 if text == "none" else int(text)
 
 
+def _near(result: Mapping[str, Any]) -> bool:
+    return bool(result["options"]["same_host"])
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run from the command line; exits with 1 when something failed, 2 when an option is wrong."""
 
@@ -228,6 +234,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         *(_parser(), measure, table, argv, lists),
         drawn=figure,
         failures=report.failures,
+        near=_near,
         notes=notes,
     )
 

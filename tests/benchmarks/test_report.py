@@ -56,6 +56,12 @@ def test_a_folder_gets_the_report_the_table_and_the_plot(
     assert (folder / "nothing.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_what_was_measured_in_shared_memory_has_files_of_its_own(tmp_path: Path) -> None:
+    run(f"--out={tmp_path}", drawn=None, near=lambda found: True)
+    wanted = {"nothing-same-host.json", "nothing-same-host.txt"}
+    assert {path.name for path in tmp_path.iterdir()} == wanted
+
+
 def test_without_a_figure_there_is_no_plot(tmp_path: Path) -> None:
     run(f"--out={tmp_path}", drawn=None)
     assert {path.name for path in tmp_path.iterdir()} == {"nothing.json", "nothing.txt"}
