@@ -1,4 +1,4 @@
-"""What every benchmark's report has in common: the machine, the statistics, the table, the files.
+"""What every benchmark's report has in common: the statistics, the tables, the files.
 
 A report is a map with ``benchmark`` (its name), ``machine`` (`machine`'s description, with the
 version of aiops and the revision of the checkout), ``options`` (the settings it was measured with)
@@ -9,18 +9,13 @@ reads two of them.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import importlib.util
 import io
 import json
-import os
-import platform
 import signal
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,34 +28,14 @@ from rich.table import Table
 from aiops.errors import UsageError
 from aiops.experiments import drawing
 from aiops.experiments.figure import Figure
+from benchmarks.machine import describe as describe
+from benchmarks.machine import machine as machine
 
-PACKAGES = (
-    *("numpy", "msgpack", "numba", "uvloop", "pyzmq", "grpcio", "torch", "jax"),
-    *("mpi4py", "ray"),
-)
-"""The packages whose versions a report states, where installed; aiops comes first."""
 PERCENTILES = {"p50_us": 50.0, "p90_us": 90.0, "p99_us": 99.0, "p999_us": 99.9}
 """Of latencies, by the names that they have in a report."""
-_WIDTH = 100  # columns of a table in a file, unless its figures take more
 PERCENTILE_NAMES = ("p50", "p90", "p99", "p99.9")
 """As people read them."""
-
-
-def machine(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
-    """Describe this machine: everything that somebody needs who wants to repeat a figure."""
-    return {
-        "cpu": _cpu_model(),
-        "cores": os.cpu_count(),
-        "usable_cores": _usable_cores(),
-        "memory_gib": _memory_gib(),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "kernel_settings": _kernel_settings(),
-        "python": f"{platform.python_implementation()} {platform.python_version()}",
-        "revision": _revision(),
-        "packages": {name: v for name in ("aiops-ps", *packages) if (v := _version(name))},
-        "load_at_start": _load(),
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+_WIDTH = 100  # columns of a table in a file, unless its figures take more
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -84,15 +59,6 @@ def table(
         else:
             made.add_section()
     return made
-
-
-def describe(about: Mapping[str, Any]) -> str:
-    """Put `machine`'s description on two lines."""
-    versions = ", ".join(f"{name} {version}" for name, version in about["packages"].items())
-    return (
-        f"{about['cpu']}, {about['usable_cores']} of {about['cores']} cores,"
-        f" {about['memory_gib']} GiB, {about['system']}, {about['python']}\n{versions}"
-    )
 
 
 def show_table(made: Table, console: Console) -> None:
@@ -173,69 +139,6 @@ def ask_for_plots(path: Path) -> None:
         raise UsageError(f"--plot {path}: a plot is {' or '.join(drawing.SUFFIXES)}")
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError("plots need matplotlib: pip install 'aiops-ps[demo]'")
-
-
-def _revision() -> str | None:
-    """Name the commit that is checked out, with a + when files have changed; None: not in one."""
-
-    def git(*words: str) -> str:
-        here = Path(__file__).parent
-        done = subprocess.run(["git", *words], cwd=here, capture_output=True, text=True)
-        return done.stdout.strip() if not done.returncode else ""
-
-    try:
-        commit = git("rev-parse", "--short=12", "HEAD")
-        return commit + "+" * bool(git("status", "--porcelain")) if commit else None
-    except OSError:  # there is no git
-        return None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _cpu_model() -> str:
-    names = (
-        line.partition(":")[2].strip()
-        for line in _read("/proc/cpuinfo").splitlines()
-        if line.startswith("model name")
-    )
-    return next(names, "") or platform.processor() or platform.machine()
-
-
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _memory_gib() -> float:
-    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-
-
-def _load() -> float:
-    return round(os.getloadavg()[0], 2)
-
-
-def _kernel_settings() -> dict[str, str]:
-    """Settings that move a loopback figure more than most code does."""
-    paths = {
-        "net.core.wmem_max": "/proc/sys/net/core/wmem_max",
-        "net.ipv4.tcp_wmem": "/proc/sys/net/ipv4/tcp_wmem",
-        "net.ipv4.tcp_rmem": "/proc/sys/net/ipv4/tcp_rmem",
-        "transparent_hugepage": "/sys/kernel/mm/transparent_hugepage/enabled",
-    }
-    return {name: " ".join(text.split()) for name, path in paths.items() if (text := _read(path))}
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
 
 
 def main(
