@@ -2,13 +2,15 @@
 #   make demo    train a real model on real data: one server, four workers
 #   make test    run the whole test suite        make check   ruff and mypy --strict
 #   make bench   measure beside the peers        make docs    regenerate the generated pages
+#   make fast    compile what every message goes through (a C compiler is needed)
+#   make plain   go back to the sources alone
 
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check bench docs clean
+.PHONY: demo test check bench docs fast plain clean
 .DELETE_ON_ERROR:
 
 # The demo needs little, so it installs little; the development tools come when they are asked for.
@@ -43,5 +45,19 @@ docs: $(VENV)/.dev
 	@$(BIN)/python -m aiops.wire_examples docs/wire.md
 	@$(BIN)/python -m aiops.pages docs/algorithms
 
-clean:
+# Compiled in place, by the list that a compiled wheel is made by.
+LISTED := import tomllib; \
+  made = tomllib.load(open("pyproject.toml", "rb"))["tool"]["hatch"]["build"]["targets"]["wheel"]; \
+  print(*(path.lstrip("/") for path in made["hooks"]["mypyc"]["include"]))
+
+fast: $(VENV)/.dev plain
+	@echo "compiling (this takes some minutes)"
+	@$(BIN)/mypyc $$($(BIN)/python -c '$(LISTED)') > build.log 2>&1 || { cat build.log; exit 1; }
+	@rm -r build build.log
+
+plain:
+	@find aiops -name '*.so' -delete
+	@rm -f *__mypyc.*.so
+
+clean: plain
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

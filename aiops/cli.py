@@ -35,7 +35,9 @@ app.add_typer(experiment.app, name="experiment")
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"aiops {aiops.__version__}")
+        from aiops.compiled import COMPILED
+
+        print(f"aiops {aiops.__version__}" + (", compiled" if COMPILED else ""))
         raise typer.Exit
 
 

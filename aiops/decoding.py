@@ -105,19 +105,19 @@ def _wrong_with(item: object) -> str:
     """Say which field of a bad part is wrong, and how."""
     if type(item) is not tuple or len(item) != 5:
         return ": five values were expected"
-    part = Part(*item)
+    field: dict[str, Any] = dict(zip(Part._fields, item, strict=True))
     for name, most in (
         ("start", 1 << 63),
         ("stop", 1 << 63),
         ("nbytes", 1 << 32),
         ("version", 1 << 63),
     ):
-        got = getattr(part, name)
+        got = field[name]
         if type(got) is not int or not 0 <= got < most:
             return f".{name}: an integer in range was expected, not {_short(got)}"
-    if type(part.codec) is not str or len(part.codec) > 32:
+    if type(field["codec"]) is not str or len(field["codec"]) > 32:
         return ".codec: a codec's name was expected"
-    return f": start {part.start} ≥ stop {part.stop}"
+    return f": start {field['start']} ≥ stop {field['stop']}"
 
 
 def _no_ext(code: int, data: bytes) -> object:

@@ -21,13 +21,13 @@ from aiops.layout import Array, Bytes, Cover, Layout
 from aiops.lending import Lent
 from aiops.messages import Part, Parts
 from aiops.pool import Pool
-from aiops.sinks import Adopter
+from aiops.sinks import Sink
 
 _ALIGNMENT = 8  # bytes: of the largest items
 SURVEY = 256 * 1024  # bytes per survey: within the cache, whatever the size of the chunks
 
 
-class Incoming:
+class Incoming(Sink):
     """The sink of one push or one offered model: a buffer, surveyed as it fills."""
 
     __slots__ = (
@@ -124,7 +124,7 @@ class Incoming:
         return bad_value(self._layout, here, float(typed[index]))
 
 
-class RawIncoming(Incoming, Adopter):
+class RawIncoming(Incoming):
     """The sink of one push whose parts are all raw."""
 
     __slots__ = ()

@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from aiops.lending import Lent
 
 _PIECE = 256 * 1024  # copied and surveyed at a time
 
 
-class Sink(Protocol):
+class Sink:
     """Where the payloads of one message go."""
-
-    def view(self, part: int, offset: int) -> memoryview:
-        """Return writable bytes for the payload of a part from ``offset`` on (not all, perhaps)."""
-
-    def filled(self, part: int, offset: int, nbytes: int) -> None:
-        """Say that ``nbytes`` bytes from ``offset`` on have been written."""
-
-    def abandoned(self) -> None:
-        """Say that the rest will never come: the connection is gone."""
-
-
-class Adopter:
-    """A sink that may use a payload as it lies."""
 
     __slots__ = ()
 
-    def adopt(self, lent: Lent) -> bool:
-        """Be offered the message's only payload; return whether it is taken, and is not copied."""
+    def view(self, part: int, offset: int) -> memoryview:
+        """Return writable bytes for the payload of a part from ``offset`` on (not all, perhaps)."""
         raise NotImplementedError
 
+    def filled(self, part: int, offset: int, nbytes: int) -> None:
+        """Say that ``nbytes`` bytes from ``offset`` on have been written."""
+        raise NotImplementedError
 
-class Discard(Adopter):
+    def abandoned(self) -> None:
+        """Say that the rest will never come: the connection is gone."""
+        raise NotImplementedError
+
+    def adopt(self, lent: Lent) -> bool:
+        """Be offered the message's only payload as it lies; return whether it is not to be copied.
+
+        A sink that takes it gives it back when it is done with it.
+        """
+        return False
+
+
+class Discard(Sink):
     """A sink for payloads nobody wants: they are read, so that the connection can go on."""
 
     _scratch = memoryview(bytearray(256 * 1024))

@@ -86,13 +86,13 @@ ALL = Wanted(-1)
 
 
 class Version:
-    """One version of the parameters; immutable while `readers` is not 0.
+    """One version of the parameters; immutable while it has `readers`.
 
     ``layout`` is the model's; the arena may hold only the first of its bytes.
     """
 
     __slots__ = (
-        *("_changed", "_parts", "arena", "layout", "leases", "lent", "level", "number", "readers"),
+        *("_changed", "_parts", "arena", "layout", "lent", "level", "number", "readers"),
         *("spoilt", "tensor_versions"),
     )
 
@@ -111,10 +111,9 @@ class Version:
         self.tensor_versions = tensor_versions
         self.level = level  # the version of every tensor, when they are all equal
         self._changed = changed
-        self.readers = 0
+        self.readers: set[Lease] = set()
         self.lent = 0  # of these, those to whom it is lent: they read it in its memory
         self.spoilt = False  # somebody may read its arena for ever: it is never written to again
-        self.leases: list[weakref.ref[Lease]] = []
         self._parts: Parts | None = None
 
     @property
@@ -187,12 +186,12 @@ class Lease:
     are alive, and the sender then copies what is still unsent and lets the version go.
     """
 
-    __slots__ = ("__weakref__", "_coded", "_open", "_returned", "evict", "lent", "version")
+    __slots__ = ("_coded", "_open", "_returned", "evict", "lent", "version")
 
     def __init__(
         self,
         version: Version,
-        returned: deque[tuple[Version, bool]] | None,
+        returned: deque[Lease] | None,
         coded: Mapping[int, Bytes] | None = None,
     ) -> None:
         self.version, self.lent = version, False
@@ -201,7 +200,7 @@ class Lease:
         self._returned = returned
         self._open = 1  # the lease itself, until `release`
         if returned is not None:
-            version.readers += 1
+            version.readers.add(self)
 
     def glimpses(self, parts: Parts | None = None) -> list[list[memoryview]]:
         """Return views to be copied before the lease is released, one list per part (of all)."""
@@ -260,7 +259,7 @@ class Lease:
         # does the counting on its own thread.
         self._open -= 1
         if self._open == 0 and self._returned is not None:
-            self._returned.append((self.version, self.lent))
+            self._returned.append(self)
 
 
 class Shelf:
@@ -280,7 +279,7 @@ class Shelf:
     def __init__(self, current: Version, live: int, memory: Memory | None = None) -> None:
         self.current, self.live, self._memory = current, live, memory or Memory()
         self.copies = 0
-        self._returned: deque[tuple[Version, bool]] = deque()
+        self._returned: deque[Lease] = deque()
         self._alive = {current: None}  # in the order of their numbers
         self._spare: list[Arena] = []
         self._unused = 0  # spare arenas that were not needed in this window
@@ -300,11 +299,7 @@ class Shelf:
     def lease(self, coded: Mapping[int, Bytes] | None = None) -> Lease:
         """Take hold of the current version; ``coded`` are the payloads of parts that are coded."""
         self.settle()
-        if not self.current.readers:
-            self.current.leases.clear()
-        lease = Lease(self.current, self._returned, coded)
-        self.current.leases.append(weakref.ref(lease))
-        return lease
+        return Lease(self.current, self._returned, coded)
 
     def target(self, spare: bool = False) -> Version:
         """Return where the next version is to be written: in place, or in a spare arena.
@@ -325,7 +320,7 @@ class Shelf:
     @property
     def _busy(self) -> int:
         """How many versions are alive not only because they are lent."""
-        return sum(version.readers > version.lent for version in self._alive) + 1
+        return sum(len(version.readers) > version.lent for version in self._alive) + 1
 
     def publish(self, version: Version) -> None:
         """Make what `target` returned the current version."""
@@ -341,9 +336,10 @@ class Shelf:
     def settle(self) -> None:
         """Count the leases that ended, and keep the arenas that nobody reads any more."""
         while self._returned:
-            version, lent = self._returned.popleft()
-            version.readers -= 1
-            version.lent -= lent
+            lease = self._returned.popleft()
+            version = lease.version
+            version.readers.remove(lease)
+            version.lent -= lease.lent
             self._retire(version)
 
     def _retire(self, version: Version) -> None:
@@ -361,8 +357,7 @@ class Shelf:
         (`Rule.reads`) have no such readers: they do not count.
         """
         for version in self._alive:
-            leases = [reference() for reference in version.leases]
-            slow = [lease for lease in leases if lease is not None and lease.evict is not None]
+            slow = [lease for lease in version.readers if lease.evict is not None]
             for lease in slow:
                 assert lease.evict is not None
                 lease.evict(lease)

@@ -28,7 +28,7 @@ from aiops.errors import LocalProtocolError, RemoteProtocolError
 from aiops.layout import Bytes
 from aiops.lending import Lent, Shared
 from aiops.messages import Message, Parts, Share
-from aiops.sinks import Adopter, Sink, copy
+from aiops.sinks import Sink, copy
 from aiops.states import HANDSHAKE, KNOWN, Side
 from aiops.traffic import Traffic
 
@@ -399,7 +399,7 @@ class Wire:
         assert self._message is not None
         assert self.shared is not None
         lent = Lent(data, partial(self.shared.give_back, self._message.id))
-        adopted = len(self._parts) == 1 and isinstance(sink, Adopter) and sink.adopt(lent)
+        adopted = len(self._parts) == 1 and sink.adopt(lent)
         if not adopted:
             copy(data.data, sink, self._part, 0)
             self._borrowed = True

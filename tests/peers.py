@@ -46,7 +46,7 @@ def header_of(**fields: Any) -> bytes:
     return bytes(msgpack.packb(fields))
 
 
-class Taken:
+class Taken(Sink):
     """A sink that keeps what came."""
 
     def __init__(self, message: Message) -> None:

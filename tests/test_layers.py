@@ -30,7 +30,7 @@ ROOMS: Mapping[str, str] = {
     "budget":       "bucket controller rates",
     "messages":     "fields messages decoding",
     "layout":       "layout arena tables segments shards.placement",
-    "wire":         "wire handshake lending sinks states traffic",
+    "wire":         "wire handshake lending sinks states traffic compiled",
     "ledger":       "ledger tally",
     "kernels":      "kernels",
     "codecs":       "codecs",

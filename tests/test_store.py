@@ -163,7 +163,7 @@ class TestVersions:
         for thread in threads:
             thread.join()
         assert store.alive == 1
-        assert store.current.readers == 0
+        assert store.current.readers == set()
 
 
 class Halfway:

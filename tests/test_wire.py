@@ -28,7 +28,7 @@ SIDES: tuple[Side, Side] = ("client", "server")
 OTHER: dict[Side, Side] = {"client": "server", "server": "client"}
 
 
-class Landing:
+class Landing(Sink):
     """A sink with memory of its own, which checks that it is filled in order.
 
     ``step`` is the most that it offers at once.

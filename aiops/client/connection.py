@@ -220,22 +220,24 @@ class Connection:
 
     def _dialled(self, hosts: Sequence[str], port: int, until: float) -> socket.socket:
         """Return a socket that is connected to the first of these addresses that answers."""
-        for others in range(len(hosts) - 1, -1, -1):
-            self._dialling = sock = self._here.unconnected(hosts[-1 - others])
-            try:
-                self.check_interrupted()  # it may have come too early to find this socket
-                # A silent address leaves the others their share of the time.
-                sock.settimeout(self._left(until) / (1 + others))
-                sock.connect((hosts[-1 - others], port))
-            except BaseException as error:
-                sock.close()
-                self.check_interrupted()
-                if not others or not isinstance(error, OSError):
-                    raise
-            else:
-                break
-            finally:
-                self._dialling = None
+        for others in range(len(hosts) - 1, 0, -1):
+            # A silent address leaves the others their share of the time.
+            with contextlib.suppress(OSError):
+                return self._dial(hosts[-1 - others], port, self._left(until) / (1 + others))
+        return self._dial(hosts[-1], port, self._left(until))
+
+    def _dial(self, host: str, port: int, seconds: float) -> socket.socket:
+        self._dialling = sock = self._here.unconnected(host)
+        try:
+            self.check_interrupted()  # it may have come too early to find this socket
+            sock.settimeout(seconds)
+            sock.connect((host, port))
+        except BaseException:
+            sock.close()
+            self.check_interrupted()
+            raise
+        finally:
+            self._dialling = None
         return sock
 
     # The kernel itself wakes a call that waits for more than _BEAT (SO_RCVTIMEO, SO_SNDTIMEO), so

@@ -12,7 +12,7 @@ from aiops.kernels.sharing import Together, alone, copy
 from aiops.layout import Bytes, Ints, level_of
 from aiops.lending import Lent
 from aiops.messages import Part, Parts
-from aiops.sinks import Adopter
+from aiops.sinks import Sink
 
 
 def wants_of(params: Params, wanted: Ints | None) -> tuple[int, Wants]:
@@ -42,7 +42,7 @@ def wants_of(params: Params, wanted: Ints | None) -> tuple[int, Wants]:
     return params.version, tuple(runs)
 
 
-class Into(Adopter):
+class Into(Sink):
     """The sink of one answer: raw parts go straight into the arena, increments beside it.
 
     The arrays of raw parts are a mixture of two versions until all has come, and are marked so;
@@ -223,7 +223,7 @@ class Into(Adopter):
         return tuple(late)
 
 
-class PortionInto:
+class PortionInto(Sink):
     """The sink of one shard's portion of an answer.
 
     Parameters

@@ -26,7 +26,7 @@ _PARKED = 64
 """Connections that may wait at once to greet, or for this worker to hear of their round."""
 
 
-class _Landing:
+class _Landing(Sink):
     """The sink of one chunk: straight into its place, and into the mean when it is whole."""
 
     def __init__(self, ring: Ring, message: Chunk, out: asyncio.Queue[Piece]) -> None:

@@ -16,7 +16,7 @@ from aiops.sinks import Sink
 from aiops.tables import NamedTable, Tables, fetch_parts, push_parts, rows_parts
 
 
-class RowsInto:
+class RowsInto(Sink):
     """The rows that a request asks for: a matrix of their own, or the caller's ``out``."""
 
     __slots__ = ("_data", "_named", "out")

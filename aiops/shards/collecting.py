@@ -8,6 +8,7 @@ from aiops.arena import Arena
 from aiops.errors import RemoteProtocolError
 from aiops.messages import Parts
 from aiops.shards.placement import Placement
+from aiops.sinks import Sink
 from aiops.versions import Lease
 
 
@@ -80,7 +81,7 @@ class Collecting:
         self.on_done()
 
 
-class _Portion:
+class _Portion(Sink):
     """The sink of one shard's portion."""
 
     def __init__(self, arena: Arena, parts: Parts) -> None:

@@ -70,7 +70,7 @@ from aiops.versions import Lease
 _DEPARTED = 4096  # clients whose traffic is remembered after they left
 
 
-class Beginning:
+class Beginning(Sink):
     """The sink of the part of a model that a follower begins with.
 
     Parameters

@@ -18,10 +18,10 @@ from aiops.gradients import Gradient
 from aiops.incoming import Incoming
 from aiops.layout import Bytes, Cover
 from aiops.messages import Part
-from aiops.sinks import Adopter, Discard
+from aiops.sinks import Discard, Sink
 
 
-class Nothing(Adopter):
+class Nothing(Sink):
     """The sink of a push of which nothing lies here."""
 
     fault = None

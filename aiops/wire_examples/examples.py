@@ -68,7 +68,7 @@ class Conversation:
     steps: tuple[Example, ...]
 
 
-class _Kept:
+class _Kept(Sink):
     """A sink that keeps what came."""
 
     def __init__(self, message: Message) -> None:

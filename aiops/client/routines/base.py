@@ -96,7 +96,8 @@ class Routine:
 class Direct(Routine):
     """Push each gradient as it is, and wait for the parameters after it."""
 
-    local = writes = False
+    local = False
+    writes = False
 
     def __init__(self, params: Params) -> None:
         super().__init__(params)

@@ -17,7 +17,7 @@ from aiops.arena import Arena
 from aiops.layout import Layout
 from aiops.lending import Lent
 from aiops.messages import Message, Parts
-from aiops.sinks import Adopter, Sink, copy
+from aiops.sinks import Sink, copy
 from aiops.states import Side
 from aiops.values import value
 from aiops.versions import Lease
@@ -126,7 +126,7 @@ class HandedWire(Wire):
     def _adopted(sink: Sink, parcel: Parcel) -> bool:
         """Offer the payloads as they lie; return whether they are taken."""
         lease, payloads = parcel.lease, parcel.payloads
-        if not isinstance(sink, Adopter) or len(payloads) > 1 or len(payloads[0]) > 1:
+        if len(payloads) > 1 or len(payloads[0]) > 1:
             return False
         if lease is not None:
             return sink.adopt(_Leased(lease))
