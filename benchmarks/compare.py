@@ -212,7 +212,7 @@ def _figure(value: float) -> str:
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for each setting, version and fact of the machine in which two runs differ."""
-    facts = ("revision", "cpu", "usable_cores", "system", "python")
+    facts = ("revision", "compiled", "cpu", "usable_cores", "system", "python")
 
     def known(result: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield "setting", result.get("options", {})

@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from aiops.compiled import COMPILED
+
 PACKAGES = (
     *("numpy", "msgpack", "numba", "uvloop", "pyzmq", "grpcio", "torch", "jax"),
     *("mpi4py", "ray"),
@@ -29,6 +31,7 @@ def machine(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
         "kernel_settings": _kernel_settings(),
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "revision": _revision(),
+        "compiled": COMPILED,
         "packages": {name: v for name in ("aiops-ps", *packages) if (v := _version(name))},
         "load_at_start": _load(),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -38,6 +41,7 @@ def machine(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
 def describe(about: Mapping[str, Any]) -> str:
     """Put `machine`'s description on two lines."""
     versions = ", ".join(f"{name} {version}" for name, version in about["packages"].items())
+    versions += ", compiled" * about.get("compiled", False)
     return (
         f"{about['cpu']}, {about['usable_cores']} of {about['cores']} cores,"
         f" {about['memory_gib']} GiB, {about['system']}, {about['python']}\n{versions}"
