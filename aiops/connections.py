@@ -21,6 +21,7 @@ from aiops.paced import PacedLink
 from aiops.pacing import Pacing
 from aiops.peer import Peer
 from aiops.pool import Pool
+from aiops.profiling import Receiving
 from aiops.samehost import peer_process, welcome
 from aiops.sinks import Sink
 from aiops.spin import Lookout
@@ -113,25 +114,26 @@ class Connections:
         self._lookout = Lookout(here.spin())
         self._sweeper: asyncio.TimerHandle | None = None
 
-    def accept(self) -> Link:
+    def accept(self) -> asyncio.BufferedProtocol:
         """Return the protocol of a new connection."""
+        return self._counted(self._link())
+
+    def _link(self) -> Link:
         wire = Wire("server", _nowhere)
         if self._pacing is None:
             link = Link(wire, self)
         else:
             link = PacedLink(wire, self, self._pacing.pacer)
         wire.place = partial(self._place, link)
-        return self._counted(link)
+        return link
 
     def _place(self, link: Link, message: Message) -> Sink | None:
         sink = self._brain.place(link.number, message)
         self._placed()
         return sink
 
-    def _counted(self, link: Link) -> Link:
-        if self._measure is not unmeasured:
-            link.buffer_updated = self._measure("receive", link.buffer_updated)  # type: ignore[method-assign]
-        return link
+    def _counted(self, link: Link) -> asyncio.BufferedProtocol:
+        return link if self._measure is unmeasured else Receiving(link, self._measure)
 
     async def accept_near(self, sock: socket.socket) -> None:
         """Begin a connection within this machine."""
@@ -139,10 +141,10 @@ class Connections:
         if side is None:  # it is gone again
             sock.close()
             return
-        link = self.accept()
+        link = self._link()
         link.wire.shared = Shared(partial(side.attach, private=True), side.pass_on)
         link.side, link.peer_name = side, f"process {peer_process(sock)} on this machine"
-        await asyncio.get_running_loop().connect_accepted_socket(lambda: link, sock)
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: self._counted(link), sock)
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
         """Sweep, now and every so often: drop those who stall, ping those who are silent."""

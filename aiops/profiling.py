@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import threading
@@ -12,9 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from aiops.errors import UsageError
+from aiops.machine import Measure
 
 WHAT = ("receive", "decode", "policy", "kernel", "send")
 """What is counted: bytes read, parsed and surveyed; codecs; decisions; updates; answers."""
+
+_RECEIVE = "buffer_updated"
+_PROTOCOL = (
+    *("connection_made", "connection_lost", "eof_received", "get_buffer"),
+    *("pause_writing", "resume_writing"),
+)
 
 _log = logging.getLogger("aiops.server")
 
@@ -90,3 +98,12 @@ class Profile:
             self._path.write_text(json.dumps(self.report(), indent=1) + "\n", encoding="utf-8")
         except OSError as error:
             _log.error("--profile %s: %s", self._path, error.strerror)
+
+
+class Receiving(asyncio.BufferedProtocol):
+    """A connection's protocol, and the time that it takes to take in what comes is counted."""
+
+    def __init__(self, protocol: asyncio.BufferedProtocol, measure: Measure) -> None:
+        for name in _PROTOCOL:
+            setattr(self, name, getattr(protocol, name))
+        setattr(self, _RECEIVE, measure("receive", protocol.buffer_updated))
