@@ -6,10 +6,10 @@ import re
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 
 import aiops
+from aiops.closing import Closing
 from aiops.errors import AiopsError
 
 _HEADER = re.compile(r"[0-9a-f]+-[0-9a-f]+ \S+ ([0-9a-f]+) \S+ (\d+) *(.*)")
@@ -63,7 +63,7 @@ class Sample(NamedTuple):
     spare: int
 
 
-class Watch:
+class Watch(Closing):
     """Takes samples of a server's memory in a thread, until it is left.
 
     Parameters
@@ -93,15 +93,15 @@ class Watch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Take no more samples."""
         self._over.set()
-        # After an interrupt it may wait for a server that nobody is going to end before we do.
-        self._thread.join(None if kind is None else 0.1)
+        self._thread.join()
+
+    def abandon(self) -> None:
+        """The same, but wait for no server that nobody is going to end before this has returned."""
+        self._over.set()
+        self._thread.join(0.1)
 
     def _look(self) -> None:
         begin = time.perf_counter()
