@@ -2,7 +2,7 @@
 
 What a loop over elements consists of is the same everywhere; how an expression is spelt is the
 business of a :class:`Dialect`. Here is the dialect of Numba, which is Python with every value
-kept in the compute dtype; a CUDA dialect needs nothing but other spellings.
+kept in the compute dtype.
 
 In generated text the rule's own names appear as they are; everything else begins with an
 underscore, which no name of a rule does. ``_n_`` is the array whose current element is ``n``.
