@@ -46,8 +46,8 @@ ROOMS: Mapping[str, str] = {
     "workloads":    "workloads",
     "sockets":      "sockets lookup spin applier surroundings samehost hands signals",
     "client":       "client",
-    "server":       "server process nearby connections performer profiling link paced pacing peer"
-                    " config files ledgerfile keeping shards.links shards.children",
+    "server":       "server process leash nearby connections performer profiling link paced pacing"
+                    " peer config files ledgerfile keeping shards.links shards.children",
     "tools":        "cli __main__ accounts throttle commands demo pages wire_examples sim testing"
                     " experiments",
 }  # fmt: skip

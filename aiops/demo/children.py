@@ -33,7 +33,7 @@ class Interrupted(AiopsError):
 
 
 class Child:
-    """One process, on a leash: it does not outlive this one (see `aiops.demo.leash`)."""
+    """One process, on a leash: it does not outlive this one (see `aiops.leash`)."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
         self.name = name

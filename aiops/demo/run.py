@@ -112,7 +112,7 @@ class _Demo:
             if not said.done():
                 said.set_result(line.strip())
 
-        command = ("aiops.demo.leash", "aiops.server", *self._record.settings.server_flags())
+        command = ("aiops.leash", "aiops.server", *self._record.settings.server_flags())
         await self._family.start("the server", command, on_line, lasting=True)
         return await said
 

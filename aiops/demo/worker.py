@@ -18,8 +18,8 @@ from typing import Any
 import aiops
 from aiops.client.params import Params
 from aiops.client.worker import Gradients
-from aiops.demo.leash import Leash
 from aiops.errors import AiopsError
+from aiops.leash import Leash
 from aiops.workloads import MLP, batches, load
 
 REPORT_EVERY = 0.25

@@ -1,4 +1,8 @@
-"""The followers of a server on one machine: processes of their own, on free ports."""
+"""The followers of a server on one machine: processes of their own, on free ports.
+
+They are on a leash (`aiops.leash`): at whatever moment this process is killed they end too, also
+one that is still importing its policy, or has never heard of its lead.
+"""
 
 from __future__ import annotations
 
@@ -101,9 +105,9 @@ class Children(AsyncClosing):
         """Start one; return its port."""
         name = f"shard {shard} of {self.config.shards}"
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "aiops.server", "--follower", "--port", "0"),
+            *(sys.executable, "-m", "aiops.leash", "aiops.server", "--follower", "--port", "0"),
             *flags(self.config),
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=_environment(self.config),
             start_new_session=True,  # a Ctrl-C at the terminal is for the lead to handle

@@ -147,7 +147,7 @@ class _Team:
         case = self._run.case
         flags = [f"--policy={case.policy}", f"--workers={len(self._ready)}", "--port=0"]
         flags += [f"--set={name}={value}" for name, value in case.settings.items()]
-        command = ("aiops.demo.leash", "aiops.server", *flags, "--log-level=warning")
+        command = ("aiops.leash", "aiops.server", *flags, "--log-level=warning")
         environment = {"PYTHONPATH": self._environment["PYTHONPATH"]}
         await self._family.start(
             "the server", command, on_line, environment=environment, lasting=True

@@ -18,9 +18,9 @@ from typing import Any, Protocol
 import numpy as np
 
 import aiops
-from aiops.demo.leash import Leash
 from aiops.demo.worker import PATIENCE, say
 from aiops.errors import AiopsError
+from aiops.leash import Leash
 from aiops.workloads import MLP, batches
 
 Compute = Callable[[Mapping[str, Any]], Mapping[str, Any]]

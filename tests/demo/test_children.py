@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -120,50 +118,3 @@ class TestFamily:
         async with Family() as family:
             with pytest.raises(DemoFailed, match="it cannot be started: No such file"):
                 await family.start("it", ("x",), print)
-
-
-class TestLeash:
-    def run(self, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def test_a_module_runs_as_usual(self, modules: Path) -> None:
-        text = "import sys\nif __name__ == '__main__': print(sys.argv[1:])"
-        with self.run("aiops.demo.leash", write(modules, "plain", text), "-a", "b") as process:
-            assert process.stdout is not None
-            assert process.stdout.read() == "['-a', 'b']\n"
-        assert process.returncode == 0
-
-    @pytest.mark.parametrize(
-        "busy", ["time.sleep(600)", "while True: pass", "sys.stdout.write('') or input"]
-    )
-    def test_it_ends_when_its_parent_does(self, busy: str, modules: Path) -> None:
-        """The pipe closes as it would if the parent were gone."""
-        text = f"import sys, time\nprint('here', flush=True)\n{busy}\ntime.sleep(600)"
-        with self.run("aiops.demo.leash", write(modules, "lasts", text)) as process:
-            try:
-                assert process.stdout is not None
-                assert process.stdin is not None
-                assert process.stdout.readline() == "here\n"
-                assert process.poll() is None
-                process.stdin.close()
-                assert process.wait(PATIENCE) == 1
-            finally:
-                process.kill()
-
-    def test_the_word(self, modules: Path) -> None:
-        text = "from aiops.demo.leash import Leash\nleash = Leash()\nprint('here', flush=True)\n"
-        text += "print(leash.wait_for_word(20), flush=True)"
-        with self.run(write(modules, "waits", text)) as process:
-            assert process.stdout is not None
-            assert process.stdin is not None
-            assert process.stdout.readline() == "here\n"
-            process.stdin.write("go\n")
-            process.stdin.flush()
-            assert process.stdout.readline() == "True\n"
-            assert process.wait(PATIENCE) == 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import select
 import signal
 from pathlib import Path
 
@@ -143,6 +145,54 @@ def test_a_follower_ends_when_its_lead_is_killed() -> None:
         assert "its lead is gone" in log
     finally:
         follower.kill()
+
+
+WAITS = """
+import os, sys
+if ("--follower" in sys.argv) == {follower}:
+    with open(os.environ["HERE"], "w") as here:
+        here.write(str(os.getpid()))
+    with open(os.environ["ON"]):
+        pass
+from aiops.algorithms.asgd import ASGD as Waits
+"""
+"""A policy whose import says that it has begun, and goes on when it is told to: never."""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="it waits for a child's child")
+@pytest.mark.parametrize("follower", [True, False])
+def test_followers_end_when_their_lead_is_killed_before_it_reached_them(
+    follower: bool, tmp_path: Path
+) -> None:
+    """While the follower imports its policy; and while the lead does, and the follower listens."""
+    here, on = tmp_path / "here", tmp_path / "on"
+    os.mkfifo(here)
+    os.mkfifo(on)
+    (tmp_path / "waits.py").write_text(WAITS.format(follower=follower))
+    env = {"PYTHONPATH": str(tmp_path), "HERE": str(here), "ON": str(on)}
+    flags = ("--policy", "waits:Waits", "--lr", "1", "--kernels", "numpy", "--shards", "2")
+    lead = Process("-m", "aiops.server", "--port", "0", *flags, env=env)
+    try:
+        pid = int(here.read_text())
+        if not follower:
+            assert lead.popen.stderr is not None
+            found = None
+            while found is None:
+                line = lead.popen.stderr.readline()
+                found = re.search(r"shard 1 of 2 is process (\d+)", line)
+            pid = int(found[1])
+        handle = os.pidfd_open(pid)
+        try:
+            assert not select.select([handle], [], [], 0)[0], "it is there"
+            lead.signal(signal.SIGKILL)
+            assert select.select([handle], [], [], PATIENCE)[0], "it has not ended"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+            os.close(handle)
+    finally:
+        lead.kill()
 
 
 @pytest.mark.parametrize(

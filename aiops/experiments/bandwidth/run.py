@@ -148,7 +148,7 @@ class _Course:
             if not said.done():
                 said.set_result(line.strip())
 
-        command = ("aiops.demo.leash", "aiops.server", *self._case.server_flags())
+        command = ("aiops.leash", "aiops.server", *self._case.server_flags())
         await self._family.start("the server", command, on_line, lasting=True)
         return await said
 

@@ -23,10 +23,10 @@ import numpy as np
 import aiops
 from aiops.client.params import Params
 from aiops.client.worker import Gradients
-from aiops.demo.leash import Leash
 from aiops.demo.worker import PATIENCE, REPORT_EVERY, say
 from aiops.errors import AiopsError
 from aiops.experiments.bandwidth.tickets import Tickets
+from aiops.leash import Leash
 from aiops.workloads import MLP, batches
 
 
