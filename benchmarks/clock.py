@@ -2,7 +2,7 @@
 
     python -m benchmarks.clock [--policies asgd,hardsync,...] [--workers 1,2,4] [--rate 20Mbit/s]
                                [--kib 256] [--delay 0.005] [--compute 0.1] [--gradients 20]
-                               [--rounds 3] [--json out.json]
+                               [--rounds 3] [--json out.json] [--plot out.png]
 
 Each case is run for real (a server process, workers in threads, all connections through one link
 of a stated rate and delay, `aiops.throttle`) and in virtual time (`aiops.testing.simulate`), told
@@ -28,6 +28,7 @@ import numpy as np
 import aiops
 from aiops.config import Config
 from aiops.errors import UsageError
+from aiops.experiments.figure import Figure, Panel
 from aiops.testing import (
     Cluster,
     Computing,
@@ -40,7 +41,7 @@ from aiops.testing import (
     simulate,
 )
 from aiops.throttle import DEPTH, Throttle
-from benchmarks import report
+from benchmarks import plots, report
 from benchmarks.serving import serving
 
 _PATIENCE = 600.0  # seconds that a worker waits for an answer
@@ -219,6 +220,42 @@ def table(result: Mapping[str, Any]) -> Any:
     return report.table(title, columns, rows, text_columns=2)
 
 
+def figure(result: Mapping[str, Any]) -> Figure:
+    """Draw how far predictions are from each round: of wall times, and of idle shares."""
+    cases, options = result["cases"], result["options"]
+    policies = list(options["policies"])
+
+    def error(case: Mapping[str, Any], found: Mapping[str, float]) -> float:
+        return 100 * (float(case["predicted"]) / found["seconds"] - 1)
+
+    def idle(case: Mapping[str, Any], found: Mapping[str, float]) -> float:
+        return 100 * (float(case["predicted_idle"]) - found["idle"])
+
+    panels = []
+    for title, unit, off in (
+        ("wall time", "% of the measured", error),
+        ("idle share", "points from the measured", idle),
+    ):
+        most = max(abs(off(case, found)) for case in cases for found in case["rounds"])
+        edge = 1.05 * max(most, 1.0)
+        for pace in options["paces"]:
+            lines = []
+            for workers in options["workers"]:
+                spreads = {
+                    policies.index(case["policy"]): report.spread(
+                        [off(case, found) for found in case["rounds"]]
+                    )
+                    for case in cases
+                    if (case["pace"], case["workers"]) == (pace, workers)
+                }
+                lines.append(plots.rows(plots.crowd(workers), spreads))
+            panels.append(
+                Panel(f"{title}, {pace}", unit, "", lines, bottom=-edge, top=edge, ticks=policies)
+            )
+    title = "How far the virtual clock's predictions are from real runs, by compute times"
+    return Figure(title, panels, len(options["paces"]))
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("benchmarks.clock", description=__doc__.partition("\n")[0])
     standard = Options()
@@ -241,7 +278,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     def measure(chosen: dict[str, Any]) -> dict[str, Any]:
         return run(replace(Options(), **chosen), report.say)
 
-    report.main(_parser(), measure, table, argv, {"policies": str, "paces": str, "workers": int})
+    lists: dict[str, Callable[[str], Any]] = {"policies": str, "paces": str, "workers": int}
+    report.main(*(_parser(), measure, table, argv, lists), drawn=figure)
 
 
 if __name__ == "__main__":

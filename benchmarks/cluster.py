@@ -1,7 +1,7 @@
 """The cluster benchmark: how fast virtual time passes, in messages a second on one core.
 
     python -m benchmarks.cluster [--clients 64] [--many 1000] [--seconds 2] [--rounds 5]
-                                 [--json out.json]
+                                 [--json out.json] [--plot out.png]
 
 *bare* is what the simulation itself takes: protocols that answer each other with 100 bytes (the
 many, with 4,000) over the network in memory, without limits and at 1 Gbit/s. The others are real
@@ -26,9 +26,10 @@ import numpy as np
 import aiops
 from aiops.config import Config
 from aiops.errors import UsageError
+from aiops.experiments.figure import Figure, Panel
 from aiops.sim.virtual.world import World
 from aiops.testing import Cluster, Deadweight, Host, Line, Links, LogNormal, simulate
-from benchmarks import report
+from benchmarks import plots, report
 from benchmarks.compare import Cell
 
 _GBIT = 125e6  # bytes per second
@@ -37,6 +38,7 @@ _THINK = 1e-3  # seconds between two requests of a client
 _PORT = 7171
 _ASKED = 64  # times that somebody asks for the time before the clock is looked at
 _BLOCK = 4000  # bytes of a message of the many
+_MANY = ", many"  # a case's name ends so
 _FULL = 40_000  # bytes of a model of which many workers fill the server's link
 
 
@@ -148,7 +150,7 @@ def _measure(
     return world.network.messages / (time.process_time() - begin)
 
 
-def _many(options: Options) -> Options:
+def _crowded(options: Options) -> Options:
     return replace(options, clients=options.many)
 
 
@@ -169,8 +171,8 @@ def _cluster(options: Options, nbytes: int = 400) -> float:
 _CASES: Mapping[str, Callable[[Options], float]] = {
     "bare, no limits": lambda options: _measure(options, None, _bare),
     "bare, 1 Gbit/s": lambda options: _measure(options, _GBIT, _bare),
-    "bare, 1 Gbit/s, many": lambda options: _measure(
-        _many(options), _GBIT, partial(_bare, nbytes=_BLOCK)
+    "bare, 1 Gbit/s" + _MANY: lambda options: _measure(
+        _crowded(options), _GBIT, partial(_bare, nbytes=_BLOCK)
     ),
     "pings, 1 Gbit/s": lambda options: _measure(
         options, _GBIT, lambda *where: _real(*where, exchange=False)
@@ -179,7 +181,7 @@ _CASES: Mapping[str, Callable[[Options], float]] = {
         options, _GBIT, lambda *where: _real(*where, exchange=True)
     ),
     "cluster, FASGD": _cluster,
-    "cluster, FASGD, many": lambda options: _cluster(_many(options), _FULL),
+    "cluster, FASGD" + _MANY: lambda options: _cluster(_crowded(options), _FULL),
 }
 
 
@@ -223,6 +225,21 @@ def cells(result: Mapping[str, Any]) -> Iterator[Cell]:
         yield Cell.of(name, "messages/s", case)
 
 
+def figure(result: Mapping[str, Any]) -> Figure:
+    """Draw messages a second, a row for each case."""
+    cases, options = result["cases"], result["options"]
+    names = list(dict.fromkeys(name.removesuffix(_MANY) for name in cases))
+    crowds = {f"{options['clients']} clients": "", f"{options['many']:,} clients": _MANY}
+    lines = [
+        plots.rows(
+            label, {row: cases[name + end] for row, name in enumerate(names) if name + end in cases}
+        )
+        for label, end in crowds.items()
+    ]
+    panel = Panel("", "messages a second, one core", "", lines, log="x", ticks=names)
+    return Figure("How fast virtual time passes", [panel], 1)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("benchmarks.cluster", description=__doc__.partition("\n")[0])
     standard = Options()
@@ -239,7 +256,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     def measure(chosen: dict[str, Any]) -> dict[str, Any]:
         return run(replace(Options(), **chosen), report.say)
 
-    report.main(_parser(), measure, table, argv)
+    report.main(_parser(), measure, table, argv, drawn=figure)
 
 
 if __name__ == "__main__":

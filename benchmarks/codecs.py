@@ -16,17 +16,17 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
+from rich.console import Group
 from rich.table import Table
 
 from aiops.codecs import Codec, find
+from aiops.experiments.figure import Figure, Line, Panel
 from aiops.kernels import Kernel, Rule, Spans, build
 from aiops.kernels.vocabulary import Array
-from benchmarks import report
+from benchmarks import plots, report
 from benchmarks.codec_peers import peers
 from benchmarks.compare import Cell
 from benchmarks.kernels import USUAL, rules
@@ -49,9 +49,6 @@ APPLIED = {
     "onebit": (np.uint32, 32),
 }
 """The codecs that kernels read, and what their payloads are made of: items of so many elements."""
-
-WIDTH = 120
-"""Columns of the report: figures are never cut off."""
 
 WAYS = ("encode", "with feedback", "decode", "decode and add", "check")
 
@@ -208,8 +205,48 @@ def cells(found: Mapping[str, Any]) -> Iterator[Cell]:
             yield Cell.once(f"{rule} of {name}", "speed", share, beside="limit")
 
 
-def show(found: dict[str, Any]) -> None:
-    """Print the report of :func:`run` as a table."""
+def figure(found: Mapping[str, Any]) -> Figure:
+    """Draw how fast tensors are coded, and how long updates take that read payloads."""
+    speeds = {spec: each["gb_per_s"] for spec, each in found["codecs"].items()}
+    names = ["no codec", *(short(spec) for spec in speeds)]
+    panels = []
+    for way in ("encode", "with feedback", "decode"):
+        copied = plots.once("plain copy", {0: found["copy"]})
+        lines = [copied]
+        for writer in ("aiops", "NumPy", "PyTorch"):
+            rows = {
+                row: each[writer][way]
+                for row, each in enumerate(speeds.values(), 1)
+                if way in each.get(writer, ())
+            }
+            if rows:
+                lines.append(plots.once(writer, rows))
+        panels.append(Panel(way, "GB/s of tensor", "", lines, bottom=0, ticks=names))
+    panels += [_update(rule, each) for rule, each in found["applied"].items()]
+    return Figure("Codecs on one core, and updates that read their payloads", panels, 3)
+
+
+def _update(rule: str, found: Mapping[str, Mapping[str, float]]) -> Panel:
+    labels = {"fused": "update from the payload", "apart": "decoding first", "limit": "limit"}
+    lines: list[Line] = []
+    for way, label in labels.items():
+        times = {row: ms[way] for row, ms in enumerate(found.values()) if way in ms}
+        lines.append(plots.once(label, times))
+    return Panel(f"{rule}: an update", "milliseconds", "", lines, bottom=0, ticks=list(found))
+
+
+def short(spec: str) -> str:
+    """Write a codec without the names of its settings."""
+    name, _colon, settings = spec.partition(":")
+    return " ".join([name, *(pair.partition("=")[2] for pair in settings.split(",") if pair)])
+
+
+def tables(found: Mapping[str, Any]) -> Group:
+    """Make the two tables of a report."""
+    return Group(_coded_table(found), _applied_table(found))
+
+
+def _coded_table(found: Mapping[str, Any]) -> Table:
     rows: list[Sequence[str]] = [
         ("raw", "plain copy", "4.000", *[f"{found['copy']:.2f}"] * 1, *[""] * (len(WAYS) - 1))
     ]
@@ -224,12 +261,10 @@ def show(found: dict[str, Any]) -> None:
         f" fastest of {found['repeats']}"
     )
     columns = ("codec", "written in", "bytes/element", *WAYS)
-    console = Console(width=WIDTH)
-    console.print(report.table(title, columns, rows, text_columns=2))
-    report.show(_applied_table(found), found["machine"], console)
+    return report.table(title, columns, rows, text_columns=2)
 
 
-def _applied_table(found: dict[str, Any]) -> Table:
+def _applied_table(found: Mapping[str, Any]) -> Table:
     rows: list[Sequence[str]] = []
     for rule, each in found["applied"].items():
         if rows:
@@ -249,12 +284,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.codecs", description=__doc__)
     parser.add_argument("--size", type=int, default=1 << 24, help="elements (default 16777216)")
     parser.add_argument("--repeats", type=int, default=15, help="rounds (default 15)")
-    parser.add_argument("--json", type=Path, help="write the report to this file as well")
-    options = parser.parse_args(arguments)
-    found = run(options.size, options.repeats)
-    show(found)
-    if options.json is not None:
-        report.write_json(options.json, found)
+
+    def measure(chosen: dict[str, Any]) -> dict[str, Any]:
+        return run(**chosen)
+
+    report.main(parser, measure, tables, arguments, drawn=figure)
 
 
 if __name__ == "__main__":

@@ -130,6 +130,14 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
+def benchmark(result: Mapping[str, Any], path: Path) -> Any:
+    """Return the module that made a report; UsageError when there is none of its name."""
+    name = str(result["benchmark"])
+    if not (name.isidentifier() and importlib.util.find_spec(f"benchmarks.{name}")):
+        raise UsageError(f"{path} is a report of {name!r}, which is no benchmark of ours")
+    return importlib.import_module(f"benchmarks.{name}")
+
+
 def cells(result: Mapping[str, Any], path: Path) -> dict[Key, Cell]:
     """Return the cells of a report, as its benchmark reads them.
 
@@ -138,10 +146,7 @@ def cells(result: Mapping[str, Any], path: Path) -> dict[Key, Cell]:
     UsageError
         When there is no such benchmark, it measures no speed, or the file lacks something.
     """
-    name = str(result["benchmark"])
-    if not (name.isidentifier() and importlib.util.find_spec(f"benchmarks.{name}")):
-        raise UsageError(f"{path} is a report of {name!r}, which is no benchmark of ours")
-    read_cells = getattr(importlib.import_module(f"benchmarks.{name}"), "cells", None)
+    read_cells, name = getattr(benchmark(result, path), "cells", None), result["benchmark"]
     if read_cells is None:
         raise UsageError(f"{path} is a report of {name}, which has no figures that could regress")
     try:

@@ -253,23 +253,22 @@ def figure(result: Mapping[str, Any]) -> Figure:
     names = list(dict.fromkeys(name for peers in found.values() for name in peers))
     written = [short_size(size) for size in sizes]
 
-    def panel(
-        title: str, what: str, label: str, keys: Sequence[Any], ticks: Sequence[str]
-    ) -> Panel:
+    def panel(title: str, label: str, keys: Sequence[Any], ticks: Sequence[str], log: str) -> Panel:
         cells = [found[key] for key in keys]
         lines = [
             plots.rounds(name, [cell.get(name, {}) for cell in cells], "gb_per_second")
             for name in names
         ]
-        return Panel(title, label, what, lines, bottom=0, ticks=ticks)
+        bottom = None if log else 0.0
+        return Panel(title, label, "GB/s, both ways", lines, log, bottom, ticks=ticks)
 
     panels = [
         panel(
-            f"{count} worker{'s' * (count > 1)}",
-            "GB/s, both ways",
+            plots.crowd(count),
             "gradient, bytes",
             [(size, count) for size in sizes],
             written,
+            "y",  # a thousand times as much of some as of others
         )
         for count in workers
     ]
@@ -277,15 +276,15 @@ def figure(result: Mapping[str, Any]) -> Figure:
         panels += [
             panel(
                 format_size(size),
-                "GB/s, both ways",
                 "workers",
                 [(size, count) for count in workers],
                 [str(count) for count in workers],
+                "",
             )
             for size in sizes
         ]
     panels += [
-        plots.latencies(f"{format_size(sizes[0])}, {count} worker{'s' * (count > 1)}", peers)
+        plots.latencies(f"{format_size(sizes[0])}, {plots.crowd(count)}", peers)
         for (size, count), peers in found.items()
         if size == sizes[0]
     ]

@@ -12,17 +12,18 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.table import Table
 
 from aiops.algorithms import BUILT_IN, find
 from aiops.algorithms.optimizers import OPTIMIZERS
 from aiops.errors import UsageError, nearest
+from aiops.experiments.figure import Figure, Panel
 from aiops.kernels import Rule, Spans, build
 from aiops.kernels.vocabulary import Array
-from benchmarks import report
+from benchmarks import plots, report
 from benchmarks.compare import Cell
 
 __all__ = ["main", "rules", "run"]
@@ -198,8 +199,29 @@ def cells(found: Mapping[str, Any]) -> Iterator[Cell]:
                 yield Cell.of(f"{rule}, {contender}", "speed", shares, beside="limit")
 
 
-def show(found: dict[str, Any]) -> None:
-    """Print the report of :func:`run` as a table."""
+def figure(found: Mapping[str, Any]) -> Figure:
+    """Draw what each contender moves in a second, a panel for each rule."""
+    places = ("in place", "out of place", "blocked NumPy", "plain NumPy")
+    kinds = {"limit: a loop with as many streams": "limit, {}", "fused kernel": "fused, {}"}
+    panels = []
+    for name, rule in found["rules"].items():
+        speeds = {
+            contender: {key: rule["bytes"] / ms / 1e6 for key, ms in each["ms"].items()}
+            for contender, each in rule["results"].items()
+        }
+        lines = [
+            plots.rows(label, {row: speeds[kind.format(places[row])] for row in (0, 1)})
+            for label, kind in kinds.items()
+        ]
+        lines.append(plots.rows("the same in NumPy", {row: speeds[places[row]] for row in (2, 3)}))
+        title = f"{name}, {rule['streams']} streams"
+        panels.append(Panel(title, "GB/s of all streams", "", lines, bottom=0, ticks=places))
+    title = f"Updates of {found['size'] / 1e6:.0f} million {found['dtype']} parameters, one core"
+    return Figure(title, panels, min(len(panels), 2))
+
+
+def table(found: Mapping[str, Any]) -> Table:
+    """Make the table of a report."""
     rows: list[Sequence[str]] = []
     for name, rule in found["rules"].items():
         if rows:
@@ -221,9 +243,13 @@ def show(found: dict[str, Any]) -> None:
         f"median of {found['repeats']}"
     )
     columns = ("rule", "contender", "ms", "GB/s", "of limit", "x plain", "x blocked")
-    report.show(report.table(title, columns, rows, text_columns=2), found["machine"])
+    return report.table(title, columns, rows, text_columns=2)
+
+
+def notes(found: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a small call takes."""
     for name, rule in found["rules"].items():
-        print(f"{name}: a call on {SMALL:,} parameters takes {rule['small_call_us']:.1f} µs")
+        yield f"{name}: a call on {SMALL:,} parameters takes {rule['small_call_us']:.1f} µs"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -231,17 +257,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=__doc__)
     parser.add_argument("--size", type=int, default=1 << 24, help="parameters (default 16777216)")
     parser.add_argument("--repeats", type=int, default=15, help="rounds (default 15)")
-    parser.add_argument("--rules", help=f"names, or all (default {','.join(USUAL)})")
-    parser.add_argument("--json", type=Path, help="write the report to this file as well")
-    options = parser.parse_args(arguments)
-    names = USUAL if options.rules is None else tuple(options.rules.split(","))
-    try:
-        found = run(options.size, options.repeats, tuple(rules()) if names == ("all",) else names)
-    except UsageError as error:
-        parser.error(str(error))
-    show(found)
-    if options.json is not None:
-        report.write_json(options.json, found)
+    parser.add_argument(
+        "--rules", default=",".join(USUAL), help=f"names, or all (default {','.join(USUAL)})"
+    )
+
+    def measure(chosen: dict[str, Any]) -> dict[str, Any]:
+        names = tuple(rules()) if chosen["rules"] == ("all",) else chosen["rules"]
+        return run(chosen["size"], chosen["repeats"], names)
+
+    report.main(parser, measure, table, arguments, {"rules": str}, drawn=figure, notes=notes)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The link benchmark: exchanges over a slow link, raw and coded.
 
     python -m benchmarks.link [--rates 1Gbit/s,100Mbit/s] [--codecs raw,fp16,int8,onebit,topk:0.01]
-                              [--mib 16] [--rounds 5] [--seconds 2] [--json out.json]
+                              [--mib 16] [--rounds 5] [--seconds 2]
+                              [--json out.json] [--plot out.png]
 
 One server process and one worker, with a proxy between them that carries so many bits per second
 each way (`aiops.throttle`). A cycle pushes a gradient, has the server apply it, and brings the
@@ -23,9 +24,10 @@ import numpy as np
 import aiops
 from aiops.codecs.choice import Choice
 from aiops.errors import UsageError
+from aiops.experiments.figure import Figure, Panel
 from aiops.rates import parse_rate
 from aiops.throttle import Throttle
-from benchmarks import report
+from benchmarks import plots, report
 from benchmarks.compare import Cell
 from benchmarks.serving import serving
 
@@ -141,6 +143,23 @@ def cells(result: Mapping[str, Any]) -> Iterator[Cell]:
                 yield Cell.of(where, "exchanges/s", figures["times_raw"], beside="raw")
 
 
+def figure(result: Mapping[str, Any]) -> Figure:
+    """Draw exchanges per second by codec, and beside raw, a colour for each rate."""
+    codecs = list(result["options"]["codecs"])
+    panels = []
+    for key, title, unit in (
+        ("per_second", "throughput", "exchanges/s"),
+        ("times_raw", "beside raw", "times raw's throughput"),
+    ):
+        lines = [
+            plots.rows(rate, {codecs.index(name): each[key] for name, each in found.items()})
+            for rate, found in result["rates"].items()
+        ]
+        panels.append(Panel(title, unit, "", lines, log="x", ticks=codecs))
+    size = f"{result['options']['mib']} MiB"
+    return Figure(f"One worker behind a slow link, {size} of float32", panels, len(panels))
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("benchmarks.link", description=__doc__.partition("\n")[0])
     standard = Options()
@@ -158,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     def measure(chosen: dict[str, Any]) -> dict[str, Any]:
         return run(replace(Options(), **chosen), report.say)
 
-    report.main(_parser(), measure, table, argv, {"rates": str, "codecs": str})
+    report.main(*(_parser(), measure, table, argv, {"rates": str, "codecs": str}), drawn=figure)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,29 @@ def rounds(label: str, cells: Sequence[Mapping[str, Any]], key: str, times: floa
     return Line(label, range(len(cells)), ys, median=True)
 
 
+def rows(label: str, found: Mapping[int, Mapping[str, float]], times: float = 1.0) -> Line:
+    """Make a line of rows: dots at medians, on bars from the least to the greatest.
+
+    Parameters
+    ----------
+    label
+        The line's.
+    found
+        A `report.spread` for each row that has one, by the row's number.
+    times
+        By which the figures are multiplied.
+    """
+    ys = [[times * each[key] for each in found.values()] for key in ("median", "min", "max")]
+    return Line(
+        label, list(found), ys, "rows", median=True
+    )  # of these three, too, it is the median
+
+
+def once(label: str, found: Mapping[int, float]) -> Line:
+    """Make a line of rows of figures that have no spread, by the row's number."""
+    return Line(label, list(found), [list(found.values())], "rows")
+
+
 def latencies(title: str, contenders: Mapping[str, Mapping[str, Any]]) -> Panel:
     """Make a panel of latency percentiles, a line for each contender that has them."""
     keys = list(report.PERCENTILES)
@@ -45,6 +68,11 @@ def latencies(title: str, contenders: Mapping[str, Mapping[str, Any]]) -> Panel:
         if all(key in figures for key in keys)
     ]
     return Panel(title, "percentile", "latency, µs", lines, "y", ticks=report.PERCENTILE_NAMES)
+
+
+def crowd(count: int) -> str:
+    """Write a number of workers."""
+    return f"{count} worker{'s' * (count != 1)}"
 
 
 def failed(cell: Mapping[str, Any]) -> bool:

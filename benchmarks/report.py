@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 
 from aiops.errors import UsageError
@@ -61,15 +61,15 @@ def table(
     return made
 
 
-def show_table(made: Table, console: Console) -> None:
-    """Print a table as wide as it is."""
+def show_table(made: RenderableType, console: Console) -> None:
+    """Print a table, or a group of them, as wide as it is."""
     natural = console.measure(made, options=console.options.update(max_width=1000)).maximum
     console.width = max(console.width, natural)
     console.print(made)
 
 
-def show(made: Table, about: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print a table and the machine it was measured on; figures are never cut off."""
+def show(made: RenderableType, about: Mapping[str, Any], console: Console | None = None) -> None:
+    """Print a table, or a group of them, and the machine; figures are never cut off."""
     console = console or Console()
     show_table(made, console)
     console.print(describe(about), style="dim", highlight=False, soft_wrap=True)
@@ -144,7 +144,7 @@ def ask_for_plots(path: Path) -> None:
 def main(
     parser: argparse.ArgumentParser,
     measure: Callable[[dict[str, Any]], dict[str, Any]],
-    shown: Callable[[dict[str, Any]], Table],
+    shown: Callable[[dict[str, Any]], RenderableType],
     argv: Sequence[str] | None,
     lists: Mapping[str, Callable[[str], Any]] | None = None,
     *,
@@ -226,7 +226,7 @@ def main(
 
 def _print(
     console: Console,
-    shown: Callable[[dict[str, Any]], Table],
+    shown: Callable[[dict[str, Any]], RenderableType],
     notes: Callable[[dict[str, Any]], Iterable[str]],
     result: dict[str, Any],
 ) -> None:

@@ -185,7 +185,7 @@ def figure(result: Mapping[str, Any]) -> Figure:
         title, ylabel = f"{size}, by {cell['by']}", "thousand cycles/s"
         panels.append(Panel(title, cell["by"], ylabel, [line], bottom=0, ticks=names))
         if cell["by"] == "workers":
-            crowds = {f"{name} workers": each for name, each in cell["contenders"].items()}
+            crowds = {plots.crowd(int(name)): each for name, each in cell["contenders"].items()}
             panels.append(plots.latencies(f"{size}, latency", crowds))
     columns = len(panels) // len(result["options"]["sizes"])
     return Figure("Exchanges with one server, and with several shards", panels, columns)

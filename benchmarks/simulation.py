@@ -1,7 +1,8 @@
 """The simulation benchmark: how near a simulation comes to what nobody can do without.
 
     taskset -c 0 python -m benchmarks.simulation [--clients 16] [--batch-size 8] [--policy fasgd]
-                              [--dataset mnist] [--rounds 15] [--iterations 400] [--json out.json]
+                              [--dataset mnist] [--rounds 15] [--iterations 400]
+                              [--json out.json] [--plot out.png]
 
 An iteration needs one gradient and one update. These are timed alone, each over the memory that a
 simulation goes over (the parameters that its clients hold, in turn), then both together, and then
@@ -25,6 +26,7 @@ import numpy as np
 from aiops import kernels
 from aiops.arena import Arena
 from aiops.errors import UsageError
+from aiops.experiments.figure import Figure, Line, Panel
 from aiops.layout import Array
 from aiops.sim.turns.run import Run
 from aiops.sim.turns.simulation import Simulation
@@ -184,6 +186,35 @@ def cells(result: Mapping[str, Any]) -> Iterator[Cell]:
     yield Cell.of("an iteration", "speed", result["of_both"], beside="gradient and kernel")
 
 
+def figure(result: Mapping[str, Any]) -> Figure:
+    """Draw an iteration's time beside its parts', and what the simulation has of their speed."""
+    rounds = result["rounds"]
+    numbers = range(1, len(rounds) + 1)
+    names = {"simulation": "simulation", "both": "gradient and update in turn"}
+    names |= {"gradient": "gradient alone", "kernel": "update alone"}
+    times = [Line(label, numbers, [[one[name] for one in rounds]]) for name, label in names.items()]
+    both = [one["both"] / one["simulation"] for one in rounds]
+    added = [(one["gradient"] + one["kernel"]) / one["simulation"] for one in rounds]
+    shares = [
+        Line("beside both in turn", numbers, [both]),
+        Line("beside both alone, added up", numbers, [added]),
+    ]
+    panels = [
+        Panel("an iteration", "round", "microseconds", times, bottom=0),
+        Panel(
+            "the simulation's speed",
+            "round",
+            "share of its parts' speed",
+            shares,
+            bottom=0,
+            top=1.05,
+        ),
+    ]
+    options = result["options"]
+    title = f"{options['policy']} simulated with {options['clients']} clients, on one core"
+    return Figure(title, panels, len(panels))
+
+
 def _parser() -> argparse.ArgumentParser:
     standard = Options()
     parser = argparse.ArgumentParser(prog="aiops bench simulation", description=__doc__)
@@ -199,7 +230,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     def measure(chosen: dict[str, Any]) -> dict[str, Any]:
         return run(replace(Options(), **chosen), report.say)
 
-    report.main(_parser(), measure, table, argv)
+    report.main(_parser(), measure, table, argv, drawn=figure)
 
 
 if __name__ == "__main__":

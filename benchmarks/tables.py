@@ -2,7 +2,7 @@
 
     python -m benchmarks.tables [--rows 10000000] [--width 16] [--batch 512] [--workers 4]
                                 [--policy asgd] [--ways exchange,separate] [--rounds 5]
-                                [--seconds 2] [--json out.json]
+                                [--seconds 2] [--json out.json] [--plot out.png]
 
 One server process, so many worker processes. A cycle fetches a batch of rows with uniformly random
 ids and pushes a gradient for each: as two round trips (``separate``), or as one in which the push
@@ -32,7 +32,8 @@ import numpy as np
 
 import aiops
 from aiops.errors import UsageError
-from benchmarks import report
+from aiops.experiments.figure import Figure, Panel
+from benchmarks import plots, report
 from benchmarks.compare import Cell
 from benchmarks.serving import serving
 
@@ -248,6 +249,32 @@ def cells(result: Mapping[str, Any]) -> Iterator[Cell]:
             yield Cell.of(way, what, figures[key], less=True)
 
 
+def figure(result: Mapping[str, Any]) -> Figure:
+    """Draw rows a second, latencies, and processor time, a row for each way."""
+    ways = result["ways"]
+    contents = (
+        ("throughput", "million rows/s each way", 1e-6, {"all workers": "rows_per_second"}),
+        ("a cycle's latency", "milliseconds", 1e-3, {"p50": "p50_us", "p99": "p99_us"}),
+        (
+            *("its processor time", "microseconds", 1.0),
+            {"the server's": "server_cpu_us", "a worker's": "worker_cpu_us"},
+        ),
+    )
+    panels = []
+    for title, unit, times, keys in contents:
+        lines = [
+            plots.rows(label, {row: each[key] for row, each in enumerate(ways.values())}, times)
+            for label, key in keys.items()
+        ]
+        panels.append(Panel(title, unit, "", lines, bottom=0, ticks=list(ways)))
+    options = result["options"]
+    title = (
+        f"Rows of a table of {options['rows'] / 1e6:g} million × {options['width']} float32,"
+        f" {options['workers']} workers"
+    )
+    return Figure(title, panels, len(panels))
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("benchmarks.tables", description=__doc__.partition("\n")[0])
     standard = Options()
@@ -266,7 +293,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     def measure(chosen: dict[str, Any]) -> dict[str, Any]:
         return run(replace(Options(), **chosen), report.say)
 
-    report.main(_parser(), measure, table, argv, {"ways": str})
+    report.main(_parser(), measure, table, argv, {"ways": str}, drawn=figure)
 
 
 if __name__ == "__main__":

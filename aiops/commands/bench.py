@@ -120,6 +120,12 @@ def memory(context: typer.Context) -> None:
     _run("memory", context.args)
 
 
+@app.command(context_settings=_PASS_ON)
+def plot(context: typer.Context) -> None:
+    """Draw reports that were written before."""
+    _run("redraw", context.args)
+
+
 def _run(name: str, arguments: list[str]) -> None:
     _module(name).main(arguments)
 

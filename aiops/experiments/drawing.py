@@ -18,9 +18,10 @@ from aiops.experiments.figure import Figure, Line, Panel
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 _DASHES = ("-", "--", "-.", ":")
 _SIZE = {1: (4.2, 2.9), 2: (3.4, 2.5), 3: (2.5, 2.1), 4: (2.1, 1.9)}  # inches, by columns
-_ROWS = (1.22, 0.155)  # inches: the width of a panel of rows, and the height of a row
+_ROW = 0.155  # inches: its height
+_LYING = {1: 2.9, 2: 1.9, 3: 1.5, 4: 1.22}  # inches: the width of a panel of rows, by columns
 _NARROW_FROM = 3  # panels in a row
-_NAMES = 1.1  # inches: what the rows' names take
+_NAMES = (1.1, 0.07)  # inches: what the rows' names take, at least and for each character
 _MARKS = "os^D"
 _MANY = 2e5  # what goes beyond is numbered in thousands and millions
 _NARROW, _WIDE = 2, 1e4  # ranges for which a logarithmic axis has no use, or only decades fit
@@ -77,9 +78,12 @@ def _size(figure: Figure, rows: int, labels: int) -> tuple[float, float]:
     """Return width and height in inches."""
     legend = 0.3 + 0.17 * (labels // 3 + 1)
     if all(_lies(panel) for panel in figure.panels):
-        width, height = _ROWS
+        width = _LYING[min(figure.columns, max(_LYING))]
         most = max(len(panel.ticks) for panel in figure.panels)
-        return _NAMES + width * figure.columns, (0.6 + height * most) * rows + legend
+        least, each = _NAMES
+        names = max(len(name) for panel in figure.panels for name in panel.ticks)
+        across = max(least, each * names) + width * figure.columns
+        return across, (0.6 + _ROW * most) * rows + legend
     width, height = _SIZE[min(figure.columns, max(_SIZE))]
     return width * figure.columns, height * rows + legend
 

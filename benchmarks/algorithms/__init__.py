@@ -25,7 +25,9 @@ This page imports nothing, so that a worker process starts quickly.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -33,3 +35,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     from benchmarks.algorithms.command import main as run
 
     run(argv)
+
+
+def draw(result: Mapping[str, Any], stem: Path) -> list[Path]:
+    """Draw a report: ``<stem>-accuracy.png``, ``-idle.png``, ``-straggler.png``."""
+    from benchmarks.algorithms import plots
+
+    return plots.save(result, stem)
