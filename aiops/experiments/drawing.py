@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ _LYING = {1: 2.9, 2: 1.9, 3: 1.5, 4: 1.22}  # inches: the width of a panel of ro
 _NARROW_FROM = 3  # panels in a row
 _NAMES = (1.1, 0.07)  # inches: what the rows' names take, at least and for each character
 _MARKS = "os^D"
-_MANY = 2e5  # what goes beyond is numbered in thousands and millions
+_MANY, _MANY_NARROW = 2e5, 5e4  # what goes beyond is numbered in thousands and millions
+_ENTRY = (0.6, 0.052)  # inches: what a legend's entry takes, and for each character
 _NARROW, _WIDE = 2, 1e4  # ranges for which a logarithmic axis has no use, or only decades fit
 SUFFIXES = (".png", ".svg")
 
@@ -46,19 +47,22 @@ def save(figure: Figure, stem: Path, suffixes: Sequence[str] = SUFFIXES) -> list
     style = {**STYLE, "font.size": 8.0, "axes.titlesize": 8.0, "lines.linewidth": 1.2}
     colours = _colours(figure)
     with matplotlib.rc_context(style):
-        paper = Paper(figsize=_size(figure, rows, len(colours)), layout="constrained")
+        size = _size(figure, rows)
+        legend = _columns(size[0], colours)
+        height = size[1] + 0.3 + 0.17 * math.ceil(len(colours) / legend)
+        paper = Paper(figsize=(size[0], height), layout="constrained")
         FigureCanvasAgg(paper)
         places = paper.subplots(rows, figure.columns, squeeze=False).flatten().tolist()
         for place in places[len(figure.panels) :]:
             place.set_axis_off()
         for number, (panel, place) in enumerate(zip(figure.panels, places, strict=False)):
-            _draw(panel, place, colours)
+            _draw(panel, place, colours, narrow=figure.columns >= _NARROW_FROM)
             if number % figure.columns and _lies(panel) and _lies(figure.panels[number - 1]):
                 place.tick_params(labelleft=False)  # the panel beside it names the rows
             elif figure.columns > _NARROW_FROM and place.get_xscale() == "linear":
                 place.locator_params(axis="x", nbins=2)  # there is no room for more numbers
         paper.suptitle(figure.title, x=0.01, ha="left", fontsize=9, fontweight="bold")
-        _legend(paper, places, colours, 2 if figure.columns == 1 else 2 * figure.columns - 1)
+        _legend(paper, places, colours, legend)
         files = [stem.with_name(stem.name + suffix) for suffix in suffixes]
         try:
             for path in files:
@@ -74,18 +78,24 @@ def _lies(panel: Panel) -> bool:
     return any(line.kind == "rows" for line in panel.lines)
 
 
-def _size(figure: Figure, rows: int, labels: int) -> tuple[float, float]:
-    """Return width and height in inches."""
-    legend = 0.3 + 0.17 * (labels // 3 + 1)
+def _columns(width: float, labels: Iterable[str]) -> int:
+    """Return in how many columns a legend fits under a figure of this width, in inches."""
+    once, each = _ENTRY
+    longest = max((len(label) for label in labels), default=0)
+    return max(1, int(width / (once + each * longest)))
+
+
+def _size(figure: Figure, rows: int) -> tuple[float, float]:
+    """Return width and height in inches, without the legend."""
     if all(_lies(panel) for panel in figure.panels):
         width = _LYING[min(figure.columns, max(_LYING))]
         most = max(len(panel.ticks) for panel in figure.panels)
         least, each = _NAMES
         names = max(len(name) for panel in figure.panels for name in panel.ticks)
         across = max(least, each * names) + width * figure.columns
-        return across, (0.6 + _ROW * most) * rows + legend
+        return across, (0.6 + _ROW * most) * rows
     width, height = _SIZE[min(figure.columns, max(_SIZE))]
-    return width * figure.columns, height * rows + legend
+    return width * figure.columns, height * rows
 
 
 def _colours(figure: Figure) -> dict[str, tuple[str, str]]:
@@ -113,7 +123,7 @@ def _legend(paper: Any, places: Sequence[Any], colours: dict[str, Any], columns:
     )
 
 
-def _draw(panel: Panel, axes: Any, colours: dict[str, tuple[str, str]]) -> None:
+def _draw(panel: Panel, axes: Any, colours: dict[str, tuple[str, str]], *, narrow: bool) -> None:
     if _lies(panel):
         _lying(panel, axes, colours)
         return
@@ -129,7 +139,8 @@ def _draw(panel: Panel, axes: Any, colours: dict[str, tuple[str, str]]) -> None:
         else:
             _line(line, axes, colour, dashes)
     for which in "xy":
-        _scale(axes, which, logarithmic=which in panel.log)
+        many = _MANY_NARROW if narrow else _MANY
+        _scale(axes, which, logarithmic=which in panel.log, many=many)
     if panel.ticks:
         axes.set_xticks(range(len(panel.ticks)), panel.ticks)
         axes.grid(visible=False, axis="x")
@@ -142,12 +153,12 @@ def _draw(panel: Panel, axes: Any, colours: dict[str, tuple[str, str]]) -> None:
     axes.set_ylabel(panel.ylabel)
 
 
-def _scale(axes: Any, which: str, *, logarithmic: bool) -> None:
+def _scale(axes: Any, which: str, *, logarithmic: bool, many: float = _MANY) -> None:
     """Set the scale of an axis, and how its numbers are written."""
     axis = getattr(axes, f"{which}axis")
     low, high = getattr(axes, f"get_{which}lim")()
     if not logarithmic or 0 < low < high < _NARROW * low:
-        if high > _MANY:
+        if high > many:
             axis.set_major_formatter(_short)
         elif which == "x":
             axis.set_major_formatter(_thousands)
