@@ -46,9 +46,9 @@ def _unpace(sock: socket.socket) -> None:
     if option is None:  # not Linux
         return
     try:
-        if sock.getpeername()[0] != sock.getsockname()[0]:
+        if not sock.getsockopt(socket.IPPROTO_TCP, option, 16).startswith(b"bbr"):
             return
-        if sock.getsockopt(socket.IPPROTO_TCP, option, 16).startswith(b"bbr"):
+        if sock.getpeername()[0] == sock.getsockname()[0]:
             sock.setsockopt(socket.IPPROTO_TCP, option, b"reno")
     except OSError:  # the peer is gone already, or the kernel knows no other
         return
