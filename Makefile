@@ -2,6 +2,7 @@
 #   make demo    train a real model on real data: one server, four workers
 #   make test    run the whole test suite        make check   ruff and mypy --strict
 #   make bench   measure beside the peers        make docs    regenerate the generated pages
+#   make golden  write the kernels' agreed texts again, when a change of them is meant
 #   make fast    compile what every message goes through (a C compiler is needed)
 #   make plain   go back to the sources alone
 
@@ -10,7 +11,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check bench docs fast plain clean
+.PHONY: demo test check bench docs golden fast plain clean
 .DELETE_ON_ERROR:
 
 # The demo needs little, so it installs little; the development tools come when they are asked for.
@@ -44,6 +45,10 @@ bench: $(VENV)/.dev
 docs: $(VENV)/.dev
 	@$(BIN)/python -m aiops.wire_examples docs/wire.md
 	@$(BIN)/python -m aiops.pages docs/algorithms
+
+golden: $(VENV)/.dev
+	@$(BIN)/python -m tests.kernels.test_source
+	@$(BIN)/python -m tests.kernels.test_source_gpu
 
 # Compiled in place, by the list that a compiled wheel is made by.
 LISTED := import tomllib; \

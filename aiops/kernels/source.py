@@ -30,6 +30,9 @@ class Dialect(Protocol):
     def literal(self, value: float) -> str:
         """Spell a number, rounded to the compute dtype."""
 
+    def name(self, name: str) -> str:
+        """Spell a name of the rule's."""
+
     def operation(self, word: str, arguments: Sequence[str]) -> str:
         """Spell an operation on spelt arguments; the result stands on its own in any context."""
 
@@ -43,7 +46,7 @@ def write(expression: Expression, dialect: Dialect) -> str:
         case Literal(value):
             return dialect.literal(value)
         case Name(name):
-            return name
+            return dialect.name(name)
         case Operation(word, arguments):
             return dialect.operation(word, [write(argument, dialect) for argument in arguments])
 
@@ -86,6 +89,10 @@ class NumbaDialect:
     def literal(self, value: float) -> str:
         """Return the name of the module constant that holds ``value``."""
         return self.literals.setdefault(repr(value), f"_c{len(self.literals)}")
+
+    def name(self, name: str) -> str:
+        """Return the name as it is."""
+        return name
 
     def operation(self, word: str, arguments: Sequence[str]) -> str:
         """Spell an operator in parentheses, or a call of a word's scalar implementation."""

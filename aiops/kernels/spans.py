@@ -15,7 +15,7 @@ from aiops.kernels.packed import Form
 from aiops.kernels.rule import Rule
 from aiops.kernels.vocabulary import Array
 
-__all__ = ["STATISTIC_CAP", "STATISTIC_SCALE", "Kernel", "Spans", "check"]
+__all__ = ["STATISTIC_CAP", "STATISTIC_SCALE", "Kernel", "Spans", "check", "check_spans"]
 
 STATISTIC_SCALE = 2.0**24
 """Units of the fixed-point statistic per 1.0."""
@@ -157,7 +157,7 @@ def check(
     for role, (array, dtype) in arrays.items():
         _check_array(name, role, array, dtype, written=role not in only_read)
     size = min(array.size for array in (base, target, *state, *reads))
-    _check_spans(name, spans, size, grad.size, rule.scalars, packed)
+    check_spans(name, spans, size, grad.size, rule.scalars, packed)
     for (one, (first, _)), (two, (second, _)) in combinations(arrays.items(), 2):
         in_place = {one, two} == {"base", "target"} and _start(first) == _start(second)
         harmless = in_place or {one, two} <= only_read
@@ -189,7 +189,7 @@ def _check_array(
     raise UsageError(f"kernel {name!r} was given {role} that {fault}; {remedy}", kernel=name)
 
 
-def _check_spans(
+def check_spans(
     name: str,
     spans: Spans,
     size: int,
@@ -197,6 +197,7 @@ def _check_spans(
     scalars: Sequence[str],
     packed: Form | None,
 ) -> None:
+    """Raise :class:`~aiops.errors.UsageError` unless spans fit arrays of so many elements."""
     lo, hi, src = spans.lo, spans.hi, spans.src
     if not len(lo) == len(hi) == len(src) == len(spans.step):
         raise UsageError(

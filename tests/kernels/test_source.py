@@ -43,6 +43,9 @@ class _C:
     def literal(self, value: float) -> str:
         return f"{value!r}f"
 
+    def name(self, name: str) -> str:
+        return name
+
     def operation(self, word: str, arguments: list[str]) -> str:
         return f"{word}({', '.join(arguments)})"
 

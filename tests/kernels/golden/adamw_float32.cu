@@ -1,0 +1,80 @@
+// Rule adamw over float32, from gradients of float32.
+// Written by aiops.kernels; edits are lost. The rule:
+//
+//     def adamw(
+//         w: Array,
+//         g: Array,
+//         m: Array,
+//         v: Array,
+//         step: Scalar,
+//         unbias: Scalar,
+//         root: Scalar,
+//         beta1: Scalar,
+//         one_minus_beta1: Scalar,
+//         beta2: Scalar,
+//         one_minus_beta2: Scalar,
+//         eps: Scalar,
+//         decay: Scalar,
+//     ) -> tuple[Array, Array, Array]:
+//         """Adam beside a decay of its own; 1 − step·decay would be rounded too coarsely near 1."""
+//         m = beta1 * m + one_minus_beta1 * g
+//         v = beta2 * v + one_minus_beta2 * (g * g)
+//         return w - step * (unbias * m / (root * sqrt(v) + eps) + decay * w), m, v
+
+typedef float real;
+
+static __device__ __forceinline__ real _sqrt(real x) { return sqrt(x); }
+
+static __device__ __forceinline__ real _flushed(real x) {
+    const real least = sizeof(real) == 4 ? 0x1p-126 : 0x1p-1022;  // the least normal number
+    return fabs(x) < least ? x * (real)0 : x;
+}
+
+extern "C" __global__ void __launch_bounds__(256) update(
+    const long long _count,
+    const long long *_spans,
+    const double *_numbers,
+    const double _scale,
+    const real *_base,
+    real *_target,
+    const real *_grad,
+    real *_m_,
+    real *_v_,
+    const float beta1,
+    const float one_minus_beta1,
+    const float beta2,
+    const float one_minus_beta2,
+    const float eps,
+    const float decay) {
+    long long _row = 0;  // the span that this block's tile is of
+    for (long long _beyond = _count; _beyond - _row > 1;) {
+        const long long _middle = (_row + _beyond) / 2;
+        if (_spans[3 * _count + _middle] <= (long long)blockIdx.x)
+            _row = _middle;
+        else
+            _beyond = _middle;
+    }
+    const long long _lo = _spans[_row], _hi = _spans[_count + _row];
+    const long long _src = _spans[2 * _count + _row];
+    const long long _tile = blockIdx.x - _spans[3 * _count + _row];
+    const long long _begin = _lo + _tile * 2048;
+    const long long _end = _hi - _begin < 2048 ? _hi : _begin + 2048;
+    const real _factor = (real)_scale;
+    const real step = (real)_numbers[_row];
+    const real unbias = (real)_numbers[_count + _row * 2];
+    const real root = (real)_numbers[_count + _row * 2 + 1];
+    for (long long _i = _begin + threadIdx.x; _i < _end; _i += blockDim.x) {
+        real w = _base[_i];
+        real g = _grad[_src + (_i - _lo)] * _factor;
+        real m = _m_[_i];
+        real v = _v_[_i];
+        m = ((beta1 * m) + (one_minus_beta1 * g));
+        v = ((beta2 * v) + (one_minus_beta2 * (g * g)));
+        const real _w0 = w - (step * (((unbias * m) / ((root * _sqrt(v)) + eps)) + (decay * w)));
+        const real _w1 = m;
+        const real _w2 = v;
+        _target[_i] = _w0;
+        _m_[_i] = _flushed(_w1);
+        _v_[_i] = _flushed(_w2);
+    }
+}

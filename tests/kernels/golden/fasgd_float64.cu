@@ -1,0 +1,104 @@
+// Rule fasgd over float64, from gradients of float64.
+// Written by aiops.kernels; edits are lost. The rule:
+//
+//     def fasgd(
+//         w: Array,
+//         g: Array,
+//         n: Array,
+//         b: Array,
+//         v: Array,
+//         step: np.floating[Any],
+//         gamma: np.floating[Any],
+//         one_minus_gamma: np.floating[Any],
+//         beta: np.floating[Any],
+//         one_minus_beta: np.floating[Any],
+//         eps: np.floating[Any],
+//     ) -> tuple[Array, Array, Array, Array]:
+//         """One update; ``step`` is α/max(τ, 1)."""
+//         n = gamma * n + one_minus_gamma * (g * g)
+//         b = gamma * b + one_minus_gamma * g
+//         v = beta * v + one_minus_beta * sqrt(maximum(n - b * b, 0.0) + eps)
+//         return w - step / v * g, n, b, v
+
+typedef double real;
+
+static __device__ __forceinline__ real _maximum(real x, real y) {
+    return (x != x ? x : y != y ? y : x > y ? x : y) + (real)0;
+}
+
+static __device__ __forceinline__ real _sqrt(real x) { return sqrt(x); }
+
+static __device__ __forceinline__ real _flushed(real x) {
+    const real least = sizeof(real) == 4 ? 0x1p-126 : 0x1p-1022;  // the least normal number
+    return fabs(x) < least ? x * (real)0 : x;
+}
+
+static __device__ __forceinline__ long long _fixed(real x) {
+    const real cap = 1073741824;
+    x = x * (real)16777216;
+    x = x < cap ? x : cap;  // NaN counts as the cap
+    return (long long)(x > -cap ? x : -cap);
+}
+
+extern "C" __global__ void __launch_bounds__(256) update(
+    const long long _count,
+    const long long *_spans,
+    const double *_numbers,
+    const double _scale,
+    const real *_base,
+    real *_target,
+    const real *_grad,
+    real *_n_,
+    real *_b_,
+    real *_v_,
+    const double gamma,
+    const double one_minus_gamma,
+    const double beta,
+    const double one_minus_beta,
+    const double eps,
+    unsigned long long *_sums) {
+    long long _row = 0;  // the span that this block's tile is of
+    for (long long _beyond = _count; _beyond - _row > 1;) {
+        const long long _middle = (_row + _beyond) / 2;
+        if (_spans[3 * _count + _middle] <= (long long)blockIdx.x)
+            _row = _middle;
+        else
+            _beyond = _middle;
+    }
+    const long long _lo = _spans[_row], _hi = _spans[_count + _row];
+    const long long _src = _spans[2 * _count + _row];
+    const long long _tile = blockIdx.x - _spans[3 * _count + _row];
+    const long long _begin = _lo + _tile * 2048;
+    const long long _end = _hi - _begin < 2048 ? _hi : _begin + 2048;
+    const real _factor = (real)_scale;
+    const real step = (real)_numbers[_row];
+    long long _sum = 0;
+    for (long long _i = _begin + threadIdx.x; _i < _end; _i += blockDim.x) {
+        real w = _base[_i];
+        real g = _grad[_src + (_i - _lo)] * _factor;
+        real n = _n_[_i];
+        real b = _b_[_i];
+        real v = _v_[_i];
+        n = ((gamma * n) + (one_minus_gamma * (g * g)));
+        b = ((gamma * b) + (one_minus_gamma * g));
+        v = ((beta * v) + (one_minus_beta * _sqrt((_maximum((n - (b * b)), 0x0.0p+0) + eps))));
+        const real _w0 = w - ((step / v) * g);
+        const real _w1 = n;
+        const real _w2 = b;
+        const real _w3 = v;
+        _target[_i] = _w0;
+        _n_[_i] = _flushed(_w1);
+        _b_[_i] = _flushed(_w2);
+        _v_[_i] = _flushed(_w3);
+        _sum += _fixed(_w3);
+    }
+    __shared__ unsigned long long _parts[256];
+    _parts[threadIdx.x] = (unsigned long long)_sum;
+    for (unsigned _half = blockDim.x / 2; _half > 0; _half /= 2) {
+        __syncthreads();
+        if (threadIdx.x < _half)
+            _parts[threadIdx.x] += _parts[threadIdx.x + _half];
+    }
+    if (threadIdx.x == 0)
+        atomicAdd(_sums + _row, _parts[0]);
+}
