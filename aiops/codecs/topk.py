@@ -108,6 +108,15 @@ class TopK(Codec):
             fault = half.halves_fault("bf16", payload[HEADER:cut], backend)
         return fault or _gaps_fault(payload[cut:], kept, size, resolve(backend))
 
+    VALUES: ClassVar[int] = HEADER
+    """Where the values of a payload begin."""
+
+    @classmethod
+    def read(cls, payload: Bytes) -> tuple[int, str, int]:
+        """Return how many values a checked payload has, their form, and where the gaps begin."""
+        kept, form = _header(payload)
+        return kept, FORMS[form], HEADER + _values_length(form, kept)
+
     @classmethod
     def decode(
         cls,

@@ -16,6 +16,7 @@ from aiops.kernels.cuda import KEYWORDS, OPTIONS, spelt
 from aiops.kernels.device import Device, Text
 from aiops.kernels.reader import read
 from aiops.kernels.source_gpu import Kinds, text
+from aiops.kernels.tools_gpu import narrow_text, spread_text, squares_text
 from aiops.kernels.vocabulary import where
 from benchmarks.kernels import rules
 from tests.kernels.lifted import Lifted
@@ -40,6 +41,10 @@ def agreed() -> dict[str, Text]:
     fasgd = rules()["fasgd"]
     found |= {f"fasgd_{name}": text(read(fasgd), kinds) for name, kinds in SPECIAL.items()}
     found["everything_float16"] = text(read(EVERYTHING), SPECIAL["float16"])
+    found |= {f"squares_{name}": squares_text(name) for name in ("float32", "bfloat16")}
+    found |= {f"narrow_{name}": narrow_text(name) for name in ("float16", "bfloat16")}
+    for form in ("int8", "bf16"):
+        found[f"topk_{form}_count"], found[f"topk_{form}"] = spread_text(form)
     return found
 
 
