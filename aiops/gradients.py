@@ -1,4 +1,4 @@
-"""Received gradients: where their tensors lie, and their weighted sum."""
+"""Received gradients, and where their tensors lie."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import numpy as np
 
 from aiops import kernels
 from aiops.codecs import codec_named, raw
-from aiops.kernels.sharing import Together, alone, update
-from aiops.layout import Array, Bytes, Cover, Ints, Layout, Section, compute_dtype
+from aiops.layout import Array, Bytes, Cover, Ints, Layout, Section
 from aiops.messages import Parts
 
 _HALF = np.float32(65504.0)
@@ -75,10 +74,13 @@ class Group:
     data: Array
 
 
-def groups(layout: Layout, gradient: Gradient, readable: Container[str]) -> list[Group] | None:
+def groups(
+    layout: Layout, gradient: Gradient, readable: Container[str], *, join: bool = True
+) -> list[Group] | None:
     """Return a coded gradient's tensors by codec, for kernels that read payloads themselves.
 
-    None if one is in a codec that is not ``readable``, or is no whole tensor.
+    None if one is in a codec that is not ``readable``, or is no whole tensor. ``join``: bring raw
+    tensors together, aligned; else they are read where they are, as payloads.
     """
     rows: dict[str, list[int]] = {}
     sources: dict[str, list[int]] = {}
@@ -98,7 +100,10 @@ def groups(layout: Layout, gradient: Gradient, readable: Container[str]) -> list
             last = first + 1
         row = int(np.searchsorted(gradient.cover.tensors, first))
         rows.setdefault(part.codec, []).extend(range(row, row + last - first))
-        if part.codec == raw.NAME:
+        if part.codec == raw.NAME and not join:
+            ahead = layout.starts[first:last] - part.start + begin
+            sources.setdefault(part.codec, []).extend(ahead.tolist())
+        elif part.codec == raw.NAME:
             ahead = (layout.starts[first:last] - part.start) // 4 + elements
             sources.setdefault(part.codec, []).extend(ahead.tolist())
             raws.append(gradient.data[begin : begin + part.nbytes])
@@ -153,35 +158,3 @@ def spans_of(
     grad = gradient.data[begin:end].view(section.dtype)
     source = (cover.starts[rows] - begin) // item
     return kernels.Spans(lo, lo + layout.sizes[tensors], source, steps[rows]), grad
-
-
-class Accumulator:
-    """The sum of gradients that a rule collects before it takes a step, in the compute dtype."""
-
-    def __init__(self, layout: Layout, backend: str, together: Together = alone) -> None:
-        self.layout, self._together = layout, together
-        self.arrays = [
-            np.empty(section_size(section), compute_dtype(section.dtype))
-            for section in layout.sections
-        ]
-        self.filled = np.zeros(len(layout.tensors), bool)  # which tensors have a sum already
-        self._first = [kernels.build(kernels.FIRST, a.dtype, backend) for a in self.arrays]
-        self._add = [kernels.build(kernels.FOLD, a.dtype, backend) for a in self.arrays]
-
-    def fold(self, gradient: Gradient, weights: Array) -> None:
-        """Add a gradient: ``sum ← sum + weight · g`` (``sum ← weight · g`` the first time)."""
-        again = self.filled[gradient.cover.tensors]
-        for rows, compiled in ((~again, self._first), (again, self._add)):
-            for index, section in enumerate(self.layout.sections):
-                chosen = rows_in(gradient.cover.tensors, section, rows)
-                if not len(chosen):
-                    continue
-                spans, grad = spans_of(self.layout, section, gradient, chosen, weights)
-                total = self.arrays[index]
-                wide = grad.astype(total.dtype, copy=False)
-                update(compiled[index], self._together, spans, 1.0, total, wide, total, ())
-        self.filled[gradient.cover.tensors] = True
-
-    def reset(self) -> None:
-        """Begin a new sum."""
-        self.filled[:] = False

@@ -34,7 +34,7 @@ ROOMS: Mapping[str, str] = {
     "ledger":       "ledger tally",
     "kernels":      "kernels",
     "codecs":       "codecs",
-    "store":        "machine gradients versions shadow store rows",
+    "store":        "machine gradients versions places stepping shadow store rows",
     "algorithms":   "algorithms gates",
     "engine":       "crew events pool incoming intake definition fitness recall shadowing answers"
                     " updates meeting rowsintake rowsdesk engine statistics journal shards",

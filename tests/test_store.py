@@ -210,7 +210,7 @@ def test_a_reader_sees_one_whole_version_in_the_middle_of_an_update(relaxed: boo
             seen.append(set(np.frombuffer(late, np.float32).tolist()))
             lease.release()
 
-    store._kernels = [Halfway(look)]
+    store.stepping.kernels = [Halfway(look)]
     update(store, ones(store))
     assert len(seen) == 2
     assert all((len(values) > 1) is relaxed for values in seen)
@@ -220,7 +220,7 @@ def test_a_reader_sees_one_whole_version_in_the_middle_of_an_update(relaxed: boo
 def test_an_update_in_place_cannot_be_read_midway() -> None:
     store = store_of({"w": np.zeros(64, np.float32)})
     readable: list[bool] = []
-    store._kernels = [Halfway(lambda: readable.append(store.readable))]
+    store.stepping.kernels = [Halfway(lambda: readable.append(store.readable))]
     update(store, ones(store))
     assert readable == [False]
     assert store.readable

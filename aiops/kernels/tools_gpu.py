@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import numpy as np
 
 from aiops.kernels.cuda import THREADS, pieces
-from aiops.kernels.device import Argument, Device, DeviceArray, Stream, Text
+from aiops.kernels.device import Argument, Bytes, Device, DeviceArray, Stream, Text
 from aiops.kernels.scan import LANES, SUM_BLOCK
 
 __all__ = ["DeviceTools", "narrow_text", "spread_text", "squares_text"]
@@ -26,7 +25,7 @@ class DeviceTools:
     def __init__(self, device: Device, stream: Stream) -> None:
         self._device, self._stream = device, stream
         self._functions: dict[Text, object] = {}
-        self._lanes: tuple[Any, DeviceArray] | None = None
+        self._lanes: tuple[Bytes, DeviceArray] | None = None
         self._totals: DeviceArray | None = None
 
     def sum_squares(self, array: DeviceArray) -> float:
@@ -37,7 +36,7 @@ class DeviceTools:
         nbytes = 8 * blocks * LANES
         if self._lanes is None or len(self._lanes[0]) < nbytes:
             self._lanes = self._device.host(nbytes), self._device.allocate(nbytes)
-        host, there = (memory[:nbytes] for memory in self._lanes)
+        host, there = self._lanes[0][:nbytes], self._lanes[1][:nbytes]
         each = THREADS // LANES
         self._run(squares_text(array.dtype.name), -(-blocks // each), array.size, array, there)
         self._stream.download(host, there)

@@ -13,7 +13,8 @@ from aiops.layout import Ints
 from aiops.messages import Done, Message, Use
 from aiops.shards.orders import work_of
 from aiops.shards.placement import Placement
-from aiops.store import Job, clipping
+from aiops.stepping import clipping
+from aiops.store import Job
 
 
 @dataclass(slots=True)

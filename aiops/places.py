@@ -1,0 +1,207 @@
+"""Where a store's arithmetic is done: on the host, or on a device with memory of its own.
+
+A `Stepping` (`aiops.stepping`) is the same on both. Its arrays are flat, and slices and views of
+them are the same memory; what they hold only its `Place` knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from aiops import kernels
+from aiops.arena import Arena, aligned
+from aiops.gradients import Gradient
+from aiops.kernels.rule import Rule
+from aiops.kernels.sharing import Together, update
+from aiops.kernels.spans import Kernel, Spans
+from aiops.layout import Array, Bytes, Ints, Layout, compute_dtype
+from aiops.machine import Machine
+from aiops.versions import Version
+
+
+class Place(Protocol):
+    """What a `Stepping` asks of where it is.
+
+    Attributes
+    ----------
+    joins
+        Whether raw values among coded ones are brought together first, to be aligned.
+    """
+
+    joins: bool
+
+    @property
+    def backend(self) -> str:
+        """Which kernels run: ``"numba"``, ``"numpy"`` or ``"cuda"``."""
+
+    def array(self, size: int, dtype: np.dtype[Any], value: float | None = None) -> Array:
+        """Return an array in the compute dtype; all elements are ``value``, if there is one."""
+
+    def kernel(self, rule: Rule, dtype: np.dtype[Any], codec: str | None = None) -> Kernel:
+        """Return what `aiops.kernels.build` does, for arrays that lie here."""
+
+    def folding(self, rule: Rule, dtype: np.dtype[Any]) -> Kernel:
+        """Return a kernel whose ``base`` and ``target`` are sums in the compute dtype.
+
+        Its gradients have the dtype itself, or what `widened` made of that.
+        """
+
+    def widened(self, gradient: Array) -> Array:
+        """Return a gradient as those kernels read it."""
+
+    def update(
+        self,
+        kernel: Kernel,
+        spans: Spans,
+        factor: float,
+        base: Array,
+        grad: Array,
+        target: Array,
+        state: Sequence[Array],
+        reads: Sequence[Array] = (),
+    ) -> Ints:
+        """Call a kernel that reads raw gradients."""
+
+    def sum_squares(self, array: Array) -> float:
+        """Return `aiops.kernels.sum_squares`."""
+
+    def narrow(self, target: Array, master: Array) -> None:
+        """Round a master into the parameters."""
+
+    def taken(self, gradient: Gradient) -> Gradient:
+        """Return a gradient whose bytes lie here."""
+
+    def dense(self, gradient: Gradient) -> Gradient:
+        """Return the same with every tensor raw; it is valid until the next is asked for."""
+
+    def read_packed(self) -> frozenset[str]:
+        """Return the codecs for which there are kernels that read payloads."""
+
+    def parameters(self, version: Version) -> Sequence[Array]:
+        """Return the sections of the version that an update begins with, or of its target."""
+
+    def sent(self, version: Version, current: Version) -> Sequence[Array]:
+        """Return the sections of an older version, as it is."""
+
+    def load(self, arena: Arena, masters: Sequence[Array | None]) -> None:
+        """Make what lies here the parameters of an arena."""
+
+    def begin(self, base: Version, target: Version, whole: bool) -> None:
+        """Hear of an update, of all tensors if ``whole``."""
+
+    def end(self, target: Version, wanted: bool) -> None:
+        """Return when an update is done; ``wanted``: its version will be read before long."""
+
+    def remaining(self, version: Version) -> Callable[[], None] | None:
+        """Return what is left to do before a new version's arena may be read, if anything."""
+
+    def shown(self, array: Array) -> Array:
+        """Return what an array holds, to be looked at."""
+
+
+class Host:
+    """The host's own memory, and kernels for its processors."""
+
+    joins = True
+
+    def __init__(self, layout: Layout, backend: str, machine: Machine) -> None:
+        self._layout, self._wish = layout, backend
+        self._together: Together = machine.together
+        self._dense = machine.measure("decode", Gradient.dense)
+        self._decoded: Bytes | None = None
+
+    @property
+    def backend(self) -> str:
+        """See `Place`."""
+        return kernels.resolve(self._wish)
+
+    def array(self, size: int, dtype: np.dtype[Any], value: float | None = None) -> Array:
+        """See `Place`."""
+        return np.empty(size, dtype) if value is None else np.full(size, value, dtype)
+
+    def kernel(self, rule: Rule, dtype: np.dtype[Any], codec: str | None = None) -> Kernel:
+        """See `Place`."""
+        return kernels.build(rule, dtype, self._wish, codec)
+
+    def folding(self, rule: Rule, dtype: np.dtype[Any]) -> Kernel:
+        """See `Place`."""
+        return self.kernel(rule, compute_dtype(dtype))
+
+    def widened(self, gradient: Array) -> Array:
+        """See `Place`."""
+        wide: Array = gradient.astype(compute_dtype(gradient.dtype), copy=False)
+        return wide
+
+    def update(
+        self,
+        kernel: Kernel,
+        spans: Spans,
+        factor: float,
+        base: Array,
+        grad: Array,
+        target: Array,
+        state: Sequence[Array],
+        reads: Sequence[Array] = (),
+    ) -> Ints:
+        """See `Place`."""
+        return update(kernel, self._together, spans, factor, base, grad, target, state, reads)
+
+    def sum_squares(self, array: Array) -> float:
+        """See `Place`."""
+        return kernels.sum_squares(array, self._wish)
+
+    def narrow(self, target: Array, master: Array) -> None:
+        """See `Place`."""
+        with np.errstate(over="ignore"):
+            target[:] = master
+
+    def taken(self, gradient: Gradient) -> Gradient:
+        """See `Place`."""
+        return gradient
+
+    def dense(self, gradient: Gradient) -> Gradient:
+        """See `Place`."""
+        found: Gradient = self._dense(gradient, self._layout, self._room, self._wish)
+        return found
+
+    def _room(self) -> Bytes:
+        if self._decoded is None:
+            self._decoded = aligned(self._layout.nbytes)
+        return self._decoded
+
+    def read_packed(self) -> frozenset[str]:
+        """See `Place`."""
+        return kernels.PACKED
+
+    def parameters(self, version: Version) -> Sequence[Array]:
+        """See `Place`."""
+        return version.arena.sections
+
+    def sent(self, version: Version, current: Version) -> Sequence[Array]:
+        """See `Place`."""
+        return version.arena.sections
+
+    def load(self, arena: Arena, masters: Sequence[Array | None]) -> None:
+        """See `Place`."""
+        for master, section in zip(masters, arena.sections, strict=True):
+            if master is not None:
+                np.copyto(master, section)
+
+    def begin(self, base: Version, target: Version, whole: bool) -> None:
+        """See `Place`."""
+        if target is not base and not whole:
+            np.copyto(target.arena.data, base.arena.data)
+
+    def end(self, target: Version, wanted: bool) -> None:
+        """See `Place`."""
+
+    def remaining(self, version: Version) -> Callable[[], None] | None:
+        """See `Place`."""
+        return None
+
+    def shown(self, array: Array) -> Array:
+        """See `Place`."""
+        return array

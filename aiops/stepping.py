@@ -1,0 +1,283 @@
+"""The arithmetic of one store: gradients are added up, and steps are taken with them.
+
+It is the same wherever it is done, which is its `Place`'s business (`aiops.places`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from aiops import kernels
+from aiops.arena import Arena
+from aiops.gradients import Gradient, Group, groups, rows_in, section_size, spans_of
+from aiops.kernels.rule import Rule
+from aiops.layout import Array, Ints, Layout, compute_dtype
+from aiops.places import Place
+from aiops.versions import Version
+
+NONE = np.empty(0, np.int64)
+
+
+@dataclass(slots=True)
+class Work:
+    """What an update is of.
+
+    The attributes are those of `aiops.store.Job`, as far as they are held here; ``gradient`` lies
+    where the arithmetic is done. ``wanted``: the version made will be read before long.
+    """
+
+    gradient: Gradient | None
+    weights: Array | None
+    factor: float
+    clip: float
+    base: Version
+    target: Version
+    touched: Ints
+    steps: Array = field(default_factory=lambda: np.empty(0))
+    scalars: Array | None = None
+    sent: Version | None = None
+    wanted: bool = True
+
+
+class Stepping:
+    """The optimiser's state, the sum in progress, and the kernels.
+
+    Parameters
+    ----------
+    layout
+        The tensors that are held here.
+    rule
+        The mathematics of an update.
+    place
+        Where it is done.
+    """
+
+    def __init__(self, layout: Layout, rule: Rule, place: Place) -> None:
+        self.layout, self.rule, self.place = layout, rule, place
+        self.kernels = [place.kernel(rule, s.dtype) for s in layout.sections]
+        # The same for a collected gradient, which is in the compute dtype already.
+        self._wide = [place.kernel(rule, compute_dtype(s.dtype)) for s in layout.sections]
+        self._packed: dict[str, kernels.Kernel] = {}  # by the codec that they read
+        self.state: list[tuple[Array, ...]] = []
+        self.masters: list[Array | None] = []
+        for section in layout.sections:
+            size, dtype = section_size(section), compute_dtype(section.dtype)
+            self.state.append(tuple(place.array(size, dtype, v) for v in rule.state.values()))
+            wide = dtype == section.dtype
+            self.masters.append(None if wide else place.array(size, dtype))
+        self._accumulator: Accumulator | None = None
+        nothing = kernels.Spans(NONE, NONE, NONE, np.empty(0))
+        self._spans: list[tuple[Array | None, Array | None, kernels.Spans]] = [
+            (None, None, nothing)
+        ] * len(layout.sections)
+
+    def load(self, arena: Arena) -> None:
+        """Begin with these parameters; the masters follow."""
+        self.place.load(arena, self.masters)
+
+    def read_packed(self, codecs: Iterable[str]) -> None:
+        """Have updates read gradients in these codecs as they came, where there is a kernel for it.
+
+        Others are decoded first.
+        """
+        if [section.dtype for section in self.layout.sections] == [np.float32]:
+            for name in self.place.read_packed() & set(codecs):
+                self._packed[name] = self.place.kernel(self.rule, np.dtype(np.float32), name)
+
+    def warm(self) -> None:
+        """Compile the kernels now, so that the first push need not wait for it."""
+        for kernel in (*self.kernels, *self._wide, *self._packed.values()):
+            kernel.warm()
+
+    @property
+    def accumulator(self) -> Accumulator:
+        """The sum in progress (made on first use: most rules need none)."""
+        if self._accumulator is None:
+            self._accumulator = Accumulator(self.layout, self.place)
+        return self._accumulator
+
+    def taken(self, gradient: Gradient, *, alone: bool) -> Gradient:
+        """Return a gradient as the kernels here read it.
+
+        ``alone``: a step is to be taken with it, and neither a sum nor its norm is asked for.
+        """
+        if gradient.parts and not (alone and self._packed):
+            return self.place.dense(gradient)
+        return self.place.taken(gradient)
+
+    # ------------------------------------------------------------ a step
+
+    def step(self, work: Work) -> Ints:
+        """Take a step; return the statistic's fixed-point sums of the tensors touched."""
+        place, whole = self.place, len(work.touched) == len(self.layout.tensors)
+        place.begin(work.base, work.target, whole)
+        if not len(work.touched):
+            sums = NONE
+        elif work.gradient is not None and work.weights is None:
+            sums = self._step_from(work, work.gradient)
+        else:
+            sums = self._step_from_sum(work)
+        place.end(work.target, work.wanted)
+        return sums
+
+    def _step_from(self, work: Work, gradient: Gradient) -> Ints:
+        if gradient.parts:
+            found = groups(self.layout, gradient, self._packed, join=self.place.joins)
+            if found is not None:
+                return self._step_packed(work, gradient, found)
+            gradient = self.place.dense(gradient)
+        sums, calls = [], []
+        for index, section in enumerate(self.layout.sections):
+            if gradient.cover.whole:  # the usual case, and its spans are known
+                spans = self._whole_spans(index, work.steps, work.scalars)
+                grad = gradient.data[section.start : section.stop].view(section.dtype)
+            else:
+                rows = rows_in(gradient.cover.tensors, section)
+                if not len(rows):
+                    continue
+                spans, grad = spans_of(self.layout, section, gradient, rows, work.steps)
+                if work.scalars is not None:
+                    spans.more = work.scalars[rows]
+            calls.append((index, spans, grad))
+        factor = work.factor
+        if work.clip:
+            factor *= self._clipped(work.clip, factor, [grad for _index, _spans, grad in calls])
+        for index, spans, grad in calls:
+            source, output, reads = self._arrays(work, index)
+            arrays = factor, source, grad, output, self.state[index], reads
+            sums.append(self.place.update(self.kernels[index], spans, *arrays))
+        return sums[0] if len(sums) == 1 else np.concatenate(sums)
+
+    def _arrays(self, work: Work, index: int) -> tuple[Array, Array, list[Array]]:
+        """Return a section's base, target and what is read beside them."""
+        master, place = self.masters[index], self.place
+        source = place.parameters(work.base)[index] if master is None else master
+        sent = [] if work.sent is None else [place.sent(work.sent, work.base)[index]]
+        return source, place.parameters(work.target)[index], sent
+
+    def _step_packed(self, work: Work, gradient: Gradient, found: list[Group]) -> Ints:
+        """Update from payloads: all tensors are float32, so there is one section and no master."""
+        tensors = gradient.cover.tensors
+        sums = np.zeros(len(tensors), np.int64)
+        source, output, reads = self._arrays(work, 0)
+        for group in found:
+            chosen = tensors[group.rows]
+            lo = self.layout.starts[chosen] // source.dtype.itemsize
+            hi = lo + self.layout.sizes[chosen]
+            spans = kernels.Spans(lo, hi, group.source, work.steps[group.rows])
+            if work.scalars is not None:
+                spans.more = work.scalars[group.rows]
+            kernel = self._packed.get(group.codec, self.kernels[0])
+            sums[group.rows] = kernel(
+                spans, work.factor, source, group.data, output, self.state[0], reads
+            )
+        return sums
+
+    def _clipped(self, clip: float, factor: float, gradients: list[Array]) -> float:
+        """Return what brings the norm of a gradient, times a factor, down to the limit."""
+        return clipping(clip, factor, sum(self.place.sum_squares(g) for g in gradients))
+
+    def _whole_spans(self, index: int, steps: Array, scalars: Array | None) -> kernels.Spans:
+        """Return the spans of a whole section; the last ones again if the numbers are the same."""
+        last, others, spans = self._spans[index]
+        if last is not steps or others is not scalars:
+            section, (lo, hi) = self.layout.sections[index], self.layout.whole[index]
+            mine = slice(section.first, section.last)
+            if last is None:
+                spans = kernels.Spans(lo, hi, lo, steps[mine])
+            spans.step = steps[mine]
+            if scalars is not None:
+                spans.more = scalars[mine]
+            self._spans[index] = (steps, scalars, spans)
+        return spans
+
+    def _step_from_sum(self, work: Work) -> Ints:
+        sums, calls = [], []
+        for index, section in enumerate(self.layout.sections):
+            rows = rows_in(work.touched, section)
+            if not len(rows):
+                continue
+            tensors, item = work.touched[rows], section.dtype.itemsize
+            lo = (self.layout.starts[tensors] - section.start) // item
+            spans = kernels.Spans(lo, lo + self.layout.sizes[tensors], lo, work.steps[rows])
+            if work.scalars is not None:
+                spans.more = work.scalars[rows]
+            calls.append((index, spans))
+        factor = work.factor
+        if work.clip:
+            totals = [
+                self.accumulator.arrays[index][low:high]
+                for index, spans in calls
+                for low, high in zip(spans.lo.tolist(), spans.hi.tolist(), strict=True)
+            ]
+            factor *= self._clipped(work.clip, factor, totals)
+        for index, spans in calls:
+            grad, master = self.accumulator.arrays[index], self.masters[index]
+            source, output, _reads = self._arrays(work, index)
+            to = output if master is None else master
+            arrays = factor, source, grad, to, self.state[index]
+            sums.append(self.place.update(self._wide[index], spans, *arrays))
+            if master is not None:
+                self.place.narrow(output, master)
+        self.accumulator.reset()
+        return sums[0] if len(sums) == 1 else np.concatenate(sums)
+
+    # ------------------------------------------------------------ a norm
+
+    def squares(self, gradient: Gradient | None, touched: Ints) -> float:
+        """Return the sum of squares of a gradient, or of what has been collected (None)."""
+        found: list[Array] = []
+        for index, section in enumerate(self.layout.sections):
+            if gradient is not None:
+                rows = rows_in(gradient.cover.tensors, section)
+                if len(rows):
+                    steps = np.zeros(len(gradient.cover.tensors))
+                    found.append(spans_of(self.layout, section, gradient, rows, steps)[1])
+                continue
+            tensors = touched[rows_in(touched, section)]
+            lo = (self.layout.starts[tensors] - section.start) // section.dtype.itemsize
+            ends = (lo + self.layout.sizes[tensors]).tolist()
+            array = self.accumulator.arrays[index]
+            found += [array[low:high] for low, high in zip(lo.tolist(), ends, strict=True)]
+        return sum(self.place.sum_squares(array) for array in found)
+
+
+class Accumulator:
+    """The sum of gradients that a rule collects before it takes a step, in the compute dtype."""
+
+    def __init__(self, layout: Layout, place: Place) -> None:
+        self.layout, self._place = layout, place
+        self.arrays = [
+            place.array(section_size(section), compute_dtype(section.dtype))
+            for section in layout.sections
+        ]
+        self.filled = np.zeros(len(layout.tensors), bool)  # which tensors have a sum already
+        self._first = [place.folding(kernels.FIRST, s.dtype) for s in layout.sections]
+        self._add = [place.folding(kernels.FOLD, s.dtype) for s in layout.sections]
+
+    def fold(self, gradient: Gradient, weights: Array) -> None:
+        """Add a gradient: ``sum ← sum + weight · g`` (``sum ← weight · g`` the first time)."""
+        again = self.filled[gradient.cover.tensors]
+        for rows, compiled in ((~again, self._first), (again, self._add)):
+            for index, section in enumerate(self.layout.sections):
+                chosen = rows_in(gradient.cover.tensors, section, rows)
+                if not len(chosen):
+                    continue
+                spans, grad = spans_of(self.layout, section, gradient, chosen, weights)
+                total, wide = self.arrays[index], self._place.widened(grad)
+                self._place.update(compiled[index], spans, 1.0, total, wide, total, ())
+        self.filled[gradient.cover.tensors] = True
+
+    def reset(self) -> None:
+        """Begin a new sum."""
+        self.filled[:] = False
+
+
+def clipping(clip: float, factor: float, squares: float) -> float:
+    """Return what brings the norm of a gradient, times a factor, down to the limit."""
+    norm = abs(factor) * math.sqrt(squares)
+    return clip / norm if norm > clip else 1.0
