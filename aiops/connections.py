@@ -238,6 +238,7 @@ class Connections:
 
     def link_lost(self, link: Link, error: AiopsError) -> None:
         """Tell the engine that a connection is gone."""
+        link.wire.place = _nowhere  # it knew the link, which knows its wire: both can go now
         peer = self.peers.pop(link.number, None)
         if peer is None:
             return

@@ -320,6 +320,8 @@ class Engine:
         """It is alive; that is all."""
 
     def _on_leave(self, event: Received) -> None:
+        if member := self.crew.at(event.peer):
+            member.answers.clear()  # it will not ask again what became of its pushes
         self._on_left(Left(event.time, event.peer))
         self._effects.append(Drop(event.peer, "it said goodbye"))
 

@@ -88,6 +88,10 @@ class Shared:
         except ValueError as error:
             raise RemoteProtocolError(f"share: segment {message.segment}: {error}") from None
 
+    def lost(self) -> None:
+        """Forget the other side's segments; each stays mapped while a payload in it is read."""
+        self._theirs.clear()
+
     def at(self, number: int, offset: int, nbytes: int) -> Bytes:
         """Return what lies at a place.
 

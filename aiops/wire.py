@@ -218,7 +218,9 @@ class Wire:
         return self._advance()
 
     def lost(self) -> None:
-        """Say that the connection is gone, so that a half-filled sink is let go."""
+        """Say that the connection is gone: a half-filled sink and others' memory are let go."""
+        if self.shared is not None:
+            self.shared.lost()
         if self._sink is not None:
             self._sink.abandoned()
         self._message, self._sink, self._parts = None, None, ()

@@ -230,6 +230,18 @@ class TestExactlyOnce:
         assert inline.version == 1
         assert inline.engine.intake.pool.out == 0
 
+    def test_who_said_goodbye_asks_no_more_what_became_of_its_pushes(self) -> None:
+        inline = running("asgd")
+        inline.push(1, G, seq=1)
+        inline.push(2, G, seq=1)
+        inline.leave(1)
+        inline.receive(2, messages.Leave(5))
+        kept = {member.client: len(member.answers) for member in inline.engine.crew}
+        assert (kept["client-1"], kept["client-2"]) == (1, 0)
+        inline.join(12, client="client-2")
+        assert isinstance(inline.push(12, G, 0, seq=1), Error)
+        assert inline.version == 2, "it was applied once all the same"
+
     def test_a_refusal_is_remembered_too(self) -> None:
         inline = running("asgd")
         bad = {"w": np.full(3, np.nan, np.float32)}

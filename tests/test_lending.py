@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -160,6 +161,18 @@ class TestShared:
         for wanted in (0, 1):
             shared.hear(Share(0, 1, 16))
             assert shared.at(1, 0, 16)[0] == wanted
+
+    def test_they_are_let_go_when_the_connection_is_lost(self) -> None:
+        wire = opened("server")
+        wire.shared = Shared(lambda nbytes: np.zeros(nbytes, np.uint8))
+        feed(wire, share(1) + share(2))
+        reading = wire.shared.at(1, 0, 16)
+        kept, gone = (weakref.ref(wire.shared._theirs[number]) for number in (1, 2))
+        wire.lost()
+        assert gone() is None
+        assert kept() is not None, "somebody reads in it"
+        del reading
+        assert kept() is None
 
     def test_a_segment_is_shown_once(self) -> None:
         wire, passed = opened("client"), []

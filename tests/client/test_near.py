@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -315,6 +316,25 @@ class TestLost:
             return descriptors() <= before[0] + 8 and held() <= before[1] + 8 * SIZE
 
         eventually(back, "their memory is gone, too")
+
+    def test_a_server_lets_their_memory_go_at_once(self, server: ServerThread) -> None:
+        """Not when the collector of cycles comes round to it: a room is as large as the model."""
+
+        def rooms(running: Any) -> list[weakref.ref[Any]]:
+            wires = [peer.link.wire for peer in running.connections.peers.values()]
+            return [weakref.ref(room) for wire in wires for room in wire.shared._theirs.values()]
+
+        gc.collect()
+        gc.disable()
+        try:
+            with Worker(server.url, MODEL) as worker:
+                worker.step(ONES)
+                seen = server.call(rooms)
+                assert seen
+                assert all(room() is not None for room in seen)
+            eventually(lambda: all(room() is None for room in seen), "they are unmapped")
+        finally:
+            gc.enable()
 
     def test_a_killed_worker_leaves_nothing(self) -> None:
         code = (
