@@ -1,10 +1,13 @@
-"""What memory a process holds, as the kernel counts it (Linux)."""
+"""What memory processes hold, as the kernel counts it (Linux)."""
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -17,10 +20,10 @@ _SEGMENT = "/memfd:"
 
 
 class Footprint(NamedTuple):
-    """Bytes: a process's own, and those in shared segments that it has mapped."""
+    """Bytes: processes' own, and those in shared segments that they have mapped."""
 
     own: int
-    """Its proportional set size (PSS), but for the segments."""
+    """Their proportional set size (PSS), but for the segments."""
     segments: int
     """Each once and in full, whoever else has mapped it and however often."""
 
@@ -30,15 +33,16 @@ class Footprint(NamedTuple):
         return self.own + self.segments
 
 
-def footprint(pid: int) -> Footprint:
-    """Return what a process holds now.
+def footprint(*pids: int) -> Footprint:
+    """Return what processes hold now, all of them together.
 
     The sum that ``smaps_rollup`` has counts half a segment that two have mapped, so the mappings
     are gone through one by one.
     """
     own, segments = 0, dict[tuple[str, str], int]()
     segment: tuple[str, str] | None = None
-    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+    lines = (line for pid in pids for line in Path(f"/proc/{pid}/smaps").read_text().splitlines())
+    for line in lines:
         if header := _HEADER.fullmatch(line):
             offset, inode, path = header.groups()
             segment = (inode, offset) if path.startswith(_SEGMENT) else None
@@ -47,6 +51,28 @@ def footprint(pid: int) -> Footprint:
         elif segment is not None and line.startswith("Rss:"):
             segments[segment] = max(segments.get(segment, 0), _bytes(line))
     return Footprint(own, sum(segments.values()))
+
+
+def family(pid: int) -> list[int]:
+    """Return a process and all that descend from it: a server and its shards."""
+    parents = dict[int, int]()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            fields = stat.read_text().rpartition(")")[2].split()
+            parents[int(stat.parent.name)] = int(fields[1])
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found
+
+
+def busy_seconds(*pids: int) -> float:
+    """Return the processor time that processes have used."""
+    ticks = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _bytes(line: str) -> int:
@@ -68,8 +94,8 @@ class Watch(Closing):
 
     Parameters
     ----------
-    pid
-        The server's process.
+    pids
+        The server's processes.
     url
         Where it is asked for its statistics.
     interval
@@ -83,9 +109,11 @@ class Watch(Closing):
         As they come.
     """
 
-    def __init__(self, pid: int, url: str, interval: float, timeout: float = 60.0) -> None:
+    def __init__(
+        self, pids: Sequence[int], url: str, interval: float, timeout: float = 60.0
+    ) -> None:
         self.samples: list[Sample] = []
-        self._pid, self._url, self._interval, self._timeout = pid, url, interval, timeout
+        self._pids, self._url, self._interval, self._timeout = pids, url, interval, timeout
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
 
@@ -108,7 +136,7 @@ class Watch(Closing):
         try:
             with aiops.Client(self._url, timeout=self._timeout) as client:
                 while True:
-                    stats, held = client.stats(), footprint(self._pid)
+                    stats, held = client.stats(), footprint(*self._pids)
                     now = time.perf_counter() - begin
                     versions = stats["versions_alive"], stats["versions_spare"]
                     self.samples.append(Sample(now, *held, *versions))

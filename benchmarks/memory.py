@@ -1,11 +1,13 @@
 """The memory benchmark: what a server holds, beside what it needs.
 
-    python -m benchmarks.memory [--size 1GiB] [--workers 2] [--transports tcp,same-host]
+    python -m benchmarks.memory [--size 1GiB] [--workers 2] [--transports tcp,views]
                                 [--policy asgd] [--seconds 10] [--json out.json] [--plot out.png]
 
 A server process and so many worker processes that exchange as fast as they can, as in
 `benchmarks.exchange`, while the server's memory is looked at many times a second: its own pages,
-and the shared segments that it has mapped, each once and in full. The bound is the sum of
+and the shared segments that it has mapped, each once and in full. ``tcp``, ``same-host`` (the
+workers have arrays of their own), ``views`` (they read the server's) and ``shards`` (two of them,
+over TCP, counted together) are measured one after the other. The bound is the sum of
 
 * the parameters: room for one version that is being made, or waits to be,
 * the versions that are alive, the current one among them (as ``aiops stats`` has it; the most that
@@ -38,15 +40,20 @@ from aiops.errors import UsageError, nearest
 from aiops.experiments.figure import Figure, Line, Panel
 from benchmarks import report
 from benchmarks.compare import Cell
-from benchmarks.footprint import Sample, Watch, footprint
+from benchmarks.footprint import Sample, Watch, family, footprint
 from benchmarks.peers import base
 from benchmarks.peers.base import Job
 from benchmarks.peers.policy import LEFT_OUT
 from benchmarks.peers.process import PeerFailed, Team
 from benchmarks.sizes import GIB, KIB, MIB, format_size, size_flag
 
-PEERS = {"tcp": "aiops", "same-host": "shared"}
-"""The peers of the exchange benchmark, by transport."""
+PEERS: Mapping[str, tuple[str, int]] = {
+    "tcp": ("aiops", 1),
+    "same-host": ("shared", 1),
+    "views": ("views", 1),
+    "shards": ("aiops", 2),
+}
+"""The peers of the exchange benchmark, by transport, and on how many shards each is."""
 BUFFERS = 4
 """Receive buffers that a server has room for, at most."""
 _GOAL = 1.1
@@ -134,10 +141,11 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
 @contextmanager
 def _team(options: Options, transport: str, size: int, workers: int) -> Iterator[Team]:
     """Run a server and workers that have met."""
-    peer = base.load(PEERS[transport])
-    settings = {**peer.SETTINGS, "policy": options.policy}
+    name, shards = PEERS[transport]
+    peer = base.load(name)
+    settings = {**peer.SETTINGS, "policy": options.policy, "shards": shards}
     with ExitStack() as stack:
-        job = Job(PEERS[transport], size // 4, workers, settings)
+        job = Job(name, size // 4, workers, settings)
         team = Team(job, options.deadline, peer.ENVIRONMENT, transport)
         stack.callback(team.kill)
         team.launch()
@@ -149,7 +157,7 @@ def _program(options: Options, transport: str) -> int:
     """Return what a server holds that has next to no parameters, but all its code."""
     with _team(options, transport, _TINY, 1) as team:
         team.run(50)
-        held = footprint(team.server_process()).total
+        held = footprint(*family(team.server_process())).total
         team.close()
     return held
 
@@ -158,9 +166,8 @@ def _watched(options: Options, transport: str) -> tuple[list[Sample], int]:
     """Have the workers exchange for a while; return what was seen, and how many cycles."""
     with _team(options, transport, options.size, options.workers) as team:
         team.run(2)  # what is made once is made
-        with Watch(
-            team.server_process(), team.address, options.interval, options.deadline
-        ) as watch:
+        pids = family(team.server_process())
+        with Watch(pids, team.address, options.interval, options.deadline) as watch:
             cycles, begin = 1, time.perf_counter()
             # Never without a sample, and never more than what the check can count.
             while time.perf_counter() - begin < options.seconds or not watch.samples:
@@ -265,13 +272,13 @@ def figure(result: Mapping[str, Any]) -> Figure:
         held = [(sample["own"] + sample["segments"]) / MIB for sample in samples]
         bound = cell.get("bound_bytes", 0) / MIB
         lines = [
-            Line("held", seconds, [held]),
             Line("bound", seconds, [[bound] * len(seconds)]),
+            Line("held", seconds, [held]),
         ]
         top = 1.1 * max(bound, *held, 1.0)
         panels.append(Panel(cell["transport"], "seconds", "MiB", lines, bottom=0, top=top))
     size = format_size(result["options"]["size"])
-    return Figure(f"A server's memory, {size} of parameters", panels, max(len(panels), 1))
+    return Figure(f"A server's memory, {size} of parameters", panels, min(max(len(panels), 1), 2))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -188,12 +188,12 @@ def main(
     )
     chosen = vars(parser.parse_args(argv))
     path, plot, out = chosen.pop("json"), chosen.pop("plot", None), chosen.pop("out")
-    before = signal.signal(signal.SIGTERM, _stop)
+    before = signal.signal(signal.SIGTERM, stop)
     try:
         if plot or (out and drawn):
             ask_for_plots(plot or out / "plot.png")
         if out:
-            _make(out)
+            make(out)
         for file in filter(None, (path, plot)):
             if not file.parent.is_dir():
                 raise UsageError(f"{file} cannot be written: there is no folder {file.parent}")
@@ -235,7 +235,8 @@ def _print(
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _make(folder: Path) -> None:
+def make(folder: Path) -> None:
+    """Make a folder where there is none; UsageError when that cannot be."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -256,7 +257,8 @@ def _each(name: str, text: str, read: Callable[[str], Any]) -> Iterable[Any]:
             ) from None
 
 
-def _stop(*_: object) -> NoReturn:
+def stop(*_: object) -> NoReturn:
+    """End as SIGTERM asks for it, from inside out."""
     raise SystemExit(143)  # on the way out everybody is ended
 
 

@@ -22,8 +22,9 @@ Compare = Annotated[
     tuple[Path, Path] | None,
     typer.Option(
         "--compare",
-        metavar="OLD.json NEW.json",
-        help="Show what regressed between two reports of one benchmark (exit status 1: something).",
+        metavar="OLD NEW",
+        help="Show what regressed between two reports of one benchmark, or two folders of reports"
+        " (exit status 1: something).",
     ),
 ]
 
@@ -37,7 +38,8 @@ def _group(context: typer.Context, compare: Compare = None) -> None:
         return
     if context.invoked_subcommand is not None:
         raise UsageError(
-            f"--compare reads two files and runs nothing: leave out {context.invoked_subcommand}"
+            "--compare reads what was written before and runs nothing: leave out"
+            f" {context.invoked_subcommand}"
         )
     raise typer.Exit(_module("compare").main(*compare))
 
@@ -118,6 +120,12 @@ def scale(context: typer.Context) -> None:
 def memory(context: typer.Context) -> None:
     """Measure a server's memory against what its parameters, versions and buffers need."""
     _run("memory", context.args)
+
+
+@app.command(context_settings=_PASS_ON)
+def soak(context: typer.Context) -> None:
+    """Measure whether a server's memory grows, over minutes and hours of a mixed load."""
+    _run("soak", context.args)
 
 
 @app.command(context_settings=_PASS_ON)

@@ -44,7 +44,7 @@ def test_a_segment_counts_once_and_in_full():
 
 
 def test_nobody_is_watched_who_is_not_there():
-    with Watch(os.getpid(), "aiops://127.0.0.1:1", 0.01, timeout=0.01) as watch:
+    with Watch([os.getpid()], "aiops://127.0.0.1:1", 0.01, timeout=0.01) as watch:
         pass
     assert watch.samples == []
 
@@ -66,21 +66,22 @@ def test_the_bound_and_the_drift():
 def test_a_tiny_run_makes_a_whole_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     pytest.importorskip("matplotlib")
     file, plot = tmp_path / "out.json", tmp_path / "out.svg"
-    line = "--size 64KiB --workers 1 --seconds 0.05 --interval 0.01"
+    line = "--size 64KiB --workers 1 --seconds 0.05 --interval 0.01 --transports views,shards"
     memory.main([*line.split(), f"--json={file}", f"--plot={plot}"])
     printed = capsys.readouterr().out
-    for word in ("64 KiB of parameters", "peak / bound", "drift", "tcp", "same-host"):
+    for word in ("64 KiB of parameters", "peak / bound", "drift", "views", "shards"):
         assert word in printed
     found = json.loads(file.read_text())
-    over_tcp, near = found["cells"]
-    for cell in (over_tcp, near):
+    views, shards = found["cells"]
+    for cell in found["cells"]:
         assert cell["failed"] is None
         assert cell["cycles"] > 0
         assert cell["peak_of_bound"] > 0
         totals = [sample["own"] + sample["segments"] for sample in cell["samples"]]
         assert max(totals) == cell["peak_bytes"] > 64 << 10
-    assert all(not sample["segments"] for sample in over_tcp["samples"])
-    assert all(sample["segments"] for sample in near["samples"])
+    assert all(not sample["segments"] for sample in shards["samples"])
+    assert all(sample["segments"] for sample in views["samples"])
+    assert shards["program_bytes"] > 1.5 * views["program_bytes"], "two processes are counted"
     assert [cell.beside for cell in memory.cells(found)] == ["bound", "bound"]
     assert "<svg" in plot.read_text()
 
