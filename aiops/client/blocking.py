@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from aiops.client.backoff import Attempts
 from aiops.client.connection import Connection
 from aiops.client.facade import Facade
 from aiops.client.leased import Leased
@@ -14,12 +13,9 @@ from aiops.client.params import Params, Stamped
 from aiops.client.requests import Receipt, Request
 from aiops.client.transfer import Transfer
 from aiops.closing import Closing
-from aiops.errors import ConnectionLost, DeadlineExceeded, UsageError
+from aiops.errors import UsageError
 from aiops.layout import Array
 from aiops.tables import Table
-
-_MOMENT = 0.001
-"""Seconds between two calls within which what is given back to the server waits for the second."""
 
 
 class Client(Facade, Closing):
@@ -64,7 +60,6 @@ class Client(Facade, Closing):
     ) -> None:
         super().__init__(url, role=role, token=token, name=name, timeout=timeout, pongs=pongs)
         self._connection = Connection(self._talk, self._host, self._port)
-        self._last = 0.0  # when the last call ended
         self._run(None, timeout)
 
     # ------------------------------------------------------------ what it can do
@@ -287,37 +282,11 @@ class Client(Facade, Closing):
             self._run(self._talk.describe())
 
     def _run(self, request: Request | None, timeout: float | None = None) -> Any:
-        """Move bytes until a request is answered (None: until the server said welcome)."""
+        """Return what a request came to (None: wait until the server said welcome)."""
         if self._closed:
             if request is not None:
                 self._talk.abandon(request)
             raise UsageError("this client is closed")
         if timeout is None:
             timeout = self._patience_for(request)
-        connection, now = self._connection, time.monotonic()
-        until = now + timeout
-        hurried = now - self._last < _MOMENT  # then so is the next, and takes along what can wait
-        attempts = Attempts(self.url, self._here.below, now + min(timeout, self.timeout))
-        try:
-            while not (request.done if request is not None else self._talk.ready):
-                connection.check_interrupted()
-                ready = self._talk.ready
-                try:
-                    connection.move(until if ready else attempts.until, self.timeout / 4)
-                except DeadlineExceeded:
-                    raise
-                except (ConnectionLost, OSError) as error:
-                    connection.hang_up()
-                    connection.check_interrupted()
-                    if ready:  # it was there until now
-                        attempts.until = min(until, time.monotonic() + self.timeout)
-                    connection.pause(attempts.pause(time.monotonic(), error))
-        except BaseException:  # whatever it was, it may have come in mid-message
-            if request is not None:
-                self._talk.abandon(request)
-            connection.hang_up()
-            raise
-        if not hurried or self._talk.urgent:
-            connection.send_the_rest(until)
-        self._last = time.monotonic()
-        return request.value() if request is not None else None
+        return self._connection.carry(request, timeout, self.timeout)

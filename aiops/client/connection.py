@@ -10,13 +10,15 @@ import threading
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
-from aiops.client.backoff import overdue, reason
+from aiops.client.backoff import Attempts, overdue, reason
 from aiops.client.branch import Branch
 from aiops.client.conversation import Conversation
 from aiops.client.line import GLANCE, RECEIVE, Line, send_some
 from aiops.client.line import move as line_move
-from aiops.errors import AiopsError, ConnectionLost
+from aiops.client.requests import Request
+from aiops.errors import AiopsError, ConnectionLost, DeadlineExceeded
 from aiops.lending import Shared
 from aiops.lookup import addresses_waited_for
 from aiops.samehost import Side, welcomed
@@ -24,6 +26,9 @@ from aiops.sockets import tune
 from aiops.spin import Spin
 from aiops.surroundings import SURROUNDINGS
 from aiops.wire import Buffer
+
+_MOMENT = 0.001
+"""Seconds between two requests within which what can wait (a pong, say) waits for the second."""
 
 _BEAT = 1.0  # seconds between looks at the clock in a call that waits
 _ASIDE = 1.0  # seconds that what nobody waits for may take: a pong, a goodbye
@@ -52,8 +57,63 @@ class Connection:
         self._lines: list[Line] = []  # to all shards, where there are several
         self._spin = Spin()
         self._interrupted = threading.Event()
+        self._last = 0.0  # when the last request was answered
 
-    def move(self, until: float, beat: float) -> None:
+    def carry(self, request: Request | None, timeout: float, attempting: float) -> Any:
+        """Move bytes until a request is answered; return its result.
+
+        A connection that is lost meanwhile is made again, with longer and longer pauses.
+
+        Parameters
+        ----------
+        request
+            None: wait until the server said welcome.
+        timeout
+            Seconds that it may take in all.
+        attempting
+            Seconds that connecting again may take.
+
+        Raises
+        ------
+        DeadlineExceeded
+            When the answer has not come in time.
+        ConnectionLost
+            When the server cannot be reached.
+        AiopsError
+            What the server refuses the request with.
+        """
+        talk, now = self._talk, time.monotonic()
+        until = now + timeout
+        hurried = now - self._last < _MOMENT  # then so is the next, and takes along what can wait
+        attempts, trying = None, now + min(timeout, attempting)
+        try:
+            while not (request.done if request is not None else talk.ready):
+                self._check_interrupted()
+                ready = talk.ready
+                try:
+                    self._move(until if ready else trying, attempting / 4)
+                except DeadlineExceeded:
+                    raise
+                except (ConnectionLost, OSError) as error:
+                    self.hang_up()
+                    self._check_interrupted()
+                    if ready:  # it was there until now
+                        trying = min(until, time.monotonic() + attempting)
+                    if attempts is None:
+                        attempts = Attempts(talk.server, self._here.below, trying)
+                    attempts.until = trying
+                    self._interrupted.wait(attempts.pause(time.monotonic(), error))
+        except BaseException:  # whatever it was, it may have come in mid-message
+            if request is not None:
+                talk.abandon(request)
+            self.hang_up()
+            raise
+        if not hurried or talk.urgent:
+            self._send_the_rest(until)
+        self._last = time.monotonic()
+        return request.value() if request is not None else None
+
+    def _move(self, until: float, beat: float) -> None:
         """Connect if need be, send what there is to send, and wait for something to come.
 
         ``beat``: seconds between two looks at the clock, at most, on a connection that is made.
@@ -73,7 +133,7 @@ class Connection:
         self._send(self._talk.outgoing(), until)
         self._receive(until)
 
-    def send_the_rest(self, until: float) -> None:
+    def _send_the_rest(self, until: float) -> None:
         """Send what answers are left over (a pong, say); the next call sees if it cannot."""
         if self._talk.branches:
             try:
@@ -128,7 +188,7 @@ class Connection:
                 pass
             while not self._lines and select.select([sock], [], [], 0)[0]:
                 self._receive(time.monotonic() + _ASIDE)
-            self.send_the_rest(time.monotonic() + _ASIDE)
+            self._send_the_rest(time.monotonic() + _ASIDE)
         except (AiopsError, OSError) as error:
             self.hang_up()
             raise ConnectionLost(f"{self._talk.server}: {reason(error)}") from error
@@ -175,14 +235,10 @@ class Connection:
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
 
-    def check_interrupted(self) -> None:
+    def _check_interrupted(self) -> None:
         """Raise `ConnectionLost` after `interrupt`."""
         if self._interrupted.is_set():
             raise ConnectionLost(f"{self._talk.server}: this client was interrupted")
-
-    def pause(self, seconds: float) -> None:
-        """Wait so long, or until it is interrupted."""
-        self._interrupted.wait(seconds)
 
     # ------------------------------------------------------------ the socket
 
@@ -206,17 +262,17 @@ class Connection:
             near = self._here.nearby(host, self._port)
             if near is not None:
                 self.socket = near
-                self.check_interrupted()
+                self._check_interrupted()
                 near.settimeout(self._left(until))
                 self._near = welcomed(near)
                 return near
         self.socket = sock = self._dialled(hosts, self._port, until)
-        self.check_interrupted()
+        self._check_interrupted()
         return sock
 
     def _addresses(self, host: str, until: float) -> Sequence[str]:
         known = self._here.known(host)
-        return known or addresses_waited_for(host, self._left(until), self.check_interrupted)
+        return known or addresses_waited_for(host, self._left(until), self._check_interrupted)
 
     def _dialled(self, hosts: Sequence[str], port: int, until: float) -> socket.socket:
         """Return a socket that is connected to the first of these addresses that answers."""
@@ -229,12 +285,12 @@ class Connection:
     def _dial(self, host: str, port: int, seconds: float) -> socket.socket:
         self._dialling = sock = self._here.unconnected(host)
         try:
-            self.check_interrupted()  # it may have come too early to find this socket
+            self._check_interrupted()  # it may have come too early to find this socket
             sock.settimeout(seconds)
             sock.connect((host, port))
         except BaseException:
             sock.close()
-            self.check_interrupted()
+            self._check_interrupted()
             raise
         finally:
             self._dialling = None
