@@ -54,7 +54,8 @@ class Answers:
         self.now = 0.0
         self.refused: Counter[str] = Counter()
         self._pending: dict[tuple[str, int], Pending] = {}  # by client and seq, unanswered
-        self._readers: list[tuple[int, Callable[[], None]]] = []  # they wait for an update in place
+        # Those who wait for an update in place: connection, request, what to do then.
+        self._readers: list[tuple[int, int, Callable[[], None]]] = []
 
     @property
     def version(self) -> int:
@@ -73,7 +74,8 @@ class Answers:
             self.shadowing.answer(peer, params, wanted, member)
             return
         if not store.readable:
-            self._readers.append((peer, partial(self.fetch, peer, message, member)))
+            again = partial(self.fetch, peer, message, member)
+            self._readers.append((peer, message.id, again))
             return
         self._note_sent(store, member)
         parts = store.current.parts_for(wanted)
@@ -89,7 +91,7 @@ class Answers:
     def readable_again(self) -> None:
         """Answer those who waited for an update in place."""
         readers, self._readers = self._readers, []
-        for _peer, answer in readers:
+        for _peer, _id, answer in readers:
             answer()
 
     def left(self, peer: int) -> None:
@@ -106,6 +108,12 @@ class Answers:
     def expect(self, pending: Pending) -> None:
         """Take note of a push that will be answered later."""
         self._pending[pending.member.client, pending.message.seq] = pending
+
+    def waiting(self) -> list[tuple[int, int]]:
+        """Forget those who wait to be sent parameters; return their connections and requests."""
+        readers, self._readers = self._readers, []
+        coded = self.shadowing.abandon() if self.shadowing is not None else []
+        return [(peer, id) for peer, id, _answer in readers] + coded
 
     def unanswered(self) -> list[Pending]:
         """Return the pushes that are to be answered later."""
@@ -240,7 +248,7 @@ class Answers:
         if message.fetch:
             if not store.readable:
                 again = partial(self._acknowledge_again, peer, message, ack, member)
-                self._readers.append((peer, again))
+                self._readers.append((peer, message.id, again))
                 return
             self._note_sent(store, member)
             parts = store.current.parts_for(self._wanted(message))

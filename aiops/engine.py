@@ -83,6 +83,7 @@ from aiops.sinks import Discard, Sink
 from aiops.store import Store
 from aiops.tables import NamedTable, Tables
 from aiops.updates import Updates
+from aiops.versions import Version
 
 
 class Engine:
@@ -205,11 +206,20 @@ class Engine:
         """Where payloads get their buffers."""
         return self.intake.pools
 
-    def held_versions(self) -> set[int]:
-        """Return the versions that gradients will be compared with, or are."""
-        held = {member.sent.version.number for member in self.crew if member.sent is not None}
+    def held_versions(self) -> set[tuple[int, bool]]:
+        """Return the versions that gradients will be compared with, or are.
+
+        Each with whether it is the shadow's.
+        """
+        held = [member.sent.version for member in self.crew if member.sent is not None]
         reads = self.updates.reads
-        return held if reads is None else held | {reads.number}
+        held += [] if reads is None else [reads]
+        return {(version.number, self.of_shadow(version)) for version in held}
+
+    def of_shadow(self, version: Version) -> bool:
+        """Say whether a version is one of the parameters as clients of coded fetches hold them."""
+        shadowing = self.answers.shadowing
+        return shadowing is not None and shadowing.shadow.owns(version)
 
     @property
     def tables(self) -> Sequence[TableStore]:
@@ -383,6 +393,7 @@ class Engine:
         options, layout, tables = self.options, definition.layout, definition.tables
         stores = table_stores(tables, self.algorithm.rule(), options.backend)
         held, data = layout, definition.data
+        placement = None
         if options.shards > 1:
             placement = Placement.even(layout, options.shards)
             self._effects.append(Hand(placement, data))
@@ -405,7 +416,10 @@ class Engine:
         self.answers.store = self.store
         self.updates.begin(self.store)
         if self.codecs[1]:
-            shadow = Shadow(self.store.current, self.codecs[1], options.backend, options.fetch_lag)
+            shadow = Shadow(
+                *(self.store.current, self.codecs[1], options.backend, options.fetch_lag),
+                placement=placement,
+            )
             queue = partial(self.updates.work, first=True)
             self.answers.shadowing = Shadowing(self.store, shadow, self._effects, queue)
         self._tables = tables

@@ -518,12 +518,32 @@ class Send(Message):
 
 
 @value
+class SendCoded(Message):
+    """The same of an answer whose parameters are coded, from the version of the shadow.
+
+    ``steps`` has the pieces of which increments are sent: start, stop, and how many of the newest;
+    ``ranges`` those that are sent as they are.
+    """
+
+    kind = "send_coded"
+    client: Text
+    epoch: UInt
+    version: UInt
+    ranges: Ranges
+    steps: Ranges
+
+
+@value
 class Hold(Message):
-    """Keep a version, or (``keep`` false) let it go: gradients will be compared with it."""
+    """Keep a version, or (``keep`` false) let it go: gradients will be compared with it.
+
+    ``shadow``: it is one of the parameters as clients of coded fetches hold them.
+    """
 
     kind = "hold"
     version: UInt
     keep: bool
+    shadow: bool
 
 
 @value
@@ -600,7 +620,7 @@ KINDS: Mapping[str, type[Message]] = {
         *(Ping, Leave, Meet),
         *(Challenge, Welcome, Model, Ack, Params, TableRows, Report, Round, Pong, Error),
         *(Share, Release, Follow, Attached, Portion),
-        *(Lead, Begin, Expect, Use, Send, Hold, Forget, Count, Arrived, Done, Counted),
+        *(Lead, Begin, Expect, Use, Send, SendCoded, Hold, Forget, Count, Arrived, Done, Counted),
         *(Greet, Chunk),
     )
 }

@@ -59,6 +59,11 @@ class Shadowing:
         """Forget a connection."""
         self._waiting = [entry for entry in self._waiting if entry[0] != peer]
 
+    def abandon(self) -> list[tuple[int, int]]:
+        """Forget those who wait; return their connections and requests."""
+        waiting, self._waiting = self._waiting, []
+        return [(peer, message.id) for peer, message, _wanted, _member in waiting]
+
     def issue(self) -> ShadowJob:
         """Fix what the shadow is to follow, now that its turn has come."""
         self._job = self.shadow.follow(self._store.current)
@@ -68,7 +73,8 @@ class Shadowing:
         """The shadow has followed: answer those who waited."""
         assert self._job is not None
         job, self._job, self._queued = self._job, None, False
-        self.shadow.followed(job)
+        self.shadow.followed(job, sums)
+        self.shadow.settle()
         waiting, self._waiting = self._waiting, []
         for entry in waiting:
             self._send(*entry)

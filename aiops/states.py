@@ -13,7 +13,18 @@ _ASK = {
 }
 _TELL = {"model", "ack", "params", "rows", "report", "pong", "ping", "round", "share"}
 
-_ORDERS = ("begin", "expect", "use", "send", "hold", "forget", "count", "ping", "pong")
+_ORDERS = (
+    "begin",
+    "expect",
+    "use",
+    "send",
+    "send_coded",
+    "hold",
+    "forget",
+    "count",
+    "ping",
+    "pong",
+)
 _REPORTS = ("arrived", "done", "counted", "portion", "ping", "pong", "error")
 
 HANDSHAKE: Mapping[str, Mapping[str, Mapping[str, str]]] = {

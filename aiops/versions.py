@@ -285,6 +285,9 @@ class Shelf:
         self._unused = 0  # spare arenas that were not needed in this window
         self._until = _WINDOW  # versions to come in it
 
+    def __contains__(self, version: Version) -> bool:
+        return version in self._alive
+
     @property
     def spare(self) -> int:
         """How many arenas are kept for versions to come."""

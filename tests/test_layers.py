@@ -40,7 +40,7 @@ ROOMS: Mapping[str, str] = {
                     " updates meeting rowsintake rowsdesk engine statistics journal shards",
     "conversation": "client.params client.leased client.outbox client.coding client.outgoing"
                     " client.incoming client.rows client.requests client.dialogue client.branch"
-                    " client.conversation client.transfer",
+                    " client.shards client.conversation client.transfer",
     "routines":     "client.routines client.steps",
     "collective":   "collective",
     "workloads":    "workloads",

@@ -56,8 +56,8 @@ class Model:
     def follow(self) -> None:
         """Bring the shadow up to it."""
         job = self.shadow.follow(self.version)
-        assert not len(job.run())
-        self.shadow.followed(job)
+        self.shadow.followed(job, job.run())
+        self.shadow.settle()
 
     def held(self) -> Array:
         """The shadow's bytes."""
@@ -141,11 +141,10 @@ class TestFollowing:
         big, tall = LAYOUT.index["big"], LAYOUT.index["tall"]
         model.move(np.array([tall]))
         job = model.shadow.follow(model.version)
-        assert job.tensors.tolist() == [tall]
-        job.run()
-        model.shadow.followed(job)
+        assert job.pieces.tolist() == [tall]
+        model.shadow.followed(job, job.run())
         model.move(np.array([big]))
-        assert model.shadow.follow(model.version).tensors.tolist() == sorted([big, tall])
+        assert model.shadow.follow(model.version).pieces.tolist() == sorted([big, tall])
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
     def test_a_model_that_runs_away_is_sent_as_it_is(self, bad: float) -> None:

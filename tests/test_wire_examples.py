@@ -130,8 +130,9 @@ class TestUpToDate:
     def test_every_kind_is_shown(self) -> None:
         assert [example["name"] for example in VECTORS["messages"]] == list(KINDS)
         said = {said["header"]["kind"] for talk in TALKS for said in talk["messages"]}
-        untold = {"stats", "report", "count", "counted"}
-        assert said == set(KINDS) - untold, "a report would change with every release"
+        untold = {"stats", "report", "count", "counted"}  # a report would change with every release
+        untold.add("send_coded")  # tensors as small as those here do not travel coded
+        assert said == set(KINDS) - untold
 
     def test_links_lead_somewhere(self) -> None:
         anchors = {

@@ -280,7 +280,7 @@ class AsyncClient(Facade, AsyncClosing):
                 connection.heard.clear()
                 if connection.ended.done():
                     raise connection.ended.result()
-                for branch in self._talk.branches[len(connection.branches) :]:
+                for branch in self._talk.shards.branches[len(connection.branches) :]:
                     await self._reach_branch(branch, connection)
                 await connection.heard.wait()
         except BaseException:

@@ -112,7 +112,7 @@ class Branch:
     def _place(self, message: Message) -> Sink | None:
         if not isinstance(message, Portion):
             return Discard()
-        return self._talk.place_portion(self.shard, message)
+        return self._talk.shards.place_portion(self.shard, message)
 
     def _hear_all(self, heard: list[tuple[Message, Sink | None]]) -> None:
         for message, sink in heard:
@@ -137,7 +137,7 @@ class Branch:
         elif isinstance(message, Portion):
             if not message.parts:
                 raise RemoteProtocolError(f"{self.server} sent a portion of nothing")
-            self._talk.hear_portion(self.shard, message, sink)
+            self._talk.shards.hear_portion(self.shard, message, sink)
 
 
 def following(talk: Dialogue, run: str, epoch: int, nonce: bytes) -> messages.Follow:

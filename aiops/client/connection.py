@@ -127,7 +127,7 @@ class Connection:
         """
         if self.socket is None:
             self._connect(until, min(_BEAT, beat))
-        if self._talk.branches:
+        if self._talk.shards.branches:
             self._move_all(until)
             return
         self._send(self._talk.outgoing(), until)
@@ -135,7 +135,7 @@ class Connection:
 
     def _send_the_rest(self, until: float) -> None:
         """Send what answers are left over (a pong, say); the next call sees if it cannot."""
-        if self._talk.branches:
+        if self._talk.shards.branches:
             try:
                 while any(line.unsent for line in self._lines):
                     line_move(self._lines, min(_BEAT, self._left(until)))
@@ -155,7 +155,7 @@ class Connection:
         assert lead is not None
         if not self._lines:
             self._lines = [Line(lead, self._talk)]
-        for branch in self._talk.branches[len(self._lines) - 1 :]:
+        for branch in self._talk.shards.branches[len(self._lines) - 1 :]:
             line = Line(self._reached_branch(branch, until), branch)
             line.say(branch.connected())
             self._lines.append(line)

@@ -16,20 +16,20 @@ and answered once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 import aiops
 from aiops import handshake, messages
-from aiops.client.branch import Branch, following
+from aiops.client.branch import following
 from aiops.client.coding import Coding
-from aiops.client.incoming import Into, PortionInto
+from aiops.client.incoming import Into
 from aiops.client.outbox import Outbox
 from aiops.client.params import Params
 from aiops.client.requests import News, Request
 from aiops.client.rows import Rows, RowsInto
+from aiops.client.shards import Shards
 from aiops.codecs.choice import Choice
 from aiops.errors import (
     AiopsError,
@@ -41,13 +41,11 @@ from aiops.errors import (
     UsageError,
     refusal,
 )
-from aiops.fields import Apart
 from aiops.kernels.sharing import Together, alone
 from aiops.layout import Layout
 from aiops.ledger import Ledger
 from aiops.lending import Shared
 from aiops.messages import Ack, Error, Message, Model, Parts, Welcome
-from aiops.shards.placement import Placement
 from aiops.sinks import Discard, Sink
 from aiops.tables import Tables
 from aiops.wire import Buffer, Limits, Place, Places, Wire
@@ -135,12 +133,7 @@ class Dialogue:
         self._increments = False  # whether coded increments can be read here
         self._outbox: Outbox | None = None  # where a connection within one machine was made
         self._room: Params | None = None  # where nothing can be lent
-        self.branches: list[Branch] = []  # to the other shards, on the connections there are now
-        self.followers: tuple[tuple[str, int], ...] = ()  # where they are, if the user says so
-        self.host = ""  # the lead's
-        self.placement: Placement | None = None
-        self._intos: dict[int, Into] = {}  # answers of which portions may come
-        self._partial: dict[int, tuple[Message, Into]] = {}  # answers that lack portions
+        self.shards = Shards(self, wire, together)
         self.ledger = Ledger(own=True)
         self.ledger.traffic = self.wire.traffic
 
@@ -195,12 +188,11 @@ class Dialogue:
     def waiting_for(self) -> str:
         """What is waited for, in words."""
         if not self.ready:
-            late = [branch.server for branch in self.branches if not branch.attached]
-            return f"its welcome ({', '.join(late)})" if late else "its welcome"
-        for id, (_message, into) in self._partial.items():
-            if id in self._pending and into.missing:
-                late = [branch.server for branch in self.branches if branch.shard in into.missing]
-                return f"{self._pending[id].what} ({', '.join(late)})"
+            late = self.shards.unattached
+            return f"its welcome ({late})" if late else "its welcome"
+        lacking = self.shards.late
+        if lacking is not None and lacking[0] in self._pending:
+            return f"{self._pending[lacking[0]].what} ({lacking[1]})"
         return next((request.what for request in self._pending.values()), "nothing")
 
     def next_buffer(self) -> memoryview:
@@ -223,8 +215,7 @@ class Dialogue:
             raise ConnectionLost(f"{self.server} closed the connection")
         for message, sink in self.wire.received(nbytes):
             self._hear(message, sink)
-        for branch in self.branches:
-            branch.resume()
+        self.shards.resume()
 
     def outgoing(self) -> list[Buffer]:
         """Return what is to be sent now, and forget it."""
@@ -244,11 +235,7 @@ class Dialogue:
         Requests stay; they are sent again on the next one.
         """
         self.wire.lost()
-        for branch in self.branches:
-            branch.lost()
-        self.branches = []
-        self._partial.clear()
-        self._intos.clear()
+        self.shards.lost()
         self._unheard.clear()
         self._coming = None
         self.ready, self._out, self._back = False, [], []
@@ -266,7 +253,7 @@ class Dialogue:
         driver ends the connection.
         """
         coming = self._coming is request or any(
-            self._pending.get(id) is request for id in self._partial
+            self._pending.get(id) is request for id in self.shards.coming
         )
         self._pending = {id: other for id, other in self._pending.items() if other is not request}
         return coming
@@ -334,8 +321,10 @@ class Dialogue:
 
     def _send_request(self, request: Request, id: int) -> None:
         message = request.make(id)
-        if self.placement is not None and request.payloads and isinstance(message, messages.Push):
-            self._send_apart(message, request.payloads, self.placement)
+        several = self.shards.placement is not None
+        if several and request.payloads and isinstance(message, messages.Push):
+            self._out.extend(self.shards.push(message, request.payloads))
+            self.ledger.asked(message)
             return
         places: Places = ()
         request.lent = None  # what was lent on a connection since lost is not lent again
@@ -345,20 +334,6 @@ class Dialogue:
             self._out.extend(request.lent.first)
             places = request.lent.places
         self._send(message, request.payloads, places)
-
-    def _send_apart(
-        self, push: messages.Push, payloads: Sequence[Sequence[memoryview]], placement: Placement
-    ) -> None:
-        """Send each shard its portion of a push, all at once."""
-        divided = placement.divide(push.parts, payloads)
-        parts = placement.announced([pieces for pieces, _views in divided])
-        mine = divided[0][1]
-        views = [*mine, *([()] * (len(parts) - len(mine)))]
-        self._out.extend(self.wire.send(replace(push, parts=parts), views))
-        self.ledger.asked(push)
-        for branch, (pieces, theirs) in zip(self.branches, divided[1:], strict=True):
-            if pieces:
-                branch.push(messages.Portion(push.id, 0, tuple(pieces)), theirs)
 
     def _give_back(self, wire: Wire, id: int) -> None:
         """Tell the server that parameters it has lent are not read any more."""
@@ -385,26 +360,12 @@ class Dialogue:
             if sink is None:
                 raise RemoteProtocolError(f"{self.server} sent other rows than were asked for")
             return sink
-        asked = request.have, request.wants
-        if self.placement is not None:
-            return self._place_apart(request, message.id, parts, self.placement)
-        into = Into(request.into, parts, *asked, self.server, self._together)
+        if self.shards.placement is not None:
+            into = self.shards.place(request, message.id, parts)
+        else:
+            asked = request.have, request.wants
+            into = Into(request.into, parts, *asked, self.server, self._together)
         self._unheard.append(into)
-        return into
-
-    def _place_apart(self, request: Request, id: int, parts: Parts, placement: Placement) -> Into:
-        """Make room for an answer, of which other shards send their portions."""
-        try:
-            pieces = placement.announced_pieces(parts)
-        except Refused as error:
-            raise RemoteProtocolError(f"{self.server} sent {error}") from None
-        whole = tuple(part for theirs in pieces for part in theirs)
-        assert isinstance(request.into, Params)
-        asked = request.have, request.wants
-        into = Into(request.into, whole, *asked, self.server, self._together)
-        into.missing = {shard for shard in range(1, len(pieces)) if pieces[shard]}
-        self._unheard.append(into)
-        self._intos[id] = into
         return into
 
     def _hear(self, message: Message, sink: Sink | None) -> None:
@@ -419,7 +380,7 @@ class Dialogue:
         elif isinstance(message, messages.Ping):
             self._send(messages.Pong(message.id))
         elif not isinstance(message, messages.Share):  # to that the wire has seen
-            self._hear_answer(message, sink)
+            self.hear_answer(message, sink)
 
     def _hear_welcome(self, welcome: Welcome) -> None:
         assert self._hello is not None
@@ -439,23 +400,9 @@ class Dialogue:
         if self.layout is not None and self._coding is None:
             self._plan_coding()
         if welcome.apart:
-            self._branch_off(welcome.apart)
+            self.shards.branch_off(welcome.apart)
         else:
             self._begin()
-
-    def _branch_off(self, apart: Apart) -> None:
-        """Have connections made to the other shards."""
-        where = [(host or self.host, port) for host, port, _start in apart]
-        if self.followers and len(self.followers) != len(where):
-            raise Unauthorised(
-                f"{self.server} has {len(where) + 1} shards, not the {len(self.followers) + 1} of"
-                " this URL: name all of them, the lead first, or the lead alone"
-            )
-        where = list(self.followers) or where
-        self.branches = [
-            Branch(self, shard, host, port, self._make_wire)
-            for shard, (host, port) in enumerate(where, 1)
-        ]
 
     def follow(self) -> messages.Follow:
         """Return how this client introduces itself to another shard."""
@@ -464,34 +411,12 @@ class Dialogue:
 
     def branch_attached(self) -> None:
         """Another shard is ready for this client."""
-        if all(branch.attached for branch in self.branches) and not self.ready:
+        if self.shards.attached and not self.ready:
             self._begin()
 
-    def place_portion(self, shard: int, portion: messages.Portion) -> Sink | None:
-        """Return where a portion of an answer goes; None while the lead has not said more."""
-        if portion.id not in self._pending:
-            return Discard()
-        into = self._intos.get(portion.id)
-        if into is None:
-            return None
-        assert self.placement is not None
-        low, high = self.placement.edges[shard : shard + 2]
-        expected = [n for n, part in enumerate(into.parts) if low <= part.start < high]
-        if shard not in into.missing or portion.parts != tuple(into.parts[n] for n in expected):
-            raise RemoteProtocolError(
-                f"shard {shard} of {self.server} sent other parts than its lead announced"
-            )
-        return PortionInto(into, expected[0])
-
-    def hear_portion(self, shard: int, portion: messages.Portion, sink: Sink | None) -> None:
-        """A portion of an answer is in place."""
-        into = self._intos.get(portion.id)
-        if into is None or not isinstance(sink, PortionInto):
-            return
-        into.missing.discard(shard)
-        if not into.missing and portion.id in self._partial:
-            message, whole = self._partial.pop(portion.id)
-            self._hear_answer(message, whole)
+    def waits_for(self, id: int) -> bool:
+        """Say whether somebody waits for the answer to a request."""
+        return id in self._pending
 
     def _begin(self) -> None:
         """Everybody who is needed is there."""
@@ -501,13 +426,11 @@ class Dialogue:
         for request in pending.values():
             self._ask(request)
 
-    def _hear_answer(self, message: Message, sink: Sink | None) -> None:
-        if isinstance(sink, Into) and sink.missing:
-            self._partial[message.id] = message, sink
+    def hear_answer(self, answer: Message, sink: Sink | None) -> None:
+        """Give an answer to who waits for it, when all of it is there."""
+        message = self.shards.complete(answer, sink)
+        if message is None:
             return
-        self._intos.pop(message.id, None)
-        if self.placement is not None and isinstance(sink, Into):
-            message = replace(message, parts=sink.parts)  # type: ignore[call-arg]
         self.answered += 1
         self.ledger.answered(message, not isinstance(sink, Discard))
         request = self._pending.pop(message.id, None)
@@ -570,14 +493,7 @@ class Dialogue:
             raise RemoteProtocolError(f"{self.server} describes a model in another order of bytes")
         if [named.name for named in tables.each] != [row[0] for row in told.tables]:
             raise RemoteProtocolError(f"{self.server} describes its tables in another order")
-        before, self.placement = self.placement, None
-        if told.apart:
-            try:
-                self.placement = Placement(layout, [0, *(row[2] for row in told.apart)])
-            except UsageError as error:
-                raise RemoteProtocolError(f"{self.server} describes {error}") from None
-        edges = None if self.placement is None else self.placement.edges
-        if before is not None and edges != before.edges:
+        if self.shards.learn(self.server, layout, told.apart):
             self._coding = None  # it is planned anew
         if self.layout is None:
             self.layout = self.ledger.layout = layout
@@ -595,7 +511,7 @@ class Dialogue:
         if self.welcome is None or self.layout is None:
             return
         plan = self.welcome.plan
-        self._coding = Coding.planned(self.layout, plan, self.placement)
+        self._coding = Coding.planned(self.layout, plan, self.shards.placement)
         # Who only looks on is shown the model itself.
         increments = Choice.told(plan.get("fetch_codec", ()))
         self._increments = self.role == "worker" and bool(increments)

@@ -47,7 +47,8 @@ class Facade:
             pongs=pongs,
             together=here.together,
         )
-        self._talk.host, self._talk.followers = self._host, tuple(followers)
+        shards = self._talk.shards
+        shards.host, shards.followers = self._host, tuple(followers)
 
     @property
     def url(self) -> str:

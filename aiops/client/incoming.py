@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from aiops.client.params import Params
@@ -9,9 +11,10 @@ from aiops.codecs import codec_named, raw
 from aiops.errors import BadPush, RemoteProtocolError
 from aiops.fields import Wants
 from aiops.kernels.sharing import Together, alone, copy
-from aiops.layout import Bytes, Ints, level_of
+from aiops.layout import Bytes, Ints, Tensor, level_of
 from aiops.lending import Lent
 from aiops.messages import Part, Parts
+from aiops.shards.placement import Pieces
 from aiops.sinks import Sink
 
 
@@ -62,6 +65,9 @@ class Into(Sink):
         Who sends, for people.
     together
         Who shares in copying what is lent.
+    pieces
+        The model's tensors as they are coded, if they lie on several shards. How long an increment
+        is that comes from another shard is not known before it comes.
 
     Raises
     ------
@@ -77,9 +83,10 @@ class Into(Sink):
         wants: Wants,
         server: str,
         together: Together = alone,
+        pieces: Pieces | None = None,
     ) -> None:
         self._params, self.parts, self._server = params, parts, server
-        self._together = together
+        self._together, self._cut = together, pieces
         self._data: memoryview | None = None  # of the arena, once something is written there
         layout = params.layout
         whole = len(parts) == 1 and parts[0][:4] == (0, layout.nbytes, raw.NAME, layout.nbytes)
@@ -132,7 +139,7 @@ class Into(Sink):
         index = self._tensor_of(part)
         tensor = self._params.layout.tensors[index] if index >= 0 else None
         known = codec_named(part.codec)
-        if tensor is None or tensor.dtype != np.float32 or part.nbytes > tensor.nbytes:
+        if tensor is None or tensor.dtype != np.float32 or part.nbytes > part.stop - part.start:
             raise RemoteProtocolError(f"{self._server} sent an increment of no tensor: {part}")
         if known is None:
             raise RemoteProtocolError(
@@ -145,13 +152,39 @@ class Into(Sink):
             )
         return np.empty(part.nbytes, np.uint8)
 
+    def announced(self, expected: Sequence[int], parts: Parts) -> bool:
+        """Take note of what a shard sends of it; say whether that was announced.
+
+        ``expected``: which parts these are.
+        """
+        if len(expected) != len(parts):
+            return False
+        whole = list(self.parts)
+        for number, part in zip(expected, parts, strict=True):
+            if number in self._staged and whole[number] == part._replace(nbytes=0):
+                self._staged[number] = self._room(part)
+            elif whole[number] != part:
+                return False
+            whole[number] = part
+        self.parts = tuple(whole)
+        return True
+
     def _tensor_of(self, part: Part) -> int:
-        """Return the tensor whose range a part is, or -1."""
+        """Return the tensor of which a part is the range, or that of a piece; or -1."""
+        if self._cut is not None:
+            piece = self._cut.number(part.start, part.stop)
+            return int(self._cut.owners[piece]) if piece >= 0 else -1
         starts = self._params.layout.starts
         index = int(np.searchsorted(starts, part.start, side="right")) - 1
         tensor = self._params.layout.tensors[index]
         fits = tensor.offset == part.start and tensor.offset + tensor.nbytes == part.stop
         return index if fits else -1
+
+    def _piece_of(self, part: Part) -> Tensor:
+        """Return the piece, if not the tensor, of which a part is the range."""
+        if self._cut is not None:
+            return self._cut.tensors[self._cut.number(part.start, part.stop)]
+        return self._params.layout.tensors[self._tensor_of(part)]
 
     def view(self, part: int, offset: int) -> memoryview:
         """Return where the rest of a part belongs."""
@@ -195,7 +228,7 @@ class Into(Sink):
         late = {tensor for tensor in staged if params.held[tensor] != self._from[tensor]}
         for number, payload in self._staged.items():
             part = self.parts[number]
-            tensor = layout.tensors[self._tensor_of(part)]
+            tensor = self._piece_of(part)
             codec = codec_named(part.codec)
             assert codec is not None
             fault = codec.check(payload, tensor.shape)
@@ -211,8 +244,10 @@ class Into(Sink):
                 tensor = layout.tensors[self._tensor_of(part)]
                 codec = codec_named(part.codec)
                 assert codec is not None
-                out = params.own().views[tensor.name].reshape(-1)
-                codec.decode(self._staged[number], tensor.shape, out, add=True)
+                first = (part.start - tensor.offset) // tensor.dtype.itemsize
+                piece = self._piece_of(part)
+                out = params.own().views[tensor.name].reshape(-1)[first : first + piece.size]
+                codec.decode(self._staged[number], piece.shape, out, add=True)
                 params.versions[layout.index[tensor.name]] = part.version
                 continue
             first = int(np.searchsorted(layout.starts, part.start, side="left"))

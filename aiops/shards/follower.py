@@ -15,6 +15,7 @@ import numpy as np
 
 from aiops.algorithms.base import Algorithm
 from aiops.arena import aligned
+from aiops.codecs.choice import Choice
 from aiops.errors import Refused, RemoteProtocolError
 from aiops.events import (
     Applied,
@@ -56,16 +57,18 @@ from aiops.messages import (
     Pong,
     Portion,
     Send,
+    SendCoded,
     Use,
 )
 from aiops.pool import Pool
-from aiops.shards.orders import Work
+from aiops.shadow import Shadow, ShadowJob
+from aiops.shards.orders import SHADOW, Work
 from aiops.shards.placement import RAW, Placement
 from aiops.shards.rooms import Rooms
 from aiops.sinks import Discard, Sink
 from aiops.store import Job, Store
 from aiops.traffic import Traffic
-from aiops.versions import Lease
+from aiops.versions import Lease, Version
 
 _DEPARTED = 4096  # clients whose traffic is remembered after they left
 
@@ -127,9 +130,10 @@ class Follower:
         self._peers: dict[tuple[str, int], int] = {}
         self._traffic: dict[int, Traffic] = {}  # of the clients that are there, by connection
         self._past: OrderedDict[str, Traffic] = OrderedDict()  # of their earlier ones, by client
-        self._outstanding: tuple[int, Job] | None = None
+        self._shadow: Shadow | None = None  # the parameters as clients of coded fetches hold them
+        self._outstanding: tuple[int, Job | ShadowJob] | None = None
         self._computed: Job | None = None  # done, and not published yet
-        self._held: dict[int, Lease] = {}  # by version
+        self._held: dict[tuple[int, bool], Lease] = {}  # by version, and whether the shadow's
         self._effects: list[Effect] = []
 
     # ------------------------------------------------------------ what its server asks
@@ -293,6 +297,15 @@ class Follower:
             machine=self._machine,
         )
         self.store.read_packed(message.plan.get("push_codecs", ()))
+        choice = Choice.told(message.plan.get("fetch_codec", ()))
+        if choice is None:
+            raise ValueError("parameters are to be sent in a codec that is not known here")
+        if choice:
+            self._shadow = Shadow(
+                *(self.store.current, choice, self.options.backend),
+                placement=placement,
+                shard=message.number,
+            )
         self.intake.defined(layout)
         self._rooms.begin(layout.begin)
         self._effects.append(Warm(self.store.warm))
@@ -314,6 +327,9 @@ class Follower:
         assert isinstance(message, Use)
         if self._outstanding is not None:
             raise ValueError("one update at a time")
+        if SHADOW in message.work:
+            self._follow_model(message)
+            return
         work = Work(message.work, len(store.layout.tensors))
         job = Job(store, None, factor=work.factor, measure=work.measure)
         covered = None
@@ -329,9 +345,20 @@ class Follower:
             job.touched, job.steps = touched, work.steps(len(touched))
             job.scalars = work.scalars(len(touched), len(store.rule.scalars))
             if store.rule.reads:
-                job.sent = self._version(work.sent)
+                job.sent = self._version(work.sent, shadow=work.coded)
             if not work.measure:
                 job.base, job.target = store.current, store.begin(work.spare)
+        self._outstanding = message.id, job
+        self._effects.append(Apply(message.id, job))
+
+    def _follow_model(self, message: Use) -> None:
+        """Bring the shadow up to the model."""
+        shadow, oldest = self._shadow, message.work[SHADOW]
+        if shadow is None or type(oldest) is not int:
+            raise ValueError("there is no shadow of this model")
+        assert self.store is not None
+        shadow.forget(oldest)
+        job = shadow.follow(self.store.current)
         self._outstanding = message.id, job
         self._effects.append(Apply(message.id, job))
 
@@ -339,7 +366,9 @@ class Follower:
         assert self._outstanding is not None
         ticket, job = self._outstanding
         self._outstanding = None
-        if job.target is not None:
+        if isinstance(job, ShadowJob):
+            job.shadow.followed(job, event.sums)
+        elif job.target is not None:
             self._computed = job
         self._tell(Done(ticket, event.sums.astype("<i8").tobytes()))
 
@@ -355,15 +384,26 @@ class Follower:
             answer = Portion(message.id, message.version, parts)
             self._effects.append(Reply(peer, answer, store.lease() if parts else None))
 
+    def _on_send_coded(self, event: Received) -> None:
+        message, shadow = event.message, self._shadow
+        assert isinstance(message, SendCoded)
+        if shadow is None or shadow.current.number != message.version:
+            raise ValueError(f"its shadow is not that of version {message.version}")
+        peer = self._peers.get((message.client, message.epoch))
+        if peer is not None:
+            parts, lease = shadow.portion(message.ranges, message.steps)
+            self._effects.append(Reply(peer, Portion(message.id, message.version, parts), lease))
+
     def _on_hold(self, event: Received) -> None:
         message = event.message
         assert isinstance(message, Hold)
+        key = message.version, message.shadow
         if not message.keep:
-            lease = self._held.pop(message.version, None)
+            lease = self._held.pop(key, None)
             if lease is not None:
                 lease.release()
-        elif message.version not in self._held:
-            self._held[message.version] = self._reached(message).lease()
+        elif key not in self._held:
+            self._held[key] = self._lease(message)
 
     def _on_count(self, event: Received) -> None:
         found: dict[str, Traffic] = {}
@@ -395,12 +435,20 @@ class Follower:
             raise ValueError(f"it is about version {version}, and this is {store.version}")
         return store
 
-    def _version(self, number: int) -> Any:
-        lease = self._held.get(number)
+    def _lease(self, message: Hold) -> Lease:
+        """Take hold of a version that is the current one."""
+        if not message.shadow:
+            return self._reached(message).lease()
+        if self._shadow is None or self._shadow.current.number != message.version:
+            raise ValueError(f"its shadow is not that of version {message.version}")
+        return self._shadow.lease()
+
+    def _version(self, number: int, *, shadow: bool) -> Version:
+        lease = self._held.get((number, shadow))
         assert self.store is not None
         if lease is not None:
             return lease.version
-        if number != self.store.version:
+        if shadow or number != self.store.version:
             raise ValueError(f"version {number} is not held any more")
         return self.store.current
 
@@ -430,6 +478,7 @@ _ORDERS: dict[type[Message], Callable[[Follower, Received], None]] = {
     Forget: Follower._on_forget,
     Use: Follower._on_use,
     Send: Follower._on_send,
+    SendCoded: Follower._on_send_coded,
     Hold: Follower._on_hold,
     Count: Follower._on_count,
     Leave: Follower._on_leave,

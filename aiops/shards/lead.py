@@ -58,15 +58,16 @@ from aiops.messages import (
     Portion,
     Push,
     Report,
-    Send,
     Stats,
     Welcome,
 )
 from aiops.pool import Pool
+from aiops.shadow import ShadowJob
 from aiops.shards.collecting import Collecting
 from aiops.shards.counting import Counting
 from aiops.shards.follower import LOST
 from aiops.shards.gathering import Coming, Gathered, Gathering, Nothing
+from aiops.shards.orders import send, send_coded
 from aiops.shards.placement import RAW, Placement, empty_cover, ranges_of
 from aiops.shards.updating import Updating
 from aiops.sinks import Discard, Sink
@@ -91,8 +92,11 @@ class Lead:
         self._gathering = Gathering(self._ready)
         self._clients: dict[int, tuple[str, int]] = {}  # id and epoch, by connection
         self._numbers = 0  # pushes so far
-        self._updating = Updating(len(apart), self._order, lambda effect: self._out.append(effect))
-        self._held: set[int] = set()  # versions that followers keep for rules that read them
+        self._updating = Updating(
+            len(apart), self._order, lambda effect: self._out.append(effect), engine.of_shadow
+        )
+        # Versions that followers keep for rules that read them, and whether they are the shadow's.
+        self._held: set[tuple[int, bool]] = set()
         self._broken: dict[int, str] = {}  # followers that are gone, and why
         self._nothing = Gradient(aligned(0), empty_cover())
         self._counting: Counting | None = None
@@ -298,6 +302,8 @@ class Lead:
         self.engine.now = answers.now = max(self.engine.now, event.time)
         for pending in answers.unanswered():
             self._refuse(pending)
+        for peer, id in answers.waiting():
+            self._out.append(Reply(peer, self._unavailable(id)))
         self._gathering.despair()
         if self._counting is not None:
             self._report(self._counting)
@@ -335,8 +341,7 @@ class Lead:
             self._collecting[self._collected] = collecting
             for shard in collecting.missing:
                 parts = placement.divide(store.current.parts)[shard][0]
-                order = Send(self._collected, "", 0, store.version, ranges_of(parts))
-                self._order(shard, order)
+                self._order(shard, send(self._collected, "", 0, store.version, parts))
         return collecting
 
     def place_told(self, shard: int, message: Message) -> Sink:
@@ -370,22 +375,23 @@ class Lead:
         if store is None or not store.rule.reads or self.placement is None:
             return
         held = self.engine.held_versions()
-        for version in held - self._held:
-            self._all(Hold(0, version, True))
-        for version in self._held - held:
-            self._all(Hold(0, version, False))
+        for version, shadow in sorted(held - self._held):
+            self._all(Hold(0, version, True, shadow))
+        for version, shadow in sorted(self._held - held):
+            self._all(Hold(0, version, False, shadow))
         self._held = held
 
     def _on_hand(self, effect: Hand) -> None:
         self.placement = placement = effect.placement
         self._updating.defined(placement)
         codecs = {codec.name for _pattern, codec in self.engine.codecs[0].pairs}
+        fetched = self.engine.codecs[1].announced if self.engine.codecs[1] else ()
         for shard in range(1, len(placement)):
             low, high = placement.edges[shard : shard + 2]
             parts = () if low == high else tuple(split(low, high, RAW, 0))
             message = Begin(
                 0,
-                {"push_codecs": tuple(sorted(codecs))},
+                {"push_codecs": tuple(sorted(codecs)), "fetch_codec": fetched},
                 placement.layout.rows,
                 self._apart(),
                 shard,
@@ -395,7 +401,7 @@ class Lead:
             self._out.append(Order(shard, message, views))
 
     def _on_apply(self, effect: Apply) -> None:
-        if isinstance(effect.job, Job) and self.placement is not None:
+        if isinstance(effect.job, Job | ShadowJob) and self.placement is not None:
             self._updating.begin(effect)
         self._out.append(effect)
 
@@ -409,13 +415,14 @@ class Lead:
         elif effect.lease is not None and placement is not None:
             client = self._clients.get(effect.peer)
             pieces = [theirs for theirs, _views in placement.divide(message.parts)]  # type: ignore[attr-defined]
-            version = effect.lease.version.number
+            shadow = self.engine.of_shadow(effect.lease.version)
+            ask = send_coded if shadow else send
             if client is not None:
                 for shard, theirs in enumerate(pieces[1:], 1):
                     if theirs:
-                        order = Send(message.id, *client, version, ranges_of(theirs))
-                        self._order(shard, order)
-            parts = placement.announced(pieces)
+                        at = *client, effect.lease.version.number
+                        self._order(shard, ask(message.id, *at, theirs))
+            parts = placement.announced(pieces, increments=shadow)
             effect = replace(effect, message=replace(message, parts=parts))  # type: ignore[call-arg]
         self._out.append(effect)
 

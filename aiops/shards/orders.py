@@ -5,20 +5,32 @@ An array of equal numbers (the usual case) travels as one of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from aiops.errors import RemoteProtocolError
 from aiops.layout import Array, Ints
-from aiops.shards.placement import Placement
+from aiops.messages import Part, Send, SendCoded
+from aiops.shards.placement import RAW, Placement, ranges_of
 from aiops.store import Job
 
+SHADOW = "shadow"
+"""The key of work on the shadow: the number of the oldest increment that is to be kept."""
 
-def work_of(job: Job, shard: int, placement: Placement, *, sent: int) -> dict[str, Any]:
-    """Return what one shard has to do of a job, as `aiops.messages.Use` carries it."""
+
+def work_of(
+    job: Job, shard: int, placement: Placement, *, sent: int, shadow: bool = False
+) -> dict[str, Any]:
+    """Return what one shard has to do of a job, as `aiops.messages.Use` carries it.
+
+    ``sent``: the version that the rule reads, and whether that is the ``shadow``'s.
+    """
     found: dict[str, Any] = {"factor": float(job.factor), "measure": job.measure, "sent": sent}
+    if shadow:
+        found["coded"] = True
     if job.gradient is not None and job.weights is not None:
         found["weights"] = _packed(job.weights[placement.rows(shard, job.pushed)])
     if job.target is not None:
@@ -41,6 +53,19 @@ def _packed(numbers: Array) -> bytes:
     return numbers.tobytes()
 
 
+def send(id: int, client: str, epoch: int, version: int, parts: Sequence[Part]) -> Send:
+    """Return the order to send a client these parts of a version."""
+    return Send(id, client, epoch, version, ranges_of(parts))
+
+
+def send_coded(id: int, client: str, epoch: int, version: int, parts: Sequence[Part]) -> SendCoded:
+    """Return the order to send a client these parts of a version of the shadow."""
+    whole = ranges_of([part for part in parts if part.codec == RAW])
+    coded = [part[:2] for part in parts if part.codec != RAW]
+    steps = tuple((*piece, len(list(each))) for piece, each in groupby(coded))
+    return SendCoded(id, client, epoch, version, whole, steps)
+
+
 class Work:
     """What a follower has to do, read and checked.
 
@@ -60,7 +85,7 @@ class Work:
     def __init__(self, told: Mapping[str, Any], tensors: int) -> None:
         try:
             self.factor, self.measure = float(told["factor"]), bool(told["measure"])
-            self.sent = int(told["sent"])
+            self.sent, self.coded = int(told["sent"]), bool(told.get("coded", False))
             self.weights: bytes | None = told.get("weights")
             self.steps_taken = "steps" in told
             self.touched: Ints | None = None

@@ -5,7 +5,8 @@ own: their layout is a `Layout` whose tensors are the pieces, in the order of th
 knows of which bytes of the whole it is (`Layout.within`).
 
 In the header of a message to or from the lead, a part in the codec ``apart`` has no bytes: they
-travel between the client and the shard that holds them.
+travel between the client and the shard that holds them; ``apart:int8`` says of an answer that they
+are an increment, in the codec ``int8``.
 """
 
 from __future__ import annotations
@@ -22,11 +23,42 @@ from aiops.layout import Cover, Ints, Layout, Tensor
 from aiops.messages import Part, Parts
 
 APART = "apart"
-"""The codec of parts whose bytes travel by another connection."""
+"""The codec of parts whose bytes travel by another connection; of increments with theirs behind."""
 
 RAW = "raw"
 
 Views: TypeAlias = Sequence[memoryview]
+
+
+class Pieces:
+    """A model's tensors as they are coded: each as a whole, or in pieces where it is cut.
+
+    Parameters
+    ----------
+    layout
+        The model.
+    tensors
+        Its pieces, in the order of the arena and at their places there.
+    owners
+        Which tensor each is of.
+    """
+
+    def __init__(self, layout: Layout, tensors: Sequence[Tensor], owners: Sequence[int]) -> None:
+        self.layout, self.tensors = layout, list(tensors)
+        self.owners: Ints = np.asarray(owners, np.int64)
+        self.firsts: list[int] = np.searchsorted(
+            self.owners, np.arange(len(layout.tensors) + 1)
+        ).tolist()
+        self._numbers = {(t.offset, t.offset + t.nbytes): n for n, t in enumerate(self.tensors)}
+
+    @classmethod
+    def of(cls, layout: Layout) -> Pieces:
+        """Return those of a model that is not cut: its tensors."""
+        return cls(layout, layout.tensors, range(len(layout.tensors)))
+
+    def number(self, start: int, stop: int) -> int:
+        """Return which piece a range of bytes is, or -1."""
+        return self._numbers.get((start, stop), -1)
 
 
 class Placement:
@@ -45,6 +77,8 @@ class Placement:
         The same, and the end of the arena.
     layouts
         Each shard's pieces, as a model of its own.
+    all
+        The pieces of all shards.
     firsts, lasts
         Which tensors each shard has pieces of: from the first up to the last (not included).
 
@@ -75,6 +109,12 @@ class Placement:
             self.lasts.append(inside[-1] + 1 if inside else 0)
             rows = [_piece(layout.tensors[index], low, high) for index in inside]
             self.layouts.append(Layout(rows, empty=True, within=(layout, low)))
+        found = [
+            (Tensor(t.name, t.dtype, t.shape, t.offset + mine.begin), first + number)
+            for mine, first in zip(self.layouts, self.firsts, strict=True)
+            for number, t in enumerate(mine.tensors)
+        ]
+        self.all = Pieces(layout, [piece for piece, _ in found], [owner for _, owner in found])
 
     @classmethod
     def even(cls, layout: Layout, shards: int) -> Placement:
@@ -144,17 +184,29 @@ class Placement:
                 start, shard = stop, shard + 1
         return found
 
-    def announced(self, pieces: Sequence[Parts | list[Part]]) -> Parts:
-        """Return what the lead's header says of a message: its own pieces, and the others apart."""
+    def announced(self, pieces: Sequence[Parts | list[Part]], *, increments: bool = False) -> Parts:
+        """Return what the lead's header says of a message: its own pieces, and the others apart.
+
+        ``increments``: what is coded are increments, which are announced with their codec.
+        """
         apart = [
-            Part(part.start, part.stop, APART, 0, part.version)
+            Part(
+                part.start,
+                part.stop,
+                APART if part.codec == RAW or not increments else f"{APART}:{part.codec}",
+                0,
+                part.version,
+            )
             for theirs in pieces[1:]
             for part in theirs
         ]
         return (*pieces[0], *apart)
 
-    def announced_pieces(self, parts: Parts) -> list[list[Part]]:
+    def announced_pieces(self, parts: Parts, *, increments: bool = False) -> list[list[Part]]:
         """Return what a lead's header says of each shard's pieces (those apart as if raw).
+
+        With ``increments`` those apart may be increments, several of a piece; they are returned in
+        their codecs, and without bytes, of which the header says nothing.
 
         Raises
         ------
@@ -165,9 +217,14 @@ class Placement:
         reached = 0
         for part in parts:
             shard = self.shard_at(part.start, part.stop)
-            if part.start < reached:
+            again = increments and found[shard] and found[shard][-1][:2] == part[:2]
+            if part.start < reached and not (again and part.codec not in (APART, RAW)):
                 raise BadPush(f"the part from byte {part.start} on comes out of order")
             reached = part.stop
+            apart, _colon, codec = part.codec.partition(":")
+            if increments and codec and apart == APART and shard and not part.nbytes:
+                found[shard].append(part._replace(codec=codec))
+                continue
             if (part.codec == APART) != (shard > 0) or (part.codec == APART and part.nbytes):
                 raise BadPush(
                     f"bytes {part.start} to {part.stop} belong on shard {shard}, and were sent to"

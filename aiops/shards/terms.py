@@ -22,10 +22,6 @@ def check_sharded(options: Options) -> None:
 def _refused(options: Options) -> list[tuple[bool, str]]:
     return [
         (
-            bool(options.fetch_codec),
-            "coded parameters (--fetch-codec) are not sent by several shards yet",
-        ),
-        (
             bool(options.budget or options.worker_budget),
             "a bandwidth budget counts what one server sends, and several shards do not share one"
             " yet",

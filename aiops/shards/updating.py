@@ -11,10 +11,12 @@ from aiops.errors import RemoteProtocolError
 from aiops.events import Applied, Apply, Effect, Told
 from aiops.layout import Ints
 from aiops.messages import Done, Message, Use
-from aiops.shards.orders import work_of
+from aiops.shadow import ShadowJob
+from aiops.shards.orders import SHADOW, work_of
 from aiops.shards.placement import Placement
 from aiops.stepping import clipping
 from aiops.store import Job
+from aiops.versions import Version
 
 
 @dataclass(slots=True)
@@ -22,7 +24,7 @@ class _Update:
     """The update that is outstanding."""
 
     ticket: int
-    job: Job
+    job: Job | ShadowJob
     missing: set[int] = field(default_factory=set)  # shards that have not done their part
     sums: list[Ints] = field(default_factory=list)  # by shard
 
@@ -31,7 +33,7 @@ class Updating:
     """The updates of one lead, one after the other.
 
     Where the norm of a gradient is clipped, each is two: it is measured on all shards, then the
-    step is taken with what that comes to.
+    step is taken with what that comes to. Work on the shadow (`aiops.shadow`) goes the same way.
 
     Parameters
     ----------
@@ -39,6 +41,8 @@ class Updating:
         Tells a follower something.
     carry_out
         Has the lead's own part run.
+    of_shadow
+        Says whether a version is the shadow's.
 
     Attributes
     ----------
@@ -51,8 +55,9 @@ class Updating:
         followers: int,
         order: Callable[[int, Message], None],
         carry_out: Callable[[Effect], None],
+        of_shadow: Callable[[Version], bool],
     ) -> None:
-        self._order, self._carry_out = order, carry_out
+        self._order, self._carry_out, self._of_shadow = order, carry_out, of_shadow
         self._placement: Placement | None = None
         self._update: _Update | None = None
         self._computing = 0  # the version that it makes
@@ -65,10 +70,13 @@ class Updating:
     def begin(self, effect: Apply) -> None:
         """Begin an update."""
         job = effect.job
-        assert isinstance(job, Job)
+        assert isinstance(job, Job | ShadowJob)
+        self._update = update = _Update(effect.ticket, job)
+        if isinstance(job, ShadowJob):
+            self._have_followed(update, job)
+            return
         job.measure = bool(job.clip) and job.target is not None
-        self._update = _Update(effect.ticket, job)
-        self._issue(self._update)
+        self._issue(update, job)
 
     def concerns(self, event: Applied) -> bool:
         """Whether it is the lead's part of the outstanding update that was done."""
@@ -90,11 +98,15 @@ class Updating:
         if update is None or message.id != update.ticket or event.shard not in update.missing:
             raise RemoteProtocolError(f"shard {event.shard} did update {message.id} unasked")
         assert placement is not None
-        sums = np.frombuffer(message.sums, "<i8").astype(np.int64)
-        rows = placement.rows(event.shard, update.job.touched)
-        if len(sums) not in (0, 1 if update.job.measure else rows.stop - rows.start):
+        sums, job = np.frombuffer(message.sums, "<i8").astype(np.int64), update.job
+        if isinstance(job, ShadowJob):
+            expected = [len(placement.layouts[event.shard].tensors)]
+        else:
+            rows = placement.rows(event.shard, job.touched)
+            expected = [0, 1 if job.measure else rows.stop - rows.start]
+        if len(sums) not in expected:
             raise RemoteProtocolError(f"shard {event.shard} has sums of {len(sums)} tensors")
-        if not update.job.measure:
+        if isinstance(job, Job) and not job.measure:
             self.versions[event.shard - 1] = self._computing
         return self._take(event.shard, sums, event.time)
 
@@ -105,28 +117,40 @@ class Updating:
         if len(sums):
             update.sums[shard] = sums
         update.missing.discard(shard)
+        job = update.job
         if update.missing:
             return None
-        if update.job.measure:
-            self._step(update)
+        if isinstance(job, Job) and job.measure:
+            self._step(update, job)
             return None
         self._update = None
-        return Applied(time, update.ticket, placement.sums(update.job.touched, update.sums))
+        if isinstance(job, ShadowJob):
+            return Applied(time, update.ticket, np.concatenate(update.sums))
+        return Applied(time, update.ticket, placement.sums(job.touched, update.sums))
 
-    def _step(self, update: _Update) -> None:
+    def _step(self, update: _Update, job: Job) -> None:
         """All of a gradient has been measured: take the step with what it is clipped to."""
-        job = update.job
         squares = sum(float(mine.view(np.float64).sum()) for mine in update.sums)
         job.factor *= clipping(job.clip, job.factor, squares)
         job.measure, job.clip = False, 0.0
         if job.weights is not None:  # it has been collected
             job.gradient = job.weights = None
-        self._issue(update)
+        self._issue(update, job)
         self._carry_out(Apply(update.ticket, job))
 
-    def _issue(self, update: _Update) -> None:
+    def _have_followed(self, update: _Update, job: ShadowJob) -> None:
+        """Order the followers to bring their parts of the shadow up to the model."""
+        placement = self._placement
+        assert placement is not None
+        update.missing = set(range(len(placement)))
+        update.sums = [np.empty(0, np.int64) for _ in range(len(placement))]
+        for shard in range(1, len(placement)):
+            work = {SHADOW: job.shadow.oldest}
+            self._order(shard, Use(update.ticket, 0, job.model.number, work))
+
+    def _issue(self, update: _Update, job: Job) -> None:
         """Order the followers to do their parts."""
-        job, placement = update.job, self._placement
+        placement = self._placement
         assert placement is not None
         shards = range(len(placement))
         rows = [placement.rows(shard, job.touched) for shard in shards]
@@ -136,10 +160,11 @@ class Updating:
         ]
         self._computing = job.store.version + (job.target is not None)
         sent = -1 if job.sent is None else job.sent.number
+        shadow = job.sent is not None and self._of_shadow(job.sent)
         number = 0 if job.gradient is None else job.gradient.number
         sizes = placement.layout.sizes
         for shard in shards[1:]:
-            work = work_of(job, shard, placement, sent=sent)
+            work = work_of(job, shard, placement, sent=sent, shadow=shadow)
             pushed = job.pushed[placement.rows(shard, job.pushed)]
             mine = number if sizes[pushed].any() else 0  # it has no portion of nothing
             if not mine:

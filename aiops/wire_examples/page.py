@@ -123,12 +123,17 @@ MEANINGS = {
     "work": "What to do: `weights` (if the gradient is to be collected), `steps` and `scalars` (if"
     " a step is to be taken) by tensor, as float64, one number if all are equal; `touched`, int64"
     " (nil: all); `factor`; `spare` (not in place); `sent` (the version that the rule"
-    " reads); `measure` (take no step: the one sum is a float64, of the squares).",
+    " reads), `coded` (it is the shadow's); `measure` (take no step: the one sum is a float64,"
+    " of the squares). Or `shadow` alone: bring the shadow up to the model, and let increments"
+    " before that version go.",
     "clients": "By client: bytes in, bytes out, messages in, messages out, and two maps (in, out)"
     " by kind of: messages, bytes of overhead, bytes of payload.",
+    "steps": "The first byte of a piece, the one after its last, and how many increments.",
+    "shadow": "Whether it is the shadow's, and not the model's.",
     "keep": "Whether it is kept.",
     "fault": "Empty, or `code`, `text` and `details` of why the push cannot be used.",
-    "sums": "One per tensor touched; empty without a statistic.",
+    "sums": "One per tensor touched; empty without a statistic. Of the shadow: one per piece, the"
+    " bytes of its increment, -1 if it has to be sent as it is, -2 if it is what it was.",
     "hop": "How many workers the chunk will have reached with this one, from 1.",
 }
 """What each field means, whichever message it is in."""

@@ -93,7 +93,7 @@ def test_a_bad_value_in_one_portion_refuses_all_of_it(
 )
 def test_a_portion_that_is_not_what_was_announced(world: World, change: Any) -> None:
     actor, params = joined(world, "worker")
-    [branch] = actor.talk.branches
+    [branch] = actor.talk.shards.branches
     say = branch.push
 
     def lie(portion: Portion, payloads: Any) -> None:
@@ -130,11 +130,11 @@ def replace_version(part: Part, version: int) -> Part:
 )
 def test_a_push_that_is_announced_wrongly(world: World, parts: Any) -> None:
     actor, _params = joined(world, "worker")
-    assert actor.talk.placement is not None
-    assert actor.talk.placement.edges == [0, 128, 256]
+    assert actor.talk.shards.placement is not None
+    assert actor.talk.shards.placement.edges == [0, 128, 256]
     request = said(actor, Push(1000, 1, False, -1, parts))
     portion = Portion(1000, 0, (Part(128, 256, "raw", 128, 0),))
-    actor.talk.branches[0].push(portion, [[memoryview(bytes(128))]])
+    actor.talk.shards.branches[0].push(portion, [[memoryview(bytes(128))]])
     actor.flush()
     world.settle()
     with pytest.raises(BadPush):
@@ -155,7 +155,7 @@ def said(actor: Actor, message: Any) -> Request:
 
 def test_portions_that_nobody_expects_wait_and_are_forgotten(world: World) -> None:
     actor, _params = joined(world, "worker")
-    [branch] = actor.talk.branches
+    [branch] = actor.talk.shards.branches
     for id in (77, 78, 79):
         portion = Portion(id, 0, (Part(128, 256, "raw", 128, 0),))
         branch.push(portion, [[memoryview(bytes(128))]])
@@ -168,7 +168,7 @@ def test_portions_that_nobody_expects_wait_and_are_forgotten(world: World) -> No
 
 def test_a_push_whose_portion_never_comes_is_overdue(world: World) -> None:
     actor, params = joined(world, "worker")
-    actor.talk.branches[0].push = lambda portion, payloads: None  # type: ignore[method-assign]
+    actor.talk.shards.branches[0].push = lambda portion, payloads: None  # type: ignore[method-assign]
     actor.talk.push(ones(params), params, params)
     actor.flush()
     world.settle()

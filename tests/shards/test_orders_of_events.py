@@ -140,6 +140,25 @@ def test_other_policies(policy: str, seed: int) -> None:
 
 
 @pytest.mark.usefixtures("little_room")
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("policy", ["asgd", "dcasgd"])
+def test_coded_parameters(policy: str, seed: int) -> None:
+    """Small whole numbers are what they are in fp16: so whole versions are seen here too."""
+    model = {"w": np.zeros((300, 5), np.float32), "b": np.zeros(7, np.float32)}
+    settings = {"lr": 1, "lam": 0, "adaptive": False} if policy == "dcasgd" else {"lr": 1}
+    world = world_with_little_room(seed, 3, policy, settings, fetch_codec=("fp16",), fetch_lag=1)
+    checkers = [Checker(2.0**n, 5, model) for n in range(3)]
+    world.actors = [Actor(world, f"worker-{n}", c) for n, c in enumerate(checkers)]
+    world.run()
+    params = final(world, model)
+    total = sum(c.sent for c in checkers)
+    assert params.version == 15
+    assert all((a == -total).all() for a in params.values())
+    for host in world.hosts:
+        assert host.brain.pools[0].out == 0, "every buffer has come back"
+
+
+@pytest.mark.usefixtures("little_room")
 @pytest.mark.parametrize("seed", range(8))
 def test_relaxed_reads(seed: int) -> None:
     """They may mix versions; in the end all is there."""

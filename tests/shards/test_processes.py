@@ -198,7 +198,6 @@ def test_followers_end_when_their_lead_is_killed_before_it_reached_them(
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (("--fetch-codec", "int8"), "--fetch-codec"),
         (("--bandwidth-budget", "1MB/s"), "bandwidth budget"),
         (("--record", "run.journal"), "cannot be recorded yet"),
         (("--follower",), "a follower has no followers"),

@@ -246,7 +246,7 @@ class Actor:
         self.talk.lost()
 
     def flush(self) -> None:
-        for branch in self.talk.branches[len(self.lines) - 1 :] if self.lines else ():
+        for branch in self.talk.shards.branches[len(self.lines) - 1 :] if self.lines else ():
             line = self.world.followers[branch.shard - 1].accept(self)
             self.lines.append((branch, line))
             line.up.say(branch.connected())

@@ -1,0 +1,221 @@
+"""What of a conversation goes to a model's other shards, and what comes from there, sans-I/O.
+
+A model on one server has none of this: no branches, and no placement. On several, requests and
+their answers go to and come from the lead, and say what lies elsewhere; that travels by the
+branches, as portions. An answer is complete when all of its portions are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from aiops.client.branch import Branch
+from aiops.client.incoming import Into, PortionInto
+from aiops.client.params import Params
+from aiops.client.requests import Request
+from aiops.errors import Refused, RemoteProtocolError, Unauthorised, UsageError
+from aiops.kernels.sharing import Together
+from aiops.layout import Layout
+from aiops.messages import Message, Parts, Portion, Push
+from aiops.shards.placement import Placement
+from aiops.sinks import Discard, Sink
+from aiops.wire import Buffer, Place, Wire
+
+if TYPE_CHECKING:
+    from aiops.client.dialogue import Dialogue
+    from aiops.fields import Apart
+
+
+class Shards:
+    """The other shards, as one dialogue sees them.
+
+    Parameters
+    ----------
+    talk
+        The dialogue, which is with the lead.
+    wire
+        Makes this side's end of a connection.
+    together
+        Who shares in copying what is large.
+
+    Attributes
+    ----------
+    branches
+        To each of them, on the connections there are now.
+    host
+        The lead's.
+    followers
+        Host and port of each of them, if the user says so.
+    placement
+        Where the model lies.
+    """
+
+    def __init__(self, talk: Dialogue, wire: Callable[[Place], Wire], together: Together) -> None:
+        self._talk, self._make_wire, self._together = talk, wire, together
+        self.branches: list[Branch] = []
+        self.host = ""
+        self.followers: tuple[tuple[str, int], ...] = ()
+        self.placement: Placement | None = None
+        self._intos: dict[int, Into] = {}  # answers of which portions may come
+        self._partial: dict[int, tuple[Message, Into]] = {}  # answers that lack portions
+
+    # ------------------------------------------------------------ the connections
+
+    def branch_off(self, apart: Apart) -> None:
+        """Have connections made to the other shards.
+
+        Raises
+        ------
+        Unauthorised
+            When the user named others, or another number of them.
+        """
+        where = [(host or self.host, port) for host, port, _start in apart]
+        if self.followers and len(self.followers) != len(where):
+            raise Unauthorised(
+                f"{self._talk.server} has {len(where) + 1} shards, not the"
+                f" {len(self.followers) + 1} of this URL: name all of them, the lead first, or the"
+                " lead alone"
+            )
+        where = list(self.followers) or where
+        self.branches = [
+            Branch(self._talk, shard, host, port, self._make_wire)
+            for shard, (host, port) in enumerate(where, 1)
+        ]
+
+    @property
+    def attached(self) -> bool:
+        """Whether all of them are ready for this client."""
+        return all(branch.attached for branch in self.branches)
+
+    @property
+    def unattached(self) -> str:
+        """Those that are not, for people."""
+        return ", ".join(branch.server for branch in self.branches if not branch.attached)
+
+    def resume(self) -> None:
+        """The lead has said more: there may be a place for what comes by the branches."""
+        for branch in self.branches:
+            branch.resume()
+
+    def lost(self) -> None:
+        """The connections are gone: they stand and fall together."""
+        for branch in self.branches:
+            branch.lost()
+        self.branches = []
+        self._partial.clear()
+        self._intos.clear()
+
+    # ------------------------------------------------------------ the model
+
+    def learn(self, server: str, layout: Layout, apart: Apart) -> bool:
+        """Learn where the model lies; return whether that is another place than before.
+
+        Raises
+        ------
+        RemoteProtocolError
+            When it cannot lie there.
+        """
+        before, self.placement = self.placement, None
+        if apart:
+            try:
+                self.placement = Placement(layout, [0, *(row[2] for row in apart)])
+            except UsageError as error:
+                raise RemoteProtocolError(f"{server} describes {error}") from None
+        edges = None if self.placement is None else self.placement.edges
+        return before is not None and edges != before.edges
+
+    # ------------------------------------------------------------ pushes
+
+    def push(self, push: Push, payloads: Sequence[Sequence[memoryview]]) -> list[Buffer]:
+        """Send the others their portions of a push, all at once; return what the lead is sent."""
+        assert self.placement is not None
+        divided = self.placement.divide(push.parts, payloads)
+        parts = self.placement.announced([pieces for pieces, _views in divided])
+        mine = divided[0][1]
+        views = [*mine, *([()] * (len(parts) - len(mine)))]
+        for branch, (pieces, theirs) in zip(self.branches, divided[1:], strict=True):
+            if pieces:
+                branch.push(Portion(push.id, 0, tuple(pieces)), theirs)
+        return self._talk.wire.send(replace(push, parts=parts), views)
+
+    # ------------------------------------------------------------ answers
+
+    def place(self, request: Request, id: int, parts: Parts) -> Into:
+        """Make room for an answer of the lead's, of which the others send their portions.
+
+        Raises
+        ------
+        RemoteProtocolError
+            When it cannot be right.
+        """
+        placement, server = self.placement, self._talk.server
+        assert placement is not None
+        try:
+            pieces = placement.announced_pieces(parts, increments=True)
+        except Refused as error:
+            raise RemoteProtocolError(f"{server} sent {error}") from None
+        whole = tuple(part for theirs in pieces for part in theirs)
+        assert isinstance(request.into, Params)
+        asked = request.have, request.wants
+        into = Into(request.into, whole, *asked, server, self._together, placement.all)
+        into.missing = {shard for shard in range(1, len(pieces)) if pieces[shard]}
+        self._intos[id] = into
+        return into
+
+    def place_portion(self, shard: int, portion: Portion) -> Sink | None:
+        """Return where a portion of an answer goes; None while the lead has not said more.
+
+        Raises
+        ------
+        RemoteProtocolError
+            When it is another one than the lead has announced.
+        """
+        if not self._talk.waits_for(portion.id):
+            return Discard()
+        into = self._intos.get(portion.id)
+        if into is None:
+            return None
+        assert self.placement is not None
+        low, high = self.placement.edges[shard : shard + 2]
+        expected = [n for n, part in enumerate(into.parts) if low <= part.start < high]
+        if shard not in into.missing or not into.announced(expected, portion.parts):
+            raise RemoteProtocolError(
+                f"shard {shard} of {self._talk.server} sent other parts than its lead announced"
+            )
+        return PortionInto(into, expected[0])
+
+    def hear_portion(self, shard: int, portion: Portion, sink: Sink | None) -> None:
+        """A portion of an answer is in place; with the last of them the answer is heard."""
+        into = self._intos.get(portion.id)
+        if into is None or not isinstance(sink, PortionInto):
+            return
+        into.missing.discard(shard)
+        if not into.missing and portion.id in self._partial:
+            message, whole = self._partial.pop(portion.id)
+            self._talk.hear_answer(message, whole)
+
+    def complete(self, message: Message, sink: Sink | None) -> Message | None:
+        """Return an answer with all of its parts; None if portions of it are still to come."""
+        if isinstance(sink, Into) and sink.missing:
+            self._partial[message.id] = message, sink
+            return None
+        self._intos.pop(message.id, None)
+        if self.placement is not None and isinstance(sink, Into):
+            return replace(message, parts=sink.parts)  # type: ignore[call-arg]
+        return message
+
+    @property
+    def coming(self) -> Collection[int]:
+        """The requests whose answers lack portions."""
+        return self._partial.keys()
+
+    @property
+    def late(self) -> tuple[int, str] | None:
+        """The first request that lacks portions, and whose, for people."""
+        for id, (_message, into) in self._partial.items():
+            if into.missing:
+                late = [branch.server for branch in self.branches if branch.shard in into.missing]
+                return id, ", ".join(late)
+        return None
