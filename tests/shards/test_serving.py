@@ -56,6 +56,21 @@ async def test_workers_train(policy: str, tmp_path: Path) -> None:
 
 
 @testing.virtual()
+async def test_parameters_come_coded() -> None:
+    """Whole numbers are the same in fp16; and half as long."""
+    model = {"w": np.zeros((400, 3), np.float32)}
+    settings = {"fetch_codec": "fp16", "fetch_lag": 1, "kernels": "numpy"}
+    async with aiops.serve(policy="asgd", shards=3, set={"lr": 1}, **settings) as server:
+        async with AsyncWorker(server.url, model) as worker:
+            for _ in range(5):
+                await worker.step({"w": np.ones((400, 3), np.float32)})
+            assert_same(worker.params, {"w": np.full((400, 3), -5, np.float32)})
+        async with AsyncClient(server.url) as client:
+            member = (await client.stats())["workers"][0]
+            assert 4800 + 5 * 2400 < member["bytes_fetched"] < 2 * 4800 + 5 * 2400
+
+
+@testing.virtual()
 async def test_what_cannot_be_reached_is_named() -> None:
     with pytest.raises(aiops.errors.UsageError, match=r"shard 1 of 2 at .*:9 cannot be had"):
         async with aiops.serve(policy="asgd", followers=["127.0.0.1:9"], kernels="numpy"):
