@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
+from aiops.processors import leave_blas_alone
+
 
 def main() -> None:
     """Run the command line."""
+    if sys.argv[1:2] == ["serve"]:
+        leave_blas_alone()
     from aiops.cli import main as run
 
     run()

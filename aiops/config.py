@@ -32,6 +32,7 @@ _COUNTS = (
     "recall",
     "fetch_lag",
     "shards",
+    "threads",
 )
 _MAY_BE_0 = ("drain_deadline", "min_rate", "recall", "fetch_lag")
 _LONGEST = 1e9  # seconds (30 years): what every clock and timer can still count
@@ -69,6 +70,9 @@ class Config:
     record: Path | None = _option(None, "Record the run in this journal, for `aiops replay`.")
     ledger: Path | None = _option(None, "Write bytes by tensor and reason here, once a second.")
     profile: Path | None = _option(None, "Write where the server's time went here, at the end.")
+    threads: int | None = _option(
+        None, "Threads that share large updates: by default as many as processors, up to 4."
+    )
     kernels: str = _option("auto", "'numba', 'numpy', or 'auto': numba when it is installed.")
     max_model: int = _option(8 << 30, "Largest model a worker may define, in bytes.")
     max_connections: int = _option(4096, "Connections beyond this are refused.")

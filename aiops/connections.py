@@ -11,7 +11,7 @@ from typing import Protocol
 
 from aiops.config import Config
 from aiops.errors import AiopsError, DeadlineExceeded, Unavailable
-from aiops.events import Effect, Event, Joined, Left, Received
+from aiops.events import Effect, Event, Joined, Left, Received, Warm
 from aiops.handshake import Greeter
 from aiops.lending import Shared
 from aiops.link import Link
@@ -53,6 +53,9 @@ class Brain(Protocol):
 
     def flush(self) -> list[Effect]:
         """Return what has become due by placing something."""
+
+    def preparation(self) -> Warm:
+        """Return what is to be done as soon as the server listens, and must be done."""
 
     def overdue(self, now: float, patience: Callable[[int], float]) -> list[tuple[int, str]]:
         """Return the connections that are to be dropped, each with a sentence."""

@@ -125,7 +125,7 @@ def table_stores(tables: Tables, rule: Rule, backend: str) -> tuple[TableStore, 
         When the system has no room for them.
     """
     try:
-        return tuple(TableStore(named, rule, backend) for named in tables.each)
+        return tuple(TableStore(named, rule, backend, later=True) for named in tables.each)
     except (MemoryError, OSError) as error:
         nbytes = sum(named.table.nbytes for named in tables.each)
         raise BadPush(

@@ -72,6 +72,7 @@ from aiops.messages import (
     Welcome,
 )
 from aiops.pool import Pool
+from aiops.preparing import Preparation
 from aiops.rows import TableStore
 from aiops.rowsdesk import RowsDesk
 from aiops.rowsintake import RowsIncoming, RowsIntake
@@ -196,6 +197,12 @@ class Engine:
     def flush(self) -> list[Effect]:
         """Return what has become due by placing something: nothing ever has."""
         return []
+
+    def preparation(self) -> Warm:
+        """Return what is to be done as soon as the server listens, and must be done."""
+        backend, (pushed, fetched) = self.options.backend, self.codecs
+        codecs = (codec for _pattern, codec in (*pushed.pairs, *fetched.pairs))
+        return Warm(Preparation(self.algorithm.rule(), backend, codecs).steps())
 
     def overdue(self, now: float, patience: Callable[[int], float]) -> list[tuple[int, str]]:
         """Return the connections that are to be dropped: the shell knows those by itself."""
@@ -408,6 +415,7 @@ class Engine:
             relaxed=options.relaxed,
             arena=self._machine.memory.holding(held, data),
             machine=self._machine,
+            later=True,
             held=held,
         )
         self.store.read_packed({codec.name for _pattern, codec in self.codecs[0].pairs})
@@ -429,7 +437,8 @@ class Engine:
         )
         rows_intake = RowsIntake(self._tables, self.intake, options.backend)
         self.intake.place_rows = rows_intake.place
-        self._effects.append(Warm(partial(_warm, (self.store, *stores))))
+        tables_warm = [table.warm for table in stores]
+        self._effects.append(Warm([*self.store.warming(), *tables_warm]))
 
     # ------------------------------------------------------------ pushes
 
@@ -503,11 +512,6 @@ class Engine:
     def report(self) -> dict[str, Any]:
         """Return the statistics that ``aiops stats`` shows."""
         return statistics.report(self, self.now)
-
-
-def _warm(stores: Sequence[Store | TableStore]) -> None:
-    for store in stores:
-        store.warm()
 
 
 _HANDLERS: dict[type, Callable[[Engine, Any], None]] = {

@@ -6,7 +6,7 @@ effects and, because the kernels are deterministic, the same parameters to the l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -163,9 +163,17 @@ class Apply:
 
 @value
 class Warm:
-    """Make the kernels ready (`run`, on any thread), before the first `Apply` needs them."""
+    """Make the kernels ready (`steps`, in order, on any thread); `Apply` does not wait for it.
 
-    run: Callable[[], None]
+    What is left may be left undone when the server ends: a step may take seconds.
+    """
+
+    steps: Sequence[Callable[[], object]]
+
+    def run(self) -> None:
+        """Do all of it."""
+        for step in self.steps:
+            step()
 
 
 @value

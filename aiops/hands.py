@@ -3,11 +3,13 @@
 One core does not fill a machine's memory bus. What is large is cut into pieces, and the thread that
 has to do it takes one piece after the other, as do those that help. Nobody waits for a helper that
 did not come: on a busy machine whoever asked does all of it. So it costs next to nothing to ask.
-There is one set of helpers per process, however many servers and workers it has.
+There is one set of helpers per process, however many servers and workers it has (and one more for
+each number that a server was told: ``--threads``).
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import queue
@@ -15,8 +17,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-_MOST = 3
-"""Helpers: with more than four threads the memory is no quicker."""
+from aiops.processors import usable
+
+MOST = 4
+"""Threads: with more the memory is no quicker."""
 
 
 class _Task:
@@ -113,12 +117,11 @@ class Hands:
             del task
 
 
-def _processors() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not Linux
-        return os.cpu_count() or 1
+HANDS = Hands(min(MOST, usable()) - 1)
+"""Those of this process, where nobody has said how many."""
 
 
-HANDS = Hands(min(_MOST, _processors() - 1))
-"""Those of this process."""
+@functools.cache
+def hands_of(threads: int) -> Hands:
+    """Return those that are so many threads with the one that asks; always the same ones."""
+    return Hands(threads - 1)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from aiops.applier import Applier
 from aiops.connections import Connections
 from aiops.events import (
     Applied,
@@ -74,10 +75,13 @@ class Performer:
         }
         self._loop, self._now, self._post, self._failed = loop, here.now, post, failed
         self._peers, self._pacing = connections.peers, pacing
-        self._applier = here.applier(loop, failed)
+        self._make_applier = partial(here.applier, loop, failed)
+        self._applier = self._make_applier()
+        self._warmer: Applier | None = None  # what makes kernels ready, while it has to
+        self._closing = False
+        self._cold = 0  # kernels being made ready; updates meanwhile are the applier's
         self.links: Links | None = None  # to followers, if there are any
         self.end: Callable[[str], None] = lambda why: None  # has the server end
-        self._warm = False
         self._tick: asyncio.TimerHandle | None = None
 
     def perform(self, effect: Effect) -> None:
@@ -92,6 +96,9 @@ class Performer:
     def close(self) -> None:
         """End the applier, once it has finished what it is doing."""
         self._applier.close()
+        self._closing = True
+        if self._warmer is not None:
+            self._warmer.close()
 
     # ------------------------------------------------------------ answers
 
@@ -147,7 +154,7 @@ class Performer:
     # ------------------------------------------------------------ kernels
 
     def _apply(self, effect: Apply) -> None:
-        if not self._warm or effect.job.cost > self._applier.at_once:
+        if self._cold or effect.job.cost > self._applier.at_once:
             done = partial(self._applied, effect.ticket)
             self._applier.submit(self._measure("kernel", effect.run), effect.job.cost, done)
             return
@@ -162,10 +169,23 @@ class Performer:
         self._post(Applied(self._now(), ticket, sums))
 
     def _warm_up(self, effect: Warm) -> None:
-        self._applier.submit(effect.run, 0, self._warmed)
+        """Have it done beside updates, which need not wait for it."""
+        if self._warmer is None:
+            self._warmer = self._make_applier()
+        self._cold += 1
+        for step in effect.steps:
+            self._warmer.submit(partial(self._warm_step, step), 0, _nothing)
+        self._warmer.submit(_nothing, 0, self._warmed)
 
-    def _warmed(self, _nothing: None) -> None:
-        self._warm = True
+    def _warm_step(self, step: Callable[[], object]) -> None:
+        if not self._closing:
+            step()
+
+    def _warmed(self, _done: None) -> None:
+        self._cold -= 1
+        if not self._cold and self._warmer is not None:
+            self._warmer.close()
+            self._warmer = None
 
     # ------------------------------------------------------------ the rest
 
@@ -188,6 +208,10 @@ class Performer:
 
     def _note(self, effect: Note) -> None:
         _log.warning("%s", effect.text)
+
+
+def _nothing(_done: None = None) -> None:
+    pass
 
 
 _PERFORM: Mapping[type[Any], Callable[[Performer, Any], None]] = {

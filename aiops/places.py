@@ -103,12 +103,19 @@ class Place(Protocol):
 
 
 class Host:
-    """The host's own memory, and kernels for its processors."""
+    """The host's own memory, and kernels for its processors.
+
+    ``later``: they will be warmed, on whichever thread; until then NumPy does their work.
+    """
 
     joins = True
 
-    def __init__(self, layout: Layout, backend: str, machine: Machine) -> None:
+    def __init__(
+        self, layout: Layout, backend: str, machine: Machine, *, later: bool = False
+    ) -> None:
         self._layout, self._wish = layout, backend
+        self._build = kernels.build_later if later else kernels.build
+        self._first: Kernel | None = None  # of those made here
         self._together: Together = machine.together
         self._dense = machine.measure("decode", Gradient.dense)
         self._decoded: Bytes | None = None
@@ -116,7 +123,7 @@ class Host:
     @property
     def backend(self) -> str:
         """See `Place`."""
-        return kernels.resolve(self._wish)
+        return kernels.at_hand(self._wish) if self._first is None else self._first.backend
 
     def array(self, size: int, dtype: np.dtype[Any], value: float | None = None) -> Array:
         """See `Place`."""
@@ -124,7 +131,9 @@ class Host:
 
     def kernel(self, rule: Rule, dtype: np.dtype[Any], codec: str | None = None) -> Kernel:
         """See `Place`."""
-        return kernels.build(rule, dtype, self._wish, codec)
+        made = self._build(rule, dtype, self._wish, codec)
+        self._first = self._first or made
+        return made
 
     def folding(self, rule: Rule, dtype: np.dtype[Any]) -> Kernel:
         """See `Place`."""

@@ -15,6 +15,7 @@ import mmap
 import platform
 import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,8 @@ class TableStore:
         The mathematics of an update. Rows that an update does not touch keep parameters and state.
     backend
         ``"auto"``, ``"numba"`` or ``"numpy"``; all give the same bits.
+    later
+        Whether `warm` will be called, on whichever thread: until then NumPy does the work.
 
     Attributes
     ----------
@@ -93,7 +96,9 @@ class TableStore:
         How many rows are stored.
     """
 
-    def __init__(self, named: NamedTable, rule: Rule, backend: str = "auto") -> None:
+    def __init__(
+        self, named: NamedTable, rule: Rule, backend: str = "auto", *, later: bool = False
+    ) -> None:
         if rule.reads or rule.scalars:
             raise UsageError(f"rule {rule.name!r} reads more than a row has: it takes no tables")
         table = named.table
@@ -107,8 +112,10 @@ class TableStore:
         self._pages = _Promotion(self._store)
         self._bits = _untouched(-(-table.rows // 8), np.dtype(np.uint8))
         first = First(table.init, table.scale, table.seed)
-        self._mover = mover(first, table.width, states, self.dtype, backend)
-        self._kernel = kernels.build(rule, self.dtype, backend)
+        self._make_mover = partial(mover, first, table.width, states, self.dtype)
+        self._backend = backend
+        self._mover = self._make_mover("numpy" if later else backend)
+        self._kernel = (kernels.build_later if later else kernels.build)(rule, self.dtype, backend)
         self._survey = kernels.surveyor(self.dtype, backend)
         self._spans = kernels.Spans.whole(0, 0.0)
         self._arrays = 1 + len(states)
@@ -123,6 +130,7 @@ class TableStore:
     def warm(self) -> None:
         """Compile the kernels."""
         self._kernel.warm()
+        self._mover = self._make_mover(self._backend)  # they may take turns at any moment
 
     def gather(self, ids: Ints, out: Array) -> None:
         """Write the parameters of these rows to ``out``, ``dtype[len(ids), width]``."""

@@ -8,6 +8,11 @@ events, the `Performer` carries out the effects.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before NumPy is imported
+    from aiops.processors import leave_blas_alone
+
+    leave_blas_alone()
+
 import asyncio
 import contextlib
 import dataclasses
@@ -74,7 +79,7 @@ class Server:
         self._profile = Profile(config.profile) if config.profile is not None else None
         self._machine = machine = Machine(
             SharedMemory() if near and not relaxed else Memory(),
-            here.together,
+            here.together if config.threads is None else here.shared(config.threads),
             self._profile.measure if self._profile is not None else unmeasured,
         )
         self._links: Links | None = None  # to the followers
@@ -130,6 +135,7 @@ class Server:
     async def start(self) -> str:
         """Open everything and listen; return the URL to join."""
         loop = asyncio.get_running_loop()
+        preparation = self._brain.preparation()  # from here on nobody waits for it
         self._ended = loop.create_future()
         self._performer = Performer(
             loop, self._here, self.connections, self._pacing, self.post, self._failed, self._machine
@@ -158,6 +164,7 @@ class Server:
             self._nearby.begin(sock.getsockname()[:2] for sock in self._listener.sockets)
         if self._pacing is not None:
             self._pacing.begin(loop)
+        self._performer.perform(preparation)
         return self.url
 
     async def _listen(self, loop: asyncio.AbstractEventLoop) -> asyncio.Server:

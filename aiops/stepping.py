@@ -6,7 +6,7 @@ It is the same wherever it is done, which is its `Place`'s business (`aiops.plac
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -62,6 +62,10 @@ class Stepping:
         # The same for a collected gradient, which is in the compute dtype already.
         self._wide = [place.kernel(rule, compute_dtype(s.dtype)) for s in layout.sections]
         self._packed: dict[str, kernels.Kernel] = {}  # by the codec that they read
+        self._folds = [
+            (place.folding(kernels.FIRST, s.dtype), place.folding(kernels.FOLD, s.dtype))
+            for s in layout.sections
+        ]
         self.state: list[tuple[Array, ...]] = []
         self.masters: list[Array | None] = []
         for section in layout.sections:
@@ -88,16 +92,17 @@ class Stepping:
             for name in self.place.read_packed() & set(codecs):
                 self._packed[name] = self.place.kernel(self.rule, np.dtype(np.float32), name)
 
-    def warm(self) -> None:
-        """Compile the kernels now, so that the first push need not wait for it."""
-        for kernel in (*self.kernels, *self._wide, *self._packed.values()):
-            kernel.warm()
+    def warming(self) -> list[Callable[[], None]]:
+        """Return what compiles the kernels, those first that are needed first."""
+        folds = [kernel for pair in self._folds for kernel in pair]
+        every = *self.kernels, *self._packed.values(), *self._wide, *folds
+        return [kernel.warm for kernel in every]
 
     @property
     def accumulator(self) -> Accumulator:
         """The sum in progress (made on first use: most rules need none)."""
         if self._accumulator is None:
-            self._accumulator = Accumulator(self.layout, self.place)
+            self._accumulator = Accumulator(self.layout, self.place, self._folds)
         return self._accumulator
 
     def taken(self, gradient: Gradient, *, alone: bool) -> Gradient:
@@ -247,17 +252,24 @@ class Stepping:
 
 
 class Accumulator:
-    """The sum of gradients that a rule collects before it takes a step, in the compute dtype."""
+    """The sum of gradients that a rule collects before it takes a step, in the compute dtype.
 
-    def __init__(self, layout: Layout, place: Place) -> None:
+    ``folds`` are the kernels of `aiops.kernels.FIRST` and `FOLD`, for each section of the layout.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        place: Place,
+        folds: Sequence[tuple[kernels.Kernel, kernels.Kernel]],
+    ) -> None:
         self.layout, self._place = layout, place
         self.arrays = [
             place.array(section_size(section), compute_dtype(section.dtype))
             for section in layout.sections
         ]
         self.filled = np.zeros(len(layout.tensors), bool)  # which tensors have a sum already
-        self._first = [place.folding(kernels.FIRST, s.dtype) for s in layout.sections]
-        self._add = [place.folding(kernels.FOLD, s.dtype) for s in layout.sections]
+        self._first, self._add = [one for one, _ in folds], [two for _, two in folds]
 
     def fold(self, gradient: Gradient, weights: Array) -> None:
         """Add a gradient: ``sum ← sum + weight · g`` (``sum ← weight · g`` the first time)."""

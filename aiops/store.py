@@ -11,8 +11,9 @@ as in ElasticDL's asynchronous design (lock-free reads), for those who want that
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -96,6 +97,8 @@ class Store:
         The initial parameters (may also be given by `set`).
     machine
         Where further versions are made, who shares the work of an update, and who counts.
+    later
+        Whether `warm` will be called, on whichever thread: until then NumPy does the kernels' work.
     held
         The pieces of the model that are held here, if other shards hold the rest: the first of its
         tensors, of which the last may be cut. Versions and sums are those of the whole model.
@@ -111,12 +114,13 @@ class Store:
         relaxed: bool = False,
         arena: Arena | None = None,
         machine: Machine | None = None,
+        later: bool = False,
         held: Layout | None = None,
     ) -> None:
         machine = machine or Machine()
         self.layout, self.rule, self.relaxed = layout, rule, relaxed
         self.held = held = layout if held is None else held
-        place: Place = Host(held, backend, machine)
+        place: Place = Host(held, backend, machine, later=later)
         self.stepping = Stepping(held, rule, place)
         levels = np.zeros(len(layout.tensors), np.int64)
         first = Version(0, arena or Arena(held), levels, 0, layout=layout)
@@ -212,9 +216,14 @@ class Store:
 
     def warm(self) -> None:
         """Compile the kernels now, so that the first push need not wait for it."""
-        self.stepping.warm()
-        for section in self.held.sections:
-            kernels.survey(np.zeros(1, section.dtype), self._backend)
+        for step in self.warming():
+            step()
+
+    def warming(self) -> list[Callable[[], None]]:
+        """Return the steps of that."""
+        dtypes = dict.fromkeys(section.dtype.name for section in self.held.sections)
+        surveys = [partial(kernels.warm_survey, name, self._backend) for name in dtypes]
+        return [*surveys, *self.stepping.warming()]
 
     def begin(self, spare: bool = False) -> Version:
         """Return where the next version is to be written: in place, or a spare arena.

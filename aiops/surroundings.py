@@ -15,13 +15,15 @@ import time
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from aiops import samehost
 from aiops.applier import Applier, ApplierThread
-from aiops.hands import HANDS
+from aiops.hands import HANDS, hands_of
 from aiops.lookup import Addresses, literal
 from aiops.spin import Spin
+
+Together: TypeAlias = Callable[[Sequence[Callable[[], Any]]], None]
 
 _WAITING = 64  # connections that may wait to be accepted
 
@@ -59,6 +61,8 @@ class Surroundings:
         Makes what looks for a message for a while before sleeping for it.
     together
         Has several threads do pieces of large work.
+    shared
+        Makes what has so many threads do that, the one that asks for it included.
     identity
         What to call a client that was given no name.
     listening, unconnected
@@ -82,7 +86,8 @@ class Surroundings:
         ApplierThread
     )
     spin: Callable[[], Spin] = Spin
-    together: Callable[[Sequence[Callable[[], Any]]], None] = HANDS.all
+    together: Together = HANDS.all
+    shared: Callable[[int], Together] = lambda threads: hands_of(threads).all
     identity: Callable[[], str] = _identity
     listening: Callable[[str], socket.socket] = _listening
     unconnected: Callable[[str], socket.socket] = _unconnected

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from aiops.compiled import COMPILED
+from aiops.processors import usable
 
 PACKAGES = (
     *("numpy", "msgpack", "numba", "uvloop", "pyzmq", "grpcio", "torch", "jax"),
@@ -25,7 +26,7 @@ def machine(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
     return {
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
-        "usable_cores": _usable_cores(),
+        "usable_cores": usable(),
         "memory_gib": _memory_gib(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "kernel_settings": _kernel_settings(),
@@ -77,12 +78,6 @@ def _cpu_model() -> str:
         if line.startswith("model name")
     )
     return next(names, "") or platform.processor() or platform.machine()
-
-
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _memory_gib() -> float:

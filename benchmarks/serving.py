@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 _MERCY = 1.0  # seconds that it has to end by itself
 
 
 @contextmanager
-def serving(policy: str, *flags: str) -> Iterator[tuple[str, int]]:
+def serving(policy: str, *flags: str, cache: Path | None = None) -> Iterator[tuple[str, int]]:
     """Run a server in a process of its own; give its URL and the process's number.
+
+    ``cache`` is the folder that it takes for the user's cache (``XDG_CACHE_HOME``).
 
     Raises
     ------
@@ -25,6 +29,7 @@ def serving(policy: str, *flags: str) -> Iterator[tuple[str, int]]:
         command,
         stdout=subprocess.PIPE,
         text=True,
+        env=None if cache is None else {**os.environ, "XDG_CACHE_HOME": str(cache.resolve())},
         start_new_session=True,  # Ctrl-C reaches us alone, and we end it
     ) as process:
         assert process.stdout is not None

@@ -8,7 +8,8 @@ import threading
 
 import pytest
 
-from aiops.hands import Hands
+from aiops.hands import HANDS, MOST, Hands, hands_of
+from aiops.processors import usable
 from tests.support import PATIENCE
 
 
@@ -24,6 +25,12 @@ def test_every_piece_is_done_once(helpers: int, count: int) -> None:
     for _ in range(20):
         hands.all([lambda number=number: piece(number) for number in range(count)])
     assert done == [20] * count
+
+
+def test_as_many_as_there_are_processors_or_as_one_says() -> None:
+    assert HANDS.count == min(MOST, usable())
+    assert [hands_of(threads).count for threads in (1, 2, 9)] == [1, 2, 9]
+    assert hands_of(2) is hands_of(2)
 
 
 def test_helpers_do_help() -> None:

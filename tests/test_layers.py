@@ -34,7 +34,7 @@ ROOMS: Mapping[str, str] = {
     "ledger":       "ledger tally",
     "kernels":      "kernels",
     "codecs":       "codecs",
-    "store":        "machine gradients versions places stepping shadow store rows",
+    "store":        "machine gradients versions places stepping shadow store rows preparing",
     "algorithms":   "algorithms gates",
     "engine":       "crew events pool incoming intake definition fitness recall shadowing answers"
                     " updates meeting rowsintake rowsdesk engine statistics journal shards",
@@ -44,7 +44,7 @@ ROOMS: Mapping[str, str] = {
     "routines":     "client.routines client.steps",
     "collective":   "collective",
     "workloads":    "workloads",
-    "sockets":      "sockets lookup spin applier surroundings samehost hands signals",
+    "sockets":      "sockets lookup spin applier surroundings samehost hands signals processors",
     "client":       "client",
     "server":       "server process leash nearby connections performer profiling link paced pacing"
                     " peer config files ledgerfile keeping shards.links shards.children",

@@ -270,3 +270,21 @@ class TestStats:
             other = link.transport.get_extra_info("socket")
             assert other.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
             assert other.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+
+class TestThreads:
+    def test_as_many_as_it_is_told_share_a_large_update(self) -> None:
+        """Two pieces of it wait for each other, so no thread could do them all alone."""
+        for threads in (1, 2):
+            both = threading.Barrier(threads)
+            with ServerThread(policy="asgd", kernels="numpy", threads=threads) as server:
+                together = server.call(lambda s: s._machine.together)
+                together([lambda barrier=both: barrier.wait(PATIENCE)] * threads)
+
+    @pytest.mark.parametrize("threads", [0, -1])
+    def test_less_than_one_is_refused(self, threads: int) -> None:
+        with (
+            pytest.raises(UsageError, match="--threads must be more than 0"),
+            ServerThread(threads=threads),
+        ):
+            pass

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aiops.errors import AiopsError, UsageError, nearest
-from aiops.kernels import resolve, surveyor
+from aiops.kernels import at_hand, surveyor
 
 __all__ = [
     "CHUNK",
@@ -152,6 +152,10 @@ class Codec:
         """
         raise NotImplementedError
 
+    @classmethod
+    def warm(cls) -> None:
+        """Compile Numba's loops, which is installed, so that no payload has to wait for it."""
+
 
 class Encoder:
     """Writes one tensor of one client, step after step; derive one with :meth:`write`.
@@ -164,11 +168,16 @@ class Encoder:
         self.codec = codec
         self.shape = tuple(shape)
         self.size = elements(shape)
-        self.backend = resolve(backend)
+        self._wish = backend
         self.rest: Floats | None = np.zeros(self.size, np.float32) if feedback else None
         self.payload: Bytes = np.empty(codec.most(shape), np.uint8)
-        self._survey = surveyor(SINGLE, self.backend)
+        self._survey = surveyor(SINGLE, backend)
         self._last: memoryview | None = None
+
+    @property
+    def backend(self) -> str:
+        """Who writes now: ``"numba"`` or ``"numpy"``."""
+        return at_hand(self._wish)
 
     def encode(self, values: Floats) -> memoryview:
         """Write a tensor, float32[n], and return its payload, which is valid until the next call.

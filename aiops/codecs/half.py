@@ -26,10 +26,19 @@ from aiops.codecs.base import (
     elements,
     length_fault,
 )
-from aiops.kernels import reaches, resolve
+from aiops.kernels import at_hand, reaches
 from aiops.kernels.packed import half_values
 
-__all__ = ["BF16", "BF16_LARGEST", "FP16", "FP16_LARGEST", "decode", "encode", "halves_fault"]
+__all__ = [
+    "BF16",
+    "BF16_LARGEST",
+    "FP16",
+    "FP16_LARGEST",
+    "decode",
+    "encode",
+    "halves_fault",
+    "warm",
+]
 
 Halves: TypeAlias = npt.NDArray[np.uint16]
 
@@ -66,7 +75,12 @@ class _Half(Codec):
         backend: str = "auto",
     ) -> None:
         """See `Codec.decode`."""
-        decode(cls.name, payload.view("<u2"), out, add, resolve(backend))
+        decode(cls.name, payload.view("<u2"), out, add, at_hand(backend))
+
+    @classmethod
+    def warm(cls) -> None:
+        """See `Codec.warm`."""
+        warm(cls.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +101,15 @@ class _Encoder(ChunkEncoder):
     def write_chunk(self, values: Floats, rest: Floats, start: int) -> None:
         halves = self.payload[2 * start : 2 * (start + values.size)].view("<u2")
         encode(self.codec.name, values, rest, halves, self.backend)
+
+
+def warm(form: str) -> None:
+    """Compile the loops for ``"fp16"`` or ``"bf16"``."""
+    from aiops.codecs import half_cpu
+    from aiops.kernels.scan_cpu import compiled_survey
+
+    half_cpu.loops(form)
+    compiled_survey(2, _MAGNITUDE, _FIRST_UNFIT[form])
 
 
 def halves_fault(form: str, section: Bytes, backend: str) -> str | None:

@@ -25,7 +25,7 @@ from aiops.codecs.base import (
     elements,
     length_fault,
 )
-from aiops.kernels import resolve
+from aiops.kernels import at_hand
 from aiops.kernels.packed import FORMS, blocks, int8_values, pieces
 from aiops.kernels.packed import INT8_BLOCK as BLOCK
 
@@ -74,7 +74,14 @@ class Int8(Codec):
         backend: str = "auto",
     ) -> None:
         """See `Codec.decode`."""
-        decode(*sections(payload, elements(shape)), out, add, resolve(backend))
+        decode(*sections(payload, elements(shape)), out, add, at_hand(backend))
+
+    @classmethod
+    def warm(cls) -> None:
+        """See `Codec.warm`."""
+        from aiops.codecs import int8_cpu
+
+        int8_cpu.loops()
 
 
 def length(size: int) -> int:

@@ -31,7 +31,7 @@ from aiops.codecs.base import (
     elements,
 )
 from aiops.errors import UsageError
-from aiops.kernels import resolve, survey
+from aiops.kernels import at_hand, survey
 from aiops.kernels.rows import First, first_rows
 
 __all__ = ["HEADER", "LANES", "LowRank"]
@@ -114,9 +114,17 @@ class LowRank(Codec):
         """See `Codec.decode`."""
         if out.size:
             rows, columns = matrix(shape)
-            backend = resolve(backend)
+            backend = at_hand(backend)
             p, q = _factors(payload, rows, columns, backend)
             multiply(p, q, out.reshape(rows, columns), 1 if add else 0, backend)
+
+    @classmethod
+    def warm(cls) -> None:
+        """See `Codec.warm`."""
+        from aiops.codecs import lowrank_cpu
+
+        lowrank_cpu.loops()
+        half.warm("bf16")
 
 
 def matrix(shape: Shape) -> tuple[int, int]:

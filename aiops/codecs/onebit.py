@@ -32,7 +32,7 @@ from aiops.codecs.base import (
     length_fault,
 )
 from aiops.codecs.int8 import SMALLEST, scales_fault, top_scale
-from aiops.kernels import resolve
+from aiops.kernels import at_hand
 from aiops.kernels.packed import FORMS, blocks, onebit_values, pieces
 from aiops.kernels.packed import ONEBIT_BITS as BITS
 from aiops.kernels.packed import ONEBIT_BLOCK as BLOCK
@@ -81,12 +81,19 @@ class OneBit(Codec):
     ) -> None:
         """See `Codec.decode`."""
         scales, words = sections(payload, elements(shape))
-        if resolve(backend) == "numba":
+        if at_hand(backend) == "numba":
             from aiops.codecs import onebit_cpu
 
             onebit_cpu.loops()[1](scales, words, out, add)
         else:
             _decode(scales, words, out, add)
+
+    @classmethod
+    def warm(cls) -> None:
+        """See `Codec.warm`."""
+        from aiops.codecs import onebit_cpu
+
+        onebit_cpu.loops()
 
 
 def length(size: int) -> int:

@@ -30,7 +30,7 @@ from aiops.codecs.base import (
     elements,
 )
 from aiops.errors import UsageError
-from aiops.kernels import resolve
+from aiops.kernels import at_hand
 from aiops.kernels.packed import blocks
 
 __all__ = ["GAP_BYTES", "HEADER", "TopK"]
@@ -106,7 +106,7 @@ class TopK(Codec):
             fault = int8.scales_fault(scales, int8.LARGEST)
         else:
             fault = half.halves_fault("bf16", payload[HEADER:cut], backend)
-        return fault or _gaps_fault(payload[cut:], kept, size, resolve(backend))
+        return fault or _gaps_fault(payload[cut:], kept, size, at_hand(backend))
 
     VALUES: ClassVar[int] = HEADER
     """Where the values of a payload begin."""
@@ -130,7 +130,7 @@ class TopK(Codec):
         """See `Codec.decode`."""
         if not out.size:
             return
-        backend = resolve(backend)
+        backend = at_hand(backend)
         kept, form = _header(payload)
         cut = HEADER + _values_length(form, kept)
         values = np.empty(kept, np.float32)
@@ -143,6 +143,15 @@ class TopK(Codec):
             topk_cpu.loops().scatter(payload[cut:], values, out)
         else:
             out[_indices(payload[cut:], kept)] += values
+
+    @classmethod
+    def warm(cls) -> None:
+        """See `Codec.warm`."""
+        from aiops.codecs import topk_cpu
+
+        topk_cpu.loops()
+        int8.Int8.warm()
+        half.warm("bf16")
 
 
 class _Encoder(Encoder):

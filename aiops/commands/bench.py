@@ -134,6 +134,12 @@ def plot(context: typer.Context) -> None:
     _run("redraw", context.args)
 
 
+@app.command(context_settings=_PASS_ON)
+def startup(context: typer.Context) -> None:
+    """Measure how soon a server that was just started answers its first push."""
+    _run("startup", context.args)
+
+
 def _run(name: str, arguments: list[str]) -> None:
     _module(name).main(arguments)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +15,7 @@ from rich.table import Table
 from aiops import words
 from aiops.commands.flags import Json
 from aiops.errors import UsageError
+from aiops.processors import usable
 
 if TYPE_CHECKING:
     from aiops.experiments.case import Case
@@ -91,7 +91,7 @@ def run(
     scale = experiment.scale(full=full, seeds=seeds, iterations=iterations, knobs=knobs)
     if jobs < 0:
         raise UsageError(f"--jobs must be 0 or more, not {jobs}")
-    jobs = jobs or len(os.sched_getaffinity(0))
+    jobs = jobs or usable()
     place = out or Path("out", "-".join([name, *(item.replace("=", "-") for item in knobs)]))
     command = ["aiops", "experiment", "run", name, "--full" if full else "--quick"]
     for flag, value in (("--seeds", seeds), ("--iterations", iterations)):

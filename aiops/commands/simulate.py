@@ -21,6 +21,7 @@ from rich.table import Table
 from aiops import words
 from aiops.commands.flags import Json
 from aiops.errors import UsageError
+from aiops.processors import usable
 
 if TYPE_CHECKING:
     from aiops.sim.turns.result import Outcome
@@ -172,11 +173,10 @@ def _as_it_was(path: Path, settings: Mapping[str, Any], context: typer.Context) 
 
 
 def _jobs(jobs: int) -> int:
-    import os
 
     if jobs < 0:
         raise UsageError(f"--jobs must be 0 or more, not {jobs}")
-    return jobs or len(os.sched_getaffinity(0))
+    return jobs or usable()
 
 
 def _carry_out(run: Run, checkpoint: Path | None) -> Outcome:

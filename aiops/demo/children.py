@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 
 from aiops.closing import AsyncClosing
 from aiops.errors import AiopsError
+from aiops.processors import BLAS
 
 T = TypeVar("T")
 
-ONE_CORE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+ONE_CORE = dict.fromkeys(BLAS, "1")
 """The environment of a worker that shares a machine with others: BLAS with one thread."""
 
 _TAIL = 12  # lines of a child's standard error that are kept for the report

@@ -19,10 +19,9 @@ from typing import Any, Protocol
 from aiops.closing import Closing
 from aiops.errors import AiopsError
 from aiops.experiments.case import Case, Result, Tell, Work
+from aiops.processors import BLAS
 
-ONE_THREAD = dict.fromkeys(
-    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
-)
+ONE_THREAD = dict.fromkeys((*BLAS, "NUMBA_NUM_THREADS"), "1")
 """NumPy and Numba read these when they are imported."""
 
 _PATIENCE = 1.0  # seconds for a process to end by itself

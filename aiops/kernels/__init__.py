@@ -21,17 +21,28 @@ array([0.5, 0.5, 0.5, 0.5], dtype=float32)
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
 
 from aiops.errors import UsageError
-from aiops.kernels.backend import resolve
+from aiops.kernels.backend import Expected, at_hand, expected, resolve
 from aiops.kernels.half import MasterKernel
 from aiops.kernels.packed import FORMS, form_named
 from aiops.kernels.reader import read
 from aiops.kernels.reference import NumpyKernel
+from aiops.kernels.rising import Rising
 from aiops.kernels.rule import FIRST, FOLD, Rule
-from aiops.kernels.scan import bounded, reaches, sum_squares, survey, surveyor
+from aiops.kernels.scan import (
+    SURVEYED,
+    bounded,
+    reaches,
+    sum_squares,
+    survey,
+    surveyor,
+    warm_survey,
+)
 from aiops.kernels.spans import STATISTIC_CAP, STATISTIC_SCALE, Kernel, Spans
 
 __all__ = [
@@ -40,16 +51,22 @@ __all__ = [
     "PACKED",
     "STATISTIC_CAP",
     "STATISTIC_SCALE",
+    "SURVEYED",
+    "Expected",
     "Kernel",
     "Rule",
     "Spans",
+    "at_hand",
     "bounded",
     "build",
+    "build_later",
+    "expected",
     "reaches",
     "resolve",
     "sum_squares",
     "survey",
     "surveyor",
+    "warm_survey",
 ]
 
 PACKED = frozenset(FORMS)
@@ -95,3 +112,19 @@ def build(
     from aiops.kernels.fused_cpu import NumbaKernel
 
     return NumbaKernel(rule, program, wanted, packed)
+
+
+def build_later(
+    rule: Rule, dtype: npt.DTypeLike, backend: str = "auto", grad: str | None = None
+) -> Kernel:
+    """Make a kernel that can be called at once, and is as quick as `build`'s after its `warm`.
+
+    Until then NumPy does its work, to the same bits: nothing is imported or compiled but by
+    `warm`, which another thread may call. Arguments and errors are those of `build`, of which
+    `warm` raises those that depend on the backend.
+    """
+    stand_in = build(rule, dtype, "numpy", grad)
+    if backend == "numpy":
+        return stand_in
+    make = partial(build, rule, dtype, backend, grad)
+    return Rising(make, stand_in, rule, np.dtype(dtype), whole=grad is not None)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import logging
+from weakref import WeakSet
 
 from aiops.errors import UsageError, nearest
 
-__all__ = ["BACKENDS", "resolve"]
+__all__ = ["BACKENDS", "Expected", "at_hand", "expected", "resolve"]
 
 BACKENDS = ("auto", "numba", "numpy")
 
@@ -39,6 +40,37 @@ def resolve(backend: str) -> str:
         )
     _advise(obstacle)
     return "numpy"
+
+
+class Expected:
+    """A promise that another thread makes Numba ready; until it has come, NumPy works `at_hand`.
+
+    Importing Numba takes a quarter of a second, and compiling with it seconds: whoever must answer
+    meanwhile has NumPy, which gives the same bits. A promise that is forgotten is over, too.
+    """
+
+    def __init__(self) -> None:
+        _EXPECTED.add(self)
+
+    def came(self) -> None:
+        """Say that Numba can be used."""
+        _EXPECTED.discard(self)
+
+
+_EXPECTED: WeakSet[Expected] = WeakSet()
+
+
+def expected() -> bool:
+    """Say whether another thread is making Numba ready."""
+    return len(_EXPECTED) > 0
+
+
+def at_hand(backend: str) -> str:
+    """Return what `resolve` does, or ``"numpy"`` while another thread makes Numba ready.
+
+    For work of the moment; what is kept for long asks `resolve`, which imports Numba.
+    """
+    return "numpy" if _EXPECTED else resolve(backend)
 
 
 @functools.cache

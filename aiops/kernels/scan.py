@@ -12,12 +12,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from aiops.errors import UsageError
-from aiops.kernels.backend import resolve
+from aiops.kernels.backend import at_hand, resolve
 from aiops.kernels.vocabulary import Array
 
 __all__ = [
     "LANES",
     "SUM_BLOCK",
+    "SURVEYED",
     "SURVEY_BLOCK",
     "Surveyor",
     "bounded",
@@ -25,6 +26,7 @@ __all__ = [
     "sum_squares",
     "survey",
     "surveyor",
+    "warm_survey",
 ]
 
 SURVEY_BLOCK = 16_384
@@ -53,6 +55,9 @@ _FORMATS = {
     "float16": _Format(np.dtype(np.uint16), 0x7FFF, 0x7C00),  # it ends far below 1e18
 }
 
+SURVEYED = tuple(_FORMATS)
+"""The dtypes of which there are surveys."""
+
 Surveyor: TypeAlias = Callable[[Array], int]
 """Returns the index of an array's first unfit element, or -1."""
 
@@ -75,20 +80,45 @@ def survey(array: Array, backend: str = "auto") -> int:
 
 
 def surveyor(dtype: np.dtype[Any], backend: str = "auto") -> Surveyor:
-    """Return :func:`survey` for flat contiguous arrays of one dtype, with all else settled."""
+    """Return :func:`survey` for flat contiguous arrays of one dtype, with all else settled.
+
+    It neither imports nor compiles anything before it is called.
+    """
     form = _format("survey", np.empty(0, dtype))
     unsigned, magnitude, limit = form.unsigned, form.magnitude, form.limit
-    if resolve(backend) != "numpy":
-        from aiops.kernels import scan_cpu
+    if backend == "numpy":
+        return lambda flat: _survey_numpy(flat.view(unsigned), magnitude, limit)
+    ready: list[tuple[Callable[..., int], Any, Any]] = []
 
-        return scan_cpu.surveyor(unsigned, magnitude, limit)
-    return lambda flat: _survey_numpy(flat.view(unsigned), magnitude, limit)
+    def survey_of(flat: Array) -> int:
+        if not ready:
+            if at_hand(backend) == "numpy":
+                return _survey_numpy(flat.view(unsigned), magnitude, limit)
+            from aiops.kernels import scan_cpu
+
+            ready.append(scan_cpu.compiled_survey(unsigned.itemsize, magnitude, limit))
+        scan, mask, bound = ready[0]
+        return scan(flat.view(unsigned), mask, bound)
+
+    return survey_of
 
 
 def bounded(limit: int, backend: str = "auto") -> Surveyor:
-    """Return what finds the first element of a flat int64 array that is not in [0, limit)."""
-    scan = _scans(backend)[0]
-    return lambda flat: scan(flat.view(np.uint64), 2**64 - 1, limit)  # what is negative is large
+    """Return what finds the first element of a flat int64 array that is not in [0, limit).
+
+    It neither imports nor compiles anything before it is called.
+    """
+    # What is negative is large.
+    return lambda flat: reaches(flat.view(np.uint64), 2**64 - 1, limit, backend)
+
+
+def warm_survey(dtype: str, backend: str = "auto") -> None:
+    """Compile the survey of one of `SURVEYED` now, or read it from the cache folder."""
+    if resolve(backend) != "numpy":
+        from aiops.kernels import scan_cpu
+
+        form = _FORMATS[dtype]
+        scan_cpu.compiled_survey(form.unsigned.itemsize, form.magnitude, form.limit)
 
 
 def reaches(bits: Array, magnitude: int, limit: int, backend: str = "auto") -> int:
@@ -140,7 +170,7 @@ _KNOWN = {np.dtype(name): _FORMATS[name] for name in ("float16", "float32", "flo
 
 
 def _scans(backend: str) -> tuple[_Survey, _SumSquares]:
-    if resolve(backend) == "numpy":
+    if at_hand(backend) == "numpy":
         return _survey_numpy, _sum_squares_numpy
     from aiops.kernels import scan_cpu
 

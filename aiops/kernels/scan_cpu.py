@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,28 +12,14 @@ from aiops.kernels.jit_cpu import array_of, compiled
 from aiops.kernels.scan import LANES, SUM_BLOCK, SURVEY_BLOCK
 from aiops.kernels.vocabulary import Array
 
-__all__ = ["sum_squares", "survey", "surveyor"]
+__all__ = ["compiled_survey", "sum_squares", "survey"]
 
 
 def survey(bits: Array, magnitude: int, limit: int) -> int:
     """Return the first index whose bits under the mask ``magnitude`` reach ``limit``, or -1."""
-    scan, mask, bound = _survey(bits.itemsize, magnitude, limit)
+    scan, mask, bound = compiled_survey(bits.itemsize, magnitude, limit)
     found: int = scan(bits, mask, bound)
     return found
-
-
-def surveyor(unsigned: np.dtype[Any], magnitude: int, limit: int) -> Callable[[Array], int]:
-    """Return `survey` for flat arrays of one dtype; the first call compiles it, if need be."""
-    ready: list[tuple[Any, Any, Any]] = []
-
-    def survey_of(flat: Array) -> int:
-        if not ready:
-            ready.append(_survey(unsigned.itemsize, magnitude, limit))
-        scan, mask, bound = ready[0]
-        found: int = scan(flat.view(unsigned), mask, bound)
-        return found
-
-    return survey_of
 
 
 def sum_squares(array: Array, total: float) -> float:
@@ -44,7 +29,11 @@ def sum_squares(array: Array, total: float) -> float:
 
 
 @functools.cache
-def _survey(itemsize: int, magnitude: int, limit: int) -> tuple[Any, Any, Any]:
+def compiled_survey(itemsize: int, magnitude: int, limit: int) -> tuple[Any, Any, Any]:
+    """Return the loop for unsigned integers of so many bytes, and what to call it with after them.
+
+    It is compiled once, and kept on disk.
+    """
     dtype = np.dtype(f"u{itemsize}")
     scalar = getattr(types, dtype.name)
     signature = types.int64(array_of(dtype.name), scalar, scalar)

@@ -19,6 +19,8 @@ from aiops import address
 from aiops.closing import AsyncClosing
 from aiops.config import Config
 from aiops.errors import UsageError
+from aiops.hands import MOST
+from aiops.processors import share
 
 _log = logging.getLogger("aiops.server")
 
@@ -34,6 +36,7 @@ _HANDED = (
         "consistency",
         "live_versions",
         "push_codec",
+        "threads",
         "kernels",
         "max_model",
     ),
@@ -54,7 +57,8 @@ class Children(AsyncClosing):
     Attributes
     ----------
     config
-        The same, with the addresses of the followers that have been started.
+        The same, with the addresses of the followers that have been started, and with the threads
+        that each of the processes may have, if nobody has said how many.
 
     Raises
     ------
@@ -63,6 +67,9 @@ class Children(AsyncClosing):
     """
 
     def __init__(self, config: Config) -> None:
+        if config.shards > 1 and not config.followers and config.threads is None:
+            # They are on one machine, and work at the same time.
+            config = dataclasses.replace(config, threads=min(MOST, share(config.shards)))
         self.config = config
         self._processes: list[asyncio.subprocess.Process] = []
         self._watchers: list[asyncio.Task[None]] = []

@@ -61,6 +61,7 @@ from aiops.messages import (
     Use,
 )
 from aiops.pool import Pool
+from aiops.preparing import Preparation
 from aiops.shadow import Shadow, ShadowJob
 from aiops.shards.orders import SHADOW, Work
 from aiops.shards.placement import RAW, Placement
@@ -155,6 +156,10 @@ class Follower:
     def flush(self) -> list[Effect]:
         """Return what has become due by placing something: nothing ever has."""
         return []
+
+    def preparation(self) -> Warm:
+        """Return what is to be done as soon as the server listens, and must be done."""
+        return Warm(Preparation(self.algorithm.rule(), self.options.backend).steps())
 
     def overdue(self, now: float, patience: Callable[[int], float]) -> list[tuple[int, str]]:
         """Return the connections that are to be dropped: the shell knows those by itself."""
@@ -295,6 +300,7 @@ class Follower:
             relaxed=self.options.relaxed,
             arena=self._machine.memory.holding(layout, data),
             machine=self._machine,
+            later=True,
         )
         self.store.read_packed(message.plan.get("push_codecs", ()))
         choice = Choice.told(message.plan.get("fetch_codec", ()))
@@ -308,7 +314,7 @@ class Follower:
             )
         self.intake.defined(layout)
         self._rooms.begin(layout.begin)
-        self._effects.append(Warm(self.store.warm))
+        self._effects.append(Warm(self.store.warming()))
 
     def _on_expect(self, event: Received) -> None:
         assert isinstance(event.message, Expect)

@@ -36,6 +36,7 @@ from aiops.events import (
     Received,
     Reply,
     Told,
+    Warm,
 )
 from aiops.fields import Apart
 from aiops.gradients import Gradient
@@ -164,6 +165,10 @@ class Lead:
         """Return what has become due by placing something."""
         out, self._out = self._out, []
         return out
+
+    def preparation(self) -> Warm:
+        """Return what is to be done as soon as the server listens, and must be done."""
+        return self.engine.preparation()
 
     def overdue(self, now: float, patience: Callable[[int], float]) -> list[tuple[int, str]]:
         """Return the clients whose portions have not come for too long, each with a sentence."""

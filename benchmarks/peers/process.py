@@ -26,10 +26,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aiops.processors import BLAS
 from benchmarks.peers.base import Job
 
 _ROOT = Path(__file__).resolve().parents[2]
-_ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+_ONE_THREAD = (*BLAS, "NUMBA_NUM_THREADS")
 _PR_SET_PDEATHSIG = 1
 
 

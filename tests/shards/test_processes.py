@@ -8,13 +8,16 @@ import re
 import select
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from aiops.client import Client
+from aiops.config import Config
 from aiops.errors import Refused, Unauthorised, Unavailable, UsageError
+from aiops.shards.children import Children, flags
 from tests.support import PATIENCE, Process, assert_same, server_process
 
 FLAGS = ("--policy", "asgd", "--lr", "1", "--kernels", "numpy")
@@ -217,3 +220,31 @@ def test_what_does_not_work_yet_is_refused_at_the_start(flags: tuple[str, ...], 
 def test_an_address_twice_is_refused() -> None:
     with pytest.raises(UsageError, match="twice"):
         Client("aiops://127.0.0.1:1,127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("processors", "settings", "threads"),
+    [
+        (8, {"shards": 3}, 2),
+        (64, {"shards": 2}, 4),
+        (2, {"shards": 4}, 1),
+        (8, {"shards": 3, "threads": 7}, 7),
+        (8, {}, None),
+        (8, {"shards": 2, "followers": ["elsewhere:1"]}, None),
+    ],
+)
+def test_processes_of_one_machine_share_its_processors(
+    processors: int,
+    settings: dict[str, Any],
+    threads: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("aiops.processors.usable", lambda: processors)
+    config = Children(Config(**settings)).config
+    assert config.threads == threads
+    found = flags(config)
+    assert (
+        found[found.index("--threads") + 1 :][:1] == [str(threads)]
+        if threads
+        else ("--threads" not in found)
+    )

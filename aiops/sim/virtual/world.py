@@ -99,6 +99,7 @@ class World:
             below=entropy.randrange,
             applier=lambda loop, failed: VirtualApplier(loop, failed, apply_seconds),
             together=alone,
+            shared=lambda threads: alone,
             spin=lambda: Spin(self.loop.time, None),
             identity=HERE.get,
             listening=lambda host: cast(socket, listening(self.network, host)),

@@ -1,0 +1,118 @@
+"""How many processors this process may use, and who uses them.
+
+A machine's processors are not all a process's own: it may be bound to some of them (`taskset`, a
+container's cpuset), and a container usually has a quota of their time instead (``docker --cpus``,
+a Kubernetes limit), which `os.cpu_count` does not see.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from math import inf
+from pathlib import Path
+
+__all__ = ["BLAS", "leave_blas_alone", "quota", "share", "usable"]
+
+BLAS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""The variables that bound the threads of NumPy's and PyTorch's matrix products, read at import."""
+
+
+def usable(me: Path = Path("/proc/self")) -> int:
+    """Return how many threads of this process can run at the same time, at least 1.
+
+    A quota is rounded down: a process that exceeds it is stopped until its period (a tenth of a
+    second, usually) is over, in the middle of whatever it does.
+    """
+    try:
+        bound = len(os.sched_getaffinity(0))
+    except AttributeError:  # not Linux
+        bound = os.cpu_count() or 1
+    return max(1, int(min(bound, quota(me))))
+
+
+def leave_blas_alone() -> None:
+    """Have NumPy, if it is imported later, start no threads for matrix products.
+
+    A server has none to make, and its workers may be on the same machine. Whoever has set the
+    variables is heard.
+    """
+    for name in BLAS:
+        os.environ.setdefault(name, "1")
+
+
+def share(processes: int) -> int:
+    """Return how many threads each of so many processes on this machine may have, at least 1."""
+    return max(1, usable() // processes)
+
+
+def quota(me: Path = Path("/proc/self")) -> float:
+    """Return how many processors' time the control groups of a process allow; inf without a limit.
+
+    Those of both versions are looked at, and those that they lie in, as far as they can be seen
+    from here. Whatever cannot be read sets no limit.
+    """
+    try:
+        return min(_quotas(me), default=inf)
+    except (OSError, ValueError):
+        return inf
+
+
+def _quotas(me: Path) -> Iterator[float]:
+    groups = {}
+    for line in (me / "cgroup").read_text().splitlines():
+        _number, controllers, path = line.split(":", 2)
+        for controller in controllers.split(","):
+            groups[controller] = path
+    for line in (me / "mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        root, point = before.split()[3:5]
+        kind, _source, options = after.split()[:3]
+        controller = "" if kind == "cgroup2" else "cpu"
+        if kind not in ("cgroup", "cgroup2") or controller not in ("", *options.split(",")):
+            continue
+        if controller not in groups:
+            continue
+        read = _second if kind == "cgroup2" else _first
+        for folder in _folders(_plain(point), _plain(root), groups[controller]):
+            limit = read(folder)
+            if limit is not None:
+                yield limit
+
+
+def _folders(point: Path, root: Path, group: str) -> Iterator[Path]:
+    """Yield the folder of a group where it is mounted, and those of the groups around it."""
+    try:
+        inner = Path(group).relative_to(root)
+    except ValueError:  # another view of the tree than ours: what is mounted is all we see
+        inner = Path()
+    folder = point / inner
+    yield folder
+    while folder != point:
+        folder = folder.parent
+        yield folder
+
+
+def _second(folder: Path) -> float | None:
+    """Return the limit of a group of the second version."""
+    try:
+        most, period = (folder / "cpu.max").read_text().split()
+    except FileNotFoundError:  # the uppermost group has none
+        return None
+    return None if most == "max" else int(most) / int(period)
+
+
+def _first(folder: Path) -> float | None:
+    """Return the limit of a group of the first version."""
+    try:
+        most = int((folder / "cpu.cfs_quota_us").read_text())
+        period = int((folder / "cpu.cfs_period_us").read_text())
+    except FileNotFoundError:
+        return None
+    return None if most <= 0 else most / period
+
+
+def _plain(text: str) -> Path:
+    """Return a path as mountinfo writes it, with ``\\040`` for a space."""
+    return Path(re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text))

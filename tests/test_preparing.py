@@ -1,0 +1,131 @@
+"""A server's kernels are made ready beside what it does: nobody waits for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from aiops import kernels
+from aiops.algorithms.fasgd import FASGD
+from aiops.client import Client
+from aiops.codecs import find
+from aiops.errors import UsageError
+from aiops.events import Warm
+from aiops.kernels import backend
+from aiops.performer import Performer
+from aiops.preparing import Preparation
+from aiops.store import Store
+from tests.peers import eventually
+from tests.support import PATIENCE, ServerThread
+
+
+class TestPreparation:
+    def test_until_it_is_done_numpy_works(self) -> None:
+        preparation = Preparation(FASGD().rule(), "auto")
+        assert kernels.at_hand("auto") == "numpy"
+        *steps, last = preparation.steps()
+        for step in steps:
+            assert kernels.at_hand("auto") == "numpy"
+            step()
+        last()
+        assert kernels.at_hand("auto") == "numba"
+
+    def test_numpy_needs_none(self) -> None:
+        preparation = Preparation(FASGD().rule(), "numpy")
+        assert not kernels.expected()
+        assert preparation.steps() == []
+
+    def test_one_that_is_left_undone_is_over(self) -> None:
+        steps = Preparation(FASGD().rule(), "auto").steps()
+        assert kernels.expected()
+        del steps
+        assert not kernels.expected()
+
+    def test_numba_that_cannot_be_had_is_an_error_only_if_it_was_asked_for(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(backend, "_obstacle", lambda: "it is broken")
+        Warm(Preparation(FASGD().rule(), "auto", [find("int8")]).steps()).run()
+        with pytest.raises(UsageError, match="it is broken"):
+            Warm(Preparation(FASGD().rule(), "numba").steps()).run()
+        assert not kernels.expected()
+
+    def test_the_loops_of_its_codecs_are_compiled(self) -> None:
+        from aiops.codecs import half_cpu, int8_cpu, lowrank_cpu, onebit_cpu, topk_cpu
+
+        loops = (int8_cpu.loops, onebit_cpu.loops, lowrank_cpu.loops, topk_cpu.loops)
+        for each in (*loops, half_cpu.loops):
+            each.cache_clear()
+        names = "fp16", "bf16", "int8", "onebit", "topk", "lowrank", "raw"
+        steps = Preparation(FASGD().rule(), "auto", [find(name) for name in names]).steps()
+        Warm(steps).run()
+        assert [each.cache_info().currsize for each in loops] == [1] * 4
+        assert half_cpu.loops.cache_info().currsize == 2
+
+
+def test_pushes_are_answered_while_kernels_are_being_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And to the same bits as when they are there."""
+    gate, begun = threading.Event(), threading.Event()
+    prepare, warm = Preparation.steps, Store.warming
+
+    def wait() -> None:
+        begun.set()
+        assert gate.wait(PATIENCE)
+
+    monkeypatch.setattr(Preparation, "steps", lambda self: [wait, *prepare(self)])
+    monkeypatch.setattr(Store, "warming", lambda self: [wait, *warm(self)])
+    random = np.random.default_rng(1)
+    model = {"a": random.normal(size=2000).astype(np.float32), "b": np.ones(7, np.float64)}
+    gradients = [
+        {name: random.normal(size=a.shape).astype(a.dtype) for name, a in model.items()}
+        for _ in range(4)
+    ]
+    found = []
+    for late in (True, False):
+        gate.clear() if late else gate.set()
+        with ServerThread(policy="fasgd") as server:
+            assert begun.wait(PATIENCE)
+            with Client(server.url, role="worker") as client:
+                client.define(model)
+                for number, gradient in enumerate(gradients):
+                    if number == 3:
+                        gate.set()
+                        eventually(lambda: client.stats()["kernels"] == "numba", "Numba")
+                    elif late:
+                        assert client.stats()["kernels"] in ("", "numpy")
+                    client.push(client.fetch(), gradient)
+                found.append({name: array.tobytes() for name, array in client.fetch().items()})
+    assert found[0] == found[1]
+    assert not kernels.expected()
+
+
+class Later:
+    """An applier that does what it was given when it is closed."""
+
+    at_once = 0.0
+
+    def __init__(self) -> None:
+        self.given: list[Callable[[], object]] = []
+
+    def submit(self, run: Callable[[], object], nbytes: int, done: object) -> None:
+        self.given.append(run)
+
+    def close(self) -> None:
+        for run in self.given:
+            run()
+
+
+def test_a_server_that_ends_leaves_undone_what_is_left() -> None:
+    """It may take seconds."""
+    done: list[int] = []
+    here = SimpleNamespace(now=None, applier=lambda loop, failed: Later())
+    performer = Performer(*[None, here, SimpleNamespace(peers={}), None, None, None])  # type: ignore
+    performer.perform(Warm([lambda: done.append(1)]))
+    performer.close()
+    assert done == []
