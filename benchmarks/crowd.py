@@ -27,6 +27,8 @@ from aiops.throttle import Throttle
 from benchmarks.footprint import busy_seconds
 
 TABLE = "rows"
+PATIENCE = 600.0
+"""Seconds that anybody waits for anybody."""
 _ROWS, _WIDTH, _MOST_ROWS = 20_000, 16, 512
 _CALLS = 25  # of a client, on average
 _RUDE = 0.3  # of the clients leave in the middle of a message
@@ -150,11 +152,11 @@ class Crowd(Closing):
         if not near:
             self._slow = self._stack.enter_context(Throttle(url, rate=_SLOW)).url
         self._pool = ThreadPoolExecutor(seats, thread_name_prefix="seat")
-        with aiops.Client(url, role="worker") as first:
+        with aiops.Client(url, role="worker", timeout=PATIENCE) as first:
             self._at = first.define(params, self._tables)
             self._fill(first)
-            for number in range(known):
-                self._acquaint(params, number)
+            for _ in range(known):
+                self._acquaint(params)
         self._running: list[Future[None]] = []
 
     def begin(self, governor: Governor) -> None:
@@ -167,10 +169,10 @@ class Crowd(Closing):
         if self._tables:
             client.push_rows(TABLE, np.arange(_ROWS), np.zeros((_ROWS, _WIDTH), np.float32))
 
-    def _acquaint(self, params: Mapping[str, Array], number: int) -> None:
+    def _acquaint(self, params: Mapping[str, Array]) -> None:
         """Have somebody come, push a small tensor, and go."""
         smallest = min(params, key=lambda name: params[name].size)
-        with aiops.Client(self._url, role="worker", name=f"earlier-{number}") as client:
+        with aiops.Client(self._url, role="worker", timeout=PATIENCE) as client:
             client.push(self._at, {smallest: np.float32(1e-3) * params[smallest]})
         self.tally.add(pushed=1, attempted=1)
 
@@ -200,7 +202,9 @@ class Crowd(Closing):
         """Be an `aiops.Worker`, perhaps one that reads the server's own arrays."""
         views = self._near and rng.random() < 0.5
         url = self._slow if rng.random() < 0.3 else self._url
-        with aiops.Worker(url, self._params, tables=self._tables, views=views) as worker:
+        with aiops.Worker(
+            url, self._params, tables=self._tables, views=views, timeout=PATIENCE
+        ) as worker:
             for _ in range(calls):
                 if self._governor.rest():
                     return
@@ -215,7 +219,7 @@ class Crowd(Closing):
         """Be an `aiops.Client` that does this and that, and may leave in the middle of it."""
         rude = rng.random() < _RUDE
         url = self._slow if rng.random() < 0.3 else self._url
-        with aiops.Client(url, role="worker") as client:
+        with aiops.Client(url, role="worker", timeout=PATIENCE) as client:
             params = client.define(self._params, self._tables)
             does = self._deeds(client, params, rng)
             for _ in range(calls):

@@ -67,11 +67,12 @@ def family(pid: int) -> list[int]:
 
 
 def busy_seconds(*pids: int) -> float:
-    """Return the processor time that processes have used."""
+    """Return the processor time that processes have used, those that are there."""
     ticks = 0
     for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
+        with suppress(OSError):  # it has ended: who needs it will say so
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")
 
 

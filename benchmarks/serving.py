@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.peers.process import die_with_parent
+
 _MERCY = 1.0  # seconds that it has to end by itself
 
 
@@ -31,6 +33,7 @@ def serving(policy: str, *flags: str, cache: Path | None = None) -> Iterator[tup
         text=True,
         env=None if cache is None else {**os.environ, "XDG_CACHE_HOME": str(cache.resolve())},
         start_new_session=True,  # Ctrl-C reaches us alone, and we end it
+        preexec_fn=die_with_parent,
     ) as process:
         assert process.stdout is not None
         try:

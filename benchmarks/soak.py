@@ -45,7 +45,7 @@ from aiops.errors import UsageError, nearest
 from aiops.experiments.figure import Figure, Line, Panel
 from benchmarks import report
 from benchmarks.compare import Cell
-from benchmarks.crowd import Crowd, Governor, Tally, model
+from benchmarks.crowd import PATIENCE, Crowd, Governor, Tally, model
 from benchmarks.footprint import Sample, Watch, family
 from benchmarks.serving import serving
 from benchmarks.sizes import KIB, MIB, format_size, size_flag
@@ -59,6 +59,8 @@ CELLS: Mapping[str, tuple[str, ...]] = {
     "shards": ("--no-shm", "--shards", "2", *_CODED),
 }
 """What each server is told."""
+_PATIENT = ("--heartbeat", f"{PATIENCE}", "--stall-deadline", f"{PATIENCE}")
+"""Over an hour a machine may be suspended, or everybody be stopped for something else."""
 BLOCKS = 60
 _WARM = 0.1  # of the time, which does not count
 _LOOKS = 10  # in each block
@@ -119,7 +121,7 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
     params, over = model(options.size), threading.Event()
     with ExitStack() as stack:
         servers = {
-            name: stack.enter_context(serving(options.policy, *CELLS[name]))
+            name: stack.enter_context(serving(options.policy, *_PATIENT, *CELLS[name]))
             for name in options.cells
         }
         families = {name: family(pid) for name, (_url, pid) in servers.items()}
@@ -135,11 +137,11 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
                 seed=options.seed + number,
             )
             stack.enter_context(crowds[name])
+        stack.callback(over.set)  # before a crowd is waited for, however this ends
         governor, watches = Governor(options.share, everybody, over), dict[str, Watch]()
         for name, (url, _pid) in servers.items():
-            watches[name] = stack.enter_context(Watch(families[name], url, interval))
+            watches[name] = stack.enter_context(Watch(families[name], url, interval, PATIENCE))
             crowds[name].begin(governor)
-        stack.callback(over.set)  # first of all, however this ends
         _wait(seconds, watches, crowds, say)
         over.set()
         used = governor.used
