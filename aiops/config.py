@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from aiops.address import PORT, is_loopback, parse
+from aiops.cuda import number_of
 from aiops.errors import ConflictError, UsageError, nearest
 from aiops.events import Options
 from aiops.rates import parse_rate
@@ -74,6 +75,7 @@ class Config:
         None, "Threads that share large updates: by default as many as processors, up to 4."
     )
     kernels: str = _option("auto", "'numba', 'numpy', or 'auto': numba when it is installed.")
+    device: str = _option("cpu", "Where the model is kept and updated: 'cpu', 'cuda', 'cuda:1'.")
     max_model: int = _option(8 << 30, "Largest model a worker may define, in bytes.")
     max_connections: int = _option(4096, "Connections beyond this are refused.")
     hello_deadline: float = _option(10.0, "Seconds a new connection has to introduce itself.")
@@ -102,6 +104,7 @@ class Config:
         """
         _one_of("consistency", self.consistency, ("leased", "relaxed"))
         _one_of("kernels", self.kernels, ("auto", "numba", "numpy"))
+        number_of(self.device)
         _one_of("log-format", self.log_format, ("text", "json"))
         _one_of("log-level", self.log_level, ("debug", "info", "warning", "error"))
         if not 0 <= self.port < 1 << 16:

@@ -131,7 +131,10 @@ class Engine:
         self._effects: list[Effect] = []
         self.crew = Crew(workers, deadline)
         self.intake = Intake(
-            self.options.max_model, self.options.backend, together=self._machine.together
+            self.options.max_model,
+            self.options.backend,
+            together=self._machine.together,
+            make=self._machine.memory.buffer,
         )
         self.answers = Answers(self._effects)
         self.updates = Updates(algorithm, workers, self.crew, self.answers, self._effects)
@@ -212,6 +215,11 @@ class Engine:
     def pools(self) -> Sequence[Pool]:
         """Where payloads get their buffers."""
         return self.intake.pools
+
+    @property
+    def device(self) -> str:
+        """Where the parameters are kept (nothing: on the host)."""
+        return "" if self._machine.device is None else self._machine.device.name
 
     def held_versions(self) -> set[tuple[int, bool]]:
         """Return the versions that gradients will be compared with, or are.
@@ -403,21 +411,28 @@ class Engine:
         placement = None
         if options.shards > 1:
             placement = Placement.even(layout, options.shards)
-            self._effects.append(Hand(placement, data))
             held = placement.layouts[0]
             data = aligned(held.nbytes)
             data[:] = definition.data[: held.nbytes]
-        self.store = Store(
-            layout,
-            self.algorithm.rule(),
-            backend=options.backend,
-            live=options.live,
-            relaxed=options.relaxed,
-            arena=self._machine.memory.holding(held, data),
-            machine=self._machine,
-            later=True,
-            held=held,
-        )
+        try:
+            self.store = Store(
+                layout,
+                self.algorithm.rule(),
+                backend=options.backend,
+                live=options.live,
+                relaxed=options.relaxed,
+                arena=self._machine.memory.holding(held, data),
+                machine=self._machine,
+                later=True,
+                held=held,
+            )
+        except MemoryError as error:
+            raise BadPush(
+                f"the model of {held.nbytes} bytes, its rule's state and room for gradients do not"
+                f" fit this server's memory: {error}"
+            ) from None
+        if placement is not None:
+            self._effects.append(Hand(placement, definition.data))
         self.store.read_packed({codec.name for _pattern, codec in self.codecs[0].pairs})
         self.intake.defined(held)
         self.crew.defined(layout)

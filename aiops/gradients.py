@@ -22,7 +22,8 @@ class Gradient:
     """A received push: the bytes, which tensors they are, and how written (nothing: all raw).
 
     ``number``: of the push by the lead's count, where other shards hold portions of it; ``let_go``:
-    called when it is kept no longer. ``whole``: what the push covers on all of them.
+    called when it is kept no longer. ``whole``: what the push covers on all of them. ``groups``: if
+    kernels are to read the payloads themselves, which.
     """
 
     data: Bytes
@@ -31,6 +32,7 @@ class Gradient:
     number: int = 0
     let_go: Callable[[], None] | None = None
     whole: Cover | None = None
+    groups: list[Group] | None = None
 
     def dense(self, layout: Layout, room: Callable[[], Bytes], backend: str) -> Gradient:
         """Return the same with every tensor raw, decoded into ``room()`` if need be."""

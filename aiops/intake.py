@@ -41,6 +41,8 @@ class Intake:
         The pool holds at least so many models, and at least 64 MiB.
     together
         Who shares in surveying what is large, and comes all at once.
+    make
+        Makes a buffer for a push.
     """
 
     def __init__(
@@ -50,12 +52,13 @@ class Intake:
         buffers: int = 4,
         *,
         together: Together = alone,
+        make: Callable[[int], Bytes] = aligned,
     ) -> None:
         self.max_model = max_model
         self._backend, self._together = backend, together
         self._surveys: list[Surveyor] = []  # one per section
         self.buffers = buffers
-        self.pool, self.answers = Pool(_ROOM), Pool(4 * MAX_ROWS_BYTES)
+        self.pool, self.answers = Pool(_ROOM, make), Pool(4 * MAX_ROWS_BYTES)
         self.lacking = self.pool  # where `place` found no room last
         self.layout: Layout | None = None
         self.place_rows: Callable[[FetchRows | PushRows], Sink | None] | None = None

@@ -1,4 +1,4 @@
-"""What an engine takes from the machine it runs on, handed in: memory, hands, and a stopwatch."""
+"""What an engine takes from the machine it runs on, handed in: memory, hands, a stopwatch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from aiops.kernels.device import Device
 from aiops.kernels.sharing import Together, alone
 from aiops.segments import Memory
 
@@ -30,8 +31,11 @@ class Machine:
         Who shares large work.
     measure
         Counts where time goes.
+    device
+        Where parameters and the optimiser's state are kept and updates are done; None: here.
     """
 
     memory: Memory = field(default_factory=Memory)
     together: Together = alone
     measure: Measure = unmeasured
+    device: Device | None = None

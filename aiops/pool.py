@@ -16,10 +16,12 @@ class Pool:
     ----------
     bound
         Total bytes that may be out at once.
+    make
+        Makes one, of so many bytes.
     """
 
-    def __init__(self, bound: int) -> None:
-        self.bound = bound
+    def __init__(self, bound: int, make: Callable[[int], Bytes] = aligned) -> None:
+        self.bound, self._make = bound, make
         self.out = 0
         self.peak = 0
         self.lacking = 0  # how many wait for one in a line that is kept elsewhere
@@ -53,7 +55,7 @@ class Pool:
                 return self._spare.pop(index)
         while self._spare and self.out + self.kept > self.bound:
             self._spare.pop(0)
-        return aligned(nbytes)
+        return self._make(nbytes)
 
     @property
     def kept(self) -> int:

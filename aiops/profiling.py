@@ -15,8 +15,11 @@ from typing import Any
 from aiops.errors import UsageError
 from aiops.machine import Measure
 
-WHAT = ("receive", "decode", "policy", "kernel", "send")
-"""What is counted: bytes read, parsed and surveyed; codecs; decisions; updates; answers."""
+WHAT = ("receive", "decode", "policy", "upload", "kernel", "download", "send")
+"""What is counted: bytes read, parsed and surveyed; codecs; decisions; updates; answers.
+
+Uploads and downloads are a device's, of gradients and of parameters.
+"""
 
 _RECEIVE = "buffer_updated"
 _PROTOCOL = (

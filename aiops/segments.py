@@ -113,6 +113,10 @@ class Memory:
         """Return an arena with these values, which are its own from here on."""
         return Arena(layout, data)
 
+    def buffer(self, nbytes: int) -> Bytes:
+        """Return room for something to be received."""
+        return aligned(nbytes)
+
 
 _SMALL = 16 * 1024
 """A smaller model is not worth being shown: it is sent as quickly."""

@@ -77,11 +77,15 @@ class Server:
         near = alone and not config.no_shm and here.beside is not None
         relaxed = config.consistency == "relaxed"  # who reads is sent what there is at that moment
         self._profile = Profile(config.profile) if config.profile is not None else None
-        self._machine = machine = Machine(
-            SharedMemory() if near and not relaxed else Memory(),
-            here.together if config.threads is None else here.shared(config.threads),
-            self._profile.measure if self._profile is not None else unmeasured,
-        )
+        memory = SharedMemory() if near and not relaxed else Memory()
+        device = here.device(config.device)
+        if device is not None:
+            from aiops.ondevice import PageLocked
+
+            memory = PageLocked(memory, device)
+        measure = self._profile.measure if self._profile is not None else unmeasured
+        together = here.together if config.threads is None else here.shared(config.threads)
+        self._machine = machine = Machine(memory, together, measure, device)
         self._links: Links | None = None  # to the followers
         self._lead: Lead | None = None
         self._brain: Brain

@@ -52,6 +52,7 @@ def report(engine: Engine, now: float) -> dict[str, Any]:
         "tensors": len(store.layout.tensors) if store else 0,
         "tables": [table.report() for table in engine.tables],
         "kernels": store.backend if store else "",
+        "device": engine.device,
         "versions_alive": store.alive if store else 0,
         "versions_spare": store.spare if store else 0,
         "versions_copied": store.copies if store else 0,

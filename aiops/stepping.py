@@ -13,6 +13,7 @@ import numpy as np
 
 from aiops import kernels
 from aiops.arena import Arena
+from aiops.codecs.raw import NAME as RAW
 from aiops.gradients import Gradient, Group, groups, rows_in, section_size, spans_of
 from aiops.kernels.rule import Rule
 from aiops.layout import Array, Ints, Layout, compute_dtype
@@ -40,7 +41,7 @@ class Work:
     steps: Array = field(default_factory=lambda: np.empty(0))
     scalars: Array | None = None
     sent: Version | None = None
-    wanted: bool = True
+    wanted: bool = False
 
 
 class Stepping:
@@ -74,6 +75,7 @@ class Stepping:
             wide = dtype == section.dtype
             self.masters.append(None if wide else place.array(size, dtype))
         self._accumulator: Accumulator | None = None
+        self._sent: Sequence[Array] = ()  # the sections of what the rule compares with
         nothing = kernels.Spans(NONE, NONE, NONE, np.empty(0))
         self._spans: list[tuple[Array | None, Array | None, kernels.Spans]] = [
             (None, None, nothing)
@@ -89,7 +91,10 @@ class Stepping:
         Others are decoded first.
         """
         if [section.dtype for section in self.layout.sections] == [np.float32]:
-            for name in self.place.read_packed() & set(codecs):
+            found = self.place.read_packed() & set(codecs)
+            if found and not self.place.joins:
+                found |= {RAW}
+            for name in found:
                 self._packed[name] = self.place.kernel(self.rule, np.dtype(np.float32), name)
 
     def warming(self) -> list[Callable[[], None]]:
@@ -110,9 +115,16 @@ class Stepping:
 
         ``alone``: a step is to be taken with it, and neither a sum nor its norm is asked for.
         """
-        if gradient.parts and not (alone and self._packed):
+        if not gradient.parts:
+            return self.place.taken(gradient)
+        found = None
+        if alone and self._packed:
+            found = groups(self.layout, gradient, self._packed, join=self.place.joins)
+        if found is None:
             return self.place.dense(gradient)
-        return self.place.taken(gradient)
+        gradient = self.place.taken(gradient)
+        gradient.groups = found
+        return gradient
 
     # ------------------------------------------------------------ a step
 
@@ -120,6 +132,7 @@ class Stepping:
         """Take a step; return the statistic's fixed-point sums of the tensors touched."""
         place, whole = self.place, len(work.touched) == len(self.layout.tensors)
         place.begin(work.base, work.target, whole)
+        self._sent = () if work.sent is None else place.sent(work.sent, work.base)
         if not len(work.touched):
             sums = NONE
         elif work.gradient is not None and work.weights is None:
@@ -130,11 +143,8 @@ class Stepping:
         return sums
 
     def _step_from(self, work: Work, gradient: Gradient) -> Ints:
-        if gradient.parts:
-            found = groups(self.layout, gradient, self._packed, join=self.place.joins)
-            if found is not None:
-                return self._step_packed(work, gradient, found)
-            gradient = self.place.dense(gradient)
+        if gradient.groups is not None:
+            return self._step_packed(work, gradient, gradient.groups)
         sums, calls = [], []
         for index, section in enumerate(self.layout.sections):
             if gradient.cover.whole:  # the usual case, and its spans are known
@@ -161,7 +171,7 @@ class Stepping:
         """Return a section's base, target and what is read beside them."""
         master, place = self.masters[index], self.place
         source = place.parameters(work.base)[index] if master is None else master
-        sent = [] if work.sent is None else [place.sent(work.sent, work.base)[index]]
+        sent = [] if work.sent is None else [self._sent[index]]
         return source, place.parameters(work.target)[index], sent
 
     def _step_packed(self, work: Work, gradient: Gradient, found: list[Group]) -> Ints:
@@ -178,7 +188,9 @@ class Stepping:
                 spans.more = work.scalars[group.rows]
             kernel = self._packed.get(group.codec, self.kernels[0])
             sums[group.rows] = kernel(
-                spans, work.factor, source, group.data, output, self.state[0], reads
+                *(spans, work.factor, source),
+                group.data if self.place.joins else gradient.data,
+                *(output, self.state[0], reads),
             )
         return sums
 

@@ -120,7 +120,12 @@ class Store:
         machine = machine or Machine()
         self.layout, self.rule, self.relaxed = layout, rule, relaxed
         self.held = held = layout if held is None else held
+        device = machine.device
         place: Place = Host(held, backend, machine, later=later)
+        if device is not None:
+            from aiops.ondevice import OnDevice
+
+            place = OnDevice(device, held, backend, machine)
         self.stepping = Stepping(held, rule, place)
         levels = np.zeros(len(layout.tensors), np.int64)
         first = Version(0, arena or Arena(held), levels, 0, layout=layout)
@@ -131,6 +136,8 @@ class Store:
             None
         )
         self._backend = backend
+        self._read = -1  # the version that somebody took hold of last
+        self._wanted = False  # whether the outstanding update's version will be read before long
         self.cost = held.nbytes * (3 + len(rule.state))  # bytes that an update reads and writes
         self.busy = False  # the current version is being overwritten
         self.sums = self._first_sums()
@@ -189,6 +196,7 @@ class Store:
     def lease(self) -> Lease:
         """Take hold of the current version."""
         assert self.readable, "the current version is being overwritten"
+        self._read = self.current.number
         if self.relaxed:
             return Lease(self.current, None)
         return self._shelf.lease()
@@ -231,16 +239,20 @@ class Store:
         ``spare``: not in place, whoever reads here.
         """
         assert not self.busy, "one update at a time"
+        self._wanted = self.relaxed or self._read == self.current.number
         if self.relaxed:
             self.busy = True
             return self.current
         target = self._shelf.target(spare)
-        self.busy = target is self.current  # else readers of the current version go on
+        self.busy = target is self.current
+        if not self.busy and self.current.fill is not None:  # its readers go on, and need it all
+            self.current.arena  # noqa: B018
         return target
 
     def commit(self, target: Version, touched: Ints, sums: Ints) -> None:
         """Publish what was written: ``touched`` tensors have one more update."""
         self.busy = False
+        target.fill = self.stepping.place.remaining(target)
         target.advance(self.current.number + 1, touched)
         self._shelf.publish(target)
         if self.rule.statistic is not None:
@@ -260,6 +272,7 @@ class Store:
         assert steps is not None
         work = Work(job.gradient, job.weights, job.factor, job.clip, base, target, job.touched)
         work.steps, work.scalars, work.sent = steps, job.scalars, job.sent
+        work.wanted = self._wanted
         return self.stepping.step(work)
 
     def squares(self, job: Job) -> float:

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 from aiops import samehost
 from aiops.applier import Applier, ApplierThread
 from aiops.hands import HANDS, hands_of
+from aiops.kernels.device import Device
 from aiops.lookup import Addresses, literal
 from aiops.spin import Spin
 
@@ -42,6 +43,14 @@ def _unconnected(host: str) -> socket.socket:
 
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _device(name: str) -> Device | None:
+    if name == "cpu":
+        return None
+    from aiops import cuda
+
+    return cuda.opened(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +86,8 @@ class Surroundings:
         that cannot be. None itself where nobody is on the same machine.
     nearby
         Returns a socket connected to a server of this user that listens so; None without one.
+    device
+        Opens the device that a server's setting names; None: the host.
     """
 
     now: Callable[[], float] = time.monotonic
@@ -95,6 +106,7 @@ class Surroundings:
     reached_at: str | None = None
     beside: Callable[[str, int], socket.socket | None] | None = samehost.listen
     nearby: Callable[[str, int], socket.socket | None] = samehost.reach
+    device: Callable[[str], Device | None] = _device
 
 
 _REAL = Surroundings()

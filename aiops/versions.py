@@ -88,11 +88,12 @@ ALL = Wanted(-1)
 class Version:
     """One version of the parameters; immutable while it has `readers`.
 
-    ``layout`` is the model's; the arena may hold only the first of its bytes.
+    ``layout`` is the model's; the arena may hold only the first of its bytes. ``room`` is that
+    arena, whatever is in it, and ``fill`` brings its values if they are elsewhere.
     """
 
     __slots__ = (
-        *("_changed", "_parts", "arena", "layout", "lent", "level", "number", "readers"),
+        *("_changed", "_parts", "fill", "layout", "lent", "level", "number", "readers", "room"),
         *("spoilt", "tensor_versions"),
     )
 
@@ -106,7 +107,8 @@ class Version:
         layout: Layout | None = None,
     ) -> None:
         self.number = number
-        self.arena = arena
+        self.room = arena
+        self.fill: Callable[[], None] | None = None
         self.layout = layout or arena.layout
         self.tensor_versions = tensor_versions
         self.level = level  # the version of every tensor, when they are all equal
@@ -115,6 +117,14 @@ class Version:
         self.lent = 0  # of these, those to whom it is lent: they read it in its memory
         self.spoilt = False  # somebody may read its arena for ever: it is never written to again
         self._parts: Parts | None = None
+
+    @property
+    def arena(self) -> Arena:
+        """Its values; they are brought here if they were not, which takes as long as that does."""
+        if self.fill is not None:
+            self.fill()
+            self.fill = None
+        return self.room
 
     @property
     def parts(self) -> Parts:
@@ -315,7 +325,7 @@ class Shelf:
         if len(self._alive) >= self.live and self._busy >= self.live:
             self._evict()
         if not self._spare:
-            return self.current.following(self._memory.arena(self.current.arena.layout))
+            return self.current.following(self._memory.arena(self.current.room.layout))
         arena = self._spare.pop()
         self._unused = min(self._unused, len(self._spare))
         return self.current.following(arena)
@@ -351,7 +361,7 @@ class Shelf:
             return
         del self._alive[version]
         if not version.spoilt:
-            self._spare.append(version.arena)
+            self._spare.append(version.room)
 
     def _evict(self) -> None:
         """Give the readers of the oldest version that has any a copy of what they have not sent.

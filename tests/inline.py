@@ -30,6 +30,7 @@ from aiops.events import (
     WakeAt,
 )
 from aiops.layout import Array, Layout, split
+from aiops.machine import Machine
 from aiops.messages import Ack, Error, Message, Part
 from aiops.versions import Lease
 
@@ -46,11 +47,12 @@ class Inline:
         algorithm: Algorithm | str,
         settings: Mapping[str, Any] | None = None,
         hold: bool = False,
+        machine: Machine | None = None,
         **options: Any,
     ) -> None:
         if isinstance(algorithm, str):
             algorithm = find(algorithm).make(settings or {})
-        self.engine = Engine(algorithm, Options(**options))
+        self.engine = Engine(algorithm, Options(**options), machine)
         self.now = 1.0
         self.hold = hold
         self.said: dict[int, list[Message]] = {}

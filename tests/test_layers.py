@@ -34,7 +34,7 @@ ROOMS: Mapping[str, str] = {
     "ledger":       "ledger tally",
     "kernels":      "kernels",
     "codecs":       "codecs",
-    "store":        "machine gradients versions places stepping shadow store rows preparing",
+    "store":        "machine gradients versions places stepping ondevice shadow store rows preparing",
     "algorithms":   "algorithms gates",
     "engine":       "crew events pool incoming intake definition fitness recall shadowing answers"
                     " updates meeting rowsintake rowsdesk engine statistics journal shards",
@@ -44,7 +44,8 @@ ROOMS: Mapping[str, str] = {
     "routines":     "client.routines client.steps",
     "collective":   "collective",
     "workloads":    "workloads",
-    "sockets":      "sockets lookup spin applier surroundings samehost hands signals processors",
+    "sockets":      "sockets lookup spin applier surroundings samehost hands signals processors"
+                    " cuda",
     "client":       "client",
     "server":       "server process leash nearby connections performer profiling link paced pacing"
                     " peer config files ledgerfile keeping shards.links shards.children",
@@ -69,7 +70,7 @@ ARROWS: Mapping[str, str] = {
     "routines":     "errors layout ledger kernels codecs algorithms conversation",
     "collective":   "errors messages layout wire",
     "workloads":    "errors",
-    "sockets":      "errors messages layout wire",
+    "sockets":      "errors messages layout wire kernels",
     "client":       "errors messages layout wire ledger codecs conversation routines collective"
                     " sockets",
     "server":       "errors budget messages layout wire ledger codecs store algorithms engine"

@@ -106,7 +106,9 @@ def test_a_server_counts(tmp_path: Path, settings: dict[str, object]) -> None:
                 worker.step(params)
             report = worker.stats()
     shown = report["profile"]
-    assert all(shown[what]["calls"] >= 10 for what in WHAT if what != "decode")
+    assert all(
+        shown[what]["calls"] >= 10 for what in WHAT if what not in ("decode", "upload", "download")
+    )
     assert (shown["decode"]["calls"] > 0) == ("push_codec" in settings)
     assert 0 < sum(shown[what]["share"] for what in WHAT) <= 2, "two threads at most"
     written = json.loads(path.read_text())

@@ -119,7 +119,7 @@ def _facts(report: Mapping[str, Any]) -> Table:
         ("parameters", f"{report['parameters']:,}"),
         ("tensors", f"{report['tensors']:,}"),
         ("v̄", words.optional(report["vbar"], ".4g")),
-        ("kernels", report["kernels"] or "–"),
+        ("kernels", report.get("device") or report["kernels"] or "–"),
         ("versions alive", f"{report['versions_alive']} ({report['versions_copied']} copied)"),
         ("versions spare", f"{report['versions_spare']}"),
         ("waiting", f"{report['waiting']} of {len(report['waited_for'])}"),

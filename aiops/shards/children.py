@@ -38,6 +38,7 @@ _HANDED = (
         "push_codec",
         "threads",
         "kernels",
+        "device",
         "max_model",
     ),
     *("max_connections", "hello_deadline", "stall_deadline", "min_rate", "heartbeat"),

@@ -122,7 +122,8 @@ class Follower:
         self.algorithm, self.options = algorithm, options
         self._machine = machine or Machine()
         together = self._machine.together
-        self.intake = Intake(options.max_model, options.backend, together=together)
+        make = self._machine.memory.buffer
+        self.intake = Intake(options.max_model, options.backend, together=together, make=make)
         self._rooms = Rooms(self.intake)
         self.store: Store | None = None
         self._lead: int | None = None  # its connection
@@ -292,16 +293,19 @@ class Follower:
         data = sink.data if isinstance(sink, Beginning) else aligned(0)
         if len(data) != layout.nbytes:
             raise ValueError(f"{len(data)} bytes came for {layout.nbytes}")
-        self.store = Store(
-            layout,
-            self.algorithm.rule(),
-            backend=self.options.backend,
-            live=self.options.live,
-            relaxed=self.options.relaxed,
-            arena=self._machine.memory.holding(layout, data),
-            machine=self._machine,
-            later=True,
-        )
+        try:
+            self.store = Store(
+                layout,
+                self.algorithm.rule(),
+                backend=self.options.backend,
+                live=self.options.live,
+                relaxed=self.options.relaxed,
+                arena=self._machine.memory.holding(layout, data),
+                machine=self._machine,
+                later=True,
+            )
+        except MemoryError as error:
+            raise ValueError(f"there is no room for its part of the model: {error}") from None
         self.store.read_packed(message.plan.get("push_codecs", ()))
         choice = Choice.told(message.plan.get("fetch_codec", ()))
         if choice is None:

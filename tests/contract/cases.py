@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from aiops.algorithms import BUILT_IN
+from tests.devices import DEVICES
 
 WITHOUT_GRADIENTS = {"average"}
 """The algorithms whose workers keep their gradients: their server has no updates to make."""
@@ -79,4 +80,5 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **others(os.environ.get("AIOPS_CONTRACT", "")),
 }
 BACKENDS = ("numpy", "numba")
+PLACES = (*BACKENDS, *DEVICES)
 WORKERS = 4

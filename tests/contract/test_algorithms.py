@@ -20,7 +20,8 @@ from aiops.errors import ConflictError, UsageError
 from aiops.events import Stopping
 from aiops.journal import Journal, digest, replay
 from aiops.layout import Array, dtype_named
-from tests.contract.cases import BACKENDS, CASES, WORKERS
+from tests.contract.cases import BACKENDS, CASES, PLACES, WORKERS
+from tests.devices import DEVICES, device_named, machine_with
 from tests.hands import Hand, crew_of, train
 from tests.inline import Inline
 
@@ -39,7 +40,10 @@ def started(
     case: tuple[str, dict[str, Any]], arrays: dict[str, Array], backend: str = "auto", **more: Any
 ) -> Inline:
     name, settings = case
-    inline = Inline(name, {**settings, **more}, workers=WORKERS, backend=backend)
+    chosen: dict[str, Any] = {"backend": backend}
+    if backend in DEVICES:
+        chosen = {"machine": machine_with(device_named(backend))}
+    inline = Inline(name, {**settings, **more}, workers=WORKERS, **chosen)
     inline.define(arrays)
     return inline
 
@@ -87,16 +91,16 @@ def test_converges_on_logistic_regression(case: tuple[str, dict[str, Any]]) -> N
 def test_backends_agree_to_the_bit(case: tuple[str, dict[str, Any]]) -> None:
     arrays = {"a": np.full((7, 9), 2, np.float32), "b": np.full(5, -1, np.float32)}
     results = []
-    for backend in BACKENDS:
+    for backend in PLACES:
         inline = started(case, arrays, backend)
         train(crew_of(inline, WORKERS), 200, quadratic)
         store = inline.engine.store
         assert store is not None
-        results.append((inline.version, store.vbar(), inline.params()))
-    (version, vbar, params), (other_version, other_vbar, other_params) = results
-    assert (version, vbar) == (other_version, other_vbar)
-    for name in arrays:
-        assert params[name].tobytes() == other_params[name].tobytes()
+        assert store.backend == ("cuda" if backend in DEVICES else backend)
+        state = [[array.tobytes() for array in arrays] for arrays in store.state]
+        params = {name: array.tobytes() for name, array in inline.params().items()}
+        results.append((inline.version, store.vbar(), params, state))
+    assert all(result == results[0] for result in results)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])

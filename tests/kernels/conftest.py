@@ -7,22 +7,19 @@ from collections.abc import Callable
 import pytest
 
 from aiops.kernels.device import Device
+from tests.devices import DEVICES, device_named
 from tests.emulated import COMPILER, EmulatedDevice
 
-WITHOUT = "there is no g++ to compile with"
 
-
-@pytest.fixture(scope="session", params=["emulated"])
+@pytest.fixture(scope="session", params=DEVICES)
 def device(request: pytest.FixtureRequest) -> Device:
     """A device that kernels run on."""
-    if COMPILER is None:
-        pytest.skip(WITHOUT)
-    return EmulatedDevice()
+    return device_named(request.param)
 
 
 @pytest.fixture
 def threaded() -> Callable[[int], Device]:
     """Makes an emulated device that runs so many threads of a block."""
     if COMPILER is None:
-        pytest.skip(WITHOUT)
+        pytest.skip("there is no g++ to compile with")
     return lambda threads: EmulatedDevice(threads=threads)

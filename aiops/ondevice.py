@@ -1,0 +1,322 @@
+"""A `Place` with memory of its own: parameters, masters, state and sums stay on a device.
+
+The parameters exist there once, and an update is always in place. What readers lease is a copy on
+the host, in page-locked memory, made once per version: at the end of the update if somebody read
+the version before, else when somebody asks for it. So a burst of pushes that nobody fetches in
+between costs no copies, and where every push is answered with parameters, the copy is made beside
+the event loop.
+
+What a rule compares with (`Rule.reads`) is uploaded from the host's copy, which its worker was
+sent: copies of all versions that are out would fill the device with one model per worker.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from aiops import kernels
+from aiops.arena import Arena
+from aiops.codecs import raw
+from aiops.codecs.topk import TopK
+from aiops.gradients import Gradient
+from aiops.kernels.device import Bytes, Device, DeviceArray
+from aiops.kernels.fused_gpu import RAW, DeviceKernel
+from aiops.kernels.rule import Rule
+from aiops.kernels.source_gpu import Kinds
+from aiops.kernels.spans import Kernel, Spans
+from aiops.kernels.tools_gpu import DeviceTools
+from aiops.layout import Array, Ints, Layout, compute_dtype
+from aiops.machine import Machine
+from aiops.places import Host
+from aiops.segments import Memory
+from aiops.versions import Version
+
+_PIECE = 1 << 18  # elements that are filled with a value at a time
+
+
+class OnDevice:
+    """Implements `Place`; arrays are `DeviceArray`.
+
+    Parameters
+    ----------
+    device
+        Whose memory and kernels.
+    layout
+        The tensors that are held.
+    backend
+        Of the host's kernels, which decode what the device's do not: low-rank factors, codecs of
+        third parties, and what is coded of tensors that are not float32.
+    machine
+        Who counts where time goes.
+
+    Raises
+    ------
+    MemoryError
+        When the device has no room.
+    """
+
+    joins = False
+
+    def __init__(self, device: Device, layout: Layout, backend: str, machine: Machine) -> None:
+        self._device, self._layout = device, layout
+        self._stream, self._up, self._down = (device.stream() for _ in range(3))
+        self._tools = DeviceTools(device, self._stream)
+        self._host = Host(layout, backend, machine)
+        self._uploaded = machine.measure("upload", self._upload)
+        self._downloaded = machine.measure("download", self._download)
+        self._parameters = self._allocate(layout.nbytes)
+        self._sections = self._cut(self._parameters)
+        self._buffers = Buffers(device, layout.nbytes)
+        self._sent: DeviceArray | None = None
+        self._room: DeviceArray | None = None  # of a decoded gradient
+        self._decoders: dict[str, DeviceKernel] = {}
+        self._brought: Version | None = None  # the last whose copy the host has
+
+    @property
+    def backend(self) -> str:
+        """See `Place`."""
+        return "cuda"
+
+    # ------------------------------------------------------------ arrays and kernels
+
+    def _allocate(self, nbytes: int) -> DeviceArray:
+        return self._device.allocate(max(nbytes, 1))[:nbytes]
+
+    def _cut(self, data: DeviceArray) -> list[Any]:
+        return [data[s.start : s.stop].view(s.dtype) for s in self._layout.sections]
+
+    def array(self, size: int, dtype: np.dtype[Any], value: float | None = None) -> Any:
+        """See `Place`."""
+        found = self._allocate(size * dtype.itemsize).view(dtype)
+        if value is not None:
+            piece = np.full(min(size, _PIECE), value, dtype).view(np.uint8)
+            there = found.view(np.uint8)
+            for start in range(0, there.nbytes, max(piece.nbytes, 1)):
+                part = there[start : start + piece.nbytes]
+                self._up.upload(part, piece[: part.nbytes])
+            self._up.finish()
+        return found
+
+    def kernel(self, rule: Rule, dtype: np.dtype[Any], codec: str | None = None) -> Any:
+        """See `Place`."""
+        if codec is not None:
+            return self._built(rule, Kinds("float32", "float32", codec, packed=True))
+        return self._built(rule, Kinds(compute_dtype(dtype).name, dtype.name, dtype.name))
+
+    def folding(self, rule: Rule, dtype: np.dtype[Any]) -> Any:
+        """See `Place`."""
+        real = compute_dtype(dtype).name
+        return self._built(rule, Kinds(real, real, dtype.name))
+
+    def _built(self, rule: Rule, kinds: Kinds) -> DeviceKernel:
+        return DeviceKernel(rule, kinds, self._device, self._stream)
+
+    def widened(self, gradient: Array) -> Array:
+        """See `Place`: the kernels do so themselves."""
+        return gradient
+
+    def update(
+        self,
+        kernel: Kernel,
+        spans: Spans,
+        factor: float,
+        base: Array,
+        grad: Array,
+        target: Array,
+        state: Sequence[Array],
+        reads: Sequence[Array] = (),
+    ) -> Ints:
+        """See `Place`."""
+        return kernel(spans, factor, base, grad, target, state, reads)
+
+    def sum_squares(self, array: Any) -> float:
+        """See `Place`."""
+        return self._tools.sum_squares(array)
+
+    def narrow(self, target: Any, master: Any) -> None:
+        """See `Place`."""
+        self._tools.narrow(target, master)
+
+    def read_packed(self) -> frozenset[str]:
+        """See `Place`."""
+        return kernels.PACKED
+
+    def shown(self, array: Any) -> Array:
+        """See `Place`."""
+        data = np.empty(array.nbytes, np.uint8)
+        self._down.download(data, array.view(np.uint8))
+        self._down.finish()
+        found: Array = data.view(array.dtype)
+        return found
+
+    # ------------------------------------------------------------ gradients
+
+    def taken(self, gradient: Gradient) -> Gradient:
+        """See `Place`."""
+        data: Any = gradient.data
+        if isinstance(data, DeviceArray):
+            return gradient
+        return Gradient(self._brought_up(gradient), gradient.cover, gradient.parts)
+
+    def _brought_up(self, gradient: Gradient) -> Any:
+        there = self._buffers.take(len(gradient.data))
+        self._uploaded(there, gradient.data)
+        return there
+
+    def _upload(self, target: DeviceArray, source: Bytes) -> None:
+        self._up.upload(target, source)
+        self._up.finish()
+
+    def dense(self, gradient: Gradient) -> Gradient:
+        """See `Place`."""
+        known = {RAW.name, TopK.name, *kernels.PACKED}
+        tensors = [self._layout.tensors[i] for i in gradient.cover.tensors.tolist()]
+        single = all(tensor.dtype == np.float32 for tensor in tensors)
+        if not gradient.parts or not single or any(p.codec not in known for p in gradient.parts):
+            return self.taken(self._host.dense(gradient))
+        there = self._brought_up(gradient)
+        if self._room is None:
+            self._room = self._allocate(self._layout.nbytes)
+        self._decode(gradient, there, self._room)
+        found: Any = self._room
+        return Gradient(found, gradient.cover)
+
+    def _decode(self, gradient: Gradient, there: DeviceArray, room: DeviceArray) -> None:
+        """Decode the parts of a gradient, which lies there too, to where its cover says."""
+        layout, cover, begin = self._layout, gradient.cover, 0
+        spans: dict[str, list[tuple[int, int, int]]] = {}
+        for part in gradient.parts:
+            index = layout.tensor_at(part.start)
+            row = int(np.searchsorted(cover.tensors, index))
+            low = int(cover.starts[row]) + part.start - layout.tensors[index].offset
+            high = low + part.stop - part.start
+            payload = there[begin : begin + part.nbytes]
+            if part.codec == raw.NAME:
+                self._stream.copy(room[low:high], payload)
+            elif part.codec == TopK.name and high > low:
+                kept, form, cut = TopK.read(gradient.data[begin : begin + part.nbytes])
+                target = room[low:high].view(np.float32)
+                values = payload[TopK.VALUES : cut]
+                self._tools.spread(target, values, payload[cut:], kept, form)
+            elif high > low:
+                spans.setdefault(part.codec, []).append((low // 4, high // 4, begin))
+            begin += part.nbytes
+        whole = room.view(np.float32)
+        for codec, rows in spans.items():
+            if codec not in self._decoders:
+                self._decoders[codec] = self.kernel(kernels.FIRST, np.dtype(np.float32), codec)
+            lo, hi, src = np.array(rows, np.int64).T
+            each = Spans(lo, hi, src, np.ones(len(rows)))
+            self._decoders[codec](each, 1.0, whole, there, whole, ())
+
+    # ------------------------------------------------------------ versions
+
+    def parameters(self, version: Version) -> Sequence[Array]:
+        """See `Place`."""
+        return self._sections
+
+    def sent(self, version: Version, current: Version) -> Sequence[Array]:
+        """See `Place`."""
+        if version is current:
+            return self._sections
+        if self._sent is None:
+            self._sent = self._allocate(self._layout.nbytes)
+        self._uploaded(self._sent, version.arena.data)
+        return self._cut(self._sent)
+
+    def load(self, arena: Arena, masters: Sequence[Any]) -> None:
+        """See `Place`."""
+        self._upload(self._parameters, arena.data)
+        for master, section in zip(masters, arena.sections, strict=True):
+            if master is not None:
+                self._upload(master.view(np.uint8), section.astype(np.float32).view(np.uint8))
+
+    def begin(self, base: Version, target: Version, whole: bool) -> None:
+        """See `Place`."""
+        self._brought = None
+
+    def end(self, target: Version, wanted: bool) -> None:
+        """See `Place`."""
+        self._stream.finish()
+        if wanted:
+            self._downloaded(target.room)
+            self._brought = target
+
+    def remaining(self, version: Version) -> Callable[[], None] | None:
+        """See `Place`."""
+        return None if version is self._brought else partial(self._downloaded, version.room)
+
+    def _download(self, arena: Arena) -> None:
+        self._down.download(arena.data, self._parameters)
+        self._down.finish()
+
+
+class Buffers:
+    """Memory of a device that gradients are brought to; it comes back when nobody refers to it."""
+
+    def __init__(self, device: Device, nbytes: int) -> None:
+        self._device, self._nbytes = device, nbytes
+        self._spare: deque[DeviceArray] = deque(self._made(nbytes) for _ in range(2))
+
+    def _made(self, nbytes: int) -> DeviceArray:
+        return self._device.allocate(max(nbytes, 1))
+
+    def take(self, nbytes: int) -> DeviceArray:
+        """Return room for so many bytes."""
+        try:
+            memory = self._spare.popleft()
+        except IndexError:
+            memory = self._made(max(nbytes, self._nbytes))
+        if len(memory) < nbytes:  # coded, and longer for it
+            memory = self._made(nbytes)
+        loan = _Loan(self._spare, memory)
+        return DeviceArray(memory.start, nbytes, memory.dtype, loan)
+
+
+class _Loan:
+    def __init__(self, spare: deque[DeviceArray], memory: DeviceArray) -> None:
+        self._spare, self._memory = spare, memory
+
+    def __del__(self) -> None:
+        self._spare.append(self._memory)
+
+
+class PageLocked(Memory):
+    """Makes what another memory makes such that a device copies from and to it by itself.
+
+    Parameters
+    ----------
+    inner
+        Where arenas are made that others are to be shown.
+    device
+        Which device.
+    """
+
+    def __init__(self, inner: Memory, device: Device) -> None:
+        self._inner, self._device = inner, device
+
+    def arena(self, layout: Layout) -> Arena:
+        """See `Memory`."""
+        made = self._inner.arena(layout)
+        if made.segment is None:
+            return Arena(layout, self._device.host(layout.nbytes))
+        end = self._device.pin(made.data)
+        if end is not None:
+            weakref.finalize(made, end).atexit = False
+        return made
+
+    def holding(self, layout: Layout, data: Bytes) -> Arena:
+        """See `Memory`."""
+        made = self.arena(layout)
+        made.data[:] = data
+        return made
+
+    def buffer(self, nbytes: int) -> Bytes:
+        """See `Memory`."""
+        return self._device.host(nbytes)

@@ -1,0 +1,45 @@
+"""The devices that can be had here: the emulated one, and a GPU where CuPy sees one."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+
+from aiops.kernels.device import Device
+from aiops.machine import Machine
+from aiops.ondevice import PageLocked
+from aiops.segments import Memory
+from tests.emulated import COMPILER, EmulatedDevice
+
+
+@functools.cache
+def gpu() -> Device | None:
+    """The first GPU, or None."""
+    if importlib.util.find_spec("cupy") is None:
+        return None
+    from aiops.cuda import CupyDevice
+    from aiops.errors import UsageError
+
+    try:
+        return CupyDevice(0)
+    except UsageError:
+        return None
+
+
+DEVICES = (
+    *(["emulated"] if COMPILER is not None else []),
+    *(["cuda"] if gpu() is not None else []),
+)
+"""Their names; what cannot be had is missed in tests/test_cuda.py, and nowhere else."""
+
+
+def device_named(name: str) -> Device:
+    """One of them."""
+    found = EmulatedDevice() if name == "emulated" else gpu()
+    assert found is not None
+    return found
+
+
+def machine_with(device: Device) -> Machine:
+    """A machine that keeps its models there."""
+    return Machine(PageLocked(Memory(), device), device=device)

@@ -1,0 +1,382 @@
+"""A store on a device does what one on the host does, to the bit, and copies no more."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiops.algorithms import find
+from aiops.algorithms.fasgd import FASGD
+from aiops.arena import aligned
+from aiops.codecs import find as codec
+from aiops.errors import BadPush
+from aiops.gradients import Gradient
+from aiops.kernels.device import Device, DeviceArray
+from aiops.layout import Array, Cover, Layout, dtype_named
+from aiops.messages import Part
+from aiops.ondevice import Buffers, OnDevice, PageLocked
+from aiops.segments import Memory, SharedMemory, available
+from aiops.store import Job, Store
+from tests.devices import DEVICES, device_named, machine_with
+from tests.emulated import COMPILER, EmulatedDevice
+from tests.inline import Inline
+from tests.test_store import gradient_of
+
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no g++ to compile with")
+MIXED = ("float64", "float32", "bfloat16", "float16")
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def device(request: pytest.FixtureRequest) -> Device:
+    return device_named(request.param)
+
+
+def arrays_of(random: np.random.Generator, *dtypes: str) -> dict[str, Array]:
+    shapes = {"a": (7, 9), "b": (), "c": (2100,), "d": (0, 3), "e": (33,)}
+    return {
+        f"{name}-{dtype}": np.asarray(random.standard_normal(shape)).astype(dtype_named(dtype))
+        for dtype in dtypes
+        for name, shape in shapes.items()
+    }
+
+
+class Both:
+    """The same store twice, on the host and on a device; whatever is done is done to both."""
+
+    def __init__(self, device: Device, policy: str, *dtypes: str, **settings: Any) -> None:
+        self.random = np.random.default_rng(5)
+        self.arrays = arrays_of(self.random, *dtypes)
+        self.rule = find(policy).make(settings).rule()
+        layout = Layout.of(self.arrays)
+        host = Store(layout, self.rule, backend="numpy")
+        there = Store(layout, self.rule, backend="numpy", machine=machine_with(device))
+        self.stores = host, there
+        for store in self.stores:
+            store.set(self.arrays)
+
+    def gradient(self, *names: str) -> dict[str, Array]:
+        chosen = names or tuple(self.arrays)
+        return {
+            name: np.asarray(self.random.standard_normal(self.arrays[name].shape)).astype(
+                self.arrays[name].dtype
+            )
+            for name in chosen
+        }
+
+    def do(self, arrays: dict[str, Array] | None, coded: str = "", **facts: Any) -> None:
+        """Do one job; ``step`` is in it unless ``weights`` are given alone."""
+        sums = []
+        scalars = len(self.rule.scalars)
+        for store in self.stores:
+            gradient = None if arrays is None else gradient_of(store, arrays)
+            if gradient is not None and coded:
+                gradient = self.coded(store.layout, arrays, gradient.cover, coded)
+            job = Job(store, gradient, **{k: v for k, v in facts.items() if k != "take"})
+            if facts.get("take", True):
+                covered = store.layout.all if gradient is None else gradient.cover.tensors
+                job.touched = covered
+                job.steps = np.linspace(0.1, 0.2, len(covered))
+                job.scalars = np.full((len(covered), scalars), 0.7)
+                job.base, job.target = store.current, store.begin()
+            found = job.run()
+            sums.append(found.tolist())
+            if job.target is not None:
+                store.commit(job.target, job.touched, found)
+        assert sums[0] == sums[1]
+
+    @staticmethod
+    def coded(layout: Layout, arrays: Any, cover: Cover, how: str) -> Gradient:
+        """The same gradient, written by these codecs in turn."""
+        kinds = how.split("+")
+        parts, payloads = [], []
+        for place, index in enumerate(cover.tensors.tolist()):
+            tensor = layout.tensors[index]
+            kind, array = kinds[place % len(kinds)], arrays[tensor.name]
+            if kind == "raw" or not tensor.size:
+                payload, name = array.tobytes(), "raw"
+            else:
+                encoder = codec(kind).encoder(tensor.shape, feedback=False)
+                payload = bytes(encoder.encode(array.astype(np.float32).reshape(-1)))
+                name = kind.partition(":")[0]
+            end = tensor.offset + tensor.nbytes
+            parts.append(Part(tensor.offset, end, name, len(payload), 0))
+            payloads.append(payload)
+        data = aligned(sum(map(len, payloads)))
+        data[:] = np.frombuffer(b"".join(payloads), np.uint8)
+        return Gradient(data, cover, tuple(parts))
+
+    def check(self) -> None:
+        host, there = self.stores
+        assert there.backend == "cuda"
+        assert there.current.arena.data.tobytes() == host.current.arena.data.tobytes()
+        assert there.version == host.version
+        assert there.vbar() == host.vbar()
+        for one, other in zip(host.state, there.state, strict=True):
+            assert [array.tobytes() for array in one] == [array.tobytes() for array in other]
+        for mine, theirs in zip(host.masters, there.masters, strict=True):
+            assert (mine is None) == (theirs is None)
+            assert mine is None or theirs is None or mine.tobytes() == theirs.tobytes()
+
+
+class TestBits:
+    @pytest.mark.parametrize("policy", ["fasgd", "asgd"])
+    def test_updates_of_all_and_of_some(self, device: Device, policy: str) -> None:
+        both = Both(device, policy, *MIXED)
+        for names in ((), (), ("c-float32",), ("a-float64", "e-float16", "e-bfloat16"), ()):
+            both.do(both.gradient(*names), factor=0.5)
+            both.check()
+
+    def test_leases_outlive_updates(self, device: Device) -> None:
+        """What a reader holds stays as it was, whether it was looked at before or not."""
+        both = Both(device, "fasgd", *MIXED)
+        held, wanted = [], []
+        for turn in range(4):
+            lease = both.stores[1].lease()
+            wanted.append(both.stores[0].current.arena.data.tobytes())
+            if turn % 2:
+                lease.version.arena  # noqa: B018
+            held.append(lease)
+            both.do(both.gradient() if turn != 2 else both.gradient("c-float32"))
+        assert [lease.version.arena.data.tobytes() for lease in held] == wanted
+        assert both.stores[1].alive == 5
+        both.check()
+        for lease in held:
+            lease.release()
+        assert both.stores[1].alive == 1
+
+    def test_collected_gradients(self, device: Device) -> None:
+        both = Both(device, "fasgd", *MIXED)
+        for _ in range(2):
+            for names in ((), ("c-float32", "e-float16"), ()):
+                arrays = both.gradient(*names)
+                weights = np.linspace(0.5, 1.5, len(arrays))
+                both.do(arrays, weights=weights, take=False)
+            both.do(None, factor=1 / 3)
+            both.check()
+
+    def test_norms_are_clipped(self, device: Device) -> None:
+        both = Both(device, "fasgd", *MIXED)
+        both.do(both.gradient(), clip=0.7)
+        both.do(both.gradient("c-float32", "a-float64"), clip=0.7)
+        both.check()
+        arrays = both.gradient()
+        both.do(arrays, weights=np.ones(len(arrays)), take=False)
+        both.do(None, clip=0.3)
+        both.check()
+
+    @pytest.mark.parametrize("measured", ["gradient", "sum"])
+    def test_norms_are_measured_for_other_shards(self, device: Device, measured: str) -> None:
+        both = Both(device, "fasgd", *MIXED)
+        arrays = both.gradient()
+        found = []
+        for store in both.stores:
+            gradient = gradient_of(store, arrays)
+            weights = None if measured == "gradient" else np.ones(len(arrays))
+            job = Job(store, gradient, weights=weights, touched=store.layout.all, measure=True)
+            found.append(job.run().view(np.float64).tolist())
+        assert found[0] == found[1]
+        assert found[0][0] > 0
+
+    @pytest.mark.parametrize("policy", ["fasgd", "dcasgd"])
+    @pytest.mark.parametrize(
+        "how",
+        [
+            *("int8", "fp16", "bf16", "onebit", "topk:0.05", "topk:fraction=0.5,values=bf16"),
+            *("lowrank", "int8+raw+topk:0.1", "raw+fp16", "onebit+int8+bf16+raw"),
+        ],
+    )
+    def test_coded_gradients(self, device: Device, policy: str, how: str) -> None:
+        """Read by kernels as they came, decoded there first, or decoded by the host."""
+        for packed in (True, False):
+            both = Both(device, policy, "float32")
+            for store in both.stores:
+                store.read_packed(["int8", "fp16", "bf16", "onebit"] if packed else [])
+            more = {"sent": None} if not both.rule.reads else {}
+            for names in ((), ("a-float32", "c-float32")):
+                if both.rule.reads:
+                    self.compared(both, both.gradient(*names), how)
+                else:
+                    both.do(both.gradient(*names), how, **more)
+            arrays = both.gradient()
+            both.do(arrays, how, weights=np.ones(len(arrays)), take=False)
+            if not both.rule.reads:
+                both.do(arrays, how, clip=0.5)
+            both.check()
+
+    @staticmethod
+    def compared(both: Both, arrays: dict[str, Array], how: str = "") -> None:
+        """One update of a rule that compares, with a version that was sent."""
+        leases = [store.lease() for store in both.stores]
+        sums = []
+        for store, lease in zip(both.stores, leases, strict=True):
+            gradient = gradient_of(store, arrays)
+            if how:
+                gradient = both.coded(store.layout, arrays, gradient.cover, how)
+            touched = gradient.cover.tensors
+            job = Job(store, gradient, steps=np.full(len(touched), 0.1), touched=touched)
+            job.scalars = np.full((len(touched), len(both.rule.scalars)), 0.7)
+            job.sent = lease.version
+            job.base, job.target = store.current, store.begin()
+            found = job.run()
+            sums.append(found.tolist())
+            store.commit(job.target, touched, found)
+            lease.release()
+        assert sums[0] == sums[1]
+
+    @pytest.mark.parametrize("how", ["int8", "topk:0.1"])
+    def test_coded_gradients_of_other_dtypes(self, device: Device, how: str) -> None:
+        both = Both(device, "fasgd", *MIXED)
+        both.do(both.gradient(), how)
+        both.check()
+
+    def test_what_was_sent_is_compared_with(self, device: Device) -> None:
+        both = Both(device, "dcasgd", *MIXED)
+        leases = [store.lease() for store in both.stores]
+        self.compared(both, both.gradient())  # with the current version
+        both.check()
+        for store, lease in zip(both.stores, leases, strict=True):  # and with an older one
+            gradient = gradient_of(store, both.arrays)
+            touched = gradient.cover.tensors
+            job = Job(store, gradient, steps=np.full(len(touched), 0.1), touched=touched)
+            job.scalars = np.full((len(touched), len(both.rule.scalars)), 0.7)
+            job.sent, job.base, job.target = lease.version, store.current, store.begin()
+            store.commit(job.target, touched, job.run())
+            lease.release()
+        both.check()
+
+    def test_relaxed_reads_see_every_update(self, device: Device) -> None:
+        arrays = {"w": np.zeros(50, np.float32)}
+        store = Store(Layout.of(arrays), FASGD().rule(), relaxed=True, machine=machine_with(device))
+        store.set(arrays)
+        [[payload]] = store.lease().payloads()
+        gradient = gradient_of(store, {"w": np.ones(50, np.float32)})
+        job = Job(store, gradient, steps=np.ones(1), touched=store.layout.all)
+        job.base, job.target = store.current, store.begin()
+        store.commit(job.target, job.touched, job.run())
+        assert (np.frombuffer(payload, np.float32) < 0).all()
+
+
+class Counted:
+    """Passes on what is asked of a place, and counts the parameters that were copied back."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.copies = store, 0
+        place = store.stepping.place
+        assert isinstance(place, OnDevice)
+        copy = place._downloaded
+
+        def counted(arena: Any) -> None:
+            self.copies += 1
+            copy(arena)
+
+        place._downloaded = counted  # type: ignore[method-assign]
+
+
+@needs_compiler
+class TestCopies:
+    """A copy on the host is made once per version, and of versions that are read alone."""
+
+    def both(self) -> tuple[Both, Counted]:
+        both = Both(EmulatedDevice(), "fasgd", "float32")
+        return both, Counted(both.stores[1])
+
+    def test_pushes_that_nobody_reads_copy_nothing(self) -> None:
+        both, counted = self.both()
+        for _ in range(5):
+            both.do(both.gradient())
+        assert counted.copies == 0
+        both.check()
+        both.check()
+        assert counted.copies == 1
+
+    def test_a_version_that_is_read_each_time_is_copied_with_the_update(self) -> None:
+        both, counted = self.both()
+        for turn in range(1, 5):
+            both.do(both.gradient())
+            assert counted.copies == (turn if turn > 1 else 0)
+            lease = both.stores[1].lease()
+            lease.glimpses()
+            lease.release()
+            assert counted.copies == turn
+        both.do(both.gradient())
+        both.do(both.gradient())
+        assert counted.copies == 5, "the last but one was copied in vain, and then none"
+
+    def test_what_is_only_held_is_copied_before_it_is_overwritten(self) -> None:
+        both, counted = self.both()
+        both.do(both.gradient())
+        wanted = both.stores[0].current.arena.data.tobytes()
+        lease = both.stores[1].lease()
+        assert counted.copies == 0
+        both.do(both.gradient())
+        assert lease.version.arena.data.tobytes() == wanted
+        lease.release()
+
+
+@needs_compiler
+class TestMemory:
+    def test_a_model_that_does_not_fit(self) -> None:
+        """The worker that offers it is told, and a smaller one is taken afterwards."""
+        machine = machine_with(EmulatedDevice(capacity=50_000))
+        inline = Inline("fasgd", machine=machine)
+        with pytest.raises(BadPush, match=r"the model of 40000 bytes, .* do not fit .* no 40000"):
+            inline.define({"w": np.zeros(10_000, np.float32)})
+        gc.collect()
+        inline.define({"w": np.zeros(1000, np.float32)})
+        assert inline.params()["w"].size == 1000
+
+    def test_memory_is_given_back(self) -> None:
+        device = EmulatedDevice()
+        both = Both(device, "fasgd", *MIXED)
+        both.do(both.gradient())
+        assert device.used > 0
+        del both
+        gc.collect()
+        assert device.used == 0
+
+    def test_it_does_not_grow_with_updates(self) -> None:
+        device = EmulatedDevice()
+        both = Both(device, "fasgd", "float32")
+        used = []
+        for _ in range(5):
+            both.do(both.gradient(), "int8+raw")
+            both.do(both.gradient())
+            used.append(device.used)
+        assert used[1:] == used[:1] * 4
+
+    def test_gradients_take_turns_in_two_buffers(self) -> None:
+        device = EmulatedDevice()
+        buffers = Buffers(device, 100)
+        used = device.used
+        first, second = buffers.take(100), buffers.take(30)
+        assert (len(first), len(second), device.used) == (100, 30, used)
+        third = buffers.take(10)
+        assert device.used > used
+        starts = {array.start for array in (first, second, third)}
+        assert len(starts) == 3
+        start, part = first.start, first[10:20].view(np.uint16)
+        del first
+        fourth = buffers.take(10)
+        assert fourth.start != start, "a part of it is still referred to"
+        del part
+        fifth = buffers.take(10)
+        assert isinstance(fifth, DeviceArray)
+        assert fifth.start == start
+
+    @pytest.mark.skipif(not available(), reason="there is no shared memory")
+    def test_shared_arenas_are_page_locked_as_long_as_they_live(self) -> None:
+        device = EmulatedDevice()
+        memory = PageLocked(SharedMemory(), device)
+        layout = Layout.of({"w": np.zeros(10_000, np.float32)})
+        made = memory.arena(layout)
+        assert made.segment is not None
+        assert device.pinned == layout.nbytes
+        del made
+        gc.collect()
+        assert device.pinned == 0
+        small = PageLocked(Memory(), device).holding(layout, np.ones(layout.nbytes, np.uint8))
+        assert device.pinned == 0
+        assert (small.data == 1).all()
