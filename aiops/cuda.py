@@ -58,7 +58,8 @@ class CupyDevice:
     Raises
     ------
     UsageError
-        When CuPy is not installed, the driver is too old for it, or there is no such GPU.
+        When CuPy or NVRTC is not installed, the driver is too old for them, or there is no such
+        GPU.
     """
 
     def __init__(self, number: int = 0) -> None:
@@ -81,6 +82,14 @@ class CupyDevice:
 
     def _check(self) -> None:
         number, runtime = self._number, self._runtime
+        try:
+            self._cupy.cuda.nvrtc.getVersion()
+        except Exception as error:  # CuPy looks for it now, and what it raises is its own
+            raise UsageError(
+                f"--device cuda:{number} needs NVRTC, which CuPy does not find"
+                f" ({str(error).partition(chr(10))[0]}): pip install 'aiops-ps[cuda12]', or"
+                " [cuda13] where nvidia-smi says CUDA 13"
+            ) from None
         try:
             count = runtime.getDeviceCount()
         except runtime.CUDARuntimeError as error:

@@ -44,6 +44,7 @@ VALUES: dict[str, tuple[Any, Any, Any]] = {
     "ledger": (Path("j.jsonl"), Path("k.jsonl"), Path("l.jsonl")),
     "profile": (Path("m.json"), Path("n.json"), Path("o.json")),
     "kernels": ("numpy", "numba", "numpy"),
+    "device": ("cuda", "cuda:1", "cuda:2"),
     "max_model": (1 << 20, 1 << 21, 1 << 22),
     "max_connections": (10, 20, 30),
     "hello_deadline": (1.0, 2.0, 3.0),

@@ -63,9 +63,14 @@ class FakeRuntime(types.SimpleNamespace):
 
 
 @contextmanager
-def cupy(found: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def cupy(
+    found: Any, monkeypatch: pytest.MonkeyPatch, version: Any = lambda: (12, 9)
+) -> Iterator[None]:
     module = types.ModuleType("cupy")
-    module.cuda = types.SimpleNamespace(runtime=FakeRuntime(count=found))  # type: ignore[attr-defined]
+    nvrtc = types.SimpleNamespace(getVersion=version)
+    module.cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
+        runtime=FakeRuntime(count=found), nvrtc=nvrtc
+    )
     monkeypatch.setitem(sys.modules, "cupy", module)
     yield
 
@@ -101,6 +106,16 @@ class TestRefused:
         with cupy(found, monkeypatch), pytest.raises(UsageError) as caught:
             cuda.opened("cuda:2")
         assert text in str(caught.value)
+
+    def test_no_compiler(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def version() -> None:
+            raise RuntimeError('Failure finding "libnvrtc.so.12"\nand where it was looked for')
+
+        with (
+            cupy(1, monkeypatch, version),
+            pytest.raises(UsageError, match=r'needs NVRTC, .*so.12"\): pip install .*\[cuda12\]'),
+        ):
+            cuda.opened("cuda")
 
     @pytest.mark.skipif(
         gpu() is not None or importlib.util.find_spec("cupy") is not None,
