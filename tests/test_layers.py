@@ -34,7 +34,8 @@ ROOMS: Mapping[str, str] = {
     "ledger":       "ledger tally",
     "kernels":      "kernels",
     "codecs":       "codecs",
-    "store":        "machine gradients versions places stepping ondevice shadow store rows preparing",
+    "store":        "machine gradients versions places stepping ondevice shadow store rows"
+                    " preparing",
     "algorithms":   "algorithms gates",
     "engine":       "crew events pool incoming intake definition fitness recall shadowing answers"
                     " updates meeting rowsintake rowsdesk engine statistics journal shards",
