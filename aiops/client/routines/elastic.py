@@ -65,7 +65,9 @@ class Elastic(Routine):
             for x, pushed, centre in zip(
                 self._model.x, wide(self._out), wide(self._centre), strict=True
             ):
-                x -= x.dtype.type(pull) * np.subtract(pushed, centre)
+                np.subtract(pushed, centre, out=pushed)  # it has travelled: its memory is free
+                pushed *= x.dtype.type(pull)
+                x -= pushed
             self._model.show()
             note_version(self.params, self._centre)
         self._refreshing = False

@@ -61,6 +61,14 @@ def rounded(array: Array, dtype: np.dtype[Any]) -> Array:
     return found
 
 
+def difference(left: Array, right: Array, out: Array) -> None:
+    """Write left − right to ``out``, in the dtype that travels (see `rounded`)."""
+    if out.dtype == left.dtype:
+        np.subtract(left, right, out=out)  # new memory for each step would cost more than the sum
+    else:
+        out[...] = rounded(left - right, out.dtype)
+
+
 def take_over(params: Params, fresh: Params) -> None:
     """Copy a model that was fetched, with its versions."""
     params.arena.data[:] = fresh.arena.data

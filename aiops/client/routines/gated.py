@@ -226,10 +226,11 @@ class _Sum:
             divide = count if self._gate.combine == "mean" else 1
             for number, part in ranges(self._layout, [tensor]):
                 total, out = self._sum[number], self._out.arena.sections[number]
-                out[part] = rounded(total[part] / divide, out.dtype)
                 if out.dtype == total.dtype:
+                    np.divide(total[part], divide, out=out[part])
                     total[part] = 0
                 else:
+                    out[part] = rounded(total[part] / divide, out.dtype)
                     total[part] -= out[part].astype(total.dtype) * divide
         self._sent = tensors, counts, versions
         self._count[tensors] = 0

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from aiops.client.params import Params, Stamp
 from aiops.client.requests import Receipt
 from aiops.client.routines.base import Routine
-from aiops.client.routines.flat import Model, note_version, ranges, rounded, wide
+from aiops.client.routines.flat import Model, difference, note_version, ranges, wide
 from aiops.client.routines.plan import Plan
 from aiops.client.transfer import Transfer
 from aiops.errors import UsageError
@@ -134,7 +136,7 @@ class Local(Routine):
     def _hand_over(self, fragments: Sequence[int], *, fetch: bool) -> Transfer:
         for number, part in self._ranges(fragments):
             anchor, out = self._anchor[number][part], self._out.arena.sections[number][part]
-            out[...] = rounded(anchor - self._model.x[number][part], out.dtype)
+            difference(anchor, self._model.x[number][part], out)
             anchor -= out
         tensors = self.params.layout.tensors
         names = [tensors[tensor].name for number in fragments for tensor in self._fragments[number]]
@@ -156,8 +158,14 @@ class Local(Routine):
         for number, part in self._ranges(fragments):
             x, anchor = self._model.x[number][part], self._anchor[number][part]
             theta = fresh[number][part]
-            news = theta + (x - anchor)
-            x[...] = news if not mix else x + (1 - mix) * (news - x)
+            news = np.subtract(x, anchor, out=anchor)
+            np.add(theta, news, out=news)
+            if mix:  # x + (1 − mix) · (news − x)
+                news -= x
+                news *= 1 - mix
+                x += news
+            else:
+                x[...] = news
             anchor[...] = theta
         self._model.show()
         note_version(self.params, self._fresh)
