@@ -1,7 +1,7 @@
 # One command for each verb. Each makes its own virtual environment when there is none.
 #   make demo    train a real model on real data: one server, four workers
 #   make test    run the whole test suite        make check   ruff and mypy --strict
-#   make bench   measure beside the peers        make docs    regenerate the generated pages
+#   make bench   all benchmarks (ARGS=--quick)   make docs    regenerate the generated pages
 #   make golden  write the kernels' agreed texts again, when a change of them is meant
 #   make fast    compile what every message goes through (a C compiler is needed)
 #   make plain   go back to the sources alone
@@ -39,8 +39,7 @@ check: $(VENV)/.dev
 	@$(BIN)/mypy
 
 bench: $(VENV)/.dev
-	@$(BIN)/aiops bench exchange $(ARGS)
-	@$(BIN)/aiops bench kernels
+	@$(BIN)/aiops bench all $(ARGS)
 
 docs: $(VENV)/.dev
 	@$(BIN)/python -m aiops.wire_examples docs/wire.md

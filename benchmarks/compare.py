@@ -1,5 +1,7 @@
 """Two reports of one benchmark beside each other: ``aiops bench --compare OLD.json NEW.json``.
 
+Two folders are compared file by file.
+
 Machines differ, and one machine differs from itself an hour ago. So what is compared is what was
 measured beside something else in the same run (raw sockets, a peer, a copy of memory, one request
 in flight), wherever there is such a measure: the ratio to it is a property of the code much more
@@ -232,7 +234,45 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator
 
 
 def main(old: Path, new: Path, console: Console | None = None) -> int:
-    """Print how two reports compare; return the exit status: 1 when something regressed."""
+    """Print how two reports, or two folders of them, compare; return 1 when something regressed.
+
+    Raises
+    ------
+    UsageError
+        When they cannot be compared; of two folders: when none of their files can.
+    """
+    if old.is_dir() and new.is_dir():
+        return _folders(old, new, console)
+    return _files(old, new, console)
+
+
+def _folders(old: Path, new: Path, console: Console | None) -> int:
+    """Compare the files that two folders have in common, and say which cannot be, and why."""
+    before, after = ({path.name for path in folder.glob("*.json")} for folder in (old, new))
+    statuses, left_out = dict[str, int](), dict[str, str]()
+    for name in sorted(before | after):
+        if name not in before or name not in after:
+            left_out[name] = f"only in {old if name in before else new}"
+            continue
+        try:
+            statuses[name] = _files(old / name, new / name, console)
+        except UsageError as error:
+            left_out[name] = str(error)
+        else:
+            print()
+    if not statuses:
+        raise UsageError(
+            f"{old} and {new} have no report in common that could be compared: give folders that"
+            " `aiops bench all --out` wrote"
+        )
+    for name, why in left_out.items():
+        print(f"left out {name}: {why}")
+    worse = [name for name, status in statuses.items() if status]
+    print(f"{len(statuses)} reports in common; regressed: {', '.join(worse) or 'none'}")
+    return 1 if worse else 0
+
+
+def _files(old: Path, new: Path, console: Console | None) -> int:
     pairs = compare(old, new)
     before, after = read(old), read(new)
     console = console or Console()

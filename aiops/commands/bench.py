@@ -128,6 +128,12 @@ def soak(context: typer.Context) -> None:
     _run("soak", context.args)
 
 
+@app.command(name="all", context_settings=_PASS_ON)
+def everything(context: typer.Context) -> None:
+    """Run all benchmarks, one after the other; --quick takes a look at each."""
+    _run("suite", context.args)
+
+
 @app.command(context_settings=_PASS_ON)
 def plot(context: typer.Context) -> None:
     """Draw reports that were written before."""

@@ -176,6 +176,44 @@ def test_reports_that_nobody_can_read(benchmark: str, says: str, saved: Any) -> 
         compare.compare(path, path)
 
 
+class TestFolders:
+    def folder(self, path: Path, **reports: Any) -> Path:
+        path.mkdir()
+        for name, content in reports.items():
+            (path / f"{name}.json").write_text(json.dumps(content))
+        return path
+
+    def test_they_are_compared_file_by_file(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        same, better, worse = exchanges(1.0), exchanges(2.0), exchanges(0.5)
+        aside = {"experiment": "no benchmark's"}
+        old = self.folder(tmp_path / "old", a=same, b=same, c=same, gone=same, other=aside)
+        new = self.folder(tmp_path / "new", a=same, b=worse, c=better, fresh=same, other=aside)
+        assert compare.main(old, new) == 1
+        printed = capsys.readouterr().out
+        assert printed.count("cells in common") == 3
+        assert f"left out gone.json: only in {old}" in printed
+        assert f"left out fresh.json: only in {new}" in printed
+        assert f"left out other.json: {old / 'other.json'} is not a benchmark's report" in printed
+        assert printed.endswith("3 reports in common; regressed: b.json\n")
+        assert compare.main(old, old) == 0
+        assert capsys.readouterr().out.endswith("4 reports in common; regressed: none\n")
+
+    def test_folders_that_have_nothing_to_compare(self, tmp_path: Path, bench: Any) -> None:
+        old = self.folder(tmp_path / "old", a=exchanges(1.0))
+        new = self.folder(tmp_path / "new", b=exchanges(1.0))
+        status, _printed, errors = bench("--compare", str(old), str(new))
+        assert status == 2
+        assert "have no report in common" in errors
+
+    def test_a_folder_and_a_file(self, tmp_path: Path, bench: Any) -> None:
+        old = self.folder(tmp_path / "old", a=exchanges(1.0))
+        status, _printed, errors = bench("--compare", str(old), str(old / "a.json"))
+        assert status == 2
+        assert "cannot be read" in errors
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read: No such file"):
         compare.compare(tmp_path / "a.json", tmp_path / "b.json")

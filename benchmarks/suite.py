@@ -1,0 +1,321 @@
+"""All benchmarks, one after the other: ``aiops bench all``.
+
+    python -m benchmarks.suite [--quick] [--out FOLDER] [--only exchange,kernels]
+
+Each runs in a process of its own as one would run it by hand, at the settings that
+docs/results/README.md documents, or ``--quick`` at ones that take some seconds: a look at whether
+everything works, rather than a measurement. FOLDER gets NAME.json, NAME.txt and NAME.png of each.
+One that fails is told at the end, and the others run all the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from aiops import words
+from aiops.errors import UsageError, nearest
+from benchmarks import report
+from benchmarks.peers.process import die_with_parent
+
+FOLDER = Path("bench-results")
+_ROOT = Path(__file__).resolve().parents[1]
+_LAST = 4  # lines of what a failed benchmark said that are shown
+_MERCY = 30.0  # seconds that one has to end its processes
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One benchmark of the suite.
+
+    Attributes
+    ----------
+    settings, quick
+        Its command line after ``aiops bench``, as documented and in a hurry.
+    seconds, hurried
+        About how long these take: by this the time left is told, and corrected by what has run.
+    alone
+        Whether it is to have one core and one thread.
+    """
+
+    settings: str
+    quick: str
+    seconds: float
+    hurried: float
+    alone: bool = False
+
+    def command(self, *, quick: bool) -> list[str]:
+        """Return it as arguments: the benchmark's name, and its flags."""
+        settings = self.settings.split()
+        return [settings[0], *self.quick.split()] if quick else settings
+
+
+ENTRIES: Mapping[str, Entry] = {
+    "exchange": Entry(
+        "exchange --sizes 4KiB,1MiB,16MiB --rounds 3",
+        "--sizes 4KiB,1MiB --workers 1 --peers raw,aiops,pyzmq,gloo --rounds 2 --seconds 0.1",
+        *(240, 15),
+    ),
+    "exchange-same-host": Entry(
+        "exchange --peers memcpy,shared,room,views,mpi,ray --sizes 4KiB,1MiB,16MiB,64MiB"
+        " --rounds 3 --seconds 0.3",
+        "--peers memcpy,shared,views --sizes 4KiB,1MiB --workers 1 --rounds 2 --seconds 0.1",
+        *(300, 12),
+    ),
+    "pipelining": Entry(
+        "pipelining --rounds 2",
+        "--in-flight 1,8 --ways exchange --rounds 2 --seconds 0.1",
+        *(90, 12),
+    ),
+    "scale": Entry(
+        "scale --rounds 3",
+        "--sizes 4KiB --workers 1,4 --shards 1,2 --shard-workers 2 --peers none --rounds 2"
+        " --seconds 0.1",
+        *(240, 16),
+    ),
+    "startup": Entry("startup", "--sizes 4KiB --caches warm --rounds 2", 240, 10),
+    "policies": Entry(
+        "policies --rounds 3 --seconds 0.3",
+        "--sizes 4KiB --policies fasgd,hardsync --rounds 2 --seconds 0.1",
+        *(150, 9),
+    ),
+    "memory": Entry(
+        "memory",
+        "--size 16MiB --seconds 1 --transports tcp,views",
+        *(120, 14),
+    ),
+    "soak": Entry(
+        "soak --minutes 60",
+        "--minutes 0.1 --size 256KiB --cells tcp,same-host --seats 2 --known 20 --share 2",
+        *(3620, 15),
+    ),
+    "kernels": Entry("kernels", "--size 1000000 --repeats 5", 25, 5),
+    "codecs": Entry("codecs", "--size 1000000 --repeats 5", 60, 9),
+    "tables": Entry(
+        "tables --rounds 9",
+        "--rows 100000 --workers 2 --rounds 2 --seconds 0.3",
+        *(60, 8),
+    ),
+    "algorithms": Entry(
+        "algorithms",
+        "--dataset digits --parts accuracy --only asgd,fasgd --seeds 1 --variant-seeds 0"
+        " --epochs 2 --workers 2",
+        *(1500, 15),
+    ),
+    "link": Entry(
+        "link",
+        "--rates 1Gbit/s --codecs raw,int8 --mib 1 --rounds 2 --seconds 0.2",
+        *(240, 9),
+    ),
+    "clock": Entry(
+        "clock --gradients 12",
+        "--policies asgd,hardsync --paces fixed --workers 2 --gradients 4 --rounds 1",
+        *(560, 9),
+    ),
+    "cluster": Entry(
+        "cluster --seconds 1.5",
+        "--clients 8 --many 50 --seconds 0.1 --rounds 2",
+        *(110, 8),
+    ),
+    "simulation": Entry(
+        "simulation --rounds 21",
+        "--dataset digits --hidden 20 --rounds 3 --iterations 50",
+        *(40, 5),
+        alone=True,
+    ),
+}
+"""The benchmarks by the names of their files, in the order in which they run."""
+
+
+class Clock:
+    """Tells how much time is left: what each is said to take, times how it was so far.
+
+    Parameters
+    ----------
+    expected
+        Seconds, by name, in order.
+    """
+
+    def __init__(self, expected: Mapping[str, float]) -> None:
+        self._left = dict(expected)
+        self._said = self._taken = 0.0
+
+    def done(self, name: str, seconds: float, *, whole: bool) -> None:
+        """Note that one has ended; one that failed half way says nothing of the others."""
+        said = self._left.pop(name)
+        if whole:
+            self._said += said
+            self._taken += seconds
+
+    def left(self, gone: float = 0.0) -> float:
+        """Return the seconds left, after so many of the one that runs."""
+        pace = self._taken / self._said if self._said else 1.0
+        now, *others = self._left.values() or [0.0]
+        return max(pace * now - gone, 0.0) + pace * sum(others)
+
+
+@contextmanager
+def _running(command: Sequence[str], entry: Entry) -> Iterator[subprocess.Popen[str]]:
+    """Run a benchmark; whatever happens, it and its processes have ended afterwards."""
+    env = dict(os.environ)
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), env.get("PYTHONPATH", "")]))
+    if entry.alone:
+        env |= dict.fromkeys(_ONE_THREAD, "1")
+    process = None
+    try:
+        with _undisturbed() as before:
+
+            def begin() -> None:
+                die_with_parent()
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                if entry.alone and hasattr(os, "sched_setaffinity"):
+                    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                env=env,
+                preexec_fn=begin,
+                start_new_session=True,  # Ctrl-C reaches us alone, and we pass it on
+            )
+        yield process
+    finally:
+        if process is not None:
+            _end(process)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[set[signal.Signals | int]]:
+    """Hold signals back: what a handler raises in the middle of a fork is lost; give the mask."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield set(before)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Ask a benchmark to end, if it runs; kill it in the end."""
+    with process:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(_MERCY)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def run(
+    names: Sequence[str], folder: Path, console: Console, *, quick: bool = False
+) -> dict[str, str]:
+    """Run benchmarks; return what those that failed said, by name.
+
+    Parameters
+    ----------
+    names
+        Of `ENTRIES`.
+    folder
+        Where their files go.
+    console
+        Told how far it is, and how much time is left.
+    quick
+        Whether in a hurry.
+    """
+    expected = {name: ENTRIES[name].hurried if quick else ENTRIES[name].seconds for name in names}
+    clock, failed = Clock(expected), dict[str, str]()
+    for number, name in enumerate(names, 1):
+        entry, begin = ENTRIES[name], time.monotonic()
+        benchmark, *flags = entry.command(quick=quick)
+        head = f"{number}/{len(names)} {name}"
+        _say(console, f"{head}: {shlex.join([benchmark, *flags])}")
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            f"benchmarks.{benchmark}",
+            *flags,
+            "--out",
+            str(folder),
+        ]
+        said: deque[str] = deque(maxlen=_LAST)
+        with console.status(head) as status, _running(command, entry) as process:
+            assert process.stdout is not None
+            for line in filter(None, map(str.strip, process.stdout)):
+                said.append(line)
+                left = words.seconds(clock.left(time.monotonic() - begin))
+                status.update(f"{head}, about {left} left: {line[:60]}")
+            code = process.wait()
+        seconds = time.monotonic() - begin
+        clock.done(name, seconds, whole=not code)
+        if code:
+            failed[name] = f"exit status {code}: " + " / ".join(said)
+        how = "FAILED after" if code else "took"
+        left = f", about {words.seconds(clock.left())} left" if number < len(names) else ""
+        _say(console, f"{head} {how} {words.seconds(seconds)}{left}")
+    return failed
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run from the command line; exits with 1 when one failed, 2 when an option is wrong."""
+    parser = argparse.ArgumentParser("aiops bench all", description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="a look: three minutes on two cores")
+    parser.add_argument(
+        "--out", type=Path, default=FOLDER, metavar="FOLDER", help=f"default {FOLDER}"
+    )
+    parser.add_argument("--only", metavar="NAMES", help=f"of these: {', '.join(ENTRIES)}")
+    chosen = parser.parse_args(argv)
+    console = Console(stderr=True)
+    before = signal.signal(signal.SIGTERM, report.stop)
+    try:
+        names = _names(chosen.only)
+        report.ask_for_plots(chosen.out / "plot.png")
+        report.make(chosen.out)
+        failed = run(names, chosen.out, console, quick=chosen.quick)
+    except UsageError as error:
+        parser.error(str(error))
+    except KeyboardInterrupt:
+        print("interrupted; all processes are ended", file=sys.stderr)
+        raise SystemExit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    print(f"{len(names) - len(failed)} of {len(names)} benchmarks ran; their files are in", end=" ")
+    print(chosen.out)
+    if failed:
+        print("failed:", *(f"{name}: {why}" for name, why in failed.items()), sep="\n  ")
+        raise SystemExit(1)
+
+
+def _names(only: str | None) -> list[str]:
+    """Return which are to run, in the suite's order."""
+    if only is None:
+        return list(ENTRIES)
+    wanted = [name.strip() for name in only.split(",")]
+    for name in wanted:
+        if name not in ENTRIES:
+            raise UsageError(f"no benchmark is called {name!r}; {nearest(name, ENTRIES)}")
+    return [name for name in ENTRIES if name in wanted]
+
+
+if __name__ == "__main__":
+    main()
