@@ -1,16 +1,19 @@
 """The scale benchmark: one server with 1 to 64 worker processes, and over 1 to 4 shards.
 
     python -m benchmarks.scale [--sizes 4KiB,1MiB] [--workers 1,4,16,64] [--same-host]
-                               [--shards 1,2,4] [--shard-workers 4]
+                               [--shards 1,2,4] [--shard-workers 4] [--peers pyzmq,gloo,...]
                                [--rounds 5] [--seconds 1] [--json out.json] [--plot out.png]
 
 A cycle is an exchange, as in `benchmarks.exchange`: a push, plain SGD on the server, the new
 parameters in the worker's own array; in the end everybody's parameters are checked. Workers are
 processes with the blocking `aiops.Client` and nothing else. For each size all numbers of workers
 take turns in interleaved rounds, and then all numbers of shards with ``--shard-workers`` workers
-(over TCP: shards share no memory). Throughput is that of all workers together; ``x`` is the ratio
-to the row of the count beside it, in the same round; ``p99 / p50`` says how long the tail is.
-Figures are medians over the rounds, percentiles over all cycles of all workers.
+(over TCP: shards share no memory). Beside the shards, in the same rounds, as many workers
+exchange with the peers of `benchmarks.exchange`: none of these spreads one set of parameters over
+several servers, so each has one, and Ray's actor is in shared memory. Throughput is that of all
+workers together; ``x`` is the ratio to the row of the count beside it, in the same round; ``p99 /
+p50`` says how long the tail is. Figures are medians over the rounds, percentiles over all cycles of
+all workers.
 
 64 workers on two cores wait for a core more than for the server: what is asked of them is that they
 do not throw the server off its pace.
@@ -25,11 +28,11 @@ from typing import Any
 
 from rich.table import Table
 
-from aiops.errors import UsageError
-from aiops.experiments.figure import Figure, Panel
+from aiops.errors import UsageError, nearest
+from aiops.experiments.figure import Figure, Line, Panel
 from benchmarks import plots, report
 from benchmarks.compare import Cell
-from benchmarks.peers import ours
+from benchmarks.peers import base, ours
 from benchmarks.peers.base import Job, Setting
 from benchmarks.peers.turn import Pace, beside, contest
 from benchmarks.sizes import KIB, MIB, format_size, parse_size
@@ -49,6 +52,8 @@ class Options(Pace):
     workers: tuple[int, ...] = (1, 4, 16, 64)
     shards: tuple[int, ...] = (1, 2, 4)
     shard_workers: int = 4
+    peers: tuple[str, ...] = ("pyzmq", "gloo", "grpc", "torch_rpc", "ray")
+    """Beside the shards, each with one server."""
     same_host: bool = False
 
     def check(self) -> None:
@@ -58,12 +63,15 @@ class Options(Pace):
             raise UsageError("numbers of workers and shards are positive")
         if max(self.shards, default=1) * 4 > min(self.sizes):
             raise UsageError("a gradient has at least one float32 for every shard: larger --sizes")
+        for name in self.peers:
+            if name not in base.MODULES:
+                raise UsageError(f"unknown peer {name!r}; {nearest(name, base.MODULES)}")
 
 
 def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
     """Measure, and return the report: two cells per size, ``by`` workers and ``by`` shards.
 
-    Their ``contenders`` are by that number.
+    Their ``contenders`` are by that number, and ``peers`` by name.
 
     Raises
     ------
@@ -72,33 +80,63 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
     """
     options.check()
     about, found = report.machine(), []
+    reasons = {name: base.load(name).missing() for name in options.peers if options.shards}
+    skipped = {name: reason for name, reason in reasons.items() if reason}
+    for name, reason in skipped.items():
+        say(f"skipping {name}: {reason}")
     for size in options.sizes:
         teams: dict[str, tuple[int, dict[str, Job]]] = {}
         if options.workers:
-            base = _BESIDE if _BESIDE in options.workers else options.workers[0]
+            first = _BESIDE if _BESIDE in options.workers else options.workers[0]
             near = {"no_shm": not options.same_host}
             jobs = {str(count): _job(size, count, near) for count in options.workers}
-            teams["workers"] = base, jobs
+            teams["workers"] = first, jobs
         if options.shards:
             jobs = {
                 str(count): _job(size, options.shard_workers, {"shards": count})
                 for count in options.shards
             }
+            for name in reasons.keys() - skipped.keys():
+                peer = base.load(name)
+                jobs[name] = Job(name, size // 4, options.shard_workers, peer.SETTINGS)
             teams["shards"] = options.shards[0], jobs
-        for by, (base, jobs) in teams.items():
+        for by, (first, jobs) in teams.items():
             say(f"measuring {format_size(size)} with {', '.join(jobs)} {by}")
-            contenders = contest(jobs, options, say, beside(str(base)))
+            contenders = contest(jobs, options, say, beside(str(first)))
             for figures in contenders.values():
                 if "cycles_per_second" in figures:
                     tails = [one["p99_us"] / one["p50_us"] for one in figures["rounds"]]
                     figures["tail"] = report.spread(tails)
-            cell = {"cell": f"{format_size(size)}, by {by}", "size": size, "by": by, "beside": base}
-            found.append({**cell, "contenders": contenders})
-    return {"benchmark": "scale", "machine": about, "options": asdict(options), "cells": found}
+            cell = {
+                "cell": f"{format_size(size)}, by {by}",
+                "size": size,
+                "by": by,
+                "beside": first,
+            }
+            peers = {name: contenders.pop(name) for name in options.peers if name in contenders}
+            found.append({**cell, "contenders": contenders, "peers": peers})
+    return {
+        "benchmark": "scale",
+        "machine": about,
+        "options": asdict(options),
+        "skipped": skipped,
+        "cells": found,
+    }
 
 
 def _job(size: int, workers: int, changes: Mapping[str, Setting]) -> Job:
     return Job("aiops", size // 4, workers, {**ours.SETTINGS, **changes})
+
+
+def everybody(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of a cell's numbers, and of the peers beside them."""
+    return {**cell["contenders"], **cell.get("peers", {})}
+
+
+def failures(result: Mapping[str, Any]) -> list[str]:
+    """Return one line for each that failed."""
+    cells = [{**cell, "contenders": everybody(cell)} for cell in result["cells"]]
+    return report.failures({"cells": cells})
 
 
 def table(result: Mapping[str, Any]) -> Table:
@@ -106,7 +144,7 @@ def table(result: Mapping[str, Any]) -> Table:
     rows: list[list[str]] = []
     for cell in result["cells"]:
         head, key = cell["cell"], f"x_{cell['beside']}"
-        for name, figures in cell["contenders"].items():
+        for name, figures in everybody(cell).items():
             gb = figures.get("gb_per_second")
             rows.append(
                 [
@@ -182,13 +220,23 @@ def figure(result: Mapping[str, Any]) -> Figure:
         line = plots.rounds(
             "all workers together", list(cell["contenders"].values()), "cycles_per_second", 1e-3
         )
+        lines = [
+            line,
+            *(_level(name, figures, len(names)) for name, figures in cell.get("peers", {}).items()),
+        ]
         title, ylabel = f"{size}, by {cell['by']}", "thousand cycles/s"
-        panels.append(Panel(title, cell["by"], ylabel, [line], bottom=0, ticks=names))
+        panels.append(Panel(title, cell["by"], ylabel, lines, bottom=0, ticks=names))
         if cell["by"] == "workers":
             crowds = {plots.crowd(int(name)): each for name, each in cell["contenders"].items()}
             panels.append(plots.latencies(f"{size}, latency", crowds))
     columns = len(panels) // len(result["options"]["sizes"])
     return Figure("Exchanges with one server, and with several shards", panels, columns)
+
+
+def _level(name: str, figures: Mapping[str, Any], count: int) -> Line:
+    """Draw a peer that has one server, whatever the number of ours."""
+    level = plots.rounds(f"{name}, one server", [figures], "cycles_per_second", 1e-3)
+    return replace(level, x=range(count), ys=[list(ys) * count for ys in level.ys])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -203,6 +251,11 @@ def _parser() -> argparse.ArgumentParser:
         )
     parser.add_argument(
         "--shard-workers", type=int, default=standard.shard_workers, help="workers on shards"
+    )
+    parser.add_argument(
+        "--peers",
+        default=",".join(standard.peers),
+        help=f"beside the shards, {commas}; none: leave out",
     )
     parser.add_argument("--same-host", action="store_true", help="share memory instead of TCP")
     Options.add_flags(parser)
@@ -221,19 +274,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run from the command line; exits with 1 when something failed, 2 when an option is wrong."""
 
     def measure(chosen: dict[str, Any]) -> dict[str, Any]:
-        for name in ("workers", "shards"):
-            chosen[name] = () if chosen[name] == (0,) else chosen[name]
+        for name in ("workers", "shards", "peers"):
+            chosen[name] = () if chosen[name] in ((0,), ("none",)) else chosen[name]
         return run(replace(Options(), **chosen), report.say)
 
     lists: dict[str, Callable[[str], Any]] = {
         "sizes": parse_size,
         "workers": _count,
         "shards": _count,
+        "peers": str,
     }
     report.main(
         *(_parser(), measure, table, argv, lists),
         drawn=figure,
-        failures=report.failures,
+        failures=failures,
         near=_near,
         notes=notes,
     )

@@ -18,7 +18,7 @@ from benchmarks.scale import Options
 from tests.benchmarks.test_exchange import ended
 from tests.peers import eventually
 
-TINY = "--sizes 256B --workers 1,2 --shards 1,2 --shard-workers 1 --rounds 2 --seconds"
+TINY = "--sizes 256B --workers 1,2 --shards 1,2 --shard-workers 1 --peers raw --rounds 2 --seconds"
 
 
 @pytest.mark.slow
@@ -39,6 +39,13 @@ def test_a_tiny_run_makes_a_whole_report(tmp_path: Path, capsys: pytest.CaptureF
             assert figures["reads"] == "whole"
             assert figures["x_1"]["median"] > 0
             assert figures["tail"]["min"] >= 1
+    assert by_workers["peers"] == {}
+    assert by_shards["peers"]["raw"]["failed"] is None
+    assert by_shards["peers"]["raw"]["cycles_per_second"]["median"] > 0
+    level = scale.figure(found).panels[-1].lines[-1]
+    assert level.label == "raw, one server"
+    assert list(level.x) == [0, 1]
+    assert all(ys[0] == ys[1] > 0 for ys in level.ys)
     found_cells = [(cell.what, cell.beside) for cell in scale.cells(found)]
     assert found_cells[:4] == [
         ("cycles/s", ""),
@@ -110,6 +117,7 @@ def everybody(pid: int) -> list[int]:
         ({"shard_workers": 0}, "positive"),
         ({"sizes": (8,)}, "at least one float32 for every shard"),
         ({"seconds": 0}, "positive"),
+        ({"peers": ("rai",)}, "unknown peer 'rai'; did you mean 'ray'"),
     ],
 )
 def test_what_cannot_be_measured(wrong, says):
