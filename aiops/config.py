@@ -34,6 +34,7 @@ _COUNTS = (
     "fetch_lag",
     "shards",
     "threads",
+    "shard_bytes",
 )
 _MAY_BE_0 = ("drain_deadline", "min_rate", "recall", "fetch_lag")
 _LONGEST = 1e9  # seconds (30 years): what every clock and timer can still count
@@ -89,6 +90,7 @@ class Config:
     drain_deadline: float = _option(10.0, "Seconds that answers still unsent at the end get.")
     no_shm: bool = _option(False, "Have clients on this machine use TCP, too: no shared memory.")
     shards: int = _option(1, "Spread the model over so many server processes, this one included.")
+    shard_bytes: int = _option(1 << 20, "No shard holds less: a small model lies on fewer of them.")
     followers: list[str] = _option([], "Spread it over those: host:port, of --follower; repeat.")
     follower: bool = _option(False, "Hold a part of the model for a lead, which reaches this one.")
     log_format: str = _option("text", "'text' or 'json'.")
@@ -207,6 +209,7 @@ class Config:
             fetch_codec=tuple(self.fetch_codec),
             fetch_lag=self.fetch_lag,
             shards=max(self.shards, 1 + len(self.reach())),
+            shard_bytes=self.shard_bytes,
         )
 
     def settings(self) -> dict[str, Any]:

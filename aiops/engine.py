@@ -410,7 +410,7 @@ class Engine:
         held, data = layout, definition.data
         placement = None
         if options.shards > 1:
-            placement = Placement.even(layout, options.shards)
+            placement = Placement.even(layout, options.shards, options.shard_bytes)
             held = placement.layouts[0]
             data = aligned(held.nbytes)
             data[:] = definition.data[: held.nbytes]

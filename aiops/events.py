@@ -254,7 +254,8 @@ class Options:
     ``gate``: `aiops.gates.find` knows it. ``recall``: bytes of gradients kept to be applied again.
     ``push_codec``, ``fetch_codec``: `aiops.codecs.choice.Choice` reads them. ``fetch_lag``: by how
     many versions coded parameters may be behind, 0: as many as seems best. ``shards``: how many
-    servers the model is spread over, this one included.
+    servers the model is spread over, this one included. ``shard_bytes``: over fewer, where one
+    would hold less than so many bytes.
     """
 
     workers: int | None = None
@@ -273,11 +274,13 @@ class Options:
     fetch_codec: tuple[str, ...] = ()
     fetch_lag: int = 0
     shards: int = 1
+    shard_bytes: int = 1 << 20
 
     def __post_init__(self) -> None:
         """Check the values."""
         for name in (
             *("workers", "worker_deadline", "live", "max_model", "budget", "worker_budget"),
+            "shard_bytes",
         ):
             value = getattr(self, name)
             if value is not None and value <= 0:

@@ -30,7 +30,7 @@ from aiops.messages import Part, Parts
 from aiops.shards.placement import Pieces, Placement
 from aiops.versions import Lease, Shelf, Version, Wanted
 
-_UNTOUCHED, _WHOLE = -2, -1
+UNTOUCHED, WHOLE = -2, -1
 """What a job tells of a piece in place of its payload's bytes: it has none; it is sent whole."""
 
 _MOST = 256
@@ -252,10 +252,10 @@ class Shadow:
     def followed(self, job: ShadowJob, told: Ints) -> None:
         """Publish what the work has done; ``told`` is what it returned, on all shards."""
         target, model, owners = job.target, job.model, self._pieces.owners
-        target.follow(model, np.unique(owners[told != _UNTOUCHED]))
+        target.follow(model, np.unique(owners[told != UNTOUCHED]))
         self._shelf.publish(target)
         self._behind = job.behind
-        self._since[owners[told == _WHOLE]] = model.number
+        self._since[owners[told == WHOLE]] = model.number
         coded = {}
         for piece in np.flatnonzero(told >= 0).tolist():
             codec = self._codecs[piece]
@@ -288,13 +288,13 @@ class Shadow:
         base, target = self.current.arena, job.target.arena
         if target is not base:
             target.data[:] = base.data
-        told: Ints = np.full(len(self._own), _UNTOUCHED, np.int64)
+        told: Ints = np.full(len(self._own), UNTOUCHED, np.int64)
         for piece in job.pieces.tolist():
             name = self._own[piece].name
             shadow, model = target.views[name].reshape(-1), job.model.arena.views[name].reshape(-1)
             payload = self._encoded(piece, model, shadow)
             if payload is None:
-                told[piece], shadow[:] = _WHOLE, model
+                told[piece], shadow[:] = WHOLE, model
                 continue
             told[piece], job.payloads[piece] = len(payload), payload
             job.behind[piece] = not np.array_equal(shadow, model)

@@ -30,7 +30,7 @@ class ServerThread:
     """A real server on a real socket, on an event loop in a thread of this process."""
 
     def __init__(self, **settings: Any) -> None:
-        self._settings = {"port": 0, "shards": SHARDS, **settings}
+        self._settings = {"port": 0, "shards": SHARDS, "shard_bytes": 1, **settings}
         self._started: threading.Event = threading.Event()
         self._error: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

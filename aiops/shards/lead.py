@@ -225,7 +225,8 @@ class Lead:
         if self._counting is None:
             self._counts += 1
             self._counting = Counting(self._counts, len(self.addresses))
-            self._all(Count(self._counts))
+            for shard in range(1, len(self.addresses) + 1):
+                self._order(shard, Count(self._counts))
         self._counting.asked.append(event)
 
     def _on_counted(self, shard: int, message: Counted) -> None:
@@ -438,7 +439,7 @@ class Lead:
             edges = self.placement.edges
         lines = []
         for shard in range(len(self.addresses) + 1):
-            mine = version if shard == 0 else self._updating.versions[shard - 1]
+            mine = self._updating.versions[shard - 1] if shard in self._used else version
             host, port = ("", 0) if shard == 0 else self.addresses[shard - 1]
             lines.append(
                 {
@@ -463,8 +464,13 @@ class Lead:
         self._out.append(Order(shard, message))
 
     def _all(self, message: Message) -> None:
-        for shard in range(1, len(self.addresses) + 1):
+        """Order it of all followers that hold a part of the model."""
+        for shard in self._used:
             self._order(shard, message)
+
+    @property
+    def _used(self) -> Sequence[int]:
+        return self.placement.used[1:] if self.placement is not None else ()
 
 
 def _fault(told: Mapping[str, Any]) -> Refused | None:

@@ -79,6 +79,8 @@ class Placement:
         Each shard's pieces, as a model of its own.
     all
         The pieces of all shards.
+    used
+        The shards that hold any bytes, and the lead.
     firsts, lasts
         Which tensors each shard has pieces of: from the first up to the last (not included).
 
@@ -114,15 +116,25 @@ class Placement:
             for mine, first in zip(self.layouts, self.firsts, strict=True)
             for number, t in enumerate(mine.tensors)
         ]
+        self.used = [
+            shard
+            for shard, (low, high) in enumerate(pairwise(self.edges))
+            if not shard or low < high
+        ]
         self.all = Pieces(layout, [piece for piece, _ in found], [owner for _, owner in found])
 
     @classmethod
-    def even(cls, layout: Layout, shards: int) -> Placement:
-        """Return the placement that gives each shard about as many bytes."""
+    def even(cls, layout: Layout, shards: int, least: int = 1) -> Placement:
+        """Return the placement that gives each shard about as many bytes.
+
+        A part of fewer than ``least`` bytes is not worth its messages: where parts would be, only
+        the first shards, as many as come to that, hold any; the lead alone, if need be.
+        """
+        used = min(shards, max(1, layout.nbytes // least))
         starts = [0]
-        for shard in range(1, shards):
-            starts.append(max(starts[-1], _cut(layout, layout.nbytes * shard // shards)))
-        return cls(layout, starts)
+        for shard in range(1, used):
+            starts.append(max(starts[-1], _cut(layout, layout.nbytes * shard // used)))
+        return cls(layout, [*starts, *[layout.nbytes] * (shards - used)])
 
     @property
     def starts(self) -> list[int]:

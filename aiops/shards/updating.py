@@ -11,7 +11,7 @@ from aiops.errors import RemoteProtocolError
 from aiops.events import Applied, Apply, Effect, Told
 from aiops.layout import Ints
 from aiops.messages import Done, Message, Use
-from aiops.shadow import ShadowJob
+from aiops.shadow import UNTOUCHED, ShadowJob
 from aiops.shards.orders import SHADOW, work_of
 from aiops.shards.placement import Placement
 from aiops.stepping import clipping
@@ -142,9 +142,9 @@ class Updating:
         """Order the followers to bring their parts of the shadow up to the model."""
         placement = self._placement
         assert placement is not None
-        update.missing = set(range(len(placement)))
-        update.sums = [np.empty(0, np.int64) for _ in range(len(placement))]
-        for shard in range(1, len(placement)):
+        update.missing = set(placement.used)
+        update.sums = [np.full(len(each.tensors), UNTOUCHED) for each in placement.layouts]
+        for shard in placement.used[1:]:
             work = {SHADOW: job.shadow.oldest}
             self._order(shard, Use(update.ticket, 0, job.model.number, work))
 
@@ -154,7 +154,7 @@ class Updating:
         assert placement is not None
         shards = range(len(placement))
         rows = [placement.rows(shard, job.touched) for shard in shards]
-        update.missing = set(shards)
+        update.missing = set(placement.used)
         update.sums = [
             np.zeros(1 if job.measure else len(job.touched[mine]), np.int64) for mine in rows
         ]
@@ -163,7 +163,7 @@ class Updating:
         shadow = job.sent is not None and self._of_shadow(job.sent)
         number = 0 if job.gradient is None else job.gradient.number
         sizes = placement.layout.sizes
-        for shard in shards[1:]:
+        for shard in placement.used[1:]:
             work = work_of(job, shard, placement, sent=sent, shadow=shadow)
             pushed = job.pushed[placement.rows(shard, job.pushed)]
             mine = number if sizes[pushed].any() else 0  # it has no portion of nothing

@@ -42,7 +42,7 @@ class Sharded:
     """
 
     def __init__(self) -> None:
-        options = Options(backend="numpy", shards=2, run="8c2f")
+        options = Options(backend="numpy", shards=2, shard_bytes=1, run="8c2f")
         self._lead = Lead(Engine(DCASGD(lr=0.5), options), [("", 7172)])
         self._follower = Follower(DCASGD(lr=0.5), options)
         self.to_lead: list[Said] = []

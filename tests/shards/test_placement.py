@@ -48,6 +48,19 @@ def test_more_shards_than_rows() -> None:
     assert sorted(held.nbytes for held in placement.layouts) == [0] * 5 + [12, 12]
 
 
+@pytest.mark.parametrize(
+    ("rows", "least", "used"), [(1, 100, 1), (49, 100, 1), (50, 100, 2), (74, 100, 2), (99, 100, 3)]
+)
+def test_a_small_model_lies_on_few_shards(rows: int, least: int, used: int) -> None:
+    layout = Layout([("w", "float32", (rows,))])
+    placement = Placement.even(layout, 3, least)
+    assert len(placement) == 3
+    assert placement.used == list(range(used))
+    held = [each.nbytes for each in placement.layouts]
+    assert held[used:] == [0] * (3 - used)
+    assert min(held[:used]) >= min(least, layout.nbytes)
+
+
 @pytest.mark.parametrize("starts", [[4], [0, 30, 20], [0, 4], [0, 90], [0, 1 << 20], []])
 def test_cuts_that_cannot_be(starts: list[int]) -> None:
     with pytest.raises(UsageError):

@@ -156,3 +156,33 @@ def test_clipped(policy: str, shards: int) -> None:
     for name, array in expected.items():
         np.testing.assert_allclose(arrays[name], array, rtol=1e-5, atol=1e-6)
     assert not np.allclose(free["big"], expected["big"], rtol=1e-3), "it is clipped"
+
+
+@pytest.mark.parametrize(("codecs", "policy"), [((), "dcasgd"), (("int8",), "asgd")])
+def test_a_model_that_the_lead_holds_alone(codecs: tuple[str, ...], policy: str) -> None:
+    """Nobody else hears of a push or a fetch; and all is what it is on one server."""
+    world = World(0, 3, policy, POLICIES[policy], shard_bytes=1 << 20, fetch_codec=codecs)
+    said: list[str] = []
+    for leash in world.lead.orders:
+        order = leash.order
+        leash.order = lambda effect, order=order: (said.append(effect.message.kind), order(effect))
+    actor = Actor(world, "worker", lambda actor: None)
+    actor.done = True
+    world.actors = [actor]
+    actor.connect()
+    world.settle()
+    actor.ask(actor.talk.define(model()))
+    world.settle()
+    assert actor.talk.layout is not None
+    params = Params(actor.talk.layout)
+    grads = {name: np.ones_like(array) for name, array in model().items()}
+    for number in range(6):
+        request = actor.ask(
+            actor.talk.push(grads, params, params) if number else actor.talk.fetch(params)
+        )
+        world.settle()
+        request.value()
+    assert params.version == 5
+    assert said == ["begin", "begin"]
+    assert [line["behind"] for line in world.lead_brain.report()] == [0, 0, 0]
+    assert [line["bytes"] > 0 for line in world.lead_brain.report()] == [True, False, False]

@@ -20,7 +20,7 @@ from aiops.errors import Refused, Unauthorised, Unavailable, UsageError
 from aiops.shards.children import Children, flags
 from tests.support import PATIENCE, Process, assert_same, server_process
 
-FLAGS = ("--policy", "asgd", "--lr", "1", "--kernels", "numpy")
+FLAGS = ("--policy", "asgd", "--lr", "1", "--kernels", "numpy", "--shard-bytes", "1")
 MODEL = {
     "w": np.arange(60, dtype=np.float32).reshape(20, 3),
     "b": np.arange(7, dtype=np.float64),

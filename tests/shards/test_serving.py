@@ -31,7 +31,9 @@ def ones(params: object) -> dict[str, np.ndarray]:
 async def test_workers_train(policy: str, tmp_path: Path) -> None:
     path = tmp_path / "out.safetensors"
     settings = {"set": {"lr": 1}, "workers": 2, "kernels": "numpy", "save": path}
-    async with aiops.serve(policy=policy, shards=3, save_every=0.5, **settings) as server:
+    async with aiops.serve(
+        policy=policy, shards=3, shard_bytes=1, save_every=0.5, **settings
+    ) as server:
 
         async def train() -> None:
             async with AsyncWorker(server.url, MODEL) as worker:
@@ -60,7 +62,9 @@ async def test_parameters_come_coded() -> None:
     """Whole numbers are the same in fp16; and half as long."""
     model = {"w": np.zeros((400, 3), np.float32)}
     settings = {"fetch_codec": "fp16", "fetch_lag": 1, "kernels": "numpy"}
-    async with aiops.serve(policy="asgd", shards=3, set={"lr": 1}, **settings) as server:
+    async with aiops.serve(
+        policy="asgd", shards=3, shard_bytes=1, set={"lr": 1}, **settings
+    ) as server:
         async with AsyncWorker(server.url, model) as worker:
             for _ in range(5):
                 await worker.step({"w": np.ones((400, 3), np.float32)})
@@ -79,7 +83,7 @@ async def test_what_cannot_be_reached_is_named() -> None:
 
 @testing.virtual()
 async def test_a_client_that_is_closed_midway() -> None:
-    async with aiops.serve(policy="asgd", shards=2, kernels="numpy") as server:
+    async with aiops.serve(policy="asgd", shards=2, shard_bytes=1, kernels="numpy") as server:
         client = await AsyncClient(server.url, role="worker").connect()
         params = await client.define(MODEL)
         call = asyncio.ensure_future(client.exchange(params, ones(params)))

@@ -296,6 +296,7 @@ class World:
         self.random = random.Random(seed)
         self.now = 0.0
         algorithm = find(policy).make({"lr": 1} if settings is None else settings)
+        options.setdefault("shard_bytes", 1)  # the models here are small
         given = Options(shards=shards, backend="numpy", run="run", **options)
         self.engine = Engine(algorithm, given)
         self.lead_brain: Any = self.engine
