@@ -154,8 +154,8 @@ class Config:
                 raise ConflictError(f"--{name} is the lead's: a follower has a part of the model")
         if self.sharded and self.record is not None:
             raise ConflictError(
-                "a run of several shards cannot be recorded yet: leave out --record, or run one"
-                " server"
+                "a run of several shards cannot be recorded, since no server sees all of a push:"
+                " record it on one server, where the same pushes give the same parameters"
             )
 
     @property

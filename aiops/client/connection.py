@@ -130,6 +130,10 @@ class Connection:
         if self._talk.shards.branches:
             self._move_all(until)
             return
+        if self._lines:  # what was asked of all shards turned out to lie on the lead
+            self._send(self._lines[0].rest(), until)
+            self._keep_lines([])
+            self._lines.clear()
         self._send(self._talk.outgoing(), until)
         self._receive(until)
 
@@ -155,7 +159,10 @@ class Connection:
         assert lead is not None
         if not self._lines:
             self._lines = [Line(lead, self._talk)]
-        for branch in self._talk.shards.branches[len(self._lines) - 1 :]:
+        branches = self._talk.shards.branches
+        if len(branches) < len(self._lines) - 1:
+            self._keep_lines(branches)
+        for branch in branches[len(self._lines) - 1 :]:
             line = Line(self._reached_branch(branch, until), branch)
             line.say(branch.connected())
             self._lines.append(line)
@@ -205,6 +212,13 @@ class Connection:
             self._near = None
         self._close_lines()
         self._talk.lost()
+
+    def _keep_lines(self, branches: Sequence[Branch]) -> None:
+        """Close those to shards that turned out to hold nothing."""
+        others = [line for line in self._lines[1:] if line.hearer not in branches]
+        for line in others:
+            line.socket.close()
+            self._lines.remove(line)
 
     def _close_lines(self) -> None:
         for line in self._lines:

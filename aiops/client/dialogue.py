@@ -400,8 +400,8 @@ class Dialogue:
         if self.layout is not None and self._coding is None:
             self._plan_coding()
         if welcome.apart:
-            self.shards.branch_off(welcome.apart)
-        else:
+            self.shards.branch_off(welcome.apart, defined=bool(welcome.model))
+        if not self.shards.branches:
             self._begin()
 
     def follow(self) -> messages.Follow:

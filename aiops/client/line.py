@@ -51,24 +51,29 @@ class Line:
     """
 
     def __init__(self, sock: socket.socket, hearer: Hearer) -> None:
-        self.socket, self._hearer = sock, hearer
+        self.socket, self.hearer = sock, hearer
         self._out: list[Buffer] = []
 
     def say(self, buffers: Sequence[Buffer]) -> None:
         """Have these sent."""
         self._out.extend(memoryview(buffer) for buffer in buffers)
 
+    def rest(self) -> list[Buffer]:
+        """Return what has not been sent, and forget it."""
+        rest, self._out = self._out, []
+        return rest
+
     @property
     def events(self) -> int:
         """What is to be waited for, as `select.poll` names it."""
-        self.say(self._hearer.outgoing())
-        reading = 0 if self._hearer.waiting else select.POLLIN
+        self.say(self.hearer.outgoing())
+        reading = 0 if self.hearer.waiting else select.POLLIN
         return reading | (select.POLLOUT if self._out else 0)
 
     @property
     def unsent(self) -> bool:
         """Whether something is still to be sent."""
-        self.say(self._hearer.outgoing())
+        self.say(self.hearer.outgoing())
         return bool(self._out)
 
     def send(self) -> None:
@@ -82,10 +87,10 @@ class Line:
     def receive(self) -> bool:
         """Take in what is there; return whether there was anything."""
         try:
-            count = self.socket.recv_into(self._hearer.next_buffer()[:RECEIVE], 0, GLANCE)
+            count = self.socket.recv_into(self.hearer.next_buffer()[:RECEIVE], 0, GLANCE)
         except (BlockingIOError, InterruptedError):
             return False
-        self._hearer.received(count)
+        self.hearer.received(count)
         return True
 
 

@@ -43,13 +43,13 @@ class Shards:
     Attributes
     ----------
     branches
-        To each of them, on the connections there are now.
+        To those of them that hold any of it (or may), on the connections there are now.
     host
         The lead's.
     followers
         Host and port of each of them, if the user says so.
     placement
-        Where the model lies.
+        Where the model lies, if not all of it on the lead.
     """
 
     def __init__(self, talk: Dialogue, wire: Callable[[Place], Wire], together: Together) -> None:
@@ -58,13 +58,14 @@ class Shards:
         self.host = ""
         self.followers: tuple[tuple[str, int], ...] = ()
         self.placement: Placement | None = None
+        self._used: list[int] = []  # those that hold any of the model
         self._intos: dict[int, Into] = {}  # answers of which portions may come
         self._partial: dict[int, tuple[Message, Into]] = {}  # answers that lack portions
 
     # ------------------------------------------------------------ the connections
 
-    def branch_off(self, apart: Apart) -> None:
-        """Have connections made to the other shards.
+    def branch_off(self, apart: Apart, *, defined: bool) -> None:
+        """Have connections made to the other shards; once the model is, to those that hold any.
 
         Raises
         ------
@@ -83,6 +84,12 @@ class Shards:
             Branch(self._talk, shard, host, port, self._make_wire)
             for shard, (host, port) in enumerate(where, 1)
         ]
+        if defined:
+            self._leave_unused()
+
+    def _leave_unused(self) -> None:
+        """Have no branches to shards that hold nothing: whatever is asked, nothing lies there."""
+        self.branches = [branch for branch in self.branches if branch.shard in self._used]
 
     @property
     def attached(self) -> bool:
@@ -117,14 +124,18 @@ class Shards:
         RemoteProtocolError
             When it cannot lie there.
         """
-        before, self.placement = self.placement, None
+        before, self._used, self.placement = self.placement, [], None
         if apart:
             try:
-                self.placement = Placement(layout, [0, *(row[2] for row in apart)])
+                placement = Placement(layout, [0, *(row[2] for row in apart)])
             except UsageError as error:
                 raise RemoteProtocolError(f"{server} describes {error}") from None
+            self._used = placement.used[1:]
+            if self._used:  # else it is as on one server
+                self.placement = placement
+        self._leave_unused()
         edges = None if self.placement is None else self.placement.edges
-        return before is not None and edges != before.edges
+        return edges != (None if before is None else before.edges)
 
     # ------------------------------------------------------------ pushes
 
@@ -135,7 +146,8 @@ class Shards:
         parts = self.placement.announced([pieces for pieces, _views in divided])
         mine = divided[0][1]
         views = [*mine, *([()] * (len(parts) - len(mine)))]
-        for branch, (pieces, theirs) in zip(self.branches, divided[1:], strict=True):
+        for branch in self.branches:
+            pieces, theirs = divided[branch.shard]
             if pieces:
                 branch.push(Portion(push.id, 0, tuple(pieces)), theirs)
         return self._talk.wire.send(replace(push, parts=parts), views)

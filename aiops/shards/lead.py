@@ -90,6 +90,7 @@ class Lead:
         assert engine.options.shards == len(apart) + 1
         self.engine, self.addresses = engine, tuple(apart)
         self.placement: Placement | None = None
+        self._alone = False  # all of the model lies here
         self._gathering = Gathering(self._ready)
         self._clients: dict[int, tuple[str, int]] = {}  # id and epoch, by connection
         self._numbers = 0  # pushes so far
@@ -136,6 +137,8 @@ class Lead:
         """Return where a message's payloads go; None: no room now, wait in line."""
         placement = self.placement
         if not isinstance(message, Push) or placement is None or peer not in self._clients:
+            return self.engine.place(peer, message)
+        if self._alone and not self._broken:
             return self.engine.place(peer, message)
         try:
             if self._broken:
@@ -199,7 +202,10 @@ class Lead:
         self._decide(event)
 
     def _on_received(self, event: Received) -> None:
-        self._gathering.received(event)
+        if self._alone and not self._broken and not isinstance(event.message, Stats):
+            self._decide(event)
+        else:
+            self._gathering.received(event)
 
     def _ready(self, event: Received, coming: Coming | None) -> None:
         """The engine is to hear a message, whose push is there on all shards."""
@@ -389,6 +395,7 @@ class Lead:
 
     def _on_hand(self, effect: Hand) -> None:
         self.placement = placement = effect.placement
+        self._alone = placement.used == [0]
         self._updating.defined(placement)
         codecs = {codec.name for _pattern, codec in self.engine.codecs[0].pairs}
         fetched = self.engine.codecs[1].announced if self.engine.codecs[1] else ()
@@ -407,7 +414,7 @@ class Lead:
             self._out.append(Order(shard, message, views))
 
     def _on_apply(self, effect: Apply) -> None:
-        if isinstance(effect.job, Job | ShadowJob) and self.placement is not None:
+        if isinstance(effect.job, Job | ShadowJob) and not self._alone:
             self._updating.begin(effect)
         self._out.append(effect)
 
@@ -418,7 +425,7 @@ class Lead:
         elif isinstance(message, Report):
             report = {**message.report, "shards": self.report()}
             effect = replace(effect, message=replace(message, report=report))
-        elif effect.lease is not None and placement is not None:
+        elif effect.lease is not None and placement is not None and not self._alone:
             client = self._clients.get(effect.peer)
             pieces = [theirs for theirs, _views in placement.divide(message.parts)]  # type: ignore[attr-defined]
             shadow = self.engine.of_shadow(effect.lease.version)
