@@ -43,6 +43,7 @@ VALUES: dict[str, tuple[Any, Any, Any]] = {
     "record": (Path("g.journal"), Path("h.journal"), Path("i.journal")),
     "ledger": (Path("j.jsonl"), Path("k.jsonl"), Path("l.jsonl")),
     "profile": (Path("m.json"), Path("n.json"), Path("o.json")),
+    "threads": (1, 2, 3),
     "kernels": ("numpy", "numba", "numpy"),
     "device": ("cuda", "cuda:1", "cuda:2"),
     "max_model": (1 << 20, 1 << 21, 1 << 22),
