@@ -57,6 +57,12 @@ def kernels(context: typer.Context) -> None:
 
 
 @app.command(context_settings=_PASS_ON)
+def gpu(context: typer.Context) -> None:
+    """Measure updates on a GPU against its memory and its link."""
+    _run("gpu", context.args)
+
+
+@app.command(context_settings=_PASS_ON)
 def codecs(context: typer.Context) -> None:
     """Measure how fast tensors are encoded and decoded, and how long they become."""
     _run("codecs", context.args)
