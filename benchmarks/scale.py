@@ -96,12 +96,14 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
                 str(count): _job(size, options.shard_workers, {"shards": count})
                 for count in options.shards
             }
-            for name in reasons.keys() - skipped.keys():
+            for name in (name for name in reasons if name not in skipped):
                 peer = base.load(name)
                 jobs[name] = Job(name, size // 4, options.shard_workers, peer.SETTINGS)
             teams["shards"] = options.shards[0], jobs
         for by, (first, jobs) in teams.items():
-            say(f"measuring {format_size(size)} with {', '.join(jobs)} {by}")
+            numbers = [name for name in jobs if name.isdigit()]
+            others = "".join(f", {name}" for name in jobs if name not in numbers)
+            say(f"measuring {format_size(size)} with {', '.join(numbers)} {by}{others}")
             contenders = contest(jobs, options, say, beside(str(first)))
             for figures in contenders.values():
                 if "cycles_per_second" in figures:
@@ -217,25 +219,24 @@ def figure(result: Mapping[str, Any]) -> Figure:
     panels = []
     for cell in result["cells"]:
         names, size = list(cell["contenders"]), format_size(cell["size"])
-        line = plots.rounds(
-            "all workers together", list(cell["contenders"].values()), "cycles_per_second", 1e-3
-        )
+        line = plots.rounds("aiops", list(cell["contenders"].values()), "cycles_per_second")
         lines = [
             line,
             *(_level(name, figures, len(names)) for name, figures in cell.get("peers", {}).items()),
         ]
-        title, ylabel = f"{size}, by {cell['by']}", "thousand cycles/s"
+        title, ylabel = f"{size}, by {cell['by']}", "cycles/s, all workers"
         panels.append(Panel(title, cell["by"], ylabel, lines, bottom=0, ticks=names))
         if cell["by"] == "workers":
             crowds = {plots.crowd(int(name)): each for name, each in cell["contenders"].items()}
             panels.append(plots.latencies(f"{size}, latency", crowds))
-    columns = len(panels) // len(result["options"]["sizes"])
+    across = len(panels) // len(result["options"]["sizes"])
+    columns = across if across > 1 else min(len(panels), 3)
     return Figure("Exchanges with one server, and with several shards", panels, columns)
 
 
 def _level(name: str, figures: Mapping[str, Any], count: int) -> Line:
     """Draw a peer that has one server, whatever the number of ours."""
-    level = plots.rounds(f"{name}, one server", [figures], "cycles_per_second", 1e-3)
+    level = plots.rounds(f"{name}, one server", [figures], "cycles_per_second")
     return replace(level, x=range(count), ys=[list(ys) * count for ys in level.ys])
 
 

@@ -119,7 +119,7 @@ class Child:
                 f"{self.name} ended with exit code {self._process.returncode}{self.complaint()}"
             ) from None
         if not fine:
-            raise PeerFailed(f"{self.name}: {value}")
+            raise PeerFailed(f"{self.name}: {str(value).partition(chr(10))[0]}")
         return value
 
     def complaint(self) -> str:
