@@ -18,14 +18,14 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
-from aiops import words
+from aiops import cuda, words
 from aiops.errors import UsageError, nearest
 from benchmarks import report
 from benchmarks.peers.process import die_with_parent
@@ -49,6 +49,8 @@ class Entry:
         About how long these take: by this the time left is told, and corrected by what has run.
     alone
         Whether it is to have one core and one thread.
+    missing
+        Says why it cannot run here; None: it can.
     """
 
     settings: str
@@ -56,11 +58,20 @@ class Entry:
     seconds: float
     hurried: float
     alone: bool = False
+    missing: Callable[[], str | None] = lambda: None
 
     def command(self, *, quick: bool) -> list[str]:
         """Return it as arguments: the benchmark's name, and its flags."""
         settings = self.settings.split()
         return [settings[0], *self.quick.split()] if quick else settings
+
+
+def _no_gpu() -> str | None:
+    try:
+        cuda.opened("cuda")
+    except UsageError as error:
+        return str(error)
+    return None
 
 
 ENTRIES: Mapping[str, Entry] = {
@@ -100,20 +111,21 @@ ENTRIES: Mapping[str, Entry] = {
     "soak": Entry(
         "soak --minutes 60",
         "--minutes 0.1 --size 256KiB --cells tcp,same-host --seats 2 --known 20 --share 2",
-        *(3620, 15),
+        *(3620, 9),
     ),
-    "kernels": Entry("kernels", "--size 1000000 --repeats 5", 25, 5),
+    "kernels": Entry("kernels", "--size 1000000 --repeats 5", 25, 4),
+    "gpu": Entry("gpu", "--size 1000000 --repeats 5", 60, 10, missing=_no_gpu),
     "codecs": Entry("codecs", "--size 1000000 --repeats 5", 60, 9),
     "tables": Entry(
         "tables --rounds 9",
         "--rows 100000 --workers 2 --rounds 2 --seconds 0.3",
-        *(60, 8),
+        *(60, 6),
     ),
     "algorithms": Entry(
         "algorithms",
         "--dataset digits --parts accuracy --only asgd,fasgd --seeds 1 --variant-seeds 0"
         " --epochs 2 --workers 2",
-        *(1500, 15),
+        *(1500, 7),
     ),
     "link": Entry(
         "link",
@@ -128,12 +140,12 @@ ENTRIES: Mapping[str, Entry] = {
     "cluster": Entry(
         "cluster --seconds 1.5",
         "--clients 8 --many 50 --seconds 0.1 --rounds 2",
-        *(110, 8),
+        *(110, 6),
     ),
     "simulation": Entry(
         "simulation --rounds 21",
         "--dataset digits --hidden 20 --rounds 3 --iterations 50",
-        *(40, 5),
+        *(40, 3),
         alone=True,
     ),
 }
@@ -288,7 +300,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     console = Console(stderr=True)
     before = signal.signal(signal.SIGTERM, report.stop)
     try:
-        names = _names(chosen.only)
+        names, absent = _there(_names(chosen.only))
+        for name, why in absent.items():
+            _say(console, f"skipping {name}: {why}")
         report.ask_for_plots(chosen.out / "plot.png")
         report.make(chosen.out)
         failed = run(names, chosen.out, console, quick=chosen.quick)
@@ -304,6 +318,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     if failed:
         print("failed:", *(f"{name}: {why}" for name, why in failed.items()), sep="\n  ")
         raise SystemExit(1)
+
+
+def _there(names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Return those that can run here, and why the others cannot."""
+    reasons = {name: ENTRIES[name].missing() for name in names}
+    absent = {name: reason for name, reason in reasons.items() if reason}
+    return [name for name in names if name not in absent], absent
 
 
 def _names(only: str | None) -> list[str]:

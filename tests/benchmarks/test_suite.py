@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -163,6 +164,12 @@ def test_which_are_to_run() -> None:
     assert suite._names("kernels, exchange") == ["exchange", "kernels"]
     with pytest.raises(UsageError, match="no benchmark is called 'kernel'; did you mean 'kernels'"):
         suite._names("kernel")
+
+
+def test_what_cannot_run_here_is_skipped_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    lame = replace(ENTRIES["gpu"], missing=lambda: "there is no such GPU")
+    monkeypatch.setattr(suite, "ENTRIES", {**ENTRIES, "gpu": lame})
+    assert suite._there(["kernels", "gpu"]) == (["kernels"], {"gpu": "there is no such GPU"})
 
 
 @pytest.mark.parametrize("line", ["--only nothing", "--out /dev/null/x --only kernels"])
