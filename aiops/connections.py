@@ -178,6 +178,13 @@ class Connections:
         for peer in list(self.peers.values()):
             peer.link.fault(error)
 
+    def tell(self, why: str) -> None:
+        """End all of them with a last word, each when it has been sent."""
+        for peer in list(self.peers.values()):
+            if peer.link.wire.state != "closed":
+                peer.link.send(peer.link.wire.send(Error(0, Unavailable.code, why, {}, True)))
+            peer.link.close()
+
     @property
     def unsent(self) -> bool:
         """Whether something is still to be sent to anybody."""

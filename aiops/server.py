@@ -47,6 +47,7 @@ _log = logging.getLogger("aiops.server")
 
 _BACKLOG = 1024
 
+_LONGEST_REASON = 200  # characters of an error that peers are told
 _UNMOVED = 0.5
 """Seconds: answers of which nothing was read for so long do not hold up the end of a server."""
 
@@ -220,14 +221,20 @@ class Server:
         self.stop()
 
     def _failed(self, error: BaseException) -> None:
+        """End because of an error of this side: what it left half done nobody knows."""
+        if self._broken:
+            return
         self._broken = True
+        self.connections.tell(
+            f"the server is ending because of an error of its own ({_brief(error)}), which its log"
+            " has in full"
+        )
         if self._ended is not None and not self._ended.done():
             self._ended.set_exception(error)
 
     async def _close(self) -> None:
         """Drain: let the outstanding update finish, send every answer, save, close."""
         assert self._performer is not None
-        loop = asyncio.get_running_loop()
         if self._listener is not None:
             self._listener.close()
         if self._nearby is not None:
@@ -240,10 +247,10 @@ class Server:
         self._performer.stop()
         if self._pacing is not None:
             self._pacing.stop()
+        if self._broken:  # they have been told, and go when they have heard it
+            await self._all_gone()
         self.connections.end(ConnectionLost("the server is shutting down"))
-        until = loop.time() + _UNMOVED
-        while self.connections.peers and loop.time() < until:
-            await self._change(0.05)
+        await self._all_gone()
         if self._pacing is not None:
             self._pacing.pacer.stop()
         for pool in self._brain.pools:
@@ -272,6 +279,13 @@ class Server:
                 return
             await self._change(0.05)
 
+    async def _all_gone(self) -> None:
+        """Wait until no connection is left, or not for long."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _UNMOVED
+        while self.connections.peers and loop.time() < until:
+            await self._change(0.05)
+
     async def _change(self, seconds: float) -> None:
         """Wait until something happens, or that long."""
         self._changed = changed = asyncio.Event()
@@ -290,6 +304,8 @@ class Server:
         What follows may bring further events at once (an update done in place, a buffer that came
         back and let a waiting peer go on): they queue behind this one.
         """
+        if self._broken:
+            return
         self._events.append(event)
         if self._handling:
             return
@@ -302,6 +318,9 @@ class Server:
                     self._keeping.journal.note(event)
                 for effect in self._handle(event):
                     self._performer.perform(effect)
+        except Exception as error:  # a policy's, say: whose pushes would come again and again
+            self._events.clear()
+            self._failed(error)
         finally:
             self._handling = False
         self._stir()
@@ -319,6 +338,10 @@ class Server:
             return
         for effect in self._brain.flush():
             self._performer.perform(effect)
+
+
+def _brief(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:_LONGEST_REASON]
 
 
 def _nearest(host: str) -> str:

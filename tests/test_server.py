@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ import pytest
 
 import aiops
 from aiops import keeping
+from aiops.algorithms.base import Algorithm
+from aiops.algorithms.optimizers import sgd
 from aiops.client import Client, Worker
 from aiops.errors import ConflictError, ConnectionLost, Unavailable, UsageError
 from aiops.files import read_model, write_model
+from aiops.kernels.rule import Rule
 from aiops.layout import Array
 from aiops.store import Job
 from tests.peers import eventually
@@ -196,8 +200,46 @@ class TestFailure:
             params = client.define({"w": np.zeros(count, np.float32)})
             client.exchange(params, ones(params))
             monkeypatch.setattr(Job, "run", fail)
-            with pytest.raises(ConnectionLost):
+            with pytest.raises(Unavailable, match=r"error of its own .*ArithmeticError: a kernel"):
                 client.exchange(params, ones(params))
+
+    def test_a_policy_that_fails_ends_the_server_and_its_workers_hear_why(self) -> None:
+        """A researcher's own, say: a worker that tried again would fail again, until its deadline.
+
+        Nobody is left waiting: who pushed, and who only watches.
+        """
+        with (  # noqa: PT012  (it is the end of the server that raises)
+            pytest.raises(ZeroDivisionError),
+            ServerThread(policy="tests.test_server:Failing", kernels="numpy") as server,
+            Client(server.url) as observer,
+            Worker(server.url, {"w": np.zeros(3, np.float32)}) as worker,
+        ):
+            with pytest.raises(
+                Unavailable, match=r"error of its own \(ZeroDivisionError: division"
+            ):
+                worker.step({"w": np.ones(3, np.float32)})
+            with pytest.raises((Unavailable, ConnectionLost)):
+                observer.stats()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failing(Algorithm):
+    """One that has a mistake in it.
+
+    Settings
+    --------
+    lr : float, default 0.1
+        Learning rate.
+    """
+
+    name = "failing"
+    lr: float = 0.1
+
+    def rule(self) -> Rule:
+        return Rule(sgd)
+
+    def modulation(self, staleness: int) -> float:
+        return 1 / staleness
 
 
 class TestStats:
