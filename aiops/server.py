@@ -40,7 +40,7 @@ from aiops.shards.collecting import Collecting
 from aiops.shards.follower import Follower
 from aiops.shards.lead import Lead
 from aiops.shards.links import Links
-from aiops.sockets import narrow
+from aiops.sockets import narrow, unpace
 from aiops.surroundings import SURROUNDINGS
 
 _log = logging.getLogger("aiops.server")
@@ -178,8 +178,9 @@ class Server:
             listener = await loop.create_server(
                 self.connections.accept, host, port, backlog=_BACKLOG, start_serving=False
             )
-            if self._pacing is not None:  # a window is announced before a connection is accepted
-                for sock in listener.sockets:
+            for sock in listener.sockets:
+                unpace(sock, sock.getsockname()[0])
+                if self._pacing is not None:  # a window is announced before a peer is accepted
                     narrow(sock, self._pacing.pacer.narrowed)
             await listener.start_serving()
         except OSError as error:

@@ -22,6 +22,7 @@ from aiops.applier import Applier, ApplierThread
 from aiops.hands import HANDS, hands_of
 from aiops.kernels.device import Device
 from aiops.lookup import Addresses, literal
+from aiops.sockets import unpace
 from aiops.spin import Spin
 
 Together: TypeAlias = Callable[[Sequence[Callable[[], Any]]], None]
@@ -38,7 +39,9 @@ def _listening(host: str) -> socket.socket:
 
 
 def _unconnected(host: str) -> socket.socket:
-    return socket.socket(_family(host), socket.SOCK_STREAM)
+    sock = socket.socket(_family(host), socket.SOCK_STREAM)
+    unpace(sock, host)
+    return sock
 
 
 def _family(host: str) -> socket.AddressFamily:

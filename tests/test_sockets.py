@@ -9,7 +9,8 @@ from typing import cast
 
 import pytest
 
-from aiops.sockets import SEND_BUFFER, narrow, readable, tune, unacknowledged
+from aiops.sockets import SEND_BUFFER, narrow, readable, unacknowledged, unpace
+from aiops.surroundings import SURROUNDINGS
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -58,47 +59,49 @@ def test_buffers_hold_little_of_what_a_budget_lets_through(
 
 
 class Recorded:
-    """A socket of one congestion control, between two addresses, that writes down what is set."""
+    """A socket that has one option: its congestion control."""
 
-    def __init__(self, here: str, there: str, control: bytes) -> None:
-        self.here, self.there, self.control = here, there, control
-
-    def getsockname(self) -> tuple[str, int]:
-        return self.here, 1
-
-    def getpeername(self) -> tuple[str, int]:
-        return self.there, 2
+    def __init__(self, control: bytes) -> None:
+        self.control = control
 
     def getsockopt(self, level: int, option: int, size: int) -> bytes:
         assert (level, option) == (socket.IPPROTO_TCP, socket.TCP_CONGESTION)
         return self.control.ljust(size, b"\0")
 
-    def setsockopt(self, level: int, option: int, value: int | bytes) -> None:
-        if (level, option) == (socket.IPPROTO_TCP, getattr(socket, "TCP_CONGESTION", None)):
-            assert isinstance(value, bytes)
-            self.control = value
+    def setsockopt(self, level: int, option: int, value: bytes) -> None:
+        assert (level, option) == (socket.IPPROTO_TCP, socket.TCP_CONGESTION)
+        self.control = value
 
 
 @linux
 @pytest.mark.parametrize(
-    ("there", "control", "expected"),
+    ("host", "control", "expected"),
     [
         ("127.0.0.1", b"bbr", b"reno"),
+        ("::1", b"bbr2", b"reno"),
         ("127.0.0.1", b"cubic", b"cubic"),
         ("10.0.0.7", b"bbr", b"bbr"),
+        ("0.0.0.0", b"bbr", b"bbr"),
     ],
 )
 def test_nothing_is_paced_that_stays_on_the_machine(
-    there: str, control: bytes, expected: bytes
+    host: str, control: bytes, expected: bytes
 ) -> None:
-    sock = Recorded("127.0.0.1", there, control)
-    tune(cast(socket.socket, sock))
+    sock = Recorded(control)
+    unpace(cast(socket.socket, sock), host)
     assert sock.control == expected
 
 
 @linux
-def test_a_connection_to_this_machine_has_no_pacing_control(pair: Pair) -> None:
-    for sock in pair:
-        tune(sock)
-        option = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-        assert not option.startswith(b"bbr")
+def test_both_sides_of_a_connection_to_this_machine() -> None:
+    def control(sock: socket.socket) -> bytes:
+        return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        unpace(listener, "127.0.0.1")
+        with SURROUNDINGS.get().unconnected("127.0.0.1") as near:
+            near.connect(listener.getsockname())
+            far, _address = listener.accept()
+            with far:
+                assert not control(near).startswith(b"bbr")
+                assert not control(far).startswith(b"bbr")

@@ -54,10 +54,6 @@ class MemorySocket(asyncio.Protocol):
     def setsockopt(self, *_option: Any) -> None:
         """Have no options."""
 
-    def getsockopt(self, *_option: Any) -> bytes:
-        """Know of none."""
-        return b""
-
     def close(self) -> None:
         """Close it; what was sent still arrives."""
         self._closed = True
