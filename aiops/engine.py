@@ -442,6 +442,7 @@ class Engine:
             shadow = Shadow(
                 *(self.store.current, self.codecs[1], options.backend, options.fetch_lag),
                 placement=placement,
+                together=self._machine.together,
             )
             queue = partial(self.updates.work, first=True)
             self.answers.shadowing = Shadowing(self.store, shadow, self._effects, queue)

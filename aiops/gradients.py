@@ -10,6 +10,7 @@ import numpy as np
 
 from aiops import kernels
 from aiops.codecs import codec_named, raw
+from aiops.kernels.sharing import LARGE, Together, alone
 from aiops.layout import Array, Bytes, Cover, Ints, Layout, Section
 from aiops.messages import Parts
 
@@ -34,7 +35,13 @@ class Gradient:
     whole: Cover | None = None
     groups: list[Group] | None = None
 
-    def dense(self, layout: Layout, room: Callable[[], Bytes], backend: str) -> Gradient:
+    def dense(
+        self,
+        layout: Layout,
+        room: Callable[[], Bytes],
+        backend: str,
+        together: Together = alone,
+    ) -> Gradient:
         """Return the same with every tensor raw, decoded into ``room()`` if need be."""
         if not self.parts:
             return self
@@ -54,7 +61,10 @@ class Gradient:
             assert codec is not None
             typed = target.view(tensor.dtype)
             if tensor.dtype == np.float32:
-                codec.decode(payload, tensor.shape, typed, backend=backend)
+                if together is alone or typed.nbytes < LARGE:
+                    codec.decode(payload, tensor.shape, typed, backend=backend)
+                else:
+                    together(codec.pieces(payload, tensor.shape, typed, backend=backend))
                 continue
             single = np.empty(typed.size, np.float32)
             codec.decode(payload, tensor.shape, single, backend=backend)

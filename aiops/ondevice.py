@@ -131,6 +131,8 @@ class OnDevice:
         target: Array,
         state: Sequence[Array],
         reads: Sequence[Array] = (),
+        *,
+        whole: bool = False,
     ) -> Ints:
         """See `Place`."""
         return kernel(spans, factor, base, grad, target, state, reads)

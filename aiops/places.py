@@ -62,8 +62,10 @@ class Place(Protocol):
         target: Array,
         state: Sequence[Array],
         reads: Sequence[Array] = (),
+        *,
+        whole: bool = False,
     ) -> Ints:
-        """Call a kernel that reads raw gradients."""
+        """Call a kernel; ``whole``: it reads payloads, one of each tensor."""
 
     def sum_squares(self, array: Array) -> float:
         """Return `aiops.kernels.sum_squares`."""
@@ -154,9 +156,12 @@ class Host:
         target: Array,
         state: Sequence[Array],
         reads: Sequence[Array] = (),
+        *,
+        whole: bool = False,
     ) -> Ints:
         """See `Place`."""
-        return update(kernel, self._together, spans, factor, base, grad, target, state, reads)
+        arrays = factor, base, grad, target, state, reads
+        return update(kernel, self._together, spans, *arrays, whole=whole)
 
     def sum_squares(self, array: Array) -> float:
         """See `Place`."""
@@ -173,7 +178,9 @@ class Host:
 
     def dense(self, gradient: Gradient) -> Gradient:
         """See `Place`."""
-        found: Gradient = self._dense(gradient, self._layout, self._room, self._wish)
+        found: Gradient = self._dense(
+            gradient, self._layout, self._room, self._wish, self._together
+        )
         return found
 
     def _room(self) -> Bytes:

@@ -25,6 +25,7 @@ from aiops.arena import Arena
 from aiops.codecs import Codec, Encoder, NotFinite, raw
 from aiops.codecs.choice import Choice
 from aiops.fields import Ranges
+from aiops.kernels.sharing import Together, alone
 from aiops.layout import MAX_PART, MAX_TENSORS, Array, Bytes, Ints, split
 from aiops.messages import Part, Parts
 from aiops.shards.placement import Pieces, Placement
@@ -76,6 +77,8 @@ class Shadow:
     placement, shard
         Where the model lies, if not on one server, and which of the shards this is: of a follower
         (from 1) the version is of its pieces, and it keeps its increments until it is told.
+    together
+        Who shares in encoding large tensors.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class Shadow:
         live: int = 4,
         placement: Placement | None = None,
         shard: int = 0,
+        together: Together = alone,
     ) -> None:
         layout, held = current.layout, current.arena.layout
         self.layout, self._lag = layout, lag
@@ -106,8 +110,9 @@ class Shadow:
         for piece, (tensor, codec) in enumerate(zip(self._own, self._codecs, strict=False)):
             if codec is not None:
                 encoder = codec.encoder(tensor.shape, feedback=False, backend=backend)
+                encoder.together = together
                 self._encoders[piece] = encoder
-        self._backend = backend
+        self._backend, self._together = backend, together
         self._differences = np.empty(
             max((self._own[piece].size for piece in self._encoders), default=0), np.float32
         )
@@ -312,7 +317,8 @@ class Shadow:
         except NotFinite:  # the model has run away; what it is now is sent as it is
             return None
         codec = encoder.codec
-        codec.decode(payload, encoder.shape, shadow, add=True, backend=self._backend)
+        how = payload, encoder.shape, shadow
+        self._together(codec.pieces(*how, add=True, backend=self._backend))
         return payload
 
     def report(self) -> dict[str, int | float]:

@@ -187,11 +187,10 @@ class Stepping:
             if work.scalars is not None:
                 spans.more = work.scalars[group.rows]
             kernel = self._packed.get(group.codec, self.kernels[0])
-            sums[group.rows] = kernel(
-                *(spans, work.factor, source),
-                group.data if self.place.joins else gradient.data,
-                *(output, self.state[0], reads),
-            )
+            data = group.data if self.place.joins else gradient.data
+            arrays = work.factor, source, data, output, self.state[0], reads
+            coded = group.codec in self._packed
+            sums[group.rows] = self.place.update(kernel, spans, *arrays, whole=coded)
         return sums
 
     def _clipped(self, clip: float, factor: float, gradients: list[Array]) -> float:

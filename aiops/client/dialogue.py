@@ -511,7 +511,7 @@ class Dialogue:
         if self.welcome is None or self.layout is None:
             return
         plan = self.welcome.plan
-        self._coding = Coding.planned(self.layout, plan, self.shards.placement)
+        self._coding = Coding.planned(self.layout, plan, self.shards.placement, self._together)
         # Who only looks on is shown the model itself.
         increments = Choice.told(plan.get("fetch_codec", ()))
         self._increments = self.role == "worker" and bool(increments)

@@ -11,8 +11,9 @@ The NumPy functions are the specification; Numba's loops give the same bytes and
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -20,6 +21,7 @@ import numpy.typing as npt
 
 from aiops.errors import AiopsError, UsageError, nearest
 from aiops.kernels import at_hand, surveyor
+from aiops.kernels.sharing import LARGE, PIECE, Together, alone, survey
 
 __all__ = [
     "CHUNK",
@@ -35,6 +37,7 @@ __all__ = [
     "choice",
     "elements",
     "length_fault",
+    "parts",
 ]
 
 Bytes = npt.NDArray[np.uint8]
@@ -153,6 +156,19 @@ class Codec:
         raise NotImplementedError
 
     @classmethod
+    def pieces(
+        cls,
+        payload: Bytes,
+        shape: Shape,
+        out: Floats,
+        *,
+        add: bool = False,
+        backend: str = "auto",
+    ) -> Sequence[Callable[[], None]]:
+        """Return :meth:`decode` in pieces, which several threads may do in any order."""
+        return [partial(cls.decode, payload, shape, out, add=add, backend=backend)]
+
+    @classmethod
     def warm(cls) -> None:
         """Compile Numba's loops, which is installed, so that no payload has to wait for it."""
 
@@ -161,7 +177,8 @@ class Encoder:
     """Writes one tensor of one client, step after step; derive one with :meth:`write`.
 
     ``rest`` is float32[n], what has been encoded so far less what was decoded of it, or None
-    without feedback. ``payload`` has room for the codec's ``most`` bytes.
+    without feedback. ``payload`` has room for the codec's ``most`` bytes. ``together`` may be set:
+    who shares the work of a large tensor; the bytes do not depend on it.
     """
 
     def __init__(self, codec: Codec, shape: Shape, *, feedback: bool, backend: str) -> None:
@@ -173,6 +190,7 @@ class Encoder:
         self.payload: Bytes = np.empty(codec.most(shape), np.uint8)
         self._survey = surveyor(SINGLE, backend)
         self._last: memoryview | None = None
+        self.together: Together = alone
 
     @property
     def backend(self) -> str:
@@ -207,7 +225,7 @@ class Encoder:
 
     def look_over(self, values: Floats) -> None:
         """Raise `NotFinite` if an element is unfit."""
-        self._refuse_unfit(values, 0)
+        self._refuse_unfit(values, 0, survey(self._survey, values, self.together))
 
     def write(self, values: Floats) -> int:
         """Encode float32[n] (n > 0, all fit) into ``payload``; return how many bytes that took."""
@@ -224,8 +242,7 @@ class Encoder:
             kind.decode(payload, self.shape, self.rest, add=True, backend=self.backend)
         self._last = None
 
-    def _refuse_unfit(self, values: Floats, start: int) -> None:
-        index = self._survey(values)
+    def _refuse_unfit(self, values: Floats, start: int, index: int) -> None:
         if index >= 0:
             raise NotFinite(start + index, float(values[index]))
 
@@ -240,18 +257,37 @@ class ChunkEncoder(Encoder):
 
     def write(self, values: Floats) -> int:
         """Encode chunk after chunk; the payload's length does not depend on the values."""
-        for start in range(0, self.size, CHUNK):
-            chunk = values[start : start + CHUNK]
-            if self.rest is None:
-                self._refuse_unfit(chunk, start)
-                self.write_chunk(chunk, _NO_REST, start)
-            else:
-                self.write_chunk(chunk, self.rest[start : start + CHUNK], start)
+        unfit: list[tuple[int, int]] = []
+
+        def write(begin: int, end: int) -> None:
+            for start in range(begin, end, CHUNK):
+                chunk = values[start : start + CHUNK]
+                index = self._survey(chunk) if self.rest is None else -1
+                if index >= 0:
+                    unfit.append((start, index))
+                    return
+                rest = _NO_REST if self.rest is None else self.rest[start : start + CHUNK]
+                self.write_chunk(chunk, rest, start)
+
+        if values.nbytes < LARGE:
+            write(0, self.size)
+        else:
+            self.together([partial(write, *part) for part in parts(self.size)])
+        if unfit:
+            start, index = min(unfit)
+            self._refuse_unfit(values[start:], start, index)
         return len(self.payload)
 
     def write_chunk(self, values: Floats, rest: Floats, start: int) -> None:
         """Encode the elements from ``start`` on; ``rest`` is empty without feedback."""
         raise NotImplementedError
+
+
+def parts(size: int) -> Iterator[tuple[int, int]]:
+    """Yield the first and last of the elements that one thread takes at a time: whole chunks."""
+    each = CHUNK * max(1, PIECE // (4 * CHUNK))
+    for start in range(0, size, each):
+        yield start, min(start + each, size)
 
 
 _NO_REST: Floats = np.empty(0, np.float32)

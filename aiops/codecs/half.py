@@ -9,7 +9,9 @@ Payload of n elements: ``uint16[n]``, little endian.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, TypeAlias
 
 import numpy as np
@@ -25,6 +27,7 @@ from aiops.codecs.base import (
     Shape,
     elements,
     length_fault,
+    parts,
 )
 from aiops.kernels import at_hand, reaches
 from aiops.kernels.packed import half_values
@@ -76,6 +79,23 @@ class _Half(Codec):
     ) -> None:
         """See `Codec.decode`."""
         decode(cls.name, payload.view("<u2"), out, add, at_hand(backend))
+
+    @classmethod
+    def pieces(
+        cls,
+        payload: Bytes,
+        shape: Shape,
+        out: Floats,
+        *,
+        add: bool = False,
+        backend: str = "auto",
+    ) -> Sequence[Callable[[], None]]:
+        """See `Codec.pieces`."""
+        halves, who = payload.view("<u2"), at_hand(backend)
+        return [
+            partial(decode, cls.name, halves[low:high], out[low:high], add, who)
+            for low, high in parts(out.size)
+        ]
 
     @classmethod
     def warm(cls) -> None:

@@ -8,7 +8,9 @@ written as 0, and its block as zeros. The error is at most half a scale per elem
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,6 +26,7 @@ from aiops.codecs.base import (
     Shape,
     elements,
     length_fault,
+    parts,
 )
 from aiops.kernels import at_hand
 from aiops.kernels.packed import FORMS, blocks, int8_values, pieces
@@ -75,6 +78,27 @@ class Int8(Codec):
     ) -> None:
         """See `Codec.decode`."""
         decode(*sections(payload, elements(shape)), out, add, at_hand(backend))
+
+    @classmethod
+    def pieces(
+        cls,
+        payload: Bytes,
+        shape: Shape,
+        out: Floats,
+        *,
+        add: bool = False,
+        backend: str = "auto",
+    ) -> Sequence[Callable[[], None]]:
+        """See `Codec.pieces`."""
+        (scales, codes), who = sections(payload, out.size), at_hand(backend)
+        return [
+            partial(
+                decode,
+                scales[low // BLOCK : blocks(high, BLOCK)],
+                *(codes[low:high], out[low:high], add, who),
+            )
+            for low, high in parts(out.size)
+        ]
 
     @classmethod
     def warm(cls) -> None:

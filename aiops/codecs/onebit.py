@@ -14,7 +14,9 @@ i mod 64, in order); the second half of them is added to the first until one is 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -30,6 +32,7 @@ from aiops.codecs.base import (
     Shape,
     elements,
     length_fault,
+    parts,
 )
 from aiops.codecs.int8 import SMALLEST, scales_fault, top_scale
 from aiops.kernels import at_hand
@@ -80,13 +83,29 @@ class OneBit(Codec):
         backend: str = "auto",
     ) -> None:
         """See `Codec.decode`."""
-        scales, words = sections(payload, elements(shape))
-        if at_hand(backend) == "numba":
-            from aiops.codecs import onebit_cpu
+        decode(*sections(payload, elements(shape)), out, add, at_hand(backend))
 
-            onebit_cpu.loops()[1](scales, words, out, add)
-        else:
-            _decode(scales, words, out, add)
+    @classmethod
+    def pieces(
+        cls,
+        payload: Bytes,
+        shape: Shape,
+        out: Floats,
+        *,
+        add: bool = False,
+        backend: str = "auto",
+    ) -> Sequence[Callable[[], None]]:
+        """See `Codec.pieces`."""
+        (scales, words), who = sections(payload, out.size), at_hand(backend)
+        return [
+            partial(
+                decode,
+                scales[low // BLOCK : blocks(high, BLOCK)],
+                words[low // BITS : blocks(high, BITS)],
+                *(out[low:high], add, who),
+            )
+            for low, high in parts(out.size)
+        ]
 
     @classmethod
     def warm(cls) -> None:
@@ -156,7 +175,13 @@ def _means(block: Any) -> Floats:
     return means
 
 
-def _decode(scales: Floats, words: Words, out: Floats, add: bool) -> None:
+def decode(scales: Floats, words: Words, out: Floats, add: bool, backend: str) -> None:
+    """Write what scales and signs stand for to ``out``, or add it to that."""
+    if backend == "numba":
+        from aiops.codecs import onebit_cpu
+
+        onebit_cpu.loops()[1](scales, words, out, add)
+        return
     for start in range(0, out.size, CHUNK):
         into = out[start : start + CHUNK]
         word = words[start // BITS :][: blocks(into.size, BITS)]

@@ -70,12 +70,18 @@ def update(
     target: Array,
     state: Sequence[Array],
     reads: Sequence[Array] = (),
+    *,
+    whole: bool = False,
 ) -> npt.NDArray[np.int64]:
-    """Call a kernel that reads raw gradients; what it returns is returned."""
+    """Call a kernel that reads raw gradients; what it returns is returned.
+
+    ``whole``: no span is cut, because each has a payload of its own.
+    """
     arrays = factor, base, grad, target, state, reads
     if together is alone or target.nbytes < LARGE:
         return kernel(spans, *arrays)
-    parts = list(cut(spans, _each(target.nbytes) // target.itemsize))
+    most = _each(target.nbytes) // target.itemsize
+    parts = list(_rows(spans, most) if whole else cut(spans, most))
     found: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)] * len(parts)
 
     def run(number: int) -> None:
@@ -91,6 +97,16 @@ def update(
 def _each(nbytes: int) -> int:
     """Return how many bytes one takes at a time: whole cache lines."""
     return max(PIECE, -(-nbytes // 8)) + 63 & -64
+
+
+def _rows(spans: Spans, most: int) -> Iterator[tuple[npt.NDArray[np.int64], Spans]]:
+    """Group spans until there are ``most`` elements, or the last one makes it more."""
+    begun = np.concatenate(([0], np.cumsum(spans.hi - spans.lo)[:-1])) // most
+    edges = np.flatnonzero(np.diff(begun)) + 1
+    for first, last in zip([0, *edges.tolist()], [*edges.tolist(), len(spans)], strict=True):
+        at = slice(first, last)
+        part = Spans(spans.lo[at], spans.hi[at], spans.src[at], spans.step[at], spans.more[at])
+        yield np.arange(first, last), part
 
 
 def cut(spans: Spans, most: int) -> Iterator[tuple[npt.NDArray[np.int64], Spans]]:

@@ -315,6 +315,7 @@ class Follower:
                 *(self.store.current, choice, self.options.backend),
                 placement=placement,
                 shard=message.number,
+                together=self._machine.together,
             )
         self.intake.defined(layout)
         self._rooms.begin(layout.begin)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from aiops.algorithms import find
 from aiops.kernels import Spans, build, sharing, surveyor
+from aiops.kernels.packed import FORMS
 from aiops.kernels.sharing import alone, copy, cut, survey, update
 
 BACKENDS = ("numpy", "numba")
@@ -90,3 +91,22 @@ def test_a_copy() -> None:
         target = np.zeros(1001, np.uint8)
         copy(target, source, together)
         assert np.array_equal(target, source)
+
+
+@pytest.mark.parametrize("codec", ["fp16", "int8", "onebit"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_update_from_payloads(backend: str, codec: str) -> None:
+    """They are not cut: each lies as a whole."""
+    rule, sizes = find("fasgd").make({}).rule(), np.array([1, 700, 0, 3, 1500, 99, 64])
+    kernel, form = build(rule, np.float32, backend, codec), FORMS[codec]
+    lengths = form.length(sizes)
+    grad = np.random.default_rng(5).integers(0, 60, int(lengths.sum()), np.uint8)
+    lo, src, total = np.cumsum(sizes) - sizes, np.cumsum(lengths) - lengths, int(sizes.sum())
+    found = []
+    for together in (alone, backwards):
+        base = np.random.default_rng(3).normal(size=total).astype(np.float32)
+        state = [np.full(total, value, np.float32) for value in rule.state.values()]
+        spans = Spans(lo, lo + sizes, src, np.linspace(0.1, 0.6, len(sizes)))
+        sums = update(kernel, together, spans, 0.5, base, grad, base, state, whole=True)
+        found.append([array.tobytes() for array in (sums, base, *state)])
+    assert found[0] == found[1]
