@@ -152,6 +152,12 @@ def startup(context: typer.Context) -> None:
     _run("startup", context.args)
 
 
+@app.command(context_settings=_PASS_ON)
+def sharing(context: typer.Context) -> None:
+    """Measure large updates and codecs shared by several threads, beside one."""
+    _run("sharing", context.args)
+
+
 def _run(name: str, arguments: list[str]) -> None:
     _module(name).main(arguments)
 
