@@ -72,6 +72,7 @@ class Outbox:
         """
         arena = self._newest
         if arena is None or arena.layout is not layout or arena.segment in self._lent:
+            self._kept.clear()  # such as the model that was offered: copies are made no more
             segment = Segment(layout.nbytes)
             self._rooms.add(segment)
             arena = self._newest = Arena(layout, segment.data, segment)

@@ -365,6 +365,24 @@ class TestRoom:
             again = room_of(one)
             assert again.arena is room.arena, "the same memory"
 
+    def test_who_has_it_keeps_no_copy_of_the_model_that_was_offered(
+        self, server: ServerThread
+    ) -> None:
+        with Worker(server.url, MODEL, views=True) as worker:
+            room = worker.room()
+            for array in room.values():
+                array[...] = 1
+            worker.step(room)
+            worker.step(room)
+            mapped = server.call(
+                lambda running: [
+                    len(segment)
+                    for peer in running.connections.peers.values()
+                    for segment in peer.link.wire.shared._theirs.values()
+                ]
+            )
+            assert len(mapped) == 1, "the room, and nothing else that is the worker's"
+
     def test_a_gradient_that_was_given_up_is_left_alone(self) -> None:
         with (
             ServerThread(policy="hardsync", workers=2, worker_deadline=0.2) as server,
