@@ -68,3 +68,7 @@ class _Address:
 
     def setsockopt(self, *_option: Any) -> None:
         """Have no options."""
+
+    def getsockopt(self, *_option: Any) -> bytes:
+        """Know of none."""
+        return b""
