@@ -116,8 +116,12 @@ def compare(layout: Layout, tables: Tables, message: Define) -> None:
         raise BadPush(f"the server's model is another one: {difference}")
 
 
-def table_stores(tables: Tables, rule: Rule, backend: str) -> tuple[TableStore, ...]:
+def table_stores(
+    tables: Tables, rule: Rule, backend: str, *, later: bool = False
+) -> tuple[TableStore, ...]:
     """Make room for the rows of tables, of which none takes memory yet.
+
+    ``later``: see `aiops.machine.Machine`.
 
     Raises
     ------
@@ -125,7 +129,7 @@ def table_stores(tables: Tables, rule: Rule, backend: str) -> tuple[TableStore, 
         When the system has no room for them.
     """
     try:
-        return tuple(TableStore(named, rule, backend, later=True) for named in tables.each)
+        return tuple(TableStore(named, rule, backend, later=later) for named in tables.each)
     except (MemoryError, OSError) as error:
         nbytes = sum(named.table.nbytes for named in tables.each)
         raise BadPush(

@@ -205,7 +205,8 @@ class Engine:
         """Return what is to be done as soon as the server listens, and must be done."""
         backend, (pushed, fetched) = self.options.backend, self.codecs
         codecs = (codec for _pattern, codec in (*pushed.pairs, *fetched.pairs))
-        return Warm(Preparation(self.algorithm.rule(), backend, codecs).steps())
+        rule = self.algorithm.rule() if self._machine.device is None else None
+        return Warm(Preparation(rule, backend, codecs).steps())
 
     def overdue(self, now: float, patience: Callable[[int], float]) -> list[tuple[int, str]]:
         """Return the connections that are to be dropped: the shell knows those by itself."""
@@ -406,7 +407,9 @@ class Engine:
 
     def _define(self, definition: Definition) -> None:
         options, layout, tables = self.options, definition.layout, definition.tables
-        stores = table_stores(tables, self.algorithm.rule(), options.backend)
+        stores = table_stores(
+            tables, self.algorithm.rule(), options.backend, later=self._machine.later
+        )
         held, data = layout, definition.data
         placement = None
         if options.shards > 1:
@@ -423,7 +426,6 @@ class Engine:
                 relaxed=options.relaxed,
                 arena=self._machine.memory.holding(held, data),
                 machine=self._machine,
-                later=True,
                 held=held,
             )
         except MemoryError as error:

@@ -33,9 +33,13 @@ class Machine:
         Counts where time goes.
     device
         Where parameters and the optimiser's state are kept and updates are done; None: here.
+    later
+        Whether kernels are made ready (`aiops.events.Warm`) beside other work, so that NumPy does
+        theirs until then, rather than by whoever calls one first.
     """
 
     memory: Memory = field(default_factory=Memory)
     together: Together = alone
     measure: Measure = unmeasured
     device: Device | None = None
+    later: bool = False

@@ -105,18 +105,13 @@ class Place(Protocol):
 
 
 class Host:
-    """The host's own memory, and kernels for its processors.
-
-    ``later``: they will be warmed, on whichever thread; until then NumPy does their work.
-    """
+    """The host's own memory, and kernels for its processors."""
 
     joins = True
 
-    def __init__(
-        self, layout: Layout, backend: str, machine: Machine, *, later: bool = False
-    ) -> None:
+    def __init__(self, layout: Layout, backend: str, machine: Machine) -> None:
         self._layout, self._wish = layout, backend
-        self._build = kernels.build_later if later else kernels.build
+        self._build = kernels.build_later if machine.later else kernels.build
         self._first: Kernel | None = None  # of those made here
         self._together: Together = machine.together
         self._dense = machine.measure("decode", Gradient.dense)

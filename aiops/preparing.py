@@ -25,15 +25,16 @@ class Preparation:
     Parameters
     ----------
     rule
-        What updates are made by. The model's dtype is taken to be float32, as most are: kernels of
-        another are made when it is known (`aiops.store.Store.warming`).
+        What updates are made by, if by kernels for this machine's processors. The model's dtype is
+        taken to be float32, as most are: kernels of another are made when it is known
+        (`aiops.store.Store.warming`).
     backend
         ``"auto"``, ``"numba"`` or ``"numpy"``.
     codecs
         In which tensors will travel.
     """
 
-    def __init__(self, rule: Rule, backend: str, codecs: Iterable[Codec] = ()) -> None:
+    def __init__(self, rule: Rule | None, backend: str, codecs: Iterable[Codec] = ()) -> None:
         self._rule, self._backend = rule, backend
         self._codecs = {codec.name: codec for codec in codecs}
         self._expected = kernels.Expected() if backend != "numpy" else None
@@ -43,20 +44,21 @@ class Preparation:
         if self._expected is None:
             return []
         packed = sorted(kernels.PACKED & self._codecs.keys())
+        rules = [self._rule] if self._rule is not None else []
         return [
             self._resolve,
             *(partial(kernels.warm_survey, dtype, self._backend) for dtype in kernels.SURVEYED),
-            self._warm_kernel,
+            *(partial(self._warm_kernel, rule) for rule in rules),
             *(partial(self._warm_codec, codec) for codec in self._codecs.values()),
             self._expected.came,
-            *(partial(self._warm_kernel, name) for name in packed),
+            *(partial(self._warm_kernel, rule, name) for rule in rules for name in packed),
         ]
 
     def _resolve(self) -> str:
         return kernels.resolve(self._backend)
 
-    def _warm_kernel(self, codec: str | None = None) -> None:
-        kernels.build(self._rule, np.float32, self._backend, codec).warm()
+    def _warm_kernel(self, rule: Rule, codec: str | None = None) -> None:
+        kernels.build(rule, np.float32, self._backend, codec).warm()
 
     def _warm_codec(self, codec: Codec) -> None:
         if self._resolve() != "numpy":

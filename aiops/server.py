@@ -86,7 +86,7 @@ class Server:
             memory = PageLocked(memory, device)
         measure = self._profile.measure if self._profile is not None else unmeasured
         together = here.together if config.threads is None else here.shared(config.threads)
-        self._machine = machine = Machine(memory, together, measure, device)
+        self._machine = machine = Machine(memory, together, measure, device, later=True)
         self._links: Links | None = None  # to the followers
         self._lead: Lead | None = None
         self._brain: Brain

@@ -97,8 +97,6 @@ class Store:
         The initial parameters (may also be given by `set`).
     machine
         Where further versions are made, who shares the work of an update, and who counts.
-    later
-        Whether `warm` will be called, on whichever thread: until then NumPy does the kernels' work.
     held
         The pieces of the model that are held here, if other shards hold the rest: the first of its
         tensors, of which the last may be cut. Versions and sums are those of the whole model.
@@ -114,14 +112,13 @@ class Store:
         relaxed: bool = False,
         arena: Arena | None = None,
         machine: Machine | None = None,
-        later: bool = False,
         held: Layout | None = None,
     ) -> None:
         machine = machine or Machine()
         self.layout, self.rule, self.relaxed = layout, rule, relaxed
         self.held = held = layout if held is None else held
         device = machine.device
-        place: Place = Host(held, backend, machine, later=later)
+        place: Place = Host(held, backend, machine)
         if device is not None:
             from aiops.ondevice import OnDevice
 

@@ -160,7 +160,8 @@ class Follower:
 
     def preparation(self) -> Warm:
         """Return what is to be done as soon as the server listens, and must be done."""
-        return Warm(Preparation(self.algorithm.rule(), self.options.backend).steps())
+        rule = self.algorithm.rule() if self._machine.device is None else None
+        return Warm(Preparation(rule, self.options.backend).steps())
 
     def overdue(self, now: float, patience: Callable[[int], float]) -> list[tuple[int, str]]:
         """Return the connections that are to be dropped: the shell knows those by itself."""
@@ -302,7 +303,6 @@ class Follower:
                 relaxed=self.options.relaxed,
                 arena=self._machine.memory.holding(layout, data),
                 machine=self._machine,
-                later=True,
             )
         except MemoryError as error:
             raise ValueError(f"there is no room for its part of the model: {error}") from None

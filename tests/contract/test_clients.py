@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import aiops
-from aiops import testing
+from aiops import kernels, testing
 from aiops.client.requests import Receipt
 from aiops.client.routines import Routine, routine_for
 from aiops.errors import StaleGradient
@@ -93,6 +93,12 @@ ASYNC_CLIENTS = {"async-worker": with_async_worker, "async": with_async_client}
 
 def gradients(params: Any) -> Values:
     return {key: params[key] - 1 for key in params}
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no NumPy stand in for Numba: it would be done before that has come."""
+    monkeypatch.setattr(kernels, "build_later", kernels.build)
 
 
 def settings_of(case: str, backend: str) -> dict[str, Any]:
