@@ -320,6 +320,8 @@ class Server:
                 for effect in self._handle(event):
                     self._performer.perform(effect)
         except Exception as error:  # a policy's, say: whose pushes would come again and again
+            if self._listener is None:  # it has not begun yet, and does not
+                raise
             self._events.clear()
             self._failed(error)
         finally:

@@ -98,6 +98,7 @@ ENTRIES: Mapping[str, Entry] = {
         *(240, 16),
     ),
     "startup": Entry("startup", "--sizes 4KiB --caches warm --rounds 2", 240, 10),
+    "sharing": Entry("sharing --rounds 5", "--sizes 1MiB --rounds 2", 90, 8),
     "policies": Entry(
         "policies --rounds 3 --seconds 0.3",
         "--sizes 4KiB --policies fasgd,hardsync --rounds 2 --seconds 0.1",

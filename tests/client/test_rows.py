@@ -355,7 +355,7 @@ class TestMuch:
         """100 million rows with FASGD's state are 25.6 GB; a thousand of them a few MB."""
         table = {"huge": aiops.Table(100_000_000, 16)}
         with (
-            server_process("--policy", "fasgd") as server,
+            server_process("--policy", "fasgd", "--kernels", "numpy") as server,
             aiops.Worker(server.url, {}, tables=table, timeout=PATIENCE) as ps,
         ):
             rng = np.random.default_rng(0)
