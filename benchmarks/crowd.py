@@ -34,6 +34,7 @@ _CALLS = 25  # of a client, on average
 _RUDE = 0.3  # of the clients leave in the middle of a message
 _AWHILE = 0.05  # seconds after which these do, at most
 _SLOW = "50Mbit/s"  # of the line that some are behind, all of them together
+_BEHIND = 2.0  # seconds that are made up for: who was stopped for longer does not hurry then
 _NAP = 1.0  # seconds between looks at whether time is up, at most
 
 
@@ -69,6 +70,7 @@ class Governor:
     def __init__(self, share: float, pids: Sequence[int], over: threading.Event) -> None:
         self._share, self._pids, self._over = share, pids, over
         self._began, self._before = time.monotonic(), self._spent()
+        self._late = 0.0  # seconds that nobody had any use for, and that are not made up for
 
     def _spent(self) -> float:
         return time.process_time() + busy_seconds(*self._pids)
@@ -81,8 +83,9 @@ class Governor:
     def rest(self) -> bool:
         """Wait until there is time for one more call; return whether all is over."""
         while True:
-            due = self._began + (self._spent() - self._before) / self._share
+            due = self._began + self._late + (self._spent() - self._before) / self._share
             ahead = due - time.monotonic()
+            self._late += max(-ahead - _BEHIND, 0.0)
             if self._over.wait(min(max(ahead, 0.0), _NAP)) or ahead <= _NAP:
                 return self._over.is_set()
 

@@ -56,7 +56,7 @@ _CODED = [flag for codec in _PUSHED for flag in ("--push-codec", codec)]
 CELLS: Mapping[str, tuple[str, ...]] = {
     "tcp": ("--no-shm", *_CODED, *(f for codec in _FETCHED for f in ("--fetch-codec", codec))),
     "same-host": (),
-    "shards": ("--no-shm", "--shards", "2", *_CODED),
+    "shards": ("--no-shm", "--shards", "2", "--shard-bytes", "4096", *_CODED),
 }
 """What each server is told."""
 _PATIENT = ("--heartbeat", f"{PATIENCE}", "--stall-deadline", f"{PATIENCE}")
@@ -197,7 +197,7 @@ def _cell(
             key: getattr(tally, key)
             for key in ("clients", "rude", "calls", "pushed", "attempted", "rows")
         }
-        with aiops.Client(url) as client:
+        with aiops.Client(url, timeout=PATIENCE) as client:
             check(tally, int(client.stats()["gradients"]))
         samples = [sample for sample in watch.samples if sample.seconds >= _WARM * seconds]
         if len(samples) < _FEWEST:

@@ -114,6 +114,22 @@ def test_the_governor_waits_until_all_is_over() -> None:
     assert slow.rest()
 
 
+def test_the_governor_does_not_make_up_for_a_time_in_which_all_stood_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, spent, over = [100.0], [0.0], threading.Event()
+    monkeypatch.setattr(crowd.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(Governor, "_spent", lambda self: spent[0])
+    waited: list[float] = []
+    monkeypatch.setattr(over, "wait", lambda seconds: bool(waited.append(seconds)))
+    governor = Governor(0.5, (), over)
+    now[0] += 1000
+    governor.rest()
+    spent[0] += 1.25  # worth 2.5 seconds, of which 2 are made up for
+    governor.rest()
+    assert waited == [0.0, pytest.approx(0.5)]
+
+
 @pytest.mark.slow
 def test_a_tiny_run_makes_a_whole_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
