@@ -37,6 +37,7 @@ from tests.experiments.small import Here, Seen, here, result
 
 ALL = pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=list(EXPERIMENTS))
 STALENESS = EXPERIMENTS["fasgd-staleness"]
+CLIENTS = EXPERIMENTS["fasgd-clients"]
 
 
 def test_the_nearest_name_is_offered() -> None:
@@ -195,6 +196,23 @@ class TestDuel:
         found = STALENESS.findings(scale, runs_of(scale, lambda case: case.simulation.lr))
         assert {row["rates"] for row in found.table} == {"paper", "printed"}
         assert [verdict.agrees for verdict in found.verdicts] == [True, True]
+
+    def test_chosen_rates_alone(self) -> None:
+        scale = CLIENTS.scale(full=False, knobs=["rates=chosen"])
+        assert isinstance(scale, Duel)
+        runs = runs_of(scale, lambda case: case.simulation.lr)
+        cases = list(duel.cases(scale, runs))
+        reported = [case for case in cases if case.role == "reported"]
+        assert len(reported) == 2 * len(scale.panels) * scale.seeds
+        assert {case.curve for case in reported} == {"fasgd, fair", "sasgd, fair"}
+        # The error of these runs is their rate: the least of each pool is the best.
+        least = {min(scale.pool.of(policy)) for policy in duel.POLICIES}
+        assert {case.simulation.lr for case in reported} == least
+        found = CLIENTS.findings(scale, runs)
+        assert {row["rates"] for row in found.table} == {"fair"}
+        assert [verdict.agrees for verdict in found.verdicts] == [True, False]
+        panels = CLIENTS.figure(scale, runs).panels
+        assert len(panels) == len(scale.panels)
 
 
 class TestGated:

@@ -30,7 +30,7 @@ KNOBS = {
     "initial": INITIAL,
     "sasgd": ("inverse", "inverse-plus-one"),
     "order": ("random", "sequential"),
-    "rates": ("chosen", "printed"),
+    "rates": ("both", "printed", "chosen"),
 }
 
 _POOL_SAMPLES = 20
@@ -58,17 +58,19 @@ class Duel(Scale):
 
     @property
     def protocols(self) -> Mapping[str, str]:
-        """The protocols that are followed: all, or those with the printed rates alone."""
-        if self.knobs.get("rates") == "printed":
-            return {name: PROTOCOLS[name] for name in ("paper", "printed")}
-        return PROTOCOLS
+        """The protocols that are followed: all, or those with printed or chosen rates alone."""
+        rates = self.knobs.get("rates", "both")
+        left_out = {"printed": {"fair"}, "chosen": {"paper", "printed"}}.get(rates, set())
+        return {name: text for name, text in PROTOCOLS.items() if name not in left_out}
 
 
 def cases(scale: Duel, runs: Runs) -> Iterator[Case]:
     """Yield the runs at the printed rates and those of the pools; then those at chosen rates."""
     choices = {}
     for policy in POLICIES:
-        for protocol in ("paper", "printed"):
+        for protocol in scale.protocols:
+            if protocol == "fair":
+                continue
             rates = dict.fromkeys(scale.named, PRINTED[policy])
             yield from _reported(scale, policy, protocol, rates)
         if "fair" not in scale.protocols:

@@ -30,9 +30,9 @@ FULL = Duel(
     seeds=3,
     panels=((250, 128), (500, 128), (1000, 128), (10_000, 128)),
     pool=Pool(
-        rates=(("fasgd", ladder(0.005, 2, 1, 8)), ("sasgd", ladder(0.04, 2, 1, 8))),
+        rates=(("fasgd", ladder(0.005, 2, 2, 5)), ("sasgd", ladder(0.04, 2, 0, 7))),
         share=0.25,
-        finalists=3,
+        finalists=2,
     ),
 )
 
@@ -81,7 +81,7 @@ EXPERIMENT = Experiment(
     findings=findings,
     figure=figure,
     knobs=duel.KNOBS,
-    note="--full chooses rates from a pool of 10, first at a quarter of the iterations, then the"
-    " best three in full; --quick from a pool of 8 at half of them, on scikit-learn's digits with"
+    note="--full chooses rates from a pool of 8, first at a quarter of the iterations, then the"
+    " best two in full; --quick from a pool of 8 at half of them, on scikit-learn's digits with"
     " λ from 25 to 400.",
 )
