@@ -11,11 +11,13 @@ import contextlib
 import ipaddress
 import socket
 import threading
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeAlias, TypeVar
 
 Addresses: TypeAlias = tuple[str, ...]
 """IP addresses of one host, the preferred one first."""
+
+T = TypeVar("T")
 
 _GLANCE = 0.1  # seconds between two looks at whether a wait has been ended
 
@@ -54,6 +56,26 @@ async def addresses(host: str, patience: float) -> Addresses:
     except TimeoutError:
         raise _silent(host, patience) from None
     return _checked(host, answer)
+
+
+async def first(hosts: Sequence[str], until: float, reach: Callable[[str], Awaitable[T]]) -> T:
+    """Return what comes of reaching the first of a host's addresses that answers.
+
+    A silent address leaves the others their share of the time until ``until``, on the event loop's
+    clock; the last one has no other end than the caller's.
+
+    Raises
+    ------
+    OSError
+        What the last address raised.
+    """
+    loop = asyncio.get_running_loop()
+    for others in range(len(hosts) - 1, 0, -1):
+        share = (until - loop.time()) / (1 + others)
+        with contextlib.suppress(OSError):
+            async with asyncio.timeout(share):
+                return await reach(hosts[-1 - others])
+    return await reach(hosts[-1])
 
 
 def addresses_waited_for(host: str, patience: float, check: Callable[[], None]) -> Addresses:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from aiops import samehost
 from aiops.applier import Applier, ApplierThread
@@ -24,6 +24,8 @@ from aiops.kernels.device import Device
 from aiops.lookup import Addresses, literal
 from aiops.sockets import unpace
 from aiops.spin import Spin
+
+P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 Together: TypeAlias = Callable[[Sequence[Callable[[], Any]]], None]
 
@@ -42,6 +44,28 @@ def _unconnected(host: str) -> socket.socket:
     sock = socket.socket(_family(host), socket.SOCK_STREAM)
     unpace(sock, host)
     return sock
+
+
+class Dial(Protocol):
+    """Connects a protocol of the running event loop to an IP address and a port."""
+
+    async def __call__(
+        self, factory: Callable[[], P], host: str, port: int
+    ) -> tuple[asyncio.Transport, P]:
+        """Return the transport and the protocol; raise `OSError` where nobody is reached."""
+        ...
+
+
+async def _dialled(factory: Callable[[], P], host: str, port: int) -> tuple[asyncio.Transport, P]:
+    loop = asyncio.get_running_loop()
+    sock = _unconnected(host)
+    try:
+        sock.setblocking(False)
+        await loop.sock_connect(sock, (host, port))
+        return await loop.create_connection(factory, sock=sock)
+    except BaseException:
+        sock.close()
+        raise
 
 
 def _family(host: str) -> socket.AddressFamily:
@@ -80,6 +104,8 @@ class Surroundings:
     listening, unconnected
         Make a socket, of an IP address: one that listens there, at a free port; and one to connect
         to it. The event loop reads and writes them.
+    dialled
+        Connects the event loop's protocols.
     known
         Returns the addresses of a host if nobody has to be asked for them; None: look it up.
     reached_at
@@ -105,6 +131,7 @@ class Surroundings:
     identity: Callable[[], str] = _identity
     listening: Callable[[str], socket.socket] = _listening
     unconnected: Callable[[str], socket.socket] = _unconnected
+    dialled: Dial = _dialled
     known: Callable[[str], Addresses | None] = literal
     reached_at: str | None = None
     beside: Callable[[str, int], socket.socket | None] | None = samehost.listen

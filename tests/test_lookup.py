@@ -19,7 +19,8 @@ import pytest
 
 from aiops import AsyncClient, Client
 from aiops.errors import ConnectionLost
-from aiops.lookup import addresses, addresses_waited_for, literal
+from aiops.lookup import addresses, addresses_waited_for, first, literal
+from aiops.testing import run
 from tests.peers import eventually
 from tests.support import PATIENCE, ServerThread
 
@@ -160,6 +161,46 @@ class TestClients:
         began = time.monotonic()
         asyncio.run(main())
         assert time.monotonic() - began < PATIENCE / 2
+
+
+class TestFirst:
+    """In virtual time: a silent address sleeps for ever."""
+
+    def reached(self, *hosts: str) -> tuple[str, float]:
+        tried: list[str] = []
+
+        async def reach(host: str) -> str:
+            tried.append(host)
+            if host == "silent":
+                await asyncio.sleep(1000)
+            if host == "refuses":
+                raise ConnectionRefusedError(111, "refused")
+            return host
+
+        async def main() -> tuple[str, float]:
+            loop = asyncio.get_running_loop()
+            async with asyncio.timeout(12):
+                found = await first(hosts, loop.time() + 12, reach)
+            return found, loop.time()
+
+        try:
+            return run(main())
+        finally:
+            assert tried == list(hosts[: len(tried)])
+
+    def test_the_first_that_answers_is_had(self) -> None:
+        assert self.reached("a", "b") == ("a", 0)
+        assert self.reached("refuses", "b", "silent") == ("b", 0)
+
+    def test_a_silent_one_leaves_the_others_their_share(self) -> None:
+        assert self.reached("silent", "b", "c") == ("b", pytest.approx(4))
+        assert self.reached("silent", "silent", "c") == ("c", pytest.approx(8))
+
+    def test_the_last_ones_error_is_told(self) -> None:
+        with pytest.raises(ConnectionRefusedError):
+            self.reached("silent", "refuses")
+        with pytest.raises(TimeoutError):
+            self.reached("refuses", "silent")
 
 
 def test_a_connection_that_is_being_made_can_be_interrupted() -> None:

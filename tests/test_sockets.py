@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import sys
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -105,3 +106,39 @@ def test_both_sides_of_a_connection_to_this_machine() -> None:
             with far:
                 assert not control(near).startswith(b"bbr")
                 assert not control(far).startswith(b"bbr")
+
+
+@linux
+def test_an_event_loops_connection_to_this_machine() -> None:
+    async def main(where: tuple[str, int]) -> bytes:
+        transport, _protocol = await SURROUNDINGS.get().dialled(asyncio.Protocol, *where)
+        try:
+            sock = transport.get_extra_info("socket")
+            found: bytes = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+            return found
+        finally:
+            transport.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        assert not asyncio.run(main(listener.getsockname())).startswith(b"bbr")
+
+
+def test_a_connection_that_is_refused_leaves_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[socket.socket] = []
+
+    class Kept(socket.socket):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            made.append(self)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        where = listener.getsockname()
+    monkeypatch.setattr("aiops.surroundings.socket.socket", Kept)
+    with pytest.raises(ConnectionRefusedError):
+        asyncio.run(dialled(where))
+    assert made[-1].fileno() == -1
+
+
+async def dialled(where: tuple[str, int]) -> None:
+    """Connect as a server's or a client's event loop does."""
+    await SURROUNDINGS.get().dialled(asyncio.Protocol, *where)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 from collections.abc import Mapping
 from functools import partial
@@ -22,7 +21,7 @@ from aiops.closing import AsyncClosing
 from aiops.errors import AiopsError, ConnectionLost, UsageError
 from aiops.layout import Array
 from aiops.lending import Shared
-from aiops.lookup import addresses
+from aiops.lookup import addresses, first
 from aiops.samehost import welcomed
 from aiops.tables import Table
 
@@ -297,21 +296,13 @@ class AsyncClient(Facade, AsyncClosing):
         loop = asyncio.get_running_loop()
         left = self._attempts.until - loop.time()
         hosts = self._here.known(self._host) or await addresses(self._host, left)
-        for others in range(len(hosts) - 1, 0, -1):
-            # A silent address leaves the others their share of the time.
-            share = (self._attempts.until - loop.time()) / (1 + others)
-            with contextlib.suppress(OSError):
-                async with asyncio.timeout(share):
-                    return await self._reach(hosts[-1 - others])
-        return await self._reach(hosts[-1])
+        return await first(hosts, self._attempts.until, self._reach)
 
     async def _reach(self, host: str) -> tuple[asyncio.Transport, AsyncConnection]:
         loop = asyncio.get_running_loop()
         near = self._here.nearby(host, self._port)
         if near is None:
-            return await loop.create_connection(
-                lambda: AsyncConnection(self._talk), host, self._port
-            )
+            return await self._here.dialled(lambda: AsyncConnection(self._talk), host, self._port)
         side = None
         try:
             await _readable(near)
@@ -328,22 +319,17 @@ class AsyncClient(Facade, AsyncClosing):
 
     async def _reach_branch(self, branch: Branch, lead: AsyncConnection) -> None:
         """Connect to another shard of the model."""
-        loop = asyncio.get_running_loop()
-        left = self._attempts.until - loop.time()
+
+        async def reach(host: str) -> None:
+            made = partial(AsyncConnection(branch).following, lead)
+            await self._here.dialled(made, host, branch.port)
+
+        until = self._attempts.until
+        left = until - asyncio.get_running_loop().time()
         try:
             hosts = self._here.known(branch.host) or await addresses(branch.host, left)
-            for others in range(len(hosts) - 1, -1, -1):
-                share = (self._attempts.until - loop.time()) / (1 + others)
-                connection = AsyncConnection(branch)
-                try:
-                    async with asyncio.timeout(share):
-                        await loop.create_connection(
-                            partial(connection.following, lead), hosts[-1 - others], branch.port
-                        )
-                    return
-                except OSError:
-                    if not others:
-                        raise
+            async with asyncio.timeout_at(until):
+                await first(hosts, until, reach)
         except OSError as error:
             raise ConnectionLost(f"{branch.server} cannot be reached: {reason(error)}") from error
 

@@ -19,6 +19,7 @@ from aiops.errors import (
 )
 from aiops.events import Event, Lost, Order, Told
 from aiops.link import Link
+from aiops.lookup import addresses, first
 from aiops.messages import PROTOCOL, Attached, Challenge, Error, Lead, Leave, Message, Ping, Pong
 from aiops.sinks import Sink
 from aiops.surroundings import Surroundings
@@ -100,7 +101,7 @@ class Links:
         for follower, (host, port) in zip(self._followers, self._addresses, strict=True):
             try:
                 async with asyncio.timeout(patience):
-                    await self._reach(loop, follower, host, port)
+                    await self._reach(follower, host, port, loop.time() + patience)
                     while not follower.attached:
                         if follower.lost is not None:
                             raise follower.lost
@@ -114,14 +115,17 @@ class Links:
                 ) from None
         self._sweep(loop)
 
-    async def _reach(
-        self, loop: asyncio.AbstractEventLoop, follower: Follower, host: str, port: int
-    ) -> None:
+    async def _reach(self, follower: Follower, host: str, port: int, until: float) -> None:
         wire = Wire("client", partial(self._place, follower.shard), _LIMITS)
         link = Link(wire, self)
         follower.link = link
         self._by_link[link] = follower
-        await loop.create_connection(lambda: link, host, port)
+
+        async def reach(address: str) -> None:
+            await self._here.dialled(lambda: link, address, port)
+
+        left = until - asyncio.get_running_loop().time()
+        await first(self._here.known(host) or await addresses(host, left), until, reach)
 
     @property
     def unsent(self) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from math import inf
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from aiops.errors import UsageError, nearest
 from aiops.sim.virtual.host import Host, Mark, Way
@@ -24,6 +24,8 @@ from aiops.sim.virtual.sharing import Line
 from aiops.sim.virtual.stream import Stream
 from aiops.sim.virtual.traffic import Traffic
 from aiops.sim.virtual.transport import connect_ends
+
+P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 _FIRST_PORT = 49152
 
@@ -121,13 +123,13 @@ class Network:
 
     async def connect(
         self,
-        factory: Callable[[], asyncio.BaseProtocol],
+        factory: Callable[[], P],
         host: str | None = None,
         port: int | None = None,
         *,
         ssl: Any = None,
         **_options: Any,
-    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+    ) -> tuple[asyncio.Transport, P]:
         """Connect from the current host: it takes a round trip.
 
         ``host`` is a host's name; the name of this machine (``127.0.0.1`` or ``localhost``) finds

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextvars import Context, copy_context
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiops.sim.virtual.stream import Stream
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from aiops.sim.virtual.host import Host
     from aiops.sim.virtual.listener import Listener
     from aiops.sim.virtual.network import Network
+
+P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 _HIGH = 64 * 1024  # bytes: asyncio's own mark above which a writer is to pause
 _ONE_READ = 256 * 1024  # bytes that a plain protocol is given at once, as asyncio does
@@ -284,14 +286,15 @@ def connect_ends(
     network: Network,
     here: Host,
     listener: Listener,
-    factory: Callable[[], asyncio.BaseProtocol],
+    factory: Callable[[], P],
     port: int,
     away: float,
-) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+) -> tuple[asyncio.Transport, P]:
     """Make both ends of a connection; the far one hears of it ``away`` seconds from now."""
     there = listener.host
     out, back = Stream(network, here, there), Stream(network, there, here)
-    near = MemoryTransport(network, here, factory(), out)
+    protocol = factory()
+    near = MemoryTransport(network, here, protocol, out)
     far = listener.context.run(_accept, network, listener, back)
     near.made(far, port, listener.port)
     far.made(near, listener.port, port)
@@ -300,7 +303,7 @@ def connect_ends(
     back.join(far, near, now)
     network.loop.call_at(now + away, far.begin)
     near.begin()
-    return near, near.get_protocol()
+    return near, protocol
 
 
 def _accept(network: Network, listener: Listener, out: Stream) -> MemoryTransport:

@@ -104,6 +104,7 @@ class World:
             identity=HERE.get,
             listening=lambda host: cast(socket, listening(self.network, host)),
             unconnected=lambda host: cast(socket, MemorySocket(self.network)),
+            dialled=self.network.connect,
             known=lambda host: (host,),
             beside=None,
             nearby=lambda host, port: None,
