@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Mapping
 from importlib import metadata
 
 from aiops.algorithms.base import Algorithm
 from aiops.errors import UsageError, nearest
+from aiops.imports import imported
 
 BUILT_IN: Mapping[str, str] = {
     "asgd": "aiops.algorithms.asgd:ASGD",
@@ -47,19 +47,9 @@ def find(name: str) -> type[Algorithm]:
         When there is none, with the nearest name; or when what is there is no `Algorithm`.
     """
     place = BUILT_IN.get(name) or available().get(name, name)
-    module_name, colon, attribute = place.partition(":")
-    if not colon:
+    if ":" not in place:
         raise UsageError(f"no policy is called {name!r}; {nearest(name, available())}")
-    try:
-        found = getattr(importlib.import_module(module_name), attribute)
-    except ModuleNotFoundError as error:
-        if error.name is not None and not module_name.startswith(error.name):
-            raise
-        raise UsageError(
-            f"policy {name!r}: there is no module {module_name!r}; is it on PYTHONPATH?"
-        ) from None
-    except AttributeError:
-        raise UsageError(f"policy {name!r}: {module_name} has no {attribute!r}") from None
+    found = imported(place, f"policy {name!r}")
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         raise UsageError(
             f"policy {name!r} is not a class derived from aiops.algorithms.base.Algorithm"

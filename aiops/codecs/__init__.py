@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Mapping
 from importlib import metadata
 
 from aiops.codecs.base import Codec, Encoder, NotFinite
 from aiops.errors import UsageError, nearest
+from aiops.imports import imported
 
 __all__ = ["BUILT_IN", "Codec", "Encoder", "NotFinite", "codec_named", "find"]
 
@@ -69,17 +69,7 @@ def codec_named(name: str) -> type[Codec] | None:
 
 
 def _load(place: str) -> type[Codec]:
-    module_name, _, attribute = place.partition(":")
-    try:
-        kind = getattr(importlib.import_module(module_name), attribute)
-    except ModuleNotFoundError as error:
-        if error.name is not None and not module_name.startswith(error.name):
-            raise
-        raise UsageError(
-            f"codec {place!r}: there is no module {module_name!r}; is it on PYTHONPATH?"
-        ) from None
-    except AttributeError:
-        raise UsageError(f"codec {place!r}: {module_name} has no {attribute!r}") from None
+    kind = imported(place, f"codec {place!r}")
     if not (isinstance(kind, type) and issubclass(kind, Codec)):
         raise UsageError(f"codec {place!r} is not a class derived from aiops.codecs.Codec")
     _check_form(place, kind)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -15,7 +16,9 @@ from rich.table import Table
 
 from aiops import words
 from aiops.commands.flags import Json
+from aiops.commands.interrupts import INTERRUPTED, interrupts
 from aiops.errors import UsageError
+from aiops.plain import plain
 
 if TYPE_CHECKING:
     from aiops.sim.cluster.computing import Computing
@@ -98,7 +101,8 @@ def cluster(
 
     Says how long it would take, how idle the workers are, what staleness they see, and what is
     learnt: for example 64 workers on 1 Gbit/s, with --workers 64 --link 1Gbit/s --server-link
-    1Gbit/s --model 64MiB.
+    1Gbit/s --model 64MiB. Ctrl-C ends it, and shows what it has come to so far; the exit status is
+    then 130.
     """
     from aiops.config import Config
     from aiops.sim.cluster.spec import Cluster, Links
@@ -128,9 +132,10 @@ def cluster(
         )
     )
     if as_json:
-        print(json.dumps(_report(outcome)))
+        print(json.dumps(_report(outcome), allow_nan=False))
     else:
         Console(highlight=False).print(_table(outcome))
+    raise typer.Exit(0 if outcome.complete else INTERRUPTED)
 
 
 def _workload(model: str | None, dataset: str, hidden: int, batch_size: int) -> Workload:
@@ -185,23 +190,38 @@ def _pairs(
 
 
 def _carry_out(what: Cluster) -> Outcome:
-    """Run it; show on stderr how far it is."""
+    """Run it to its end, or until Ctrl-C; show on stderr how far it is, once it has begun."""
     from aiops.sim.cluster.course import simulate
 
-    columns = (TextColumn("{task.completed:,} mini-batches"), BarColumn())
+    columns = (TextColumn("{task.fields[done]:,} mini-batches"), BarColumn())
     times = (TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, *times, console=Console(stderr=True)) as progress:
-        shown = progress.add_task("", total=what.gradients)
-        told = 0.0
+    progress = Progress(*columns, *times, console=Console(stderr=True))
+    shown = progress.add_task("", total=1.0, done=0)
+    stopped = threading.Event()
+    told = 0.0
 
-        def tell(done: int) -> None:
-            nonlocal told
-            now = time.monotonic()
-            if now - told > _TELL or done == what.gradients:
-                told = now
-                progress.update(shown, completed=done)
+    def tell(done: int, seconds: float) -> None:
+        nonlocal told
+        now = time.monotonic()
+        share = _share(what, done, seconds)
+        if now - told > _TELL or share >= 1:
+            told = now
+            progress.start()
+            progress.update(shown, completed=share, done=done)
 
-        return simulate(what, tell)
+    try:
+        with interrupts(stopped.set):
+            return simulate(what, tell, stopped.is_set)
+    finally:
+        if told:
+            progress.stop()
+
+
+def _share(what: Cluster, done: int, seconds: float) -> float:
+    """Return how much of it is over: of the mini-batches or of the time, what ends it first."""
+    shares = [done / what.gradients] if what.gradients else []
+    shares += [seconds / what.seconds] if what.seconds else []
+    return max(shares, default=0.0)
 
 
 def _report(outcome: Outcome) -> dict[str, Any]:
@@ -214,7 +234,9 @@ def _report(outcome: Outcome) -> dict[str, Any]:
     ]
     found["samples"] = [dataclasses.asdict(sample) for sample in outcome.samples]
     found["staleness"] = {str(tau): count for tau, count in sorted(outcome.staleness.items())}
-    return {**found, "idle": outcome.idle, "mean_staleness": outcome.mean_staleness}
+    found |= {"idle": outcome.idle, "mean_staleness": outcome.mean_staleness}
+    told: dict[str, Any] = plain(found)
+    return told
 
 
 def _table(outcome: Outcome) -> Table:

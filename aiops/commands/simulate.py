@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import signal
-import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,7 +16,9 @@ from rich.table import Table
 
 from aiops import words
 from aiops.commands.flags import Json
+from aiops.commands.interrupts import INTERRUPTED, interrupts
 from aiops.errors import UsageError
+from aiops.plain import plain
 from aiops.processors import usable
 
 if TYPE_CHECKING:
@@ -59,6 +57,9 @@ Resume = Annotated[
         " were. It is trusted like code."
     ),
 ]
+Turns = Annotated[
+    Path | None, typer.Option(help="Write who was selected: --selection recorded:FILE repeats it.")
+]
 Save = Annotated[Path | None, typer.Option(help="Write the final model: FILE.safetensors.")]
 
 
@@ -91,6 +92,7 @@ def simulate(
     checkpoint: Keep = None,
     resume: Resume = None,
     save: Save = None,
+    record_turns: Turns = None,
     as_json: Json = False,
 ) -> None:
     """Simulate clients and a server in memory: the server's own code, deterministic, no clock.
@@ -102,11 +104,16 @@ def simulate(
     from aiops.config import Config
     from aiops.files import check_writable
     from aiops.sim.turns.run import Run
+    from aiops.sim.turns.selection import Noted
     from aiops.sim.turns.simulation import Simulation
 
     Config(kernels=kernels, recall=recall, fetch_lag=fetch_lag)  # refuses what cannot be
     if save is not None:
         check_writable(save)
+    if record_turns is not None:
+        if resume is not None:
+            raise UsageError("--record-turns needs a run's beginning: it cannot go with --resume")
+        _check_folder("--record-turns", record_turns)
     _check_checkpoint(checkpoint, resume)
     settings: dict[str, Any] = {
         "policy": policy,
@@ -134,15 +141,23 @@ def simulate(
     else:
         wanted = Simulation(**_as_it_was(resume, settings, context))
         run = Run.load(resume, wanted, jobs=_jobs(jobs))
+    noted = Noted(run.dispatcher.selection) if record_turns is not None else None
     with run:
+        if noted is not None:
+            run.dispatcher.selection = noted
         outcome = _carry_out(run, checkpoint)
         if save is not None:
             _save(run, save)
+    if noted is not None and record_turns is not None:
+        noted.write(record_turns)
     if as_json:
-        print(json.dumps(outcome.report()))
+        print(json.dumps(plain(outcome.report()), allow_nan=False))
     else:
         Console(highlight=False).print(_table(outcome))
-    raise typer.Exit(0 if outcome.complete else 130)
+    if outcome.diverged is not None:
+        done = outcome.curve[-1].iteration
+        raise UsageError(f"training diverged in iteration {done + 1:,}: {outcome.diverged}")
+    raise typer.Exit(0 if outcome.complete else INTERRUPTED)
 
 
 def _check_checkpoint(path: Path | None, resume: Path | None) -> None:
@@ -154,8 +169,12 @@ def _check_checkpoint(path: Path | None, resume: Path | None) -> None:
             f"--checkpoint {path} is there already, and nothing is overwritten: go on from it with"
             f" --resume {path}, or give another name"
         )
+    _check_folder("--checkpoint", path)
+
+
+def _check_folder(flag: str, path: Path) -> None:
     if not path.parent.is_dir():
-        raise UsageError(f"--checkpoint {path}: there is no folder {path.parent}")
+        raise UsageError(f"{flag} {path}: there is no folder {path.parent}")
 
 
 def _as_it_was(path: Path, settings: Mapping[str, Any], context: typer.Context) -> dict[str, Any]:
@@ -184,7 +203,7 @@ def _carry_out(run: Run, checkpoint: Path | None) -> Outcome:
     columns = (TextColumn("{task.completed:,} of {task.total:,} iterations"), BarColumn())
     times = (TimeElapsedColumn(), TimeRemainingColumn())
     due = time.monotonic() + _EVERY
-    with Progress(*columns, *times, console=Console(stderr=True)) as progress, _interrupts(run):
+    with Progress(*columns, *times, console=Console(stderr=True)) as progress, interrupts(run.stop):
         shown = progress.add_task("", total=run.simulation.iterations, completed=run.iteration)
 
         def tell(done: int) -> None:
@@ -196,30 +215,16 @@ def _carry_out(run: Run, checkpoint: Path | None) -> Outcome:
                 now = time.monotonic()
                 due = now + max(_EVERY, _SHARE * (now - began))
 
-        outcome = run.go_on(tell)
+        try:
+            outcome = run.go_on(tell)
+        except UsageError:  # between two turns: there is nobody whose turn it is
+            if checkpoint is not None:
+                run.save(checkpoint)
+            raise
         progress.update(shown, completed=run.iteration)
-        if checkpoint is not None:
+        if checkpoint is not None and outcome.diverged is None:  # it would diverge again
             run.save(checkpoint)
     return outcome
-
-
-@contextmanager
-def _interrupts(run: Run) -> Iterator[None]:
-    """Have Ctrl-C take effect between turns; a second one as ever."""
-    before = signal.getsignal(signal.SIGINT)
-
-    def heard(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, before)
-        run.stop()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signal.signal(signal.SIGINT, heard)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _save(run: Run, path: Path) -> None:

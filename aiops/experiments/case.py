@@ -7,16 +7,15 @@ settings by which a finished run is found again.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, TypeAlias
 
 import aiops
+from aiops.plain import plain
 from aiops.sim.turns.simulation import Simulation
 
 Tell: TypeAlias = Callable[[int], None]
@@ -94,28 +93,3 @@ class Case:
     def simulation(self) -> Simulation:
         """What it trains."""
         return self.work if isinstance(self.work, Simulation) else self.work.simulation
-
-
-def plain(value: Any) -> Any:
-    """Return a value as JSON has it: a dataclass by its fields and its name.
-
-    >>> plain(Simulation(policy="sasgd"))["policy"], plain((1, None))
-    ('sasgd', [1, None])
-
-    Raises
-    ------
-    TypeError
-        When it is something else than dataclasses, mappings, sequences, text and numbers.
-    """
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {"kind": type(value).__name__, **fields}
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    raise TypeError(f"{value!r} cannot be written as a setting or a result")

@@ -8,7 +8,7 @@ from typing import Any
 from aiops.config import Config
 from aiops.experiments.case import Result, Tell
 from aiops.sim.cluster.computing import Computing, LogNormal
-from aiops.sim.cluster.course import simulate
+from aiops.sim.cluster.course import Progress, simulate
 from aiops.sim.cluster.outcome import Outcome
 from aiops.sim.cluster.spec import Cluster, Links
 from aiops.sim.cluster.workload import Training
@@ -77,9 +77,9 @@ class InTime:
         return timed(simulate(self.cluster, now_and_then(tell)))
 
 
-def now_and_then(tell: Tell) -> Tell:
+def now_and_then(tell: Tell) -> Progress:
     """Have somebody told of some mini-batches only."""
-    return lambda n: None if n % _TELL_EVERY else tell(n)
+    return lambda done, _seconds: None if done % _TELL_EVERY else tell(done)
 
 
 def timed(found: Outcome) -> dict[str, Any]:

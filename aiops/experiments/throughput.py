@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from aiops.config import Config
 from aiops.experiments.case import Result, Tell
+from aiops.experiments.intime import now_and_then
 from aiops.rates import parse_rate
 from aiops.sim.cluster.computing import LogNormal
 from aiops.sim.cluster.course import simulate
@@ -14,7 +15,6 @@ from aiops.sim.cluster.spec import Cluster, Links
 from aiops.sim.cluster.workload import Deadweight
 from aiops.sim.turns.simulation import Simulation
 
-_TELL_EVERY = 50  # mini-batches
 _LIGHT = 400_000  # bytes: a model that is larger is simulated by a smaller one
 
 
@@ -107,7 +107,7 @@ class Throughput:
         ``speedup`` is how many workers' work is done, of workers that never wait: the time that all
         of them computed, in that of the run. ``idle`` is the share of their time that they waited.
         """
-        found = simulate(self.cluster, lambda n: None if n % _TELL_EVERY else tell(n))
+        found = simulate(self.cluster, now_and_then(tell))
         speedup = sum(worker.compute for worker in found.workers) / found.seconds
         figures = {"speedup": speedup, "idle": found.idle, "tau": found.mean_staleness}
         end = {"iteration": found.gradients, "seconds": found.seconds, "version": found.version}

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
-from aiops.errors import BadPush, UsageError, nearest
-from aiops.experiments.case import Result, Tell, Work, plain
+from aiops.errors import UsageError, nearest
+from aiops.experiments.case import Result, Tell, Work
 from aiops.layout import Array
+from aiops.plain import plain
 from aiops.sim.turns.result import Outcome
 from aiops.sim.turns.run import Run
 from aiops.sim.turns.simulation import Simulation
@@ -83,25 +83,16 @@ def carry_out(work: Work, tell: Tell) -> Result:
 
 
 def simulated(simulation: Simulation, task: Task, tell: Tell) -> Result:
-    """Run a simulation.
-
-    One that diverges until a gradient is no longer finite is a result as well: ``diverged`` says
-    what was refused, and the curve ends there.
-    """
+    """Run a simulation; one that diverges is a result as well."""
     with Run(simulation, task) as run:
-        diverged = None
-        try:
-            outcome = run.go_on(tell)
-        except BadPush as error:
-            outcome, diverged = run.outcome(), str(error)
-        return reported(outcome, diverged)
+        return reported(run.go_on(tell))
 
 
-def reported(outcome: Outcome, diverged: str | None = None, **more: Any) -> Result:
+def reported(outcome: Outcome) -> Result:
     """Return an outcome as JSON has it, without the settings, which are known."""
     report = outcome.report()
     del report["simulation"]
-    found: Result = plain({**report, "diverged": diverged, **more})
+    found: Result = plain(report)
     return found
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
 from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from aiops import cli
 from aiops.commands.cluster import cluster
 from aiops.errors import AiopsError
+from aiops.sim.cluster.workload import Training
 
 app = typer.Typer()
 app.command()(cluster)
@@ -64,6 +68,50 @@ def test_a_model_of_a_size_learns_nothing() -> None:
 def test_a_person_is_shown_a_table() -> None:
     result = CliRunner().invoke(app, [*SMALL], catch_exceptions=False)
     assert all(word in result.stdout for word in ("(virtual)", "speed-up", "idle", "staleness"))
+
+
+def test_seconds_alone_are_an_end() -> None:
+    found = report("--model", "4KiB", "--gradients", "1000000", "--seconds", "2")
+    assert found["complete"] is True
+    assert found["seconds"] == pytest.approx(2)
+
+
+def test_ctrl_c_keeps_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, train = signal.getsignal(signal.SIGINT), Training.gradient
+    asked = []
+
+    def interrupted(workload: Training, worker: int, seed: int) -> Any:
+        gradient = train(workload, worker, seed)
+
+        def computed(params: Any) -> Any:
+            asked.append(worker)
+            if len(asked) == 7:
+                signal.raise_signal(signal.SIGINT)
+            return gradient(params)
+
+        return computed
+
+    monkeypatch.setattr(Training, "gradient", interrupted)
+    result = CliRunner().invoke(app, [*SMALL, "--json"])
+    assert result.exit_code == 130
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert found["complete"] is False
+    assert 0 < found["gradients"] < 12
+    assert found["samples"][-1]["accuracy"] > 0
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_what_is_refused_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    flags = "--workers 3 --policy softsync --set n=9"
+    monkeypatch.setattr(sys, "argv", ["aiops", "cluster", *flags.split()])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    said = capfd.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert said.err.startswith("aiops: softsync: n = 9 groups")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aiops.errors import UsageError
-from aiops.experiments.case import Case, plain
+from aiops.experiments.case import Case
 from aiops.experiments.runs import (
     MARKER,
     Finished,
@@ -21,6 +21,7 @@ from aiops.experiments.runs import (
     unique,
     versions,
 )
+from aiops.plain import plain
 from tests.experiments.small import TINY, Told, result
 
 CASE = Case("panel", "curve", 0, TINY)

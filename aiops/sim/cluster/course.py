@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
+from typing import TypeAlias
 
 import numpy as np
 
@@ -21,7 +22,14 @@ SERVER = "server"
 """The name of the server's host."""
 
 
-def simulate(cluster: Cluster, on_progress: Callable[[int], None] = lambda done: None) -> Outcome:
+Progress: TypeAlias = Callable[[int, float], None]
+
+
+def simulate(
+    cluster: Cluster,
+    on_progress: Progress = lambda done, seconds: None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Outcome:
     """Run a cluster from beginning to end, in virtual time.
 
     Parameters
@@ -29,7 +37,9 @@ def simulate(cluster: Cluster, on_progress: Callable[[int], None] = lambda done:
     cluster
         What to run.
     on_progress
-        Told the mini-batches begun so far, at each.
+        Told the mini-batches so far and the virtual seconds of training, after each mini-batch.
+    stopping
+        Asked then whether to end: the outcome is what it has come to by that moment.
 
     Raises
     ------
@@ -41,7 +51,7 @@ def simulate(cluster: Cluster, on_progress: Callable[[int], None] = lambda done:
     world = World(seed=cluster.seed, pieces=cluster.pieces, apply_seconds=cluster.apply_time())
 
     async def main() -> Outcome:
-        return await _Course(cluster, world, on_progress).run()
+        return await _Course(cluster, world, on_progress, stopping).run()
 
     return world.run(main())
 
@@ -49,15 +59,17 @@ def simulate(cluster: Cluster, on_progress: Callable[[int], None] = lambda done:
 class _Course:
     """One run."""
 
-    def __init__(self, cluster: Cluster, world: World, on_progress: Callable[[int], None]) -> None:
+    def __init__(
+        self, cluster: Cluster, world: World, on_progress: Progress, stopping: Callable[[], bool]
+    ) -> None:
         self._cluster, self._network, self._loop = cluster, world.network, world.loop
-        self._on_progress = on_progress
+        self._on_progress, self._stopping = on_progress, stopping
+        self._complete = True
         self._initial = cluster.workload.initial(cluster.seed)
         self._server: Server
         self._workers: list[Member] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._presences: dict[int, _Presence] = {}
-        self._killed: set[int] = set()
         self._connected = 0
         self._ready: asyncio.Future[None] = self._loop.create_future()  # all of the beginning are
         self._over: asyncio.Future[None] = self._loop.create_future()
@@ -130,7 +142,10 @@ class _Course:
                     self._left -= 1
                     await worker.step(compute)
                     self._done += 1
-                    self._on_progress(self._done)
+                    self._on_progress(self._done, loop.time() - self._began)
+                    if self._stopping():
+                        self._complete = False
+                        self._time_is_up()
             finally:
                 presence.until = loop.time()
 
@@ -216,6 +231,7 @@ class _Course:
             messages=self._network.messages,
             report=report,
             digest=digest_of(params, version, report["ledger"]),
+            complete=self._complete,
         )
 
     def _labour(self, number: int) -> Labour:

@@ -90,6 +90,8 @@ class Outcome:
         The server's statistics (``aiops stats``).
     digest
         Of parameters, version and ledger: equal for equal runs.
+    complete
+        Whether it came to its end, and was not stopped.
     """
 
     seconds: float
@@ -102,6 +104,7 @@ class Outcome:
     messages: int
     report: Mapping[str, Any] = field(repr=False)
     digest: str
+    complete: bool
 
     @property
     def idle(self) -> float:

@@ -66,8 +66,6 @@ class Dispatcher(Closing):
     ----------
     iteration
         Turns so far: gradients of one mini-batch each.
-    turns
-        The last clients' numbers, if ``record`` was asked for.
     """
 
     def __init__(

@@ -60,6 +60,9 @@ class Outcome:
         That it took, without validation.
     complete
         Whether it came to its end.
+    diverged
+        What the server had to say of the first gradient that was not finite, or otherwise could
+        not be taken: the run ended there. None: it did not diverge.
     """
 
     simulation: Simulation
@@ -68,6 +71,7 @@ class Outcome:
     staleness: Mapping[int, int]
     seconds: float
     complete: bool
+    diverged: str | None = None
 
     @property
     def iterations_per_second(self) -> float:
@@ -95,6 +99,7 @@ class Outcome:
             "version": last.version,
             "mean_staleness": self.mean_staleness,
             "complete": self.complete,
+            "diverged": self.diverged,
             "seconds": round(self.seconds, 3),
             "simulation": dataclasses.asdict(self.simulation),
             "staleness": {str(tau): n for tau, n in sorted(self.staleness.items())},

@@ -13,6 +13,7 @@ from pathlib import Path
 from threadpoolctl import threadpool_limits
 
 from aiops.closing import Closing
+from aiops.errors import BadPush
 from aiops.sim.turns import checkpoint
 from aiops.sim.turns.dispatcher import Dispatcher
 from aiops.sim.turns.result import Outcome, Sample
@@ -55,6 +56,7 @@ class Run(Closing):
         """Set everything up."""
         run = self.simulation
         self._stopping = False
+        self._diverged: str | None = None
         task = self.task = self.task or Perceptron(run.dataset, run.hidden)
         self._limits = threadpool_limits(1)  # sums in another order would be other sums
         if self.checkpoint is not None:
@@ -141,6 +143,9 @@ class Run(Closing):
     def go_on(self, tell: Callable[[int], None] | None = None) -> Outcome:
         """Take the turns that are left, or those until `stop`; return what it came to.
 
+        A run that diverges until the server refuses a gradient, for it is not finite, ends there,
+        and the outcome says so.
+
         Parameters
         ----------
         tell
@@ -148,11 +153,14 @@ class Run(Closing):
         """
         if not self.curve:
             self.curve.append(self._sample())
-        for mark in self._ahead():
-            self._run_to(mark, tell)
-            if self._stopping:
-                break
-            self.curve.append(self._sample())
+        try:
+            for mark in self._ahead():
+                self._run_to(mark, tell)
+                if self._stopping:
+                    break
+                self.curve.append(self._sample())
+        except BadPush as error:
+            self._diverged = str(error)
         return self.outcome()
 
     def _run_to(self, mark: int, tell: Callable[[int], None] | None) -> None:
@@ -185,6 +193,7 @@ class Run(Closing):
             dict(updates.staleness),
             self.seconds,
             self.complete,
+            self._diverged,
         )
 
     def _sample(self) -> Sample:

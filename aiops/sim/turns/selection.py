@@ -7,6 +7,7 @@ wait when its turn comes is passed over, so that the stream is the same whatever
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from operator import add, mul
@@ -16,6 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from aiops.errors import UsageError, nearest
+from aiops.imports import imported
 
 Change = Callable[[float], float]
 
@@ -134,12 +136,50 @@ class Recorded:
         return self._numbers[self._turn - 1]
 
 
+class Noted:
+    """Another rule, and a note of whom it selected: what `Recorded` repeats.
+
+    Parameters
+    ----------
+    rule
+        The rule.
+
+    Attributes
+    ----------
+    numbers
+        The clients so far, in order: those passed over because they waited as well, and a few
+        whose turn has been looked at and has not come yet.
+    """
+
+    def __init__(self, rule: Selection) -> None:
+        self._rule, self.numbers = rule, array("I")
+
+    def __next__(self) -> int:
+        client = next(self._rule)
+        self.numbers.append(client)
+        return client
+
+    def write(self, path: Path) -> None:
+        """Write a record that ``recorded:FILE`` reads: a number in each line.
+
+        Raises
+        ------
+        UsageError
+            When it cannot be written.
+        """
+        try:
+            path.write_text("".join(f"{number}\n" for number in self.numbers))
+        except OSError as error:
+            raise UsageError(f"cannot write the record to {path}: {error.strerror}") from None
+
+
 def selection(text: str, clients: int, seed: int) -> Selection:
     """Return the rule that a text names.
 
     ``uniform``, ``round-robin``, ``recorded:FILE`` (numbers, with white space between), or
-    ``softmax:add=-1`` and ``softmax:times=0.5``: what becomes of the priority of a client when it
-    is selected (``start`` is everyone's at first, 0 by default).
+    ``softmax:add=-1``, ``softmax:times=0.5`` and ``softmax:change=package.module:function``: what
+    becomes of the priority of a client when it is selected (``start`` is everyone's at first, 0 by
+    default).
 
     >>> rule = selection("round-robin", 3, seed=0)
     >>> [next(rule) for _ in range(4)]
@@ -159,30 +199,46 @@ def selection(text: str, clients: int, seed: int) -> Selection:
 
 
 def _softmax(rest: str, clients: int, seed: int) -> Selection:
-    settings = dict(_numbers(rest))
-    start = settings.pop("start", 0.0)
+    settings = dict(_settings(rest))
+    start = settings.pop("start", "0")
     if len(settings) != 1:
         raise UsageError(
-            f"softmax:{rest}: say what becomes of a selected client's priority, as add=-1 or"
-            " times=0.5"
+            f"softmax:{rest}: say what becomes of a selected client's priority, as add=-1,"
+            " times=0.5 or change=package.module:function"
         )
     ((key, value),) = settings.items()
-    change = {"add": add, "times": mul}.get(key)
-    if change is None:
-        raise UsageError(f"softmax has no setting {key!r}; {nearest(key, ('add', 'times'))}")
-    return Softmax(clients, seed, partial(change, value), start)
+    change: Change
+    if key == "change":
+        change = imported(value, f"softmax:{rest}")
+        if not callable(change):
+            raise UsageError(f"softmax:{rest}: what lies there is not a function")
+    elif key in _OPERATORS:
+        change = partial(_OPERATORS[key], _number(key, value))
+    else:
+        known = nearest(key, ("change", *_OPERATORS))
+        raise UsageError(f"softmax has no setting {key!r}; {known}")
+    return Softmax(clients, seed, change, _number("start", start))
 
 
-def _numbers(text: str) -> Iterator[tuple[str, float]]:
+_OPERATORS = {"add": add, "times": mul}
+
+
+def _settings(text: str) -> Iterator[tuple[str, str]]:
     for item in filter(None, text.split(",")):
         key, equals, value = item.partition("=")
-        try:
-            number = float(value)
-        except ValueError:
-            number = math.nan
-        if not equals or not math.isfinite(number):
+        if not equals:
             raise UsageError(f"{item!r} in a selection rule: write key=number")
-        yield key.strip(), number
+        yield key.strip(), value
+
+
+def _number(key: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise UsageError(f"'{key}={value}' in a selection rule: write key=number")
+    return number
 
 
 def _recorded(rest: str, clients: int, _seed: int) -> Selection:

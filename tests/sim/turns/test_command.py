@@ -118,6 +118,15 @@ class TestCheckpoint:
             assert run.outcome().digest == report["digest"]
             assert run.go_on().digest == simulate(simulation(), TASK).digest
 
+    def test_a_record_that_ends_keeps_what_there_is(self, command: Any, tmp_path: Path) -> None:
+        (tmp_path / "turns.txt").write_text("0 1 2 3 " * 5)
+        flags = "--json --jobs 1 --selection", f"recorded:{tmp_path / 'turns.txt'}", "--checkpoint"
+        status, out, err = command(*flags, str(tmp_path / "run.ckpt"))
+        assert (status, out) == (2, "")
+        assert "turns.txt ends after 20 turns" in err
+        with Run.load(tmp_path / "run.ckpt") as run:
+            assert run.iteration == 20
+
     def test_a_second_ctrl_c_ends_it_at_once(
         self, command: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -129,6 +138,45 @@ class TestCheckpoint:
         monkeypatch.setattr(Dispatcher, "turn", interrupted)
         status, out, _err = command("--json")
         assert (status, out) == (130, "")
+
+
+class TestTurns:
+    @pytest.mark.parametrize("policy", ["fasgd", "ssp"])  # which passes over who waits
+    def test_what_was_recorded_is_repeated(self, command: Any, tmp_path: Path, policy: str) -> None:
+        path = tmp_path / "turns.txt"
+        flags = f"--json --policy {policy}"
+        kept = "--record-turns", str(path), "--checkpoint", str(tmp_path / "run.ckpt")
+        _status, out, _err = command(flags, *kept)
+        again = command(f"{flags} --jobs 2 --selection", f"recorded:{path}")
+        assert digest(again[1]) == digest(out)
+        assert digest(command(f"{flags} --selection round-robin")[1]) != digest(out)
+
+    def test_a_run_that_goes_on_has_no_beginning(self, command: Any, tmp_path: Path) -> None:
+        status, _out, err = command("--record-turns x --resume", str(tmp_path / "run.ckpt"))
+        assert (status, err.count("\n")) == (2, 1)
+        assert "--record-turns needs a run's beginning" in err
+
+    def test_there_must_be_a_folder(self, command: Any, tmp_path: Path) -> None:
+        _status, _out, err = command("--record-turns", str(tmp_path / "none" / "turns.txt"))
+        assert "there is no folder" in err
+
+
+def digest(out: str) -> str:
+    """Return the digest in a report."""
+    found: str = json.loads(out.splitlines()[-1])["digest"]
+    return found
+
+
+def test_one_that_diverges_says_what_it_came_to(command: Any, tmp_path: Path) -> None:
+    flags = "--json --policy asgd --lr 1e30 --save", str(tmp_path / "model.safetensors")
+    status, out, err = command(*flags)
+    assert status == 2
+    assert "training diverged in iteration" in err
+    report = json.loads(out.splitlines()[-1], parse_constant=pytest.fail)
+    assert report["iterations"] < 60
+    assert not report["complete"]
+    assert "every value must be finite" in report["diverged"]
+    assert (tmp_path / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize(

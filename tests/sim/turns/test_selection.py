@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from itertools import islice, pairwise
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from aiops.errors import UsageError
-from aiops.sim.turns.selection import Recorded, Selection, Softmax, selection
+from aiops.sim.turns.selection import Noted, Recorded, Selection, Softmax, selection
 
 
 def drawn(rule: Selection, turns: int) -> list[int]:
@@ -101,8 +102,21 @@ class TestSoftmax:
         with pytest.raises(UsageError, match=r"priority has become inf: keep it finite"):
             drawn(rule, 10)
 
+    def test_the_change_may_be_any_function(self) -> None:
+        named = selection("softmax:change=math:tanh,start=3", 5, seed=2)
+        made = Softmax(5, 2, math.tanh, start=3.0)
+        assert drawn(named, 500) == drawn(made, 500)
+
 
 class TestRecorded:
+    def test_a_note_of_a_rule_repeats_it(self, tmp_path: Path) -> None:
+        rule = Noted(selection("uniform", 5, seed=1))
+        expected = drawn(rule, 100)
+        rule.write(tmp_path / "turns.txt")
+        assert drawn(selection(f"recorded:{tmp_path / 'turns.txt'}", 5, seed=9), 100) == expected
+        with pytest.raises(UsageError, match=r"cannot write the record to .*none"):
+            rule.write(tmp_path / "none" / "turns.txt")
+
     def test_is_as_it_was(self, tmp_path: Path) -> None:
         path = tmp_path / "turns.txt"
         path.write_text("0 2\n1 1\t0\n")
@@ -137,6 +151,10 @@ class TestRecorded:
         ("softmax:ad=-1", "softmax has no setting 'ad'.*add"),
         ("softmax:add", "'add' in a selection rule: write key=number"),
         ("softmax:add=much", "write key=number"),
+        ("softmax:change=tanh", "softmax:change=tanh: write package.module:name"),
+        ("softmax:change=nowhere.at_all:f", "there is no module 'nowhere.at_all'"),
+        ("softmax:change=math:pie", "math has no 'pie'"),
+        ("softmax:change=math:pi", "what lies there is not a function"),
         ("softmax:add=nan", "write key=number"),
     ],
 )
