@@ -33,7 +33,9 @@ Seeds = Annotated[int | None, typer.Option(help="Runs of each curve; default the
 Iterations = Annotated[int | None, typer.Option(help="Of each run, instead of the experiment's.")]
 Knob = Annotated[list[str] | None, typer.Option("--with", help="A knob: key=value; see list.")]
 Jobs = Annotated[int, typer.Option(help="Runs at the same time; 0: one per processor.")]
-Out = Annotated[Path | None, typer.Option(help="Folder of the results; default out/NAME.")]
+Out = Annotated[
+    Path | None, typer.Option(help="Folder of the results; default out/NAME, out/NAME-full.")
+]
 Anew = Annotated[bool, typer.Option("--anew", help="Run again what other versions have run.")]
 Estimate = Annotated[bool, typer.Option("--estimate", help="Only say how long it would take.")]
 
@@ -92,7 +94,8 @@ def run(
     if jobs < 0:
         raise UsageError(f"--jobs must be 0 or more, not {jobs}")
     jobs = jobs or usable()
-    place = out or Path("out", "-".join([name, *(item.replace("=", "-") for item in knobs)]))
+    parts = [name, *(["full"] if full else []), *(item.replace("=", "-") for item in knobs)]
+    place = out or Path("out", "-".join(parts))
     command = ["aiops", "experiment", "run", name, "--full" if full else "--quick"]
     for flag, value in (("--seeds", seeds), ("--iterations", iterations)):
         command += [flag, str(value)] if value is not None else []

@@ -22,7 +22,8 @@ $ aiops experiment run fasgd-staleness --full     # the paper's size; says first
 
 An experiment runs the server's own engine, algorithms, gates and codecs in the
 [simulator](guide-simulator.md), one process per processor with one thread each, and prints
-a verdict beside the paper's claim. Into its folder (`--out`, by default `out/NAME`) it writes
+a verdict beside the paper's claim. Into its folder (`--out`, by default `out/NAME`
+or `out/NAME-full`) it writes
 
 | | |
 |---|---|
@@ -32,7 +33,7 @@ a verdict beside the paper's claim. Into its folder (`--out`, by default `out/NA
 | `runs/` | a file for each finished run, named by its settings and the version of aiops |
 
 A rerun does only what is missing, so a run that was interrupted (Ctrl-C) or extended (`--seeds 5`)
-goes on where it was, and `--full` after `--quick` keeps both. The other files are then written
+goes on: finished runs are kept, and those under way begin again. The other files are then written
 anew from `runs/`. A folder of another experiment is refused. Equal settings and seeds give equal
 digests; kept runs of other versions, or of aiops' modules as they were before a change, are named
 (`--anew`: and made again). Two curves differ if all seeds of one are better than all of the other,

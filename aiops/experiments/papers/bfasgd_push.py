@@ -88,6 +88,6 @@ EXPERIMENT = Experiment(
     findings=findings,
     figure=figure,
     note="The paper's c of 0.00125 leaves out few pushes here, where v̄ cannot fall below 0.01;"
-    " 0.08 leaves out seven of eight. Gathered gradients are larger than single ones, so v̄ is too,"
+    " 0.08 leaves out 88 %. Gathered gradients are larger than single ones, so v̄ is too,"
     " and steps are smaller: hence the second panel. Best rates are of a pool as in bfasgd-fetch.",
 )

@@ -60,5 +60,6 @@ EXPERIMENT = Experiment(
     note="The error is that of 10,000 examples nobody trains on, the mean of the last tenth of a"
     " run. --full chooses rates from a pool of 16, first at a tenth of the iterations, then the"
     " best four in full; --quick from a pool of 8 at 30 %, on scikit-learn's digits, where 5,000"
-    " iterations are too few for λ = 128 (in full FASGD overtakes there after some 30,000).",
+    " iterations are too few for λ = 128 (in full, from N(0, 1) weights, FASGD"
+    " overtakes there after some 30,000).",
 )

@@ -125,6 +125,8 @@ def simulate_fred(
     """
     if min(clients, iterations) < 1:
         raise UsageError(f"{clients} clients and {iterations} iterations: give 1 or more of each")
+    if min(samples, seed) < 0:
+        raise UsageError(f"{samples} samples and seed {seed}: give 0 or more for each")
     return _Fred(server, task, clients, selection, seed).run(
         Batches(task.examples, batch_size, seed, order), iterations, samples
     )

@@ -142,5 +142,7 @@ def test_parameters_of_another_task() -> None:
         run(FASGD({**initial, "more": np.zeros(2, np.float32)}, 0.1))
     with pytest.raises(UsageError, match="have the shapes"):
         run(Synchronous(list(initial.values())[:-1], 4, 0.1))
+    with pytest.raises(UsageError, match="20 samples and seed -1: give 0 or more"):
+        simulate_fred(synchronous(), TASK, clients=4, iterations=60, seed=-1)
     with pytest.raises(UsageError, match="0 clients and 60 iterations"):
         run(synchronous(), clients=0)
