@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from aiops.algorithms import find
+from aiops.config import Config, read_file
 from tests.support import ServerThread
 
 ROOT = Path(__file__).parent.parent
@@ -16,22 +18,40 @@ BLOCKS = [
     for page in PAGES
     for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.S))
 ]
-NEEDS_A_MODEL = "AsyncClient"  # watching starts when there is something to watch
+FILES = [
+    pytest.param(text, id=f"{page.name}-{number}")
+    for page in PAGES
+    for number, text in enumerate(re.findall(r"```toml\n(policy.*?)```", page.read_text(), re.S))
+]
+NEEDS_A_MODEL = ("AsyncClient", "aiops.Client(")  # watching starts when there is something to watch
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", BLOCKS)
-def test_block_runs(block: str, capsys: pytest.CaptureFixture[str]) -> None:
-    import numpy as np
-
+def test_block_runs(
+    block: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import aiops
+    from aiops.workloads import MLP
 
+    monkeypatch.chdir(tmp_path)  # some write files
     with ServerThread(policy="fasgd") as server:
-        if NEEDS_A_MODEL in block:
+        if any(word in block for word in NEEDS_A_MODEL):
             with aiops.Client(server.url, role="worker") as client:
-                client.define({"w": np.zeros(3, np.float32)})
+                client.define(MLP((64, 32, 10)).init(seed=0))
         exec(block.replace("aiops://127.0.0.1:7171", server.url), {"__name__": "block"})
         assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", FILES)
+def test_file_of_settings_is_read(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(text)
+    config = Config(**read_file(path), token="secret")
+    assert find(config.policy).make(config.settings())
 
 
 def test_links_lead_somewhere() -> None:
