@@ -20,9 +20,9 @@ same every time, on every machine::
 - `play` has faults happen at stated times, and `Network.after` between two bytes;
 - `until` waits until something is so;
 - `Cluster` and `simulate` train a whole cluster: how long does it take, how idle are the workers,
-  what staleness do they see, what is learnt (with `Links`, `Cut`, `Kill`, `Join`, the models of
-  compute time `Fixed`, `LogNormal`, `Straggler`, `Diurnal`, and the workloads `Training` and
-  `Deadweight`).
+  what staleness do they see, what is learnt (with `Links`, `Cut`, `Silence`, `Kill`, `Join`, the
+  models of compute time `Fixed`, `LogNormal`, `Straggler`, `Diurnal`, and the workloads `Training`
+  and `Deadweight`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from aiops.errors import UsageError
 from aiops.sim.cluster.computing import Computing, Diurnal, Fixed, LogNormal, Straggler
 from aiops.sim.cluster.course import simulate
 from aiops.sim.cluster.outcome import Labour, Outcome, Sample
-from aiops.sim.cluster.spec import Cluster, Cut, Join, Kill, Links
+from aiops.sim.cluster.spec import Cluster, Cut, Join, Kill, Links, Silence
 from aiops.sim.cluster.workload import Deadweight, Training, Workload
 from aiops.sim.virtual import faults, waiting
 from aiops.sim.virtual.host import Host
@@ -63,6 +63,7 @@ __all__ = [
     "Network",
     "Outcome",
     "Sample",
+    "Silence",
     "Straggler",
     "Training",
     "VirtualLoop",

@@ -60,6 +60,12 @@ Seconds = Annotated[float | None, typer.Option(help="Virtual seconds, if those a
 CutAt = Annotated[
     list[str] | None, typer.Option("--cut", help="SECONDS:WORKER: its connection is reset.")
 ]
+SilenceAt = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--silence", help="SECONDS:WORKER:HOW_LONG: nothing comes from it, nor reaches it."
+    ),
+]
 KillAt = Annotated[
     list[str] | None, typer.Option("--kill", help="SECONDS:WORKER: it ceases to be.")
 ]
@@ -92,6 +98,7 @@ def cluster(
     gradients: Gradients = None,
     seconds: Seconds = None,
     cut: CutAt = None,
+    silence: SilenceAt = None,
     kill: KillAt = None,
     join: JoinAt = None,
     seed: Seed = 0,
@@ -125,7 +132,7 @@ def cluster(
             computing=_computing(compute, sigma, slow or (), diurnal),
             links=Links(worker=link, server=server_link, latency=latency, jitter=jitter),
             apply_seconds=apply,
-            schedule=_schedule(cut or (), kill or (), join or ()),
+            schedule=_schedule(cut or (), silence or (), kill or (), join or ()),
             gradients=100 * workers if gradients is None and seconds is None else gradients,
             seconds=seconds,
             seed=seed,
@@ -162,15 +169,25 @@ def _computing(seconds: float, sigma: float, slow: Sequence[str], diurnal: str |
 
 
 def _schedule(
-    cut: Sequence[str], kill: Sequence[str], join: Sequence[str]
+    cut: Sequence[str], silence: Sequence[str], kill: Sequence[str], join: Sequence[str]
 ) -> tuple[Happening, ...]:
-    from aiops.sim.cluster.spec import Cut, Join, Kill
+    from aiops.sim.cluster.spec import Cut, Join, Kill, Silence
 
     found: list[Happening] = []
     found += [Cut(*pair) for pair in _pairs("--cut", "SECONDS:WORKER", cut, float, int)]
+    form = "SECONDS:WORKER:HOW_LONG"
+    found += [
+        Silence(at, worker, seconds)
+        for at, (worker, seconds) in _pairs("--silence", form, silence, float, _worker_and_seconds)
+    ]
     found += [Kill(*pair) for pair in _pairs("--kill", "SECONDS:WORKER", kill, float, int)]
     found += [Join(*pair) for pair in _pairs("--join", "SECONDS:HOW_MANY", join, float, int)]
     return tuple(found)
+
+
+def _worker_and_seconds(text: str) -> tuple[int, float]:
+    worker, _colon, seconds = text.partition(":")
+    return int(worker), float(seconds)
 
 
 U = TypeVar("U")

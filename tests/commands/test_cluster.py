@@ -50,6 +50,7 @@ def test_links_stragglers_and_days_take_longer() -> None:
     assert report("--slow", "0:5")["seconds"] > plain
     assert report("--diurnal", "1:3")["seconds"] > plain
     assert report("--apply", "0.05")["seconds"] > plain
+    assert report("--policy", "hardsync", "--silence", "0.1:1:5")["seconds"] > 5
 
 
 def test_workers_come_and_go() -> None:
@@ -119,6 +120,7 @@ def test_what_is_refused_is_one_line(
     [
         (("--slow", "x"), "--slow 'x': write WORKER:TIMES"),
         (("--cut", "1"), "--cut '1': write SECONDS:WORKER"),
+        (("--silence", "1:2"), "--silence '1:2': write SECONDS:WORKER:HOW_LONG"),
         (("--kill", "1:9"), "there are workers 0 to 2 by then"),
         (("--workers", "0"), "0 workers cannot train"),
         (("--policy", "softsync", "--set", "n=9"), "n = 9 groups cannot be made of 3 workers"),

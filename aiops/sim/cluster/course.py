@@ -15,7 +15,7 @@ from aiops.layout import Array
 from aiops.server import Server
 from aiops.sim.cluster.members import AveragingWorker, Member, carried, mean_model, member
 from aiops.sim.cluster.outcome import Labour, Outcome, Sample, digest_of
-from aiops.sim.cluster.spec import Cluster, Cut, Happening, Join
+from aiops.sim.cluster.spec import Cluster, Cut, Happening, Join, Silence
 from aiops.sim.virtual.world import World
 
 SERVER = "server"
@@ -77,6 +77,7 @@ class _Course:
         self._done = 0  # mini-batches
         self._began = 0.0
         self._timers: list[asyncio.TimerHandle] = []
+        self._silent: dict[str, float] = {}  # hosts, and until when
         self._samples: list[Sample] = []
 
     async def run(self) -> Outcome:
@@ -185,9 +186,18 @@ class _Course:
         name, task = f"worker-{happening.worker}", self._tasks[happening.worker]
         if isinstance(happening, Cut):
             self._network.cut(name)
+        elif isinstance(happening, Silence):
+            until = self._loop.time() + happening.seconds
+            self._silent[name] = max(until, self._silent.get(name, 0.0))
+            self._network.silence(name)
+            self._timers.append(self._loop.call_at(until, self._hear_again, name))
         elif not task.done():
             self._network.kill(name)
             task.cancel()
+
+    def _hear_again(self, name: str) -> None:
+        if self._loop.time() >= self._silent[name]:  # and not in the midst of another silence
+            self._network.restore(name)
 
     # ------------------------------------------------------------ what is seen
 

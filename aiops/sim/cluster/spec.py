@@ -93,6 +93,27 @@ class Cut:
 
 
 @dataclass(frozen=True)
+class Silence:
+    """Nothing comes from a worker for a while, or reaches it, and nobody is told: a cable is out.
+
+    What is sent meanwhile arrives afterwards, if nobody has given up on the connection by then.
+
+    Parameters
+    ----------
+    at
+        Virtual seconds since training began.
+    worker
+        Its number.
+    seconds
+        For how long.
+    """
+
+    at: float
+    worker: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Kill:
     """A worker's machine ceases to be; its connection is reset, and it never comes back.
 
@@ -119,7 +140,7 @@ class Join:
     workers: int = 1
 
 
-Happening: TypeAlias = Cut | Kill | Join
+Happening: TypeAlias = Cut | Silence | Kill | Join
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +227,8 @@ class Cluster:
                 raise UsageError(
                     f"{happening} cannot be: there are workers 0 to {there - 1} by then"
                 )
+            if isinstance(happening, Silence) and not 0 < happening.seconds < math.inf:
+                raise UsageError(f"{happening} cannot be: give more than 0 seconds")
 
     def apply_time(self) -> Callable[[int], float] | None:
         """Return the seconds of an update as a function of the bytes it touches; None: none."""

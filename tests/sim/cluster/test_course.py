@@ -29,6 +29,7 @@ from aiops.testing import (
     Links,
     LogNormal,
     Outcome,
+    Silence,
     Straggler,
     Training,
     simulate,
@@ -169,6 +170,21 @@ class TestWhatHappens:
         outcome = run(workers=3, links=links, schedule=schedule, gradients=60)
         assert outcome.gradients == outcome.version == 60
         assert sum(outcome.staleness.values()) == 60
+
+    def test_what_is_sent_in_a_silence_arrives_afterwards(self) -> None:
+        """The push of 0.6 s, and no other; two silences that overlap are one."""
+        alone = {"workers": 1, "computing": Fixed(0.1), "gradients": 10}
+        assert run(**alone).seconds == pytest.approx(1.0)
+        one, two = Silence(0.55, 0, 1.0), Silence(0.75, 0, 0.3)
+        assert run(**alone, schedule=(one,)).seconds == pytest.approx(1.95)
+        assert run(**alone, schedule=(one, two)).seconds == pytest.approx(1.95)
+
+    def test_a_barrier_waits_for_who_is_silent(self) -> None:
+        server = Config(policy="hardsync", kernels="numpy")
+        schedule = (Silence(0.55, 1, 2.0),)
+        outcome = run(server=server, workers=3, computing=Fixed(0.1), schedule=schedule)
+        assert outcome.seconds == pytest.approx(0.8 + 1.95)
+        assert outcome.workers[0].idle == pytest.approx(1.95)
 
     def test_a_killed_worker_is_gone(self) -> None:
         outcome = run(workers=3, schedule=(Kill(0.55, 1),), gradients=60)
@@ -340,6 +356,8 @@ class TestWhatCannotBe:
             ({"schedule": (Cut(1.0, 4),)}, r"there are workers 0 to 3 by then"),
             ({"schedule": (Kill(1.0, 5), Join(2.0, 9))}, r"there are workers 0 to 3 by then"),
             ({"schedule": (Kill(-1.0, 0),)}, "training begins at 0"),
+            ({"schedule": (Silence(1.0, 0, 0.0),)}, "give more than 0 seconds"),
+            ({"schedule": (Silence(1.0, 4, 1.0),)}, r"there are workers 0 to 3 by then"),
             ({"schedule": (Join(1.0, 0),)}, "nobody joins"),
         ],
     )
