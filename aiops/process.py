@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import signal
 from collections.abc import Callable
 
 from aiops import signals
@@ -26,11 +27,15 @@ async def run(config: Config, announce: Callable[[str], None]) -> None:
     server: Server | None = None
     ending = False
 
-    def end(_number: int) -> None:
+    def end(number: int) -> None:
         nonlocal ending
-        ending = True
-        if server is not None:
+        again, ending = ending, True
+        if server is None:
+            return
+        if again or number == signal.SIGINT:  # somebody waits for it
             server.stop()
+        else:
+            server.stop_with_lead()
 
     with signals.heard(end):
         async with Children(config) as children:

@@ -48,6 +48,7 @@ _log = logging.getLogger("aiops.server")
 _BACKLOG = 1024
 
 _LONGEST_REASON = 200  # characters of an error that peers are told
+_LEAD_ENDS = 60.0  # seconds that a follower that is asked to end waits for its lead to do so
 _UNMOVED = 0.5
 """Seconds: answers of which nothing was read for so long do not hold up the end of a server."""
 
@@ -214,6 +215,18 @@ class Server:
         """Begin to end: take no more pushes, answer who waits, then close."""
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
+
+    def stop_with_lead(self) -> None:
+        """Begin to end as `stop`, but a follower that has a lead ends with it, or a minute later.
+
+        Who ends a service often asks all its processes at once, and a lead needs its followers
+        until it has saved the model.
+        """
+        if isinstance(self._brain, Follower) and self._brain.led:
+            _log.info("asked to end: its lead has %g s to end first", _LEAD_ENDS)
+            asyncio.get_running_loop().call_later(_LEAD_ENDS, self.stop)
+        else:
+            self.stop()
 
     def _end(self, why: str) -> None:
         """End as the brain wants it, with an error if there is a reason."""

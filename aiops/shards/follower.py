@@ -154,6 +154,11 @@ class Follower:
         """Whether no update is being computed."""
         return self._outstanding is None
 
+    @property
+    def led(self) -> bool:
+        """Whether it has a lead."""
+        return self._lead is not None
+
     def flush(self) -> list[Effect]:
         """Return what has become due by placing something: nothing ever has."""
         return []

@@ -54,6 +54,46 @@ def test_stopped_it_saves_all_of_it_and_ends_with_status_0(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+def test_when_all_are_asked_to_end_the_lead_still_saves_all_of_it(tmp_path: Path) -> None:
+    """As systemd does, which asks every process of a service."""
+    save = tmp_path / "save.safetensors"
+    with server_process(*FLAGS, "--shards", "2", "--save", str(save)) as server:
+        with Client(server.url, role="worker") as client:
+            params = client.define(MODEL)
+            client.exchange(params, ones())
+        assert server.popen.stderr is not None
+        log = ""
+        while "asked to end" not in log:
+            line = server.popen.stderr.readline()
+            found = re.search(r"shard 1 of 2 is process (\d+)", line)
+            if found is not None:
+                os.kill(int(found[1]), signal.SIGTERM)
+            log += line
+        server.signal(signal.SIGTERM)
+        status, _out, rest = server.end()
+    assert status == 0, log + rest
+    assert_same(load_file(save), {name: a - 1 for name, a in MODEL.items()})
+
+
+@pytest.mark.slow
+def test_a_follower_that_is_asked_twice_does_not_wait_for_its_lead() -> None:
+    follower = Process("-m", "aiops.server", "--port", "0", "--follower", *FLAGS)
+    try:
+        named = follower.line().removeprefix("aiops://")
+        with server_process(*FLAGS, "--followers", named) as server:
+            follower.signal(signal.SIGTERM)
+            assert follower.popen.stderr is not None
+            while "asked to end" not in follower.popen.stderr.readline():
+                pass
+            follower.signal(signal.SIGTERM)
+            assert follower.end()[0] == 0
+            server.signal(signal.SIGTERM)
+            assert server.end()[0] == 0
+    finally:
+        follower.kill()
+
+
+@pytest.mark.slow
 def test_a_shard_that_is_killed_is_named_and_the_others_go_on() -> None:
     with server_process(*FLAGS, "--shards", "3") as server:
         with Client(server.url, role="worker", timeout=10) as client:
