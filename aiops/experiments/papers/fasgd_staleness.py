@@ -13,7 +13,7 @@ from aiops.sim.turns.simulation import Simulation
 PANELS = ((128, 1), (32, 4), (16, 8), (4, 32))
 
 QUICK = Duel(
-    base=Simulation(dataset="digits", hidden=32, iterations=5000, samples=30),
+    base=Simulation(dataset="digits", hidden=32, iterations=4500, samples=30),
     seeds=3,
     panels=PANELS,
     pool=Pool(
@@ -59,7 +59,7 @@ EXPERIMENT = Experiment(
     knobs=duel.KNOBS,
     note="The error is that of 10,000 examples nobody trains on, the mean of the last tenth of a"
     " run. --full chooses rates from a pool of 16, first at a tenth of the iterations, then the"
-    " best four in full; --quick from a pool of 8 at 30 %, on scikit-learn's digits, where 5,000"
+    " best four in full; --quick from a pool of 8 at 30 %, on scikit-learn's digits, where 4,500"
     " iterations are too few for λ = 128 (in full, from N(0, 1) weights, FASGD"
     " overtakes there after some 30,000).",
 )
