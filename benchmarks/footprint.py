@@ -103,6 +103,8 @@ class Watch(Closing):
         Seconds between samples.
     timeout
         Seconds that the server has to answer.
+    asked
+        Samples for which it is asked once: one that knows thousands of clients has much to say.
 
     Attributes
     ----------
@@ -111,10 +113,16 @@ class Watch(Closing):
     """
 
     def __init__(
-        self, pids: Sequence[int], url: str, interval: float, timeout: float = 60.0
+        self,
+        pids: Sequence[int],
+        url: str,
+        interval: float,
+        timeout: float = 60.0,
+        asked: int = 1,
     ) -> None:
         self.samples: list[Sample] = []
         self._pids, self._url, self._interval, self._timeout = pids, url, interval, timeout
+        self._asked = asked
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
 
@@ -137,8 +145,9 @@ class Watch(Closing):
         try:
             with aiops.Client(self._url, timeout=self._timeout) as client:
                 while True:
-                    stats, held = client.stats(), footprint(*self._pids)
-                    now = time.perf_counter() - begin
+                    if not len(self.samples) % self._asked:
+                        stats = client.stats()
+                    held, now = footprint(*self._pids), time.perf_counter() - begin
                     versions = stats["versions_alive"], stats["versions_spare"]
                     self.samples.append(Sample(now, *held, *versions))
                     if self._over.wait(self._interval):

@@ -65,6 +65,7 @@ BLOCKS = 60
 _WARM = 0.1  # of the time, which does not count
 _LOOKS = 10  # in each block
 _OFTEN = 2.0  # seconds between looks, at most
+_ASKED = 10  # looks for which a server is asked once what it has to say of its versions
 _FEWEST = 10  # looks without which nothing can be said
 _SMALL = 64 * KIB
 _TELLING = 5  # minutes
@@ -140,7 +141,9 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
         stack.callback(over.set)  # before a crowd is waited for, however this ends
         governor, watches = Governor(options.share, everybody, over), dict[str, Watch]()
         for name, (url, _pid) in servers.items():
-            watches[name] = stack.enter_context(Watch(families[name], url, interval, PATIENCE))
+            watches[name] = stack.enter_context(
+                Watch(families[name], url, interval, PATIENCE, _ASKED)
+            )
             crowds[name].begin(governor)
         _wait(seconds, watches, crowds, say)
         over.set()
@@ -193,6 +196,10 @@ def _cell(
         crowd.close()
         crowd.check()
         tally = crowd.tally
+        if not tally.calls:
+            raise ValueError(
+                "nobody made a call: looking on alone took more than --share of a core"
+            )
         cell |= {
             key: getattr(tally, key)
             for key in ("clients", "rude", "calls", "pushed", "attempted", "rows")

@@ -11,12 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from aiops import Client
 from aiops.errors import UsageError
 from aiops.segments import Segment, attached
 from benchmarks import footprint, memory
 from benchmarks.footprint import Sample, Watch
 from benchmarks.memory import Options
 from benchmarks.sizes import GIB, MIB
+from tests.peers import eventually
+from tests.support import ServerThread
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -47,6 +50,21 @@ def test_nobody_is_watched_who_is_not_there():
     with Watch([os.getpid()], "aiops://127.0.0.1:1", 0.01, timeout=0.01) as watch:
         pass
     assert watch.samples == []
+
+
+def test_a_server_is_asked_now_and_then_only(monkeypatch):
+    calls = []
+
+    class Told(Client):
+        def stats(self, *args, **options):
+            calls.append(1)
+            return super().stats(*args, **options)
+
+    monkeypatch.setattr("aiops.Client", Told)
+    with ServerThread() as server, Watch([os.getpid()], server.url, 0.001, asked=5) as watch:
+        eventually(lambda: len(watch.samples) >= 12, "twelve samples")
+    assert len(calls) == 1 + (len(watch.samples) - 1) // 5
+    assert {sample.alive for sample in watch.samples} == {0}
 
 
 def test_the_bound_and_the_drift():
