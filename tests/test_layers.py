@@ -26,7 +26,7 @@ import aiops
 
 # room              its modules (under aiops; a package means all in it)
 ROOMS: Mapping[str, str] = {
-    "errors":       "errors address values words closing",
+    "errors":       "errors address values words plain imports closing",
     "budget":       "bucket controller rates",
     "messages":     "fields messages decoding",
     "layout":       "layout arena tables segments shards.placement",
