@@ -58,7 +58,9 @@ async def addresses(host: str, patience: float) -> Addresses:
     return _checked(host, answer)
 
 
-async def first(hosts: Sequence[str], until: float, reach: Callable[[str], Awaitable[T]]) -> T:
+async def first_reached(
+    hosts: Sequence[str], until: float, reach: Callable[[str], Awaitable[T]]
+) -> T:
     """Return what comes of reaching the first of a host's addresses that answers.
 
     A silent address leaves the others their share of the time until ``until``, on the event loop's

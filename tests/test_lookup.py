@@ -19,7 +19,7 @@ import pytest
 
 from aiops import AsyncClient, Client
 from aiops.errors import ConnectionLost
-from aiops.lookup import addresses, addresses_waited_for, first, literal
+from aiops.lookup import addresses, addresses_waited_for, first_reached, literal
 from aiops.testing import run
 from tests.peers import eventually
 from tests.support import PATIENCE, ServerThread
@@ -180,7 +180,7 @@ class TestFirst:
         async def main() -> tuple[str, float]:
             loop = asyncio.get_running_loop()
             async with asyncio.timeout(12):
-                found = await first(hosts, loop.time() + 12, reach)
+                found = await first_reached(hosts, loop.time() + 12, reach)
             return found, loop.time()
 
         try:

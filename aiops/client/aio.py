@@ -21,7 +21,7 @@ from aiops.closing import AsyncClosing
 from aiops.errors import AiopsError, ConnectionLost, UsageError
 from aiops.layout import Array
 from aiops.lending import Shared
-from aiops.lookup import addresses, first
+from aiops.lookup import addresses, first_reached
 from aiops.samehost import welcomed
 from aiops.tables import Table
 
@@ -296,7 +296,7 @@ class AsyncClient(Facade, AsyncClosing):
         loop = asyncio.get_running_loop()
         left = self._attempts.until - loop.time()
         hosts = self._here.known(self._host) or await addresses(self._host, left)
-        return await first(hosts, self._attempts.until, self._reach)
+        return await first_reached(hosts, self._attempts.until, self._reach)
 
     async def _reach(self, host: str) -> tuple[asyncio.Transport, AsyncConnection]:
         loop = asyncio.get_running_loop()
@@ -329,7 +329,7 @@ class AsyncClient(Facade, AsyncClosing):
         try:
             hosts = self._here.known(branch.host) or await addresses(branch.host, left)
             async with asyncio.timeout_at(until):
-                await first(hosts, until, reach)
+                await first_reached(hosts, until, reach)
         except OSError as error:
             raise ConnectionLost(f"{branch.server} cannot be reached: {reason(error)}") from error
 

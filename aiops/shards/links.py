@@ -19,7 +19,7 @@ from aiops.errors import (
 )
 from aiops.events import Event, Lost, Order, Told
 from aiops.link import Link
-from aiops.lookup import addresses, first
+from aiops.lookup import addresses, first_reached
 from aiops.messages import PROTOCOL, Attached, Challenge, Error, Lead, Leave, Message, Ping, Pong
 from aiops.sinks import Sink
 from aiops.surroundings import Surroundings
@@ -125,7 +125,7 @@ class Links:
             await self._here.dialled(lambda: link, address, port)
 
         left = until - asyncio.get_running_loop().time()
-        await first(self._here.known(host) or await addresses(host, left), until, reach)
+        await first_reached(self._here.known(host) or await addresses(host, left), until, reach)
 
     @property
     def unsent(self) -> bool:

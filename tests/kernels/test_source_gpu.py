@@ -119,11 +119,11 @@ class Nvrtc:
     """The compiler, which needs no GPU."""
 
     def __init__(self, path: Path) -> None:
-        self.library = ctypes.CDLL(str(path))
+        self._calls = ctypes.CDLL(str(path))
 
     def ptx(self, source: str, architecture: int) -> str:
         program, size = ctypes.c_void_p(), ctypes.c_size_t()
-        call: Any = self.library
+        call: Any = self._calls
         given = [*OPTIONS, f"--gpu-architecture=compute_{architecture}"]
         options = (ctypes.c_char_p * len(given))(*(option.encode() for option in given))
         encoded = source.encode()
