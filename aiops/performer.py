@@ -33,6 +33,7 @@ from aiops.rowsintake import RowsIncoming
 from aiops.shards.links import Links
 from aiops.surroundings import Surroundings
 from aiops.wire import SMALL
+from aiops.yielding import yielding
 
 _log = logging.getLogger("aiops.server")
 
@@ -179,7 +180,8 @@ class Performer:
 
     def _warm_step(self, step: Callable[[], object]) -> None:
         if not self._closing:
-            step()
+            with yielding():  # the loop answers meanwhile
+                step()
 
     def _warmed(self, _done: None) -> None:
         self._cold -= 1

@@ -46,7 +46,7 @@ ROOMS: Mapping[str, str] = {
     "collective":   "collective",
     "workloads":    "workloads",
     "sockets":      "sockets lookup spin applier surroundings samehost hands signals processors"
-                    " cuda",
+                    " cuda yielding",
     "client":       "client",
     "server":       "server process leash nearby connections performer profiling link paced pacing"
                     " peer config files ledgerfile keeping shards.links shards.children",
