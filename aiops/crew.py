@@ -21,7 +21,12 @@ from aiops.messages import REMEMBERED, Message
 from aiops.traffic import Traffic
 from aiops.versions import Lease
 
-_DEPARTED = 4096  # members that are remembered after they left
+DEPARTED = 4096
+"""Members that are remembered after they left; who left first is forgotten first."""
+
+SHOWN = 256
+"""Members that have left, at most, to each of whom a report gives a line: the last ones."""
+
 _LONGEST_NAME = 64  # characters kept: thousands of names must fit into one report
 
 
@@ -114,6 +119,15 @@ class Crew:
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members.values())
 
+    def lines(self, now: float) -> tuple[list[dict[str, Any]], int]:
+        """Return the lines of a report, by number, and how many of those gone have none.
+
+        A line takes the server some microseconds, and thousands may have come and gone.
+        """
+        gone = islice((m for m in reversed(self._members.values()) if m.peer is None), SHOWN)
+        shown = sorted([*self._by_peer.values(), *gone], key=lambda member: member.number)
+        return [member.report(now) for member in shown], len(self._members) - len(shown)
+
     def at(self, peer: int) -> Member | None:
         """Return the member behind a connection."""
         return self._by_peer.get(peer)
@@ -154,6 +168,7 @@ class Crew:
         member = self._by_peer.pop(peer, None)
         if member is not None:
             member.peer = None
+            self._members.move_to_end(member.client)
             member.before.add(member.traffic)
             member.traffic = Traffic()
             member.ledger.settle(self._past if member.worker else Ledger(self._layout))
@@ -208,7 +223,7 @@ class Crew:
 
     def _forget(self) -> None:
         """Drop the longest departed when there are too many to remember."""
-        excess = len(self._members) - len(self._by_peer) - _DEPARTED
+        excess = len(self._members) - len(self._by_peer) - DEPARTED
         if excess > 0:
             gone = (m.client for m in self._members.values() if m.peer is None)
             for client in list(islice(gone, excess)):

@@ -312,10 +312,12 @@ class Ledger:
             mine.add(theirs)
         self.not_wanted.whole += other.unfetched
         self.times["not_wanted"] += other.unfetched
-        self.rows_pushed.update(other.rows_pushed)
-        self.rows_fetched.update(other.rows_fetched)
         self.traffic.add(other.traffic)
-        self.times.update(other.times)
+        if other.times:  # most have none of these, and there may be thousands
+            self.times.update(other.times)
+        if other.rows_pushed or other.rows_fetched:
+            self.rows_pushed.update(other.rows_pushed)
+            self.rows_fetched.update(other.rows_fetched)
 
     def settle(self, into: Ledger) -> None:
         """Hand the bytes of single tensors over, and keep their sums: they take less room."""

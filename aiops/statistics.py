@@ -34,6 +34,7 @@ def report(engine: Engine, now: float) -> dict[str, Any]:
     """Return an engine's statistics, plain values all the way down; ``now`` in its seconds."""
     store, updates, answers = engine.store, engine.updates, engine.answers
     pool, rows, shadowing = engine.intake.pool, engine.intake.answers, answers.shadowing
+    workers, without_line = engine.crew.lines(now)
     used, vbar = sum(updates.staleness.values()), store.vbar() if store else None
     return {
         "policy": engine.algorithm.name,
@@ -67,5 +68,6 @@ def report(engine: Engine, now: float) -> dict[str, Any]:
         "ledger": engine.crew.ledger(),
         "budget": engine.budget.report(vbar) if engine.budget else None,
         "profile": engine.profile() if engine.profile else None,
-        "workers": [member.report(now) for member in engine.crew],
+        "workers": workers,
+        "departed_more": without_line,
     }

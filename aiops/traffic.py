@@ -45,6 +45,8 @@ class Traffic:
 
     def add(self, other: Traffic) -> None:
         """Count what crossed another connection too."""
+        if not (other.bytes_in or other.bytes_out):
+            return
         self.bytes_in += other.bytes_in
         self.bytes_out += other.bytes_out
         self.messages_in += other.messages_in

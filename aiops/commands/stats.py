@@ -249,8 +249,9 @@ def _crew(report: Mapping[str, Any]) -> Table:
             words.seconds(row["seconds_since_answer"]) + " ago",
             style=None if row["present"] else "dim",
         )
-    if len(rows) > _MOST:
-        table.add_row(f"... and {len(rows) - _MOST:,} more", style="dim")
+    more = max(0, len(rows) - _MOST) + report["departed_more"]
+    if more:
+        table.add_row(f"... and {more:,} more", style="dim")
     return table
 
 

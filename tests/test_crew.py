@@ -1,0 +1,53 @@
+"""Who takes part, and what a report says of them: `aiops.crew`."""
+
+from __future__ import annotations
+
+from aiops import crew
+from aiops.crew import Crew
+from aiops.traffic import Traffic
+
+NOW = 0.0
+
+
+def met(clients: int) -> Crew:
+    """A crew that so many clients have come to; connection and client have the same number."""
+    found = Crew(None, 10.0)
+    for number in range(clients):
+        found.join(number, f"client-{number}", 1, f"w{number}", True, Traffic())
+    return found
+
+
+def test_a_report_has_a_line_for_everybody_who_is_here_and_for_the_last_who_left() -> None:
+    everybody = met(crew.SHOWN + 20)
+    for number in (3, 1, *range(4, crew.SHOWN + 10), 2):  # all but 0, and nine too many
+        everybody.leave(number)
+    lines, without = everybody.lines(NOW)
+    assert without == 9
+    shown = [line["name"] for line in lines]
+    here = {f"w{number}" for number in (0, *range(crew.SHOWN + 10, crew.SHOWN + 20))}
+    assert {line["name"] for line in lines if line["present"]} == here
+    assert len(shown) == len(here) + crew.SHOWN
+    assert "w2" in shown  # it came early, but left last
+    assert not {"w3", "w1"} & set(shown)  # nor others who left before
+    assert [line["worker"] for line in lines] == sorted(line["worker"] for line in lines)
+
+
+def test_a_few_all_have_a_line() -> None:
+    few = met(3)
+    few.leave(1)
+    lines, without = few.lines(NOW)
+    assert ([line["present"] for line in lines], without) == ([True, False, True], 0)
+
+
+def test_who_left_first_is_forgotten_first_whenever_they_came() -> None:
+    found = met(2)
+    found.leave(1)
+    found.leave(0)
+    for number in range(2, crew.DEPARTED):
+        found.join(number, f"client-{number}", 1, "w", True, Traffic())
+        found.leave(number)
+    assert len(list(found)) == crew.DEPARTED
+    found.join(-1, "another", 1, "w", True, Traffic())
+    kept = [member.name for member in found]
+    assert "w0" in kept
+    assert "w1" not in kept
