@@ -149,6 +149,9 @@ class TestSources:
         arguments = given(name, *sources)
         config = read(*arguments["flags"], variables=arguments["variables"], file=arguments["file"])
         got, wanted = getattr(config, name), VALUES[name][winner]
+        if name == "set":  # each changes what it names
+            places = [("file", "variable", "flag").index(source) for source in sources]
+            wanted = [item for place in places for item in VALUES["set"][place]]
         assert got == wanted
         assert type(got) is type(wanted)
 
@@ -163,6 +166,30 @@ class TestSources:
     def test_settings_repeated(self, read: Run) -> None:
         config = read("--set", "rho=1", "--set", "a = 2", "--lr", "3")
         assert config.settings() == {"rho": "1", "a": "2", "lr": 3.0}
+
+    def test_every_source_changes_the_settings_that_it_names(self, read: Run) -> None:
+        config = read(
+            *("--set", "a=flag"),
+            variables={"AIOPS_SET": "a=variable b=variable"},
+            file='[set]\na = "file"\nb = "file"\nc = "file"',
+        )
+        assert config.settings() == {"a": "flag", "b": "variable", "c": "file"}
+
+    @pytest.mark.parametrize(
+        ("flags", "variables", "file", "rate"),
+        [
+            (["--set", "lr=3"], {}, "lr = 1", "3"),
+            (["--set", "lr=3"], {"AIOPS_LR": "2"}, "lr = 1", "3"),
+            ([], {"AIOPS_SET": "lr=2"}, "lr = 1", "2"),
+            (["--set", "a=3"], {}, "lr = 1", 1.0),
+            (["--lr", "3"], {"AIOPS_SET": "lr=2"}, "[set]\nlr = 1", 3.0),
+            (["--set", "lr=4", "--lr", "3"], {}, "", 3.0),
+        ],
+    )
+    def test_a_learning_rate_is_a_setting_too(
+        self, read: Run, flags: list[str], variables: dict[str, str], file: str, rate: object
+    ) -> None:
+        assert read(*flags, variables=variables, file=file).settings()["lr"] == rate
 
     def test_the_files_name_from_a_variable(self, read: Run, tmp_path: Path) -> None:
         path = tmp_path / "other.toml"

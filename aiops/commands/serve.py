@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -15,7 +16,9 @@ from typing import Any, get_type_hints
 
 import typer
 
-from aiops.config import Config, read_file
+from aiops.config import Config, read_file, settings_of
+
+_SOURCES = ("DEFAULT_MAP", "ENVIRONMENT", "COMMANDLINE")  # as typer names them; the last wins
 
 
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:
@@ -24,17 +27,38 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
     return path
 
 
+def _merge_settings(context: typer.Context, values: dict[str, Any]) -> None:
+    """Have every source change those of the algorithm's settings that it names, and no others.
+
+    ``lr`` is one of them: ``--set lr=...`` wins over a file's.
+    """
+    source = getattr(context.get_parameter_source("set"), "name", "")
+    given: list[list[str]] = [
+        (context.default_map or {}).get("set", []),
+        os.environ.get("AIOPS_SET", "").split(),
+        values["set"] if source == "COMMANDLINE" else [],
+    ]
+    values["set"] = [item for items in given for item in items]
+    source = getattr(context.get_parameter_source("lr"), "name", "")
+    if source in _SOURCES:
+        later = given[_SOURCES.index(source) + 1 :]
+        if "lr" in settings_of((item for items in later for item in items if "=" in item), None):
+            values["lr"] = None
+
+
 def _with_config_flags(function: Callable[[Config], None]) -> Callable[..., None]:
     """Make a command whose flags are the fields of `Config`, and ``--config``."""
     hints = get_type_hints(Config)
     lists = [f.name for f in dataclasses.fields(Config) if f.default is dataclasses.MISSING]
 
-    def command(config: Path | None = None, **values: Any) -> None:
+    def command(context: typer.Context, config: Path | None = None, **values: Any) -> None:
         for name in lists:
             values[name] = list(values[name] or [])
+        _merge_settings(context, values)
         function(Config(**values))
 
     parameters = [
+        inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
         inspect.Parameter(
             "config",
             inspect.Parameter.KEYWORD_ONLY,
@@ -47,7 +71,7 @@ def _with_config_flags(function: Callable[[Config], None]) -> Callable[..., None
                 is_eager=True,
                 help="A TOML file with any of these settings.",
             ),
-        )
+        ),
     ]
     for field in dataclasses.fields(Config):
         flag = "--" + field.name.replace("_", "-")
