@@ -32,9 +32,10 @@ from benchmarks import plots, report
 from benchmarks.compare import Cell
 from benchmarks.sizes import MIB, format_size, parse_size, short_size
 
-_CODECS = ("fp16", "bf16", "int8", "onebit")
+_CODECS = ("fp16", "bf16", "int8", "onebit", "topk", "lowrank")
 _RULE = "fasgd"
 _TENSORS = 16
+_ROWS = 1024
 
 Task = tuple[Callable[[Together], object], Callable[[], Array]]
 """What is done, by whom; and what returns what that has left behind, and begins anew."""
@@ -52,8 +53,8 @@ class Options:
         """Raise UsageError when an option makes no sense."""
         if min(self.threads, self.rounds) < 1:
             raise UsageError("threads and rounds are positive")
-        if any(size % (4 * _TENSORS) for size in self.sizes):
-            raise UsageError(f"sizes are multiples of {4 * _TENSORS} bytes: {_TENSORS} tensors")
+        if any(size % (4 * _ROWS) for size in self.sizes):
+            raise UsageError(f"sizes are multiples of {4 * _ROWS} bytes: {_ROWS} rows")
 
 
 def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
@@ -152,29 +153,35 @@ def _updating(tensor: Array, codec: str | None) -> Task:
 
 
 def _encoding(name: str, tensor: Array, *, feedback: bool) -> Task:
-    encoder = find(name).encoder((tensor.size,), feedback=feedback)
+    # Each has an encoder to itself: what some write depends on what they wrote before.
+    mine, theirs = (find(name).encoder(_shape(tensor), feedback=feedback) for _ in range(2))
+    made = memoryview(b"")
 
     def do(together: Together) -> None:
+        nonlocal made
+        encoder = mine if together is alone else theirs
         encoder.together = together
-        encoder.encode(tensor)
+        made = encoder.encode(tensor)
 
     def left() -> Array:
-        found = encoder.payload.copy()
-        if encoder.rest is not None:
-            encoder.rest[:] = 0.0
-        return found
+        return np.frombuffer(bytes(made), np.uint8)
 
     return do, left
 
 
 def _decoding(name: str, tensor: Array) -> Task:
-    shape, out, codec = (tensor.size,), np.empty_like(tensor), find(name)
+    shape, out, codec = _shape(tensor), np.empty_like(tensor), find(name)
     encoded = bytes(codec.encoder(shape, feedback=False).encode(tensor))
     payload = np.frombuffer(encoded, np.uint8)
     return (
         lambda together: together(codec.pieces(payload, shape, out)),
         lambda: out[::4096].copy(),
     )
+
+
+def _shape(tensor: Array) -> tuple[int, int]:
+    """Return what a tensor is taken for: a matrix, which is what ``lowrank`` wants."""
+    return _ROWS, tensor.size // _ROWS
 
 
 def table(result: Mapping[str, Any]) -> Table:

@@ -13,7 +13,9 @@ magnitude in P[k] times that in Q[k] must be below 1e18.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,6 +35,7 @@ from aiops.codecs.base import (
 from aiops.errors import UsageError
 from aiops.kernels import at_hand, survey
 from aiops.kernels.rows import First, first_rows
+from aiops.kernels.sharing import LARGE, PIECE, Together, add, alone
 
 __all__ = ["HEADER", "LANES", "LowRank"]
 
@@ -45,6 +48,9 @@ LANES = 64
 
 ROWS = 64
 """Rows of a matrix that NumPy works on at a time, so that they stay in cache."""
+
+LINE = 16
+"""Columns in a cache line, which two threads had better not write to."""
 
 NOISE = 1e-6
 """A column of P is left out when orthonormalising leaves less than this of its length."""
@@ -112,11 +118,25 @@ class LowRank(Codec):
         backend: str = "auto",
     ) -> None:
         """See `Codec.decode`."""
-        if out.size:
-            rows, columns = matrix(shape)
-            backend = at_hand(backend)
-            p, q = _factors(payload, rows, columns, backend)
-            multiply(p, q, out.reshape(rows, columns), 1 if add else 0, backend)
+        alone(cls.pieces(payload, shape, out, add=add, backend=backend))
+
+    @classmethod
+    def pieces(
+        cls,
+        payload: Bytes,
+        shape: Shape,
+        out: Floats,
+        *,
+        add: bool = False,
+        backend: str = "auto",
+    ) -> Sequence[Callable[[], None]]:
+        """See `Codec.pieces`."""
+        if not out.size:
+            return []
+        rows, columns = matrix(shape)
+        backend = at_hand(backend)
+        p, q = _factors(payload, rows, columns, backend)
+        return products(p, q, out.reshape(rows, columns), 1 if add else 0, backend)
 
     @classmethod
     def warm(cls) -> None:
@@ -173,24 +193,26 @@ class _Encoder(Encoder):
             self.payload[:HEADER].view("<u4")[:] = rank, self._form
 
     def write(self, values: Floats) -> int:
-        exact = values if self.rest is None else np.add(values, self.rest, out=self.rest)
+        exact = values
+        if self.rest is not None:
+            exact = add(self.rest, values, self.together)
         whole = exact.reshape(self._rows, self._columns)
-        rank = len(self._q)
+        rank, backend, together = len(self._q), self.backend, self.together
         _seed(self._q)
-        p = times(whole, self._q, self.backend)
+        p = times(whole, self._q, backend, together)
         _orthonormalise(p)
         cut = HEADER + rank * self._rows * WIDTHS[self._form]
         self._store(p, self.payload[HEADER:cut])
-        p, _ = _factors(self.payload, self._rows, self._columns, self.backend)
-        q = transposed_times(whole, p, self.backend)
+        p, _ = _factors(self.payload, self._rows, self._columns, backend)
+        q = transposed_times(whole, p, backend, together)
         self._q[:] = q
         self._store(q, self.payload[cut:])
-        p, q = _factors(self.payload, self._rows, self._columns, self.backend)
+        p, q = _factors(self.payload, self._rows, self._columns, backend)
         while _bound(p, q) >= LIMIT:  # nobody would take it; the rest keeps what is left out
             q *= np.float32(0.5)
             self._store(q, self.payload[cut:])
         if self.rest is not None:
-            multiply(p, q, self.rest.reshape(self._rows, self._columns), -1, self.backend)
+            together(products(p, q, whole, -1, backend))
         return len(self.payload)
 
     def _store(self, factor: Floats, section: Bytes) -> None:
@@ -231,14 +253,15 @@ def _orthonormalise(p: Floats) -> None:
         column[:] = wide
 
 
-def times(whole: Floats, q: Floats, backend: str) -> Floats:
+def times(whole: Floats, q: Floats, backend: str, together: Together = alone) -> Floats:
     """Return M·Q as float32[r, a], of float32[a, b] and float32[r, b]."""
     rank, (rows, columns) = len(q), whole.shape
     p = np.empty((rank, rows), np.float32)
     if backend == "numba":
         from aiops.codecs import lowrank_cpu
 
-        lowrank_cpu.loops()[0](whole, q, p)
+        times = lowrank_cpu.loops()[0]
+        together([partial(times, whole, q, p, *rows) for rows in _cuts(rows, whole)])
         return p
     padded = np.zeros((min(ROWS, rows), -(-columns // LANES) * LANES), np.float32)
     for start in range(0, rows, ROWS):
@@ -256,34 +279,57 @@ def times(whole: Floats, q: Floats, backend: str) -> Floats:
     return p
 
 
-def transposed_times(whole: Floats, p: Floats, backend: str) -> Floats:
+def transposed_times(whole: Floats, p: Floats, backend: str, together: Together = alone) -> Floats:
     """Return Mᵀ·P as float32[r, b], of float32[a, b] and float32[r, a]: row after row."""
     q = np.zeros((len(p), whole.shape[1]), np.float32)
     if backend == "numba":
         from aiops.codecs import lowrank_cpu
 
-        lowrank_cpu.loops()[1](whole, p, q)
+        times = lowrank_cpu.loops()[1]
+        cuts = _cuts(whole.shape[1], whole, LINE)
+        together([partial(times, whole, p, q, *columns) for columns in cuts])
         return q
     for index, row in enumerate(whole):
         q += p[:, index, None] * row
     return q
 
 
-def multiply(p: Floats, q: Floats, out: Floats, sign: int, backend: str) -> None:
-    """Write P·Qᵀ to ``out``, float32[a, b] (sign 0), or add it (1), or subtract it (-1)."""
+def products(
+    p: Floats, q: Floats, out: Floats, sign: int, backend: str
+) -> Sequence[Callable[[], None]]:
+    """Return what writes P·Qᵀ to ``out``, float32[a, b] (sign 0), or adds it (1), or subtracts it.
+
+    In pieces, which several threads may do in any order.
+    """
     if backend == "numba":
         from aiops.codecs import lowrank_cpu
 
-        lowrank_cpu.loops()[2](p, q, out, sign)
-        return
-    for start in range(0, len(out), ROWS):
-        into = out[start : start + ROWS]
-        made = p[0, start : start + ROWS, None] * q[0]
-        for left, right in zip(p[1:, start : start + ROWS], q[1:], strict=True):
-            made += left[:, None] * right
-        if sign == 0:
-            into[:] = made
-        elif sign > 0:
-            into += made
-        else:
-            into -= made
+        multiply = lowrank_cpu.loops()[2]
+        return [partial(multiply, p, q, out, sign, *rows) for rows in _cuts(len(out), out)]
+    return [
+        partial(_multiply, p[:, low : low + ROWS], q, out[low : low + ROWS], sign)
+        for low in range(0, len(out), ROWS)
+    ]
+
+
+def _multiply(p: Floats, q: Floats, out: Floats, sign: int) -> None:
+    made = p[0, :, None] * q[0]
+    for left, right in zip(p[1:], q[1:], strict=True):
+        made += left[:, None] * right
+    if sign == 0:
+        out[:] = made
+    elif sign > 0:
+        out += made
+    else:
+        out -= made
+
+
+def _cuts(most: int, whole: Floats, least: int = 1) -> Iterator[tuple[int, int]]:
+    """Yield from which row (or column) to which one goes at a time, multiples of ``least``."""
+    if whole.nbytes < LARGE:
+        each = most
+    else:
+        each = -(-most * PIECE // whole.nbytes)
+        each += -each % least
+    for low in range(0, most, each):
+        yield low, min(low + each, most)

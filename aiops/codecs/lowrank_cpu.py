@@ -20,14 +20,19 @@ _F = np.float32
 
 @functools.cache
 def loops() -> tuple[Callable[..., None], Callable[..., None], Callable[..., None]]:
-    """Return the loops for M·Q, Mᵀ·P and P·Qᵀ; they are compiled once, and kept on disk."""
+    """Return the loops for M·Q, Mᵀ·P and P·Qᵀ; they are compiled once, and kept on disk.
+
+    Each does a part, from one index to another: the first and the last some rows of M, the second
+    some of its columns. So no part has to do with another's results.
+    """
     read = types.Array(types.float32, 2, "C", readonly=True, aligned=False)
     written = types.Array(types.float32, 2, "C", aligned=False)
-    product = types.void(read, read, written)
+    at = types.int64
+    product = types.void(read, read, written, at, at)
     return (
         compiled(_times, product, cache=True),
         compiled(_transposed_times, product, cache=True),
-        compiled(_multiply, types.void(read, read, written, types.int64), cache=True),
+        compiled(_multiply, types.void(read, read, written, at, at, at), cache=True),
     )
 
 
@@ -61,22 +66,22 @@ def _scaled(row: Any, factor: Any, out: Any, fresh: Any) -> None:
             out[j] += row[j] * factor
 
 
-def _times(whole: Any, q: Any, p: Any) -> None:
+def _times(whole: Any, q: Any, p: Any, low: Any, high: Any) -> None:
     lanes = np.empty(LANES, np.float32)
-    for i in range(whole.shape[0]):
+    for i in range(low, high):
         for k in range(q.shape[0]):
             p[k, i] = _dot(whole[i], q[k], lanes)
 
 
-def _transposed_times(whole: Any, p: Any, q: Any) -> None:
+def _transposed_times(whole: Any, p: Any, q: Any, low: Any, high: Any) -> None:
     for i in range(whole.shape[0]):
         for k in range(p.shape[0]):
-            _scaled(whole[i], p[k, i], q[k], False)
+            _scaled(whole[i, low:high], p[k, i], q[k, low:high], False)
 
 
-def _multiply(p: Any, q: Any, out: Any, sign: Any) -> None:
+def _multiply(p: Any, q: Any, out: Any, sign: Any, low: Any, high: Any) -> None:
     made = np.empty(out.shape[1], np.float32)
-    for i in range(out.shape[0]):
+    for i in range(low, high):
         for k in range(p.shape[0]):
             _scaled(q[k], p[k, i], made, k == 0)
         row = out[i]

@@ -28,10 +28,12 @@ from aiops.codecs.base import (
     check_choices,
     choice,
     elements,
+    parts,
 )
 from aiops.errors import UsageError
 from aiops.kernels import at_hand
 from aiops.kernels.packed import blocks
+from aiops.kernels.sharing import LARGE
 
 __all__ = ["GAP_BYTES", "HEADER", "TopK"]
 
@@ -164,14 +166,19 @@ class _Encoder(Encoder):
         if self.size:
             self.payload[:HEADER].view("<u4")[:] = kept, self._form
 
+    def look_over(self, values: Floats) -> None:
+        """Look over everything first where there is a rest, which an error must not change."""
+        if self.rest is not None or self.backend == "numpy":
+            super().look_over(values)
+
     def write(self, values: Floats) -> int:
-        exact = values if self.rest is None else np.add(values, self.rest, out=self.rest)
+        exact = values if self.rest is None else self.rest
         indices, kept = self._indices, self._values
         if self.backend == "numba":
-            from aiops.codecs import topk_cpu
-
-            topk_cpu.largest(exact, indices)
+            self._find(values, exact)
         else:
+            if self.rest is not None:
+                self.rest += values
             _largest(exact, indices)
         np.take(exact, indices, out=kept, mode="clip")  # any other mode makes a copy first
         cut = HEADER + _values_length(self._form, kept.size)
@@ -190,6 +197,25 @@ class _Encoder(Encoder):
 
             return cut + topk_cpu.loops().write_gaps(indices, gaps)
         return cut + _write_gaps(indices, gaps)
+
+    def _find(self, values: Floats, exact: Floats) -> None:
+        """Find the largest of ``exact``, the rest, to which ``values`` are added first, if any."""
+        from aiops.codecs import topk_cpu
+
+        unfit: list[tuple[int, int]] = []
+
+        def ready(start: int, stop: int) -> None:
+            if self.rest is not None:
+                self.rest[start:stop] += values[start:stop]
+            elif (index := self._survey(values[start:stop])) >= 0:
+                unfit.append((start, index))
+
+        cuts = list(parts(self.size)) if values.nbytes >= LARGE else [(0, self.size)]
+        histograms = topk_cpu.histograms(exact, cuts, ready, self.together)
+        if unfit:
+            start, index = min(unfit)
+            self._refuse_unfit(values[start:], start, index)
+        topk_cpu.largest(exact, self._indices, cuts, histograms, self.together)
 
 
 def _header(payload: Bytes) -> tuple[int, int]:

@@ -9,19 +9,24 @@ of that one bin are looked at twice more, for the lower 10 and 10 bits.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from numba import types
 
-from aiops.codecs.base import Floats
+from aiops.codecs.base import CHUNK, Floats
 from aiops.codecs.topk import GAP_BYTES, MAGNITUDE
 from aiops.kernels.jit_cpu import array_of, compiled
+from aiops.kernels.sharing import Together
 
-__all__ = ["Loops", "largest", "loops"]
+__all__ = ["Loops", "histograms", "largest", "loops"]
+
+Indices = npt.NDArray[np.int64]
+Histograms = npt.NDArray[np.int64]
 
 _U = np.uint32
 _S7, _S10, _S20, _M10 = np.int64(7), _U(10), _U(20), _U(1023)
@@ -50,7 +55,7 @@ def loops() -> Loops:
     bits, gaps, sizes = array_of("uint32"), array_of("uint8"), array_of("int64", writable=True)
     values, written = array_of("float32"), array_of("float32", writable=True)
     size, made = types.int64, types.Array(types.uint8, 1, "C", aligned=False)
-    gather = types.void(bits, types.uint32, array_of("uint32", writable=True), sizes)
+    gather = types.void(bits, size, types.uint32, array_of("uint32", writable=True), sizes)
     checked = types.UniTuple(size, 2)(gaps, size, size)
     return Loops(
         compiled(_count, types.void(bits, types.Array(types.int32, 2, "C")), cache=True),
@@ -61,15 +66,49 @@ def loops() -> Loops:
     )
 
 
-def largest(exact: Floats, indices: npt.NDArray[np.int64]) -> None:
+def histograms(
+    exact: Floats,
+    cuts: Sequence[tuple[int, int]],
+    ready: Callable[[int, int], None],
+    together: Together,
+) -> Histograms:
+    """Return how many elements each of some ``cuts`` has in every bin, int64[cuts, BINS].
+
+    ``ready`` is told of every `CHUNK` before it is read, by who reads it: what is to be done with
+    it is done while it is in the cache.
+    """
+    bits, strands = exact.view(np.uint32), np.zeros((len(cuts), STRANDS, BINS), np.int32)
+
+    def count(number: int, low: int, high: int) -> None:
+        for start in range(low, high, CHUNK):
+            stop = min(start + CHUNK, high)
+            ready(start, stop)
+            loops().count(bits[start:stop], strands[number])
+
+    together([partial(count, number, *cut) for number, cut in enumerate(cuts)])
+    found: Histograms = strands.sum(axis=1, dtype=np.int64)
+    return found
+
+
+def largest(
+    exact: Floats,
+    indices: Indices,
+    cuts: Sequence[tuple[int, int]],
+    histograms: Histograms,
+    together: Together,
+) -> None:
     """Write the indices of the elements with the largest magnitudes, in order."""
     bits, kept = exact.view(np.uint32), indices.size
-    strands = np.zeros((STRANDS, BINS), np.int32)
-    loops().count(bits, strands)
-    edge, above, inside = _edge(strands.sum(axis=0, dtype=np.int64), kept)
+    edge, above, inside = _edge(histograms.sum(axis=0), kept)
+    ends = np.cumsum(histograms[:, edge:].sum(axis=1)).tolist()  # of what each has to gather
     places = np.empty(above + inside, np.int64)
     candidates = np.empty(above + inside, np.uint32)
-    loops().gather(bits, _U(edge) << _S20, candidates, places)
+
+    def gather(number: int, low: int, high: int) -> None:
+        at = slice(ends[number - 1] if number else 0, ends[number])
+        loops().gather(bits[low:high], low, _U(edge) << _S20, candidates[at], places[at])
+
+    together([partial(gather, number, *cut) for number, cut in enumerate(cuts)])
     bound, wanted = _U(edge) << _S20, kept - above
     close = candidates[candidates < _U(edge + 1) << _S20]
     for shift, mask in ((_S10, _M10), (_U(0), _M10)):
@@ -79,10 +118,10 @@ def largest(exact: Floats, indices: npt.NDArray[np.int64]) -> None:
         bound, wanted = bound | _U(digit) << shift, wanted - more
     chosen = candidates > bound
     chosen[np.flatnonzero(candidates == bound)[:wanted]] = True
-    indices[:] = places[chosen]
+    np.compress(chosen, places, out=indices)
 
 
-def _edge(histogram: npt.NDArray[np.int64], kept: int) -> tuple[int, int, int]:
+def _edge(histogram: Histograms, kept: int) -> tuple[int, int, int]:
     """Return the bin of the kept-th largest, how many lie above that bin, and how many in it."""
     down = np.cumsum(histogram[::-1])
     back = int(np.searchsorted(down, kept))
@@ -100,7 +139,7 @@ def _count(bits: Any, strands: Any) -> None:
         strands[0, np.uintp(_U(bits[i] & MAGNITUDE) >> _S20)] += 1
 
 
-def _gather(bits: Any, bound: Any, candidates: Any, places: Any) -> None:
+def _gather(bits: Any, low: Any, bound: Any, candidates: Any, places: Any) -> None:
     found = 0
     for start in range(0, bits.size, RUN):
         run = bits[start : start + RUN]
@@ -113,7 +152,7 @@ def _gather(bits: Any, bound: Any, candidates: Any, places: Any) -> None:
                 magnitude = _U(run[i] & MAGNITUDE)
                 if magnitude >= bound:
                     candidates[found] = magnitude
-                    places[found] = start + i
+                    places[found] = low + start + i
                     found += 1
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from aiops.kernels.spans import Kernel, Spans
 from aiops.kernels.vocabulary import Array
 
-__all__ = ["LARGE", "PIECE", "Together", "alone", "copy", "cut", "survey", "update"]
+__all__ = ["LARGE", "PIECE", "Together", "add", "alone", "copy", "cut", "survey", "update"]
 
 Together: TypeAlias = Callable[[Sequence[Callable[[], Any]]], None]
 """Does all of these, in any order."""
@@ -42,6 +42,17 @@ def copy(target: Array, source: Array, together: Together) -> None:
     each = _each(len(source))
     cuts = (slice(low, low + each) for low in range(0, len(source), each))
     together([partial(np.copyto, target[at], source[at]) for at in cuts])
+
+
+def add(target: Array, other: Array, together: Together) -> Array:
+    """Add to a flat array another of its dtype; return it."""
+    if together is alone or target.nbytes < LARGE:
+        target += other
+        return target
+    each = _each(target.nbytes) // target.itemsize
+    cuts = (slice(low, low + each) for low in range(0, len(target), each))
+    together([partial(np.add, target[at], other[at], out=target[at]) for at in cuts])
+    return target
 
 
 def survey(find: Callable[[Array], int], array: Array, together: Together) -> int:

@@ -27,7 +27,7 @@ def test_a_tiny_run_makes_a_whole_report(
     for word in ("shared by 2 threads", "1 MiB", "fasgd of int8", "onebit, with feedback", "copy"):
         assert word in printed
     found = json.loads(file.read_text())
-    assert len(found["cells"]) == len(sharing.cells(found)) == 2 + 4 + 4 * 3
+    assert len(found["cells"]) == len(sharing.cells(found)) == 2 + 4 + 6 * 3
     for cell in found["cells"]:
         assert len(cell["rounds"]) == 2
         for one in cell["rounds"]:

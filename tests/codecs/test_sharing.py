@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiops.codecs import NotFinite, base, find
+from aiops.codecs import NotFinite, base, find, lowrank, topk
 from aiops.kernels import sharing
 
 SPECS = ("fp16", "bf16", "int8", "onebit", "topk:0.05", "lowrank:2", "raw")
 SHAPE = (5, 1 << 16)
+SHARED = ("fp16", "bf16", "int8", "onebit")
 
 
 class Backwards:
@@ -28,9 +29,10 @@ class Backwards:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (base, sharing):
+    for module in (base, lowrank, sharing, topk):
         monkeypatch.setattr(module, "LARGE", 1 << 10)
-    monkeypatch.setattr(base, "PIECE", 4 * base.CHUNK)
+    for module in (base, lowrank):
+        monkeypatch.setattr(module, "PIECE", 4 * base.CHUNK)
 
 
 @pytest.mark.parametrize("backend", ["numpy", "numba"])
@@ -46,15 +48,16 @@ def test_the_payload_and_the_rest(spec: str, feedback: bool, backend: str) -> No
         payloads = [bytes(encoder.encode(tensor)) for tensor in tensors]
         found.append((payloads, None if encoder.rest is None else encoder.rest.tobytes()))
     assert found[0] == found[1]
-    if spec in ("fp16", "bf16", "int8", "onebit"):
+    if spec in SHARED or (backend == "numba" and spec != "raw"):
         assert shared.most == 5
 
 
+@pytest.mark.parametrize("spec", ["int8", "topk:0.05"])
 @pytest.mark.parametrize("feedback", [False, True])
-def test_the_first_unfit_element_is_named(feedback: bool) -> None:
+def test_the_first_unfit_element_is_named(feedback: bool, spec: str) -> None:
     tensor = np.ones(SHAPE, np.float32)
     tensor.reshape(-1)[[70_000, 200_000, 300_000]] = np.nan
-    encoder = find("int8").encoder(SHAPE, feedback=feedback)
+    encoder = find(spec).encoder(SHAPE, feedback=feedback)
     encoder.together = Backwards()
     with pytest.raises(NotFinite, match="element 70000 "):
         encoder.encode(tensor)
@@ -76,5 +79,5 @@ def test_pieces_are_decoding(spec: str, size: int, add: bool, backend: str) -> N
     pieces = codec.pieces(payload, (size,), pieced, add=add, backend=backend)
     Backwards()(pieces)
     assert whole.tobytes() == pieced.tobytes()
-    if spec in ("fp16", "bf16", "int8", "onebit"):
+    if spec in SHARED:
         assert len(pieces) == -(-size // 65_536)
