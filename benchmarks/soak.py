@@ -19,8 +19,10 @@ looked at all the time. Before it counts, as many clients come and go as a serve
 squares line's through the means of 60 stretches of time, ± the half of its 95 % confidence
 interval; memory now is like memory a moment ago, so its error is that of Newey and West (1987,
 "A simple, positive semi-definite, heteroskedasticity and autocorrelation consistent covariance
-matrix", with a Bartlett kernel). In the end every answered push must have been applied, and none
-that nobody sent.
+matrix", with a Bartlett kernel). ``second half`` is the same from the middle on: pools, and what is
+kept of those who left in the middle of something, fill for a while, and what leaks goes on leaking.
+Memory is said to grow if both slopes are beyond their errors. In the end every answered push must
+have been applied, and none that nobody sent.
 """
 
 from __future__ import annotations
@@ -244,7 +246,9 @@ def _figures(samples: Sequence[Sample]) -> dict[str, Any]:
     tenth = count // 10
     means = [float(block["bytes"]) for block in blocks]
     first, last = statistics.fmean(means[:tenth]), statistics.fmean(means[-tenth:])
-    slope, error = trend([block["seconds"] / 3600 for block in blocks], means)
+    hours = [block["seconds"] / 3600 for block in blocks]
+    slope, error = trend(hours, means)
+    late_slope, late_error = trend(hours[count // 2 :], means[count // 2 :])
     return {
         "samples": len(samples),
         "versions_alive": max(block["alive"] for block in blocks),
@@ -253,6 +257,8 @@ def _figures(samples: Sequence[Sample]) -> dict[str, Any]:
         "drift": last / first - 1,
         "slope_bytes_per_hour": slope,
         "slope_error": error,
+        "late_slope_bytes_per_hour": late_slope,
+        "late_slope_error": late_error,
         "peak_bytes": max(block["max"] for block in blocks),
         "blocks": blocks,
     }
@@ -291,9 +297,11 @@ def _student(free: int) -> float:
 
 
 def grows(cell: Mapping[str, Any]) -> bool:
-    """Tell whether memory grew: beyond its error, and by what is more than nothing."""
-    slope, error = cell["slope_bytes_per_hour"], cell["slope_error"]
-    return bool(slope > error and cell["drift"] > _FLAT)
+    """Tell whether memory grew, by what is more than nothing, and went on growing."""
+    grew, grows = (
+        cell[f"{late}slope_bytes_per_hour"] > cell[f"{late}slope_error"] for late in _HALF
+    )
+    return bool(grew and grows and cell["drift"] > _FLAT)
 
 
 def table(result: Mapping[str, Any]) -> Table:
@@ -309,7 +317,11 @@ def table(result: Mapping[str, Any]) -> Table:
                 *(f"{cell['pushed']:,}", str(cell["versions_alive"])),
                 *(_mib(cell[f"{tenth}_tenth_bytes"]) for tenth in ("first", "last")),
                 f"{cell['drift']:+.2%}",
-                f"{_mib(cell['slope_bytes_per_hour'])} ± {_mib(cell['slope_error'])}",
+                *(
+                    f"{cell[f'{late}slope_bytes_per_hour'] / MIB:.1f} ±"
+                    f" {cell[f'{late}slope_error'] / MIB:.1f}"
+                    for late in _HALF
+                ),
                 _mib(cell["peak_bytes"]),
             ]
         )
@@ -324,8 +336,10 @@ def table(result: Mapping[str, Any]) -> Table:
 
 _COLUMNS = (
     *("server", "clients", "cut off", "calls", "pushes", "versions", "first tenth", "last tenth"),
-    *("drift", "slope an hour", "peak"),
+    *("drift", "slope an hour", "second half", "peak"),
 )
+
+_HALF = ("", "late_")  # slopes: of all the time, and of its second half
 
 
 def _mib(nbytes: float) -> str:

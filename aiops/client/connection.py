@@ -15,7 +15,7 @@ from typing import Any
 from aiops.client.backoff import Attempts, overdue, reason
 from aiops.client.branch import Branch
 from aiops.client.conversation import Conversation
-from aiops.client.line import GLANCE, RECEIVE, Line, send_some
+from aiops.client.line import RECEIVE, Line, send_some
 from aiops.client.line import move as line_move
 from aiops.client.requests import Request
 from aiops.errors import AiopsError, ConnectionLost, DeadlineExceeded
@@ -56,6 +56,7 @@ class Connection:
         self._near: Side | None = None  # on a connection within this machine
         self._lines: list[Line] = []  # to all shards, where there are several
         self._spin = Spin()
+        self._poll = select.poll()  # of the socket
         self._interrupted = threading.Event()
         self._last = 0.0  # when the last request was answered
 
@@ -264,6 +265,8 @@ class Connection:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             seconds = struct.pack("ll", int(beat), int(beat % 1 * 1e6) or 1)
             sock.setsockopt(socket.SOL_SOCKET, option, seconds)
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
         shared = None
         if self._near is not None:
             shared = Shared(partial(self._near.attach, private=False), self._near.pass_on)
@@ -329,18 +332,19 @@ class Connection:
         # Of a payload all is waited for that is taken; of anything else what is there is taken.
         flags = socket.MSG_WAITALL if self._talk.missing else 0
         buffer = self._talk.next_buffer()[:RECEIVE]
-        look = self._spin.begin() if not flags else False
+        if not flags and self._spin.begin():
+            # Glances that are in vain are many, and raise nothing: an error takes longer to make.
+            look = True
+            while look and not self._poll.poll(0):
+                look = self._spin.again()
+            if look:
+                self._spin.found()
         while True:
             try:
-                count = sock.recv_into(buffer, 0, GLANCE if look else flags)
+                count = sock.recv_into(buffer, 0, flags)
                 break
             except BlockingIOError:
-                if look:
-                    look = self._spin.again()
-                else:
-                    self._left(until)
-        if look:
-            self._spin.found()
+                self._left(until)
         self._talk.received(count)
 
     def _left(self, until: float) -> float:

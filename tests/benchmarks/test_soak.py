@@ -71,6 +71,14 @@ def test_what_stays_below_one_fiftieth_is_no_growth_and_what_swings_is_none() ->
     assert not soak.grows(held([10_000 + 4000 * (n // 15 % 2) for n in range(120)]))
 
 
+def test_what_fills_and_then_stays_is_no_growth_and_what_begins_late_is() -> None:
+    def wave(n: int) -> int:
+        return n // 2 % 2 * 20
+
+    assert not soak.grows(held([10_000 + min(n, 50) * 20 + wave(n) for n in range(120)]))
+    assert soak.grows(held([10_000 + max(n - 40, 0) * 20 + wave(n) for n in range(120)]))
+
+
 def test_every_answered_push_was_applied_and_none_that_nobody_sent() -> None:
     tally = Tally(pushed=5, attempted=7)
     for applied in (5, 6, 7):
