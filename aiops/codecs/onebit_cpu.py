@@ -111,19 +111,15 @@ def _encode(values: Any, rest: Any, scales: Any, words: Any) -> None:
 def _unpack(words: Any, scale: Any, out: Any, add: Any) -> None:
     disjoint()
     bits = _F(scale).view(np.uint32)
-    if out.size == BLOCK and add:
+    if out.size == BLOCK:
+        if not add:  # adding to -0 gives every value's own bits; LLVM makes slow code of storing
+            for i in range(BLOCK):
+                out[i] = _F(-0.0)
         for bit in range(np.uintp(BITS)):
             shift = _U(bit)
             for w in range(np.uintp(_WIDE)):
                 sign = _U(_U(words[w] >> shift) << _TOP)
                 out[bit * np.uintp(_WIDE) + w] += _U(sign | bits).view(np.float32)
-        return
-    if out.size == BLOCK:
-        for bit in range(np.uintp(BITS)):
-            shift = _U(bit)
-            for w in range(np.uintp(_WIDE)):
-                sign = _U(_U(words[w] >> shift) << _TOP)
-                out[bit * np.uintp(_WIDE) + w] = _U(sign | bits).view(np.float32)
         return
     for i in range(out.size):
         sign = _U(_U(words[i % words.size] >> _U(i // words.size)) << _TOP)
