@@ -358,8 +358,10 @@ def notes(result: Mapping[str, Any]) -> Iterator[str]:
         yield f"in less than {_TELLING} minutes, growth is not told from pools that fill"
     elif growing := [cell["cell"] for cell in whole if grows(cell)]:
         yield f"memory grows: {', '.join(growing)}"
+    elif whole and (most := max(cell["drift"] for cell in whole)) > _FLAT:
+        yield f"memory grew by {most:.1%} at most, and does not go on growing"
     elif whole:
-        yield f"memory does not grow by more than {_FLAT:.0%} beyond the slope's error"
+        yield f"memory does not grow by more than {_FLAT:.0%}"
 
 
 def cells(result: Mapping[str, Any]) -> Iterator[Cell]:

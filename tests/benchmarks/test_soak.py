@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 from pathlib import Path
@@ -77,6 +78,20 @@ def test_what_fills_and_then_stays_is_no_growth_and_what_begins_late_is() -> Non
 
     assert not soak.grows(held([10_000 + min(n, 50) * 20 + wave(n) for n in range(120)]))
     assert soak.grows(held([10_000 + max(n - 40, 0) * 20 + wave(n) for n in range(120)]))
+
+
+def test_what_is_said_of_all_servers() -> None:
+    def said(*cells: dict[str, Any]) -> str:
+        named = [{**cell, "cell": str(n), "failed": None} for n, cell in enumerate(cells)]
+        (line,) = soak.notes({"options": {"minutes": 60}, "cells": named})
+        return line
+
+    flat = held([10_000 + n % 2 for n in range(120)])
+    fills = held([10_000 + min(n, 50) * 20 + n // 2 % 2 * 20 for n in range(120)])
+    leaks = held([10_000 + 40 * n for n in range(120)])
+    assert said(flat) == "memory does not grow by more than 2%"
+    assert re.fullmatch(r"memory grew by \d\.\d% at most, and does not go on growing", said(fills))
+    assert said(fills, leaks) == "memory grows: 1"
 
 
 def test_every_answered_push_was_applied_and_none_that_nobody_sent() -> None:
