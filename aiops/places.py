@@ -15,7 +15,7 @@ from aiops import kernels
 from aiops.arena import Arena, aligned
 from aiops.gradients import Gradient
 from aiops.kernels.rule import Rule
-from aiops.kernels.sharing import Together, update
+from aiops.kernels.sharing import Together, filled, update
 from aiops.kernels.spans import Kernel, Spans
 from aiops.layout import Array, Bytes, Ints, Layout, compute_dtype
 from aiops.machine import Machine
@@ -124,7 +124,9 @@ class Host:
 
     def array(self, size: int, dtype: np.dtype[Any], value: float | None = None) -> Array:
         """See `Place`."""
-        return np.empty(size, dtype) if value is None else np.full(size, value, dtype)
+        if value is None:
+            return np.empty(size, dtype)
+        return filled(size, dtype, value, self._together)
 
     def kernel(self, rule: Rule, dtype: np.dtype[Any], codec: str | None = None) -> Kernel:
         """See `Place`."""

@@ -16,7 +16,18 @@ import numpy.typing as npt
 from aiops.kernels.spans import Kernel, Spans
 from aiops.kernels.vocabulary import Array
 
-__all__ = ["LARGE", "PIECE", "Together", "add", "alone", "copy", "cut", "survey", "update"]
+__all__ = [
+    "LARGE",
+    "PIECE",
+    "Together",
+    "add",
+    "alone",
+    "copy",
+    "cut",
+    "filled",
+    "survey",
+    "update",
+]
 
 Together: TypeAlias = Callable[[Sequence[Callable[[], Any]]], None]
 """Does all of these, in any order."""
@@ -42,6 +53,22 @@ def copy(target: Array, source: Array, together: Together) -> None:
     each = _each(len(source))
     cuts = (slice(low, low + each) for low in range(0, len(source), each))
     together([partial(np.copyto, target[at], source[at]) for at in cuts])
+
+
+def filled(size: int, dtype: np.dtype[Any], value: float, together: Together) -> Array:
+    """Return a new flat array that holds a value.
+
+    Zeros take no time: what nobody has written to yet is zero, and takes no memory either.
+    """
+    if value == 0.0 and not np.signbit(value):
+        return np.zeros(size, dtype)
+    array = np.empty(size, dtype)
+    if together is alone or array.nbytes < LARGE:
+        array.fill(value)
+        return array
+    each = _each(array.nbytes) // array.itemsize
+    together([partial(array[low : low + each].fill, value) for low in range(0, size, each)])
+    return array
 
 
 def add(target: Array, other: Array, together: Together) -> Array:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from aiops.algorithms import find
 from aiops.kernels import Spans, build, sharing, surveyor
 from aiops.kernels.packed import FORMS
-from aiops.kernels.sharing import alone, copy, cut, survey, update
+from aiops.kernels.sharing import add, alone, copy, cut, filled, survey, update
 
 BACKENDS = ("numpy", "numba")
 
@@ -91,6 +91,27 @@ def test_a_copy() -> None:
         target = np.zeros(1001, np.uint8)
         copy(target, source, together)
         assert np.array_equal(target, source)
+
+
+def test_a_sum() -> None:
+    random = np.random.default_rng(0)
+    one, other = random.normal(size=(2, 1001)).astype(np.float32)
+    expected = one + other
+    for together in (alone, backwards):
+        target = one.copy()
+        assert add(target, other, together) is target
+        assert np.array_equal(target, expected)
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 1.0, 0.1])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("size", [0, 7, 1001])
+def test_a_new_array_that_holds_a_value(size: int, dtype: Any, value: float) -> None:
+    for together in (alone, backwards):
+        found = filled(size, np.dtype(dtype), value, together)
+        assert found.flags.writeable
+        assert found.dtype == dtype
+        assert found.tobytes() == np.full(size, value, dtype).tobytes()
 
 
 @pytest.mark.parametrize("codec", ["fp16", "int8", "onebit"])
