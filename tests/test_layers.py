@@ -39,9 +39,9 @@ ROOMS: Mapping[str, str] = {
     "algorithms":   "algorithms gates",
     "engine":       "crew events pool incoming intake definition fitness recall shadowing answers"
                     " updates meeting rowsintake rowsdesk engine statistics journal shards",
-    "conversation": "client.params client.leased client.outbox client.coding client.outgoing"
-                    " client.incoming client.rows client.requests client.dialogue client.branch"
-                    " client.shards client.conversation client.transfer",
+    "conversation": "client.params client.foreign client.leased client.outbox client.coding"
+                    " client.outgoing client.incoming client.rows client.requests client.dialogue"
+                    " client.branch client.shards client.conversation client.transfer",
     "routines":     "client.routines client.steps",
     "collective":   "collective",
     "workloads":    "workloads",

@@ -15,6 +15,7 @@ import numpy as np
 from aiops import messages
 from aiops.client.coding import Encoded
 from aiops.client.dialogue import Dialogue
+from aiops.client.foreign import on_host
 from aiops.client.incoming import wants_of
 from aiops.client.outgoing import little_endian, parts_of
 from aiops.client.params import Params, Stamped
@@ -36,7 +37,8 @@ class Conversation(Dialogue):
         """Offer a model; the result is (whether it was taken, the version)."""
         sparse = Tables(tables or {}, arrays).described
         arrays = {
-            name: little_endian(np.asarray(array, order="C")) for name, array in arrays.items()
+            name: little_endian(np.asarray(on_host(name, array), order="C"))
+            for name, array in arrays.items()
         }
         layout = Layout.of(arrays, empty=bool(sparse))
         parts: Parts = ()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from aiops.client.coding import Coding, Encoded
+from aiops.client.foreign import on_host
 from aiops.client.params import Params
 from aiops.codecs import raw
 from aiops.errors import UsageError, nearest
@@ -147,7 +148,7 @@ def _index(layout: Layout, name: str) -> int:
 
 
 def _checked(tensor: Tensor, array: Array) -> Array:
-    array = little_endian(np.asarray(array))
+    array = little_endian(on_host(tensor.name, array))
     if array.shape != tensor.shape:
         raise UsageError(
             f"{tensor.name!r}: the gradient has shape {array.shape}, the tensor {tensor.shape}"

@@ -61,7 +61,8 @@ class Worker(WorkerFacade, Closing):
     url
         ``aiops://host:port``.
     params
-        The initial parameters: float64, float32, float16 or bfloat16 arrays by name.
+        The initial parameters: float64, float32, float16 or bfloat16 arrays by name (or tensors,
+        as in `step`).
     tables
         The sparse parameters (`aiops.Table`) by name; ``params`` may then be empty. Their rows are
         fetched and pushed by `fetch_rows`, `push_rows` and `exchange_rows`; `step` has no part in
@@ -131,7 +132,8 @@ class Worker(WorkerFacade, Closing):
         Parameters
         ----------
         gradients
-            Arrays by name, computed at `params`; or a function params → gradients, which some
+            Arrays by name, computed at `params`, or tensors of any framework that exports DLPack
+            (PyTorch, JAX, CuPy), also on a GPU; or a function params → gradients, which some
             policies need, because they refuse a gradient and want it computed again.
 
         Returns
