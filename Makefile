@@ -30,8 +30,9 @@ $(VENV)/.dev: pyproject.toml constraints.txt
 demo: $(VENV)/.demo
 	@$(BIN)/aiops demo $(ARGS)
 
+# The tests start hundreds of processes: byte code is kept, whatever the environment says of it.
 test: $(VENV)/.dev
-	@$(BIN)/python -m pytest $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(ARGS)
 
 check: $(VENV)/.dev
 	@$(BIN)/ruff check .
