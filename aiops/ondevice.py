@@ -25,9 +25,10 @@ from aiops.arena import Arena
 from aiops.codecs import raw
 from aiops.codecs.topk import TopK
 from aiops.gradients import Gradient
-from aiops.kernels.device import Bytes, Device, DeviceArray
+from aiops.kernels.device import Bytes, Device, DeviceArray, Mark
 from aiops.kernels.fused_gpu import RAW, DeviceKernel
 from aiops.kernels.rule import Rule
+from aiops.kernels.sharing import cut
 from aiops.kernels.source_gpu import Kinds
 from aiops.kernels.spans import Kernel, Spans
 from aiops.kernels.tools_gpu import DeviceTools
@@ -38,6 +39,9 @@ from aiops.segments import Memory
 from aiops.versions import Version
 
 _PIECE = 1 << 18  # elements that are filled with a value at a time
+
+PORTION = 8 << 20
+"""Bytes of a gradient that are brought at a time, while what came before is updated and shown."""
 
 
 class OnDevice:
@@ -70,6 +74,9 @@ class OnDevice:
         self._host = Host(layout, backend, machine)
         self._uploaded = machine.measure("upload", self._upload)
         self._downloaded = machine.measure("download", self._download)
+        self._arrived = machine.measure("upload", self._arrive)
+        self._rested = machine.measure("upload", self._up.finish)
+        self._shown = machine.measure("download", self._down.finish)
         self._parameters = self._allocate(layout.nbytes)
         self._sections = self._cut(self._parameters)
         self._buffers = Buffers(device, layout.nbytes)
@@ -77,6 +84,11 @@ class OnDevice:
         self._room: DeviceArray | None = None  # of a decoded gradient
         self._decoders: dict[str, DeviceKernel] = {}
         self._brought: Version | None = None  # the last whose copy the host has
+        self._coming: deque[tuple[int, Mark]] = deque()  # up to where a gradient is there, and when
+        self._reached = 0  # up to where it is
+        self._source: Bytes | None = None  # where it comes from, which is to stay until then
+        self._showing: Arena | None = None  # where what is updated is copied to at once
+        self._copied = 0  # bytes of it for which that has begun
 
     @property
     def backend(self) -> str:
@@ -134,11 +146,38 @@ class OnDevice:
         *,
         whole: bool = False,
     ) -> Ints:
-        """See `Place`."""
-        return kernel(spans, factor, base, grad, target, state, reads)
+        """See `Place`.
+
+        Of a gradient that is still on its way, what is there is updated, and copied to where
+        readers will lease it, while the rest comes.
+        """
+        arrays: tuple[Any, ...] = base, grad, target, state, reads
+        if whole or not self._coming or grad.dtype == np.uint8:
+            self._settle()
+            return kernel(spans, factor, *arrays)
+        sums = np.zeros(len(spans), np.int64)
+        for rows, part in cut(spans, PORTION // grad.dtype.itemsize):
+            last = int((part.src + part.hi - part.lo).max())
+            self._arrived(grad[:last])
+            np.add.at(sums, rows, kernel(part, factor, *arrays))
+            if self._showing is not None:
+                self._stream.finish()
+                self._show(self._showing, target, part)
+        return sums
+
+    def _show(self, arena: Arena, target: Any, part: Spans) -> None:
+        """Begin to copy updated elements, if they are parameters, to where they are read."""
+        begin, item = target.start - self._parameters.start, target.dtype.itemsize
+        if not 0 <= begin < self._parameters.nbytes:
+            return  # a master, of which the parameters are made later
+        for low, high in zip(part.lo.tolist(), part.hi.tolist(), strict=True):
+            at = slice(begin + item * low, begin + item * high)
+            self._down.download(arena.data[at], self._parameters[at])
+            self._copied += item * (high - low)
 
     def sum_squares(self, array: Any) -> float:
         """See `Place`."""
+        self._settle()
         return self._tools.sum_squares(array)
 
     def narrow(self, target: Any, master: Any) -> None:
@@ -167,9 +206,30 @@ class OnDevice:
         return Gradient(self._brought_up(gradient), gradient.cover, gradient.parts)
 
     def _brought_up(self, gradient: Gradient) -> Any:
-        there = self._buffers.take(len(gradient.data))
-        self._uploaded(there, gradient.data)
+        self._settle()
+        there, data = self._buffers.take(len(gradient.data)), gradient.data
+        if len(data) < 2 * PORTION:
+            self._uploaded(there, data)
+            return there
+        self._source, self._reached = data, there.start
+        for start in range(0, len(data), PORTION):
+            stop = min(start + PORTION, len(data))
+            self._up.upload(there[start:stop], data[start:stop])
+            self._coming.append((there.start + stop, self._up.mark()))
         return there
+
+    def _arrive(self, array: DeviceArray) -> None:
+        """Wait until all of an array is there."""
+        while self._coming and self._reached < array.start + array.nbytes:
+            self._reached, mark = self._coming.popleft()
+            mark.wait()
+
+    def _settle(self) -> None:
+        """Wait until all is there that was to be brought."""
+        if self._source is not None:
+            self._rested()
+            self._coming.clear()
+            self._source = None
 
     def _upload(self, target: DeviceArray, source: Bytes) -> None:
         self._up.upload(target, source)
@@ -183,6 +243,7 @@ class OnDevice:
         if not gradient.parts or not single or any(p.codec not in known for p in gradient.parts):
             return self.taken(self._host.dense(gradient))
         there = self._brought_up(gradient)
+        self._settle()
         if self._room is None:
             self._room = self._allocate(self._layout.nbytes)
         self._decode(gradient, there, self._room)
@@ -239,16 +300,22 @@ class OnDevice:
             if master is not None:
                 self._upload(master.view(np.uint8), section.astype(np.float32).view(np.uint8))
 
-    def begin(self, base: Version, target: Version, whole: bool) -> None:
+    def begin(self, base: Version, target: Version, whole: bool, wanted: bool) -> None:
         """See `Place`."""
-        self._brought = None
+        self._brought, self._copied = None, 0
+        self._showing = target.room if wanted else None
 
     def end(self, target: Version, wanted: bool) -> None:
         """See `Place`."""
+        self._settle()
         self._stream.finish()
-        if wanted:
+        if not wanted:
+            return
+        if self._copied < self._parameters.nbytes:
             self._downloaded(target.room)
-            self._brought = target
+        else:
+            self._shown()
+        self._showing, self._brought = None, target
 
     def remaining(self, version: Version) -> Callable[[], None] | None:
         """See `Place`."""

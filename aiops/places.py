@@ -91,8 +91,8 @@ class Place(Protocol):
     def load(self, arena: Arena, masters: Sequence[Array | None]) -> None:
         """Make what lies here the parameters of an arena."""
 
-    def begin(self, base: Version, target: Version, whole: bool) -> None:
-        """Hear of an update, of all tensors if ``whole``."""
+    def begin(self, base: Version, target: Version, whole: bool, wanted: bool) -> None:
+        """Hear of an update, of all tensors if ``whole``; ``wanted`` as `end` will be told."""
 
     def end(self, target: Version, wanted: bool) -> None:
         """Return when an update is done; ``wanted``: its version will be read before long."""
@@ -203,7 +203,7 @@ class Host:
             if master is not None:
                 np.copyto(master, section)
 
-    def begin(self, base: Version, target: Version, whole: bool) -> None:
+    def begin(self, base: Version, target: Version, whole: bool, wanted: bool) -> None:
         """See `Place`."""
         if target is not base and not whole:
             np.copyto(target.arena.data, base.arena.data)

@@ -131,7 +131,7 @@ class Stepping:
     def step(self, work: Work) -> Ints:
         """Take a step; return the statistic's fixed-point sums of the tensors touched."""
         place, whole = self.place, len(work.touched) == len(self.layout.tensors)
-        place.begin(work.base, work.target, whole)
+        place.begin(work.base, work.target, whole, work.wanted)
         self._sent = () if work.sent is None else place.sent(work.sent, work.base)
         if not len(work.touched):
             sums = NONE

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aiops import ondevice
 from aiops.algorithms import find
 from aiops.algorithms.fasgd import FASGD
 from aiops.arena import aligned
@@ -21,7 +22,7 @@ from aiops.ondevice import Buffers, OnDevice, PageLocked
 from aiops.segments import Memory, SharedMemory, available
 from aiops.store import Job, Store
 from tests.devices import DEVICES, device_named, machine_with
-from tests.emulated import COMPILER, EmulatedDevice
+from tests.emulated import COMPILER, EmulatedDevice, Mark
 from tests.inline import Inline
 from tests.test_store import gradient_of
 
@@ -121,6 +122,15 @@ class Both:
             assert mine is None or theirs is None or mine.tobytes() == theirs.tobytes()
 
 
+@pytest.fixture(params=[ondevice.PORTION, 96], ids=["whole", "in portions"])
+def portions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How much of a gradient is brought at a time."""
+    portion: int = request.param
+    monkeypatch.setattr(ondevice, "PORTION", portion)
+    return portion
+
+
+@pytest.mark.usefixtures("portions")
 class TestBits:
     @pytest.mark.parametrize("policy", ["fasgd", "asgd"])
     def test_updates_of_all_and_of_some(self, device: Device, policy: str) -> None:
@@ -314,6 +324,74 @@ class TestCopies:
         both.do(both.gradient())
         assert lease.version.arena.data.tobytes() == wanted
         lease.release()
+
+
+@needs_compiler
+class TestOverlap:
+    """What is there of a large gradient is updated, and copied back, while the rest comes."""
+
+    def both(self, monkeypatch: pytest.MonkeyPatch, *dtypes: str) -> tuple[Both, list[str]]:
+        monkeypatch.setattr(ondevice, "PORTION", 1024)
+        both, events = Both(EmulatedDevice(), "fasgd", *dtypes), list[str]()
+        place = both.stores[1].stepping.place
+        assert isinstance(place, OnDevice)
+        wait, download = Mark.wait, place._down.download
+
+        def waited(mark: Mark) -> None:
+            events.append("arrived")
+            wait(mark)
+
+        def downloaded(target: Any, source: Any) -> None:
+            events.append("shown")
+            download(target, source)
+
+        monkeypatch.setattr(Mark, "wait", waited)
+        monkeypatch.setattr(place._down, "download", downloaded)
+        return both, events
+
+    def read(self, both: Both) -> None:
+        lease = both.stores[1].lease()
+        lease.glimpses()
+        lease.release()
+
+    def test_of_a_version_that_is_read_each_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        both, events = self.both(monkeypatch, "float32")
+        for _ in range(4):
+            both.do(both.gradient())
+            self.read(both)
+        both.check()
+        events.clear()
+        both.do(both.gradient())
+        nbytes = both.stores[1].layout.nbytes
+        assert events.count("arrived") == -(-nbytes // 1024)
+        assert events.index("shown") == 1
+        assert events[-1] == "shown"
+        both.check()
+        self.read(both)
+        counted = Counted(both.stores[1])
+        for _ in range(3):
+            both.do(both.gradient())
+            self.read(both)
+        assert counted.copies == 0, "all of it was copied piece by piece"
+        both.check()
+
+    def test_of_some_tensors_all_the_rest_is_copied_too(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        both, _events = self.both(monkeypatch, "float32", "bfloat16")
+        for names in ((), ("c-float32",), ("c-bfloat16", "e-float32"), ()):
+            both.do(both.gradient(*names))
+            self.read(both)
+            both.check()
+
+    def test_nothing_is_copied_back_that_nobody_reads(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        both, events = self.both(monkeypatch, "float32")
+        for _ in range(3):
+            both.do(both.gradient())
+        assert set(events) == {"arrived"}
+        both.check()
 
 
 @needs_compiler
