@@ -6,6 +6,7 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -36,6 +37,11 @@ from aiops.wire import SMALL
 from aiops.yielding import yielding
 
 _log = logging.getLogger("aiops.server")
+
+_SOON = 1.0
+"""Seconds within which kernels are ready if an earlier process has compiled them. Until then the
+loop comes first; compiling takes longer, and everybody gains by its being over sooner.
+"""
 
 _HEADER = 1024
 """More than the header of an answer that brings rows has."""
@@ -80,6 +86,7 @@ class Performer:
         self._applier = self._make_applier()
         self._warmer: Applier | None = None  # what makes kernels ready, while it has to
         self._closing = False
+        self._gentle_until = 0.0  # until when making them ready is not to hold the loop up
         self._cold = 0  # kernels being made ready; updates meanwhile are the applier's
         self.links: Links | None = None  # to followers, if there are any
         self.end: Callable[[str], None] = lambda why: None  # has the server end
@@ -173,15 +180,18 @@ class Performer:
         """Have it done beside updates, which need not wait for it."""
         if self._warmer is None:
             self._warmer = self._make_applier()
+        if not self._cold:
+            self._gentle_until = self._now() + _SOON
         self._cold += 1
         for step in effect.steps:
             self._warmer.submit(partial(self._warm_step, step), 0, _nothing)
         self._warmer.submit(_nothing, 0, self._warmed)
 
     def _warm_step(self, step: Callable[[], object]) -> None:
-        if not self._closing:
-            with yielding():  # the loop answers meanwhile
-                step()
+        if self._closing:
+            return
+        with yielding() if self._now() < self._gentle_until else nullcontext():
+            step()
 
     def _warmed(self, _done: None) -> None:
         self._cold -= 1

@@ -14,7 +14,7 @@ _MOMENT = 50e-6
 
 While a module is imported beside it, an event loop loses the interpreter at every system call. At
 5 ms for each, a server that imports Numba received its first 16 MiB and answered in 620 to 720 ms;
-at 0.5 ms in 330 to 720, at 0.05 ms in 250 to 310, at 1 µs no sooner. The import takes a tenth to a
+at 0.5 ms in 330 to 720, at 0.05 ms in 250 to 430, at 1 µs no sooner. The import takes a tenth to a
 third longer while it is disturbed, and no longer if it is not.
 """
 

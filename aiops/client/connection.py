@@ -56,7 +56,7 @@ class Connection:
         self._near: Side | None = None  # on a connection within this machine
         self._lines: list[Line] = []  # to all shards, where there are several
         self._spin = Spin()
-        self._poll = select.poll()  # of the socket
+        self._poll: Any = None  # of the socket, where a system has that
         self._interrupted = threading.Event()
         self._last = 0.0  # when the last request was answered
 
@@ -265,8 +265,9 @@ class Connection:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             seconds = struct.pack("ll", int(beat), int(beat % 1 * 1e6) or 1)
             sock.setsockopt(socket.SOL_SOCKET, option, seconds)
-        self._poll = select.poll()
-        self._poll.register(sock, select.POLLIN)
+        if hasattr(select, "poll"):
+            self._poll = select.poll()
+            self._poll.register(sock, select.POLLIN)
         shared = None
         if self._near is not None:
             shared = Shared(partial(self._near.attach, private=False), self._near.pass_on)
@@ -332,7 +333,7 @@ class Connection:
         # Of a payload all is waited for that is taken; of anything else what is there is taken.
         flags = socket.MSG_WAITALL if self._talk.missing else 0
         buffer = self._talk.next_buffer()[:RECEIVE]
-        if not flags and self._spin.begin():
+        if not flags and self._poll is not None and self._spin.begin():
             # Glances that are in vain are many, and raise nothing: an error takes longer to make.
             look = True
             while look and not self._poll.poll(0):

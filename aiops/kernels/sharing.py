@@ -50,9 +50,7 @@ def copy(target: Array, source: Array, together: Together) -> None:
     if together is alone or len(source) < LARGE:
         target[:] = source
         return
-    each = _each(len(source))
-    cuts = (slice(low, low + each) for low in range(0, len(source), each))
-    together([partial(np.copyto, target[at], source[at]) for at in cuts])
+    together([partial(np.copyto, target[at], source[at]) for at in _slices(source)])
 
 
 def filled(size: int, dtype: np.dtype[Any], value: float, together: Together) -> Array:
@@ -66,8 +64,7 @@ def filled(size: int, dtype: np.dtype[Any], value: float, together: Together) ->
     if together is alone or array.nbytes < LARGE:
         array.fill(value)
         return array
-    each = _each(array.nbytes) // array.itemsize
-    together([partial(array[low : low + each].fill, value) for low in range(0, size, each)])
+    together([partial(array[at].fill, value) for at in _slices(array)])
     return array
 
 
@@ -76,9 +73,7 @@ def add(target: Array, other: Array, together: Together) -> Array:
     if together is alone or target.nbytes < LARGE:
         target += other
         return target
-    each = _each(target.nbytes) // target.itemsize
-    cuts = (slice(low, low + each) for low in range(0, len(target), each))
-    together([partial(np.add, target[at], other[at], out=target[at]) for at in cuts])
+    together([partial(np.add, target[at], other[at], out=target[at]) for at in _slices(target)])
     return target
 
 
@@ -86,15 +81,14 @@ def survey(find: Callable[[Array], int], array: Array, together: Together) -> in
     """Return the first index that ``find`` finds in a flat array, or -1."""
     if together is alone or array.nbytes < LARGE:
         return find(array)
-    each = _each(array.nbytes) // array.itemsize
     found: list[int] = []
 
-    def look(low: int) -> None:
-        index = find(array[low : low + each])
+    def look(at: slice) -> None:
+        index = find(array[at])
         if index >= 0:
-            found.append(low + index)
+            found.append(at.start + index)
 
-    together([partial(look, low) for low in range(0, len(array), each)])
+    together([partial(look, at) for at in _slices(array)])
     return min(found, default=-1)
 
 
@@ -130,6 +124,12 @@ def update(
     for (rows, _part), some in zip(parts, found, strict=True):
         np.add.at(sums, rows, some)
     return sums
+
+
+def _slices(array: Array) -> Iterator[slice]:
+    """Yield what of a flat array one takes at a time."""
+    each = _each(array.nbytes) // array.itemsize
+    return (slice(low, low + each) for low in range(0, len(array), each))
 
 
 def _each(nbytes: int) -> int:
