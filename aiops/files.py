@@ -17,30 +17,28 @@ from aiops.tables import NamedTable, Table, Tables
 
 Described: TypeAlias = tuple[Any, ...]
 
-_TABLES = "aiops_tables"
-_LONGEST_HEADER = 100_000_000  # as the format has it
+_TABLES, _ORDER = "aiops_tables", "aiops_order"
+"""Keys of a file's metadata: its tables, and the names of its tensors in the model's order."""
 
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def read_model(path: Path) -> dict[str, Array]:
-    """Return the tensors of a .safetensors file.
+    """Return the tensors of a .safetensors file, in the model's order.
+
+    That is the order that they were written in, if `write_model` wrote them. Otherwise it is the
+    order in which their data lie in the file: the order of names in its header is a different one
+    in every process that reads it.
 
     Raises
     ------
     UsageError
         When it cannot be read, is no such file, or has a tensor that cannot be trained.
     """
-    safetensors = _library()
-    try:
-        rows = safetensors.deserialize(path.read_bytes())
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
-    except safetensors.SafetensorError as error:
-        raise UsageError(f"{path} is not a safetensors file: {error}") from None
+    held, described = _read(path)
+    tables = {key for name, *_rest in described for key in _keys(name)}
     found = {}
-    tables = {key for name, *_rest in _described(path) for key in _keys(name)}
-    for name, row in rows:
+    for name, row in held.items():
         if name in tables:
             continue
         if row["dtype"] not in _DTYPES:
@@ -63,11 +61,7 @@ def read_tables(path: Path) -> list[tuple[Described, Ints, Array]]:
     UsageError
         As `read_model`, and when it says that it has a table and does not.
     """
-    safetensors = _library()
-    described = _described(path)
-    if not described:
-        return []
-    held = dict(safetensors.deserialize(path.read_bytes()))
+    held, described = _read(path)
     found = []
     for row in sorted(described):
         try:
@@ -84,16 +78,33 @@ def read_tables(path: Path) -> list[tuple[Described, Ints, Array]]:
     return found
 
 
-def _described(path: Path) -> list[Described]:
-    """Return what the file's metadata say about tables."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = file.read(min(length, _LONGEST_HEADER))
+def _read(path: Path) -> tuple[dict[str, Any], list[Described]]:
+    """Return a file's tensors by name, in the model's order, and its tables' descriptions."""
+    safetensors = _library()
     try:
-        rows = json.loads(json.loads(header).get("__metadata__", {}).get(_TABLES, "[]"))
-        return [(str(row[0]), *row[1:]) for row in rows]
+        content = path.read_bytes()
+        held = dict(safetensors.deserialize(content))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    except safetensors.SafetensorError as error:
+        raise UsageError(f"{path} is not a safetensors file: {error}") from None
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])  # the library has checked it
+    metadata = header.get("__metadata__") or {}
+    try:
+        order = json.loads(metadata.get(_ORDER, "[]"))
+        if not isinstance(order, list):
+            raise TypeError(f"{_ORDER} is no list")
+        written = {str(name): place for place, name in enumerate(order)}
+        rows = json.loads(metadata.get(_TABLES, "[]"))
+        described = [(str(row[0]), *row[1:]) for row in rows]
     except (ValueError, TypeError, AttributeError, IndexError) as error:
         raise UsageError(f"{path}: its metadata are damaged: {error}") from None
+
+    def place(name: str) -> tuple[Any, ...]:
+        return written.get(name, len(written)), *header[name]["data_offsets"], name
+
+    return {name: held[name] for name in sorted(held, key=place)}, described
 
 
 def _keys(name: str) -> tuple[str, str]:
@@ -127,9 +138,15 @@ def write_model(
 ) -> None:
     """Write tensors to a .safetensors file, whole or not at all (a crash leaves the old file).
 
-    Of each table the ids and the parameters of its stored rows are written, as tensors named
+    The order of the tensors is kept in the file's metadata, since clients hold a model in it. Of
+    each table the ids and the parameters of its stored rows are written, as tensors named
     ``tables/NAME/ids`` and ``tables/NAME/rows``; the others follow from its description, which is
     in the file's metadata.
+
+    Raises
+    ------
+    UsageError
+        When it cannot be written; the file is as it was.
     """
     safetensors = _library()
     from safetensors.numpy import save_file
@@ -143,13 +160,15 @@ def write_model(
             )
         whole.update(zip(_keys(named.name), (ids, rows), strict=True))
         described.append(Tables({named.name: named.table}).described[0])
-    metadata = {"aiops_version": str(version)}
+    metadata = {"aiops_version": str(version), _ORDER: json.dumps(list(arrays))}
     if described:
         metadata[_TABLES] = json.dumps(described)
     half_done = _half_done(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file(whole, half_done, metadata=metadata)
+        with half_done.open("rb") as file:
+            os.fsync(file.fileno())  # before the old file goes: some disks are full only now
         half_done.replace(path)
     except (OSError, safetensors.SafetensorError) as error:
         why = getattr(error, "strerror", None) or error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,49 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot write the model"):
         write_model(path / "below", {"w": np.zeros(2, np.float32)}, 2)
     np.testing.assert_array_equal(read_model(path)["w"], 1)
+
+
+class TestOrder:
+    def test_is_that_of_the_model(self, tmp_path: Path) -> None:
+        path = tmp_path / "model.safetensors"
+        names = [f"layer{number:02}" for number in np.random.default_rng(0).permutation(50)]
+        write_model(path, {name: np.ones(3, np.float32) for name in names}, 1)
+        assert list(read_model(path)) == names
+
+    def test_of_a_file_of_another_program_is_that_of_its_data(self, tmp_path: Path) -> None:
+        path = tmp_path / "model.safetensors"
+        names = ["second", "empty.b", "first", "empty.a", "third"]
+        offsets = {"first": 0, "second": 4, "empty.a": 8, "empty.b": 8, "third": 8}
+        rows = {}
+        for name in names:
+            size = 0 if name.startswith("empty") else 1
+            offset = offsets[name]
+            rows[name] = {
+                "dtype": "F32",
+                "shape": [size],
+                "data_offsets": [offset, offset + 4 * size],
+            }
+        header = json.dumps(rows).encode()
+        path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(12))
+        assert list(read_model(path)) == ["first", "second", "empty.a", "empty.b", "third"]
+
+    def test_of_a_file_that_another_program_has_changed(self, tmp_path: Path) -> None:
+        """What its metadata name goes first, and what it does not have is no matter."""
+        from safetensors.numpy import save_file
+
+        path = tmp_path / "model.safetensors"
+        arrays = {name: np.ones(1, np.float32) for name in ("a", "b", "c", "d")}
+        save_file(arrays, path, {"aiops_order": '["d", "gone", "b"]'})
+        assert list(read_model(path)) == ["d", "b", "a", "c"]
+
+    @pytest.mark.parametrize("order", ["{", "7", '{"a": 1}', "null"])
+    def test_that_cannot_be_read(self, order: str, tmp_path: Path) -> None:
+        from safetensors.numpy import save_file
+
+        path = tmp_path / "model.safetensors"
+        save_file({"a": np.ones(1, np.float32)}, path, {"aiops_order": order})
+        with pytest.raises(UsageError, match="metadata are damaged"):
+            read_model(path)
 
 
 class TestTables:
