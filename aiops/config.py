@@ -69,7 +69,9 @@ class Config:
     init: Path | None = _option(None, "Start with the model in this .safetensors file.")
     save: Path | None = _option(None, "Write the model to this .safetensors file at the end.")
     save_every: float | None = _option(None, "Also write it every so many seconds.")
-    record: Path | None = _option(None, "Record the run in this journal, for `aiops replay`.")
+    record: Path | None = _option(
+        None, "Record the run for `aiops replay`; in FILE.2 if FILE exists."
+    )
     ledger: Path | None = _option(None, "Write bytes by tensor and reason here, once a second.")
     profile: Path | None = _option(None, "Write where the server's time went here, at the end.")
     threads: int | None = _option(

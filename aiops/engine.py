@@ -146,6 +146,7 @@ class Engine:
         self.intake.budget = min(filter(None, (budget, each)), default=None)
         self.pace = statistics.Pace()
         self.profile: Callable[[], dict[str, Any]] | None = None  # where time goes, if counted
+        self.file_errors: Callable[[], list[str]] = list  # what the server's files lack
         self.now = self.started = 0.0
         self._fresh = True  # nothing has happened yet
         self._tables = Tables({})

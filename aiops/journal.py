@@ -45,12 +45,15 @@ FORMAT = 1
 
 
 class Journal:
-    """Writes events as they are handled.
+    """Writes events as they are handled; none waits in a buffer of this process.
+
+    So the journal of a server that was killed has all that it had acknowledged.
 
     Parameters
     ----------
     file
-        Open for writing bytes; closing it is the caller's.
+        Open for writing bytes; closing it is the caller's. What it raises is passed on: the
+        record then ends with the event before.
     policy
         The policy as it was named, so that `replay` finds it again.
     settings, options
@@ -70,6 +73,7 @@ class Journal:
         run = options.deciding()
         head = {"aiops-journal": FORMAT, "policy": policy, "settings": settings, "options": run}
         self._file.write(self._pack(head))
+        self._file.flush()
 
     def note(self, event: Event) -> None:
         """Write one event."""
@@ -79,10 +83,12 @@ class Journal:
             view = payload.data
             self._file.write(b"\xc6" + len(view).to_bytes(4, "big"))
             self._file.write(view)
+        self._file.flush()
 
     def end(self, time: float, engine: Engine) -> None:
         """Say that the record is complete, and what it ended with."""
         self._file.write(self._pack([time, "end", digest(engine) if engine.idle else ""]))
+        self._file.flush()
 
 
 def digest(engine: Engine) -> str:

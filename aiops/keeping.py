@@ -1,27 +1,36 @@
-"""What a server keeps in files: its model, the record of its events, the ledger."""
+"""What a server keeps in files: its model, the record of its events, the ledger.
+
+A file that cannot be written any more (a full disk, say) ends neither the server nor any other of
+its files: the error is logged, and is among the server's statistics while it lasts.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
+from aiops import newfiles
 from aiops.arena import aligned
 from aiops.config import Config
 from aiops.engine import Engine
 from aiops.errors import UsageError
-from aiops.events import Initialised
-from aiops.files import check_writable, read_model, read_tables, write_model
+from aiops.events import Event, Initialised
+from aiops.files import Described, check_writable, read_model, read_tables, write_model
 from aiops.journal import Journal
-from aiops.layout import Layout
+from aiops.layout import Array, Ints, Layout
 from aiops.ledgerfile import EVERY, LedgerFile
 from aiops.shards.collecting import Collecting
 
 _log = logging.getLogger("aiops.server")
+
+_REPEAT = 60.0
+"""Seconds after which an error that lasts is logged again."""
 
 
 class Keeping:
@@ -40,8 +49,8 @@ class Keeping:
 
     Attributes
     ----------
-    journal
-        To be told every event, if there is a record.
+    recording
+        Whether `note` is to be told every event.
     """
 
     def __init__(
@@ -52,12 +61,21 @@ class Keeping:
         collect: Callable[[], Collecting | None] | None = None,
     ) -> None:
         self._config, self._engine, self._now, self._collect = config, engine, now, collect
-        self.journal: Journal | None = None
+        self.recording = False
+        self._journal: Journal | None = None
         self._record: BinaryIO | None = None
+        self._recorded, self._ends_at = "", 0  # why and where the record ended before the run
         self._ledger: LedgerFile | None = None
         self._noting: asyncio.TimerHandle | None = None  # the next line of the ledger
         self._began = 0.0
         self._saving: asyncio.Task[None] | None = None
+        self._unsaved = ""  # why the model could not be saved the last time
+        self._unsaved_said = 0.0
+
+    def errors(self) -> list[str]:
+        """Return what is wrong with the files, a sentence each."""
+        ledger = self._ledger.error if self._ledger is not None else ""
+        return [text for text in (self._recorded, ledger, self._unsaved) if text]
 
     # ------------------------------------------------------------ life
 
@@ -67,7 +85,7 @@ class Keeping:
         Raises
         ------
         UsageError
-            When a file cannot be written, or the model not be read; `abandon` is then due.
+            When a file cannot be written, or the model not be read; `discard` is then due.
         """
         config = self._config
         if config.save is not None:
@@ -92,14 +110,19 @@ class Keeping:
             self._saving.cancel()
 
     async def end(self) -> None:
-        """Write what is to be written at the end, and close everything."""
+        """Write what is to be written at the end, and close everything.
+
+        Raises
+        ------
+        UsageError
+            When the model cannot be saved, which is tried last.
+        """
         if self._noting is not None:
             self._noting.cancel()
-        if self.journal is not None:
-            self.journal.end(self._now(), self._engine)
+        self._end_record()
         if self._ledger is not None:
             self._ledger.write(self._now() - self._began, self._engine.crew.ledger())
-        self.abandon()
+            self._ledger.close()
         if self._saving is not None:
             await asyncio.wait([self._saving])
         if self._config.save is not None and self._collect is not None:
@@ -107,12 +130,12 @@ class Keeping:
         elif self._config.save is not None:
             self.save(self._config.save)
 
-    def abandon(self) -> None:
-        """Close the files."""
+    def discard(self) -> None:
+        """Remove the files of a run that did not begin."""
         if self._record is not None:
-            self._record.close()
+            newfiles.discard(self._record)
         if self._ledger is not None:
-            self._ledger.close()
+            self._ledger.discard()
 
     # ------------------------------------------------------------ the model
 
@@ -131,20 +154,20 @@ class Keeping:
 
     async def _save_sharded(
         self, path: Path, collect: Callable[[], Collecting | None], patient: bool = False
-    ) -> None:
-        """Bring the current version together from all shards, and write it.
+    ) -> bool:
+        """Bring the current version together from all shards, and write it; say whether it is.
 
         ``patient``: if it cannot be read now, there will be another time.
         """
-        if self._engine.store is None and not patient:
-            _log.warning("nothing is saved to %s: no model has been defined", path)
         if self._engine.store is None:
-            return
+            if not patient:
+                _log.warning("nothing is saved to %s: no model has been defined", path)
+            return False
         collecting = None if self._engine.updates.working else collect()
         if collecting is None:
             if not patient:
                 _log.error("nothing is saved to %s: an update was not finished", path)
-            return
+            return False
         tables = self._engine.saved_tables()
         ended = asyncio.Event()
         collecting.on_done = ended.set
@@ -157,10 +180,11 @@ class Keeping:
             collecting.fail(f"shards {late} did not send their parts in time")
         if collecting.failure:
             _log.error("nothing is saved to %s: %s", path, collecting.failure)
-            return
+            return False
         views, version = collecting.arena.views, collecting.version
         await asyncio.to_thread(write_model, path, views, version, tables)
         _log.info("version %d saved to %s", version, path)
+        return True
 
     async def _save_now_and_then(self, seconds: float) -> None:
         """Write the parameters every so often; a lease keeps the version whole meanwhile."""
@@ -171,18 +195,23 @@ class Keeping:
             if self._collect is not None:
                 saving = asyncio.ensure_future(self._save_sharded(path, self._collect, True))
                 try:
-                    await asyncio.shield(saving)
-                except UsageError as error:
-                    _log.error("%s", error)
+                    if await asyncio.shield(saving):
+                        self._is_saved(path)
+                except Exception as error:  # as below
+                    self._is_not_saved(error)
                 finally:  # as below
                     await asyncio.wait([saving])
                 continue
             store = self._engine.store
             if store is None or not store.readable or self._engine.updates.working:
                 continue
+            try:
+                tables = self._engine.saved_tables()  # a copy, for nothing holds a version of them
+            except MemoryError as error:
+                self._is_not_saved(error)
+                continue
             lease = store.lease()
             version, views = lease.version.number, lease.version.arena.views
-            tables = self._engine.saved_tables()  # a copy, for nothing holds a version of them
             writing = asyncio.ensure_future(
                 asyncio.to_thread(write_model, path, views, version, tables)
             )
@@ -190,14 +219,30 @@ class Keeping:
             try:
                 await asyncio.shield(writing)
                 _log.debug("version %d saved to %s", version, path)
-            except UsageError as error:
-                _log.error("%s", error)
+                self._is_saved(path)
+            except Exception as error:  # whatever it is, the next copy may be written
+                self._is_not_saved(error)
             finally:  # also when cancelled: a write that went on could overtake the last one
                 await asyncio.wait([writing])
                 lease.release()
 
+    def _is_saved(self, path: Path) -> None:
+        if self._unsaved:
+            _log.info("the model is saved to %s again", path)
+        self._unsaved = ""
+
+    def _is_not_saved(self, error: Exception) -> None:
+        """Say so, but not every time."""
+        now = self._now()
+        text = str(error) if isinstance(error, UsageError) else f"cannot save the model: {error!r}"
+        if text != self._unsaved or now - self._unsaved_said >= _REPEAT:
+            _log.error("%s; it is tried again every %g s", text, self._config.save_every)
+            self._unsaved_said = now
+        self._unsaved = text
+
     def _initialised(self, path: Path) -> Initialised:
         arrays, tables = read_model(path), read_tables(path)
+        _check_numbers(path, arrays, tables)
         layout = Layout.of(arrays, empty=bool(tables))
         rest = [part for _row, ids, rows in tables for part in (ids, rows)]
         data = aligned(layout.nbytes + sum(part.nbytes for part in rest))
@@ -214,16 +259,91 @@ class Keeping:
 
     # ------------------------------------------------------------ the record, the ledger
 
-    def _open_journal(self, path: Path) -> None:
+    def note(self, event: Event) -> None:
+        """Record an event; if there is no room for it, say so and go on without a record."""
+        assert self._journal is not None
         try:
-            self._record = path.open("wb")
+            self._journal.note(event)
         except OSError as error:
-            raise UsageError(f"--record {path}: {error.strerror}") from None
+            self._cut_record(error)
+
+    def _open_journal(self, path: Path) -> None:
         config, algorithm = self._config, self._engine.algorithm
         settings, options = algorithm.settings(), config.options()
-        self.journal = Journal(self._record, config.policy, settings, options)
+        self._record = newfiles.begin("record", path)
+        try:
+            self._journal = Journal(self._record, config.policy, settings, options)
+        except OSError as error:
+            raise UsageError(f"--record {path}: {error.strerror}") from None
+        self.recording = True
+        earlier = f", for {path} is there already" if self._record.name != str(path) else ""
+        _log.info("recording this run in %s%s", self._record.name, earlier)
+
+    def _cut_record(self, error: OSError) -> None:
+        """End the record before the run does: what follows a gap could not be replayed."""
+        assert self._record is not None
+        self.recording = False
+        self._ends_at = self._engine.answers.version
+        self._recorded = (
+            f"--record: {self._record.name} ends at version {self._ends_at} and is incomplete:"
+            f" {error.strerror}; the run goes on without a record until the server is started again"
+        )
+        _log.error("%s", self._recorded)
+        with contextlib.suppress(OSError):  # it tries to write what it could not write before
+            self._record.close()
+
+    def _end_record(self) -> None:
+        """End the record with the run, or say again that it ended before."""
+        if self._journal is None or self._record is None:
+            return
+        if self.recording:
+            try:
+                self._journal.end(self._now(), self._engine)
+                self._record.close()
+            except OSError as error:
+                self._cut_record(error)
+        else:
+            version = self._engine.answers.version
+            _log.error(
+                "--record: %s is incomplete: it ends at version %d, the run at version %d",
+                *(self._record.name, self._ends_at, version),
+            )
 
     def _write_ledger(self, loop: asyncio.AbstractEventLoop, file: LedgerFile) -> None:
         """Write a line now, and again before long."""
         file.write(self._now() - self._began, self._engine.crew.ledger())
         self._noting = loop.call_later(EVERY, self._write_ledger, loop, file)
+
+
+def _check_numbers(
+    path: Path, arrays: Mapping[str, Array], tables: Sequence[tuple[Described, Ints, Array]]
+) -> None:
+    """Refuse a model to begin with that has lost its numbers: training would not bring them back.
+
+    Raises
+    ------
+    UsageError
+        Naming the file, the tensor and the element.
+    """
+    advice = "a model to begin with has finite values; take an earlier copy"
+    for name, array in arrays.items():
+        place = _infinite(array)
+        if place is not None:
+            value = float(array[place])
+            raise UsageError(f"{path}: {name!r} holds {value} at {list(place)}: {advice}")
+    for described, ids, rows in tables:
+        place = _infinite(rows)
+        if place is not None:
+            row, column = place
+            raise UsageError(
+                f"{path}: row {ids[row]} of table {described[0]!r} holds {float(rows[place])} in"
+                f" column {column}: {advice}"
+            )
+
+
+def _infinite(array: Array) -> tuple[int, ...] | None:
+    """Return the index of the first element that is infinite or not a number."""
+    finite = np.isfinite(array)
+    if finite.all():
+        return None
+    return tuple(int(i) for i in np.unravel_index(int(finite.argmin()), array.shape))

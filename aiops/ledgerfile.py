@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from aiops.errors import UsageError
+from aiops import newfiles
 
 EVERY = 1.0
 """Seconds between two lines."""
@@ -22,7 +22,12 @@ class LedgerFile:
     Parameters
     ----------
     path
-        Overwritten.
+        Of this run's own: see `aiops.newfiles.begin`.
+
+    Attributes
+    ----------
+    error
+        Why it ends before the run does; empty while it goes on.
 
     Raises
     ------
@@ -31,21 +36,21 @@ class LedgerFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            self._file = path.open("w", encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"--ledger {path}: {error.strerror}") from None
+        self._file = newfiles.begin("ledger", path)
+        self.error = ""
+        if self._file.name != str(path):
+            _log.info("--ledger: %s is there already; this run's is %s", path, self._file.name)
 
     def write(self, seconds: float, account: Mapping[str, Any]) -> None:
         """Add a line. A full disk is no reason to end training: it is logged, once."""
         if self._file.closed:
             return
         try:
-            self._file.write(json.dumps({"seconds": round(seconds, 3), **account}) + "\n")
+            line = json.dumps({"seconds": round(seconds, 3), **account}) + "\n"
+            self._file.write(line.encode())
             self._file.flush()
         except OSError as error:
-            _log.error("--ledger %s: %s; it ends here", self._path, error.strerror)
+            self._end(error, f"after {seconds:.0f} s")
             self.close()
 
     def close(self) -> None:
@@ -53,4 +58,13 @@ class LedgerFile:
         try:
             self._file.close()
         except OSError as error:
-            _log.error("--ledger %s: %s", self._path, error.strerror)
+            self._end(error, "with this run")
+
+    def discard(self) -> None:
+        """Remove it: the run that it is of did not begin."""
+        newfiles.discard(self._file)
+
+    def _end(self, error: OSError, when: str) -> None:
+        if not self.error:
+            self.error = f"--ledger {self._file.name} ends {when}: {error.strerror}"
+            _log.error("%s", self.error)

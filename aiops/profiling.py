@@ -12,6 +12,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
+from aiops import newfiles
 from aiops.errors import UsageError
 from aiops.machine import Measure
 
@@ -39,7 +40,7 @@ class Profile:
     Parameters
     ----------
     path
-        Where to write it at the end; checked at once.
+        Where to write it at the end; checked at once. See `aiops.newfiles.begin`.
     clock
         Seconds.
 
@@ -56,10 +57,7 @@ class Profile:
         self._since = clock()
         self._lock = threading.Lock()
         self._local = threading.local()
-        try:
-            path.open("a").close()
-        except OSError as error:
-            raise UsageError(f"--profile {path}: {error.strerror}") from None
+        newfiles.discard(newfiles.begin("profile", path))
 
     def measure(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that does the same, and is counted."""
@@ -98,9 +96,18 @@ class Profile:
     def write(self) -> None:
         """Write it; a full disk is no reason to lose anything else, so that is only logged."""
         try:
-            self._path.write_text(json.dumps(self.report(), indent=1) + "\n", encoding="utf-8")
+            file = newfiles.begin("profile", self._path)
+        except UsageError as error:
+            _log.error("%s", error)
+            return
+        try:
+            file.write((json.dumps(self.report(), indent=1) + "\n").encode())
+            file.close()
         except OSError as error:
-            _log.error("--profile %s: %s", self._path, error.strerror)
+            _log.error("--profile %s: %s", file.name, error.strerror)
+            newfiles.discard(file)
+        else:
+            _log.info("profile written to %s", file.name)
 
 
 class Receiving(asyncio.BufferedProtocol):

@@ -112,6 +112,7 @@ class Server:
         if not config.follower:
             collect = self._collect if self._lead is not None else None
             self._keeping = Keeping(config, self._engine, self._now, collect)
+            self._engine.file_errors = self._keeping.errors
         self._performer: Performer | None = None
         self._events: deque[Event] = deque()
         self._handling = False
@@ -159,7 +160,7 @@ class Server:
                 self._links.end()
             self._performer.close()
             if self._keeping is not None:
-                self._keeping.abandon()
+                self._keeping.discard()
             raise
         if self._keeping is not None:
             self._keeping.begin(loop)
@@ -328,8 +329,8 @@ class Server:
         try:
             while self._events:
                 event = self._events.popleft()
-                if self._keeping is not None and self._keeping.journal is not None:
-                    self._keeping.journal.note(event)
+                if self._keeping is not None and self._keeping.recording:
+                    self._keeping.note(event)
                 for effect in self._handle(event):
                     self._performer.perform(effect)
         except Exception as error:  # a policy's, say: whose pushes would come again and again
@@ -430,7 +431,15 @@ async def _with_followers(config: Config, stack: contextlib.AsyncExitStack) -> C
 def following(config: Config) -> Config:
     """Return how a follower of a server is run."""
     return dataclasses.replace(
-        config, shards=1, follower=True, port=0, init=None, save=None, save_every=None, ledger=None
+        config,
+        shards=1,
+        follower=True,
+        port=0,
+        init=None,
+        save=None,
+        save_every=None,
+        ledger=None,
+        profile=None,
     )
 
 

@@ -68,6 +68,7 @@ def report(engine: Engine, now: float) -> dict[str, Any]:
         "ledger": engine.crew.ledger(),
         "budget": engine.budget.report(vbar) if engine.budget else None,
         "profile": engine.profile() if engine.profile else None,
+        "file_errors": engine.file_errors(),
         "workers": workers,
         "departed_more": without_line,
     }

@@ -49,7 +49,7 @@ ROOMS: Mapping[str, str] = {
                     " cuda yielding",
     "client":       "client",
     "server":       "server process leash nearby connections performer profiling link paced pacing"
-                    " peer config files ledgerfile keeping shards.links shards.children",
+                    " peer config files newfiles ledgerfile keeping shards.links shards.children",
     "tools":        "cli __main__ accounts throttle commands demo pages wire_examples sim testing"
                     " experiments",
 }  # fmt: skip

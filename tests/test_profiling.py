@@ -98,6 +98,13 @@ def test_a_file_that_cannot_be_written() -> None:
         Profile(Path("/nowhere/p.json"))
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is full")
+def test_a_full_disk_is_no_error_of_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    Profile(Path("/dev/full")).write()
+    assert "--profile /dev/full: No space left" in caplog.text
+    assert Path("/dev/full").exists()
+
+
 @pytest.mark.parametrize("settings", [{}, {"no_shm": True}, {"push_codec": "topk:0.5"}])
 def test_a_server_counts(tmp_path: Path, settings: dict[str, object]) -> None:
     path = tmp_path / "profile.json"

@@ -29,6 +29,9 @@ def replay(
 
     Prints what it ended with. The exit status is 2 when the replay departs from the record, or the
     file is no journal; a record that was cut short replays up to the cut, which is said.
+
+    Each file is one run: a server that was started again with the same --record FILE has gone on
+    in FILE.2, then in FILE.3.
     """
     from aiops.config import Config
     from aiops.files import write_model

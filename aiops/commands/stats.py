@@ -80,7 +80,8 @@ def _line(report: Mapping[str, Any]) -> str:
 def tables(url: str, report: Mapping[str, Any]) -> RenderableType:
     """Lay a report out for people."""
     parts = (
-        *(_facts(report), *_budget(report), *_profile(report), *_shards(report)),
+        *(_facts(report), *_file_errors(report)),
+        *(*_budget(report), *_profile(report), *_shards(report)),
         *(*_tables(report), *_staleness(report)),
         *(*accounts.tables(report["ledger"]), "", _crew(report)),
     )
@@ -127,6 +128,13 @@ def _facts(report: Mapping[str, Any]) -> Table:
     for first in range(0, len(facts), 3):
         grid.add_row(*(cell for fact in facts[first : first + 3] for cell in fact))
     return grid
+
+
+def _file_errors(report: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Say what a server could not write, in a line each."""
+    for sentence in report.get("file_errors", ()):
+        yield ""
+        yield Text(sentence, style="red")
 
 
 def _budget(report: Mapping[str, Any]) -> Iterator[RenderableType]:
