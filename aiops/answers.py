@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from aiops import fitness
 from aiops.controller import Controller
 from aiops.crew import Member
 from aiops.errors import BadPush, NotReady, Refused, StaleGradient
@@ -187,11 +188,15 @@ class Answers:
         message = event.message
         assert isinstance(message, Push | Again)
         pending = self._pending.get((member.client, message.seq))
+        if pending is None and message.seq > member.last_seq:
+            return False
+        fault = fitness.beyond(self.store, message) if self.store is not None else None
+        if fault is not None:  # it may ask for something else than it did the first time
+            self.deny(event, fault)
+            return True
         if pending is not None:
             pending.peer, pending.message = event.peer, message
             return True
-        if message.seq > member.last_seq:
-            return False
         answer = member.answers.get(message.seq)
         if isinstance(answer, Ack):
             self._acknowledge_again(event.peer, message, answer, member)

@@ -15,8 +15,11 @@ from typing import Any
 import msgpack
 
 from aiops.errors import RemoteProtocolError
-from aiops.fields import CHECKS, TYPES
+from aiops.fields import CHECKS, LARGEST, TYPES
 from aiops.messages import KINDS, Message, Part, Parts
+
+MAX_PAYLOAD = (1 << 32) - 1
+"""Bytes of a payload: its prefix has room for no more."""
 
 _UNSEEN = 1024  # a header longer than this is walked through before anything is made of it
 
@@ -95,9 +98,9 @@ def _good_part(start: object, stop: object, codec: object, nbytes: object, versi
         type(start) is type(stop) is type(nbytes) is type(version) is int
         and type(codec) is str
         and len(codec) <= 32
-        and 0 <= start < stop < 1 << 63
-        and 0 <= nbytes < 1 << 32
-        and 0 <= version < 1 << 63
+        and 0 <= start < stop <= LARGEST
+        and 0 <= nbytes <= MAX_PAYLOAD
+        and 0 <= version <= LARGEST
     )
 
 
@@ -107,14 +110,14 @@ def _wrong_with(item: object) -> str:
         return ": five values were expected"
     field: dict[str, Any] = dict(zip(Part._fields, item, strict=True))
     for name, most in (
-        ("start", 1 << 63),
-        ("stop", 1 << 63),
-        ("nbytes", 1 << 32),
-        ("version", 1 << 63),
+        ("start", LARGEST),
+        ("stop", LARGEST),
+        ("nbytes", MAX_PAYLOAD),
+        ("version", LARGEST),
     ):
         got = field[name]
-        if type(got) is not int or not 0 <= got < most:
-            return f".{name}: an integer in range was expected, not {_short(got)}"
+        if type(got) is not int or not 0 <= got <= most:
+            return f".{name}: an integer from 0 to {most} was expected, not {_short(got)}"
     if type(field["codec"]) is not str or len(field["codec"]) > 32:
         return ".codec: a codec's name was expected"
     return f": start {field['start']} ≥ stop {field['stop']}"

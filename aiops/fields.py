@@ -10,8 +10,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-UInt: TypeAlias = int  # 0 ≤ x < 2**63
+UInt: TypeAlias = int  # 0 ≤ x ≤ LARGEST
 Have: TypeAlias = int  # -1 ("nothing") or a UInt
+Batches: TypeAlias = int  # 1 ≤ x ≤ MAX_COUNT
 Real: TypeAlias = float  # finite
 OptReal: TypeAlias = float | None
 Text: TypeAlias = str  # at most 4,096 characters
@@ -28,6 +29,18 @@ Apart: TypeAlias = tuple[tuple[str, int, int], ...]  # host (empty: the lead's),
 Gate: TypeAlias = tuple[float, ...]  # c_push, c_fetch; or none
 Members: TypeAlias = tuple[tuple[str, int, bool], ...]  # host, port, whether its model counts
 
+LARGEST = (1 << 53) - 1
+"""Largest of the numbers that count something: the numbers of every language hold it exactly.
+
+No run gets there, and to add thousands of them takes no more than 64 bits.
+"""
+
+MAX_COUNT = 1 << 20
+"""Most mini-batches that one push may stand for; a gate keeps back a million at most."""
+
+LONGEST = (1 << 63) - 1
+"""Largest size of an axis, and seed: what they come to is checked where it is known."""
+
 MAX_TEXT = 4096
 """Longest string, in characters, except inside a map of plain values."""
 
@@ -36,11 +49,19 @@ MAX_AXES = 32
 
 
 def _uint(value: object) -> bool:
-    return type(value) is int and 0 <= value < 1 << 63
+    return type(value) is int and 0 <= value <= LARGEST
 
 
 def _have(value: object) -> bool:
-    return type(value) is int and -1 <= value < 1 << 63
+    return type(value) is int and -1 <= value <= LARGEST
+
+
+def _batches(value: object) -> bool:
+    return type(value) is int and 1 <= value <= MAX_COUNT
+
+
+def _long(value: object) -> bool:
+    return type(value) is int and 0 <= value <= LONGEST
 
 
 def _real(value: object) -> bool:
@@ -109,8 +130,8 @@ def _sparse_row(
 ) -> bool:
     return (
         (_text(name) and _text(dtype) and _text(init))
-        and (_uint(rows) and _uint(width))
-        and (_real(rest[0]) and _uint(rest[1]))
+        and (_long(rows) and _long(width))
+        and (_real(rest[0]) and _long(rest[1]))
     )
 
 
@@ -118,7 +139,7 @@ def _described(row: tuple[Any, ...]) -> bool:
     name, dtype, shape = row[:3]
     if not (_text(name) and _text(dtype) and type(shape) is tuple and len(shape) <= MAX_AXES):
         return False
-    return all(_uint(size) for size in shape)
+    return all(_long(size) for size in shape)
 
 
 def _places(value: object, third: Callable[[object], bool]) -> bool:
@@ -171,8 +192,9 @@ def _gate(value: object) -> bool:
 
 
 _ACCEPTED: Mapping[str, tuple[str, Callable[[object], bool]]] = {
-    "UInt": ("an integer from 0 to 2**63-1", _uint),
-    "Have": ("an integer from -1 to 2**63-1", _have),
+    "UInt": ("an integer from 0 to 2**53-1", _uint),
+    "Have": ("an integer from -1 to 2**53-1", _have),
+    "Batches": (f"an integer from 1 to {MAX_COUNT:,}", _batches),
     "Real": ("a finite float", _real),
     "OptReal": ("a finite float or nil", _opt_real),
     "Text": (f"a string of at most {MAX_TEXT:,} characters", _text),

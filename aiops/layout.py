@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aiops.errors import BadPush, UsageError, nearest
+from aiops.fields import LARGEST
 from aiops.messages import Part, Parts
 
 Ints = npt.NDArray[np.int64]
@@ -37,7 +38,8 @@ MAX_PART = 1 << 30
 MAX_TENSORS = 1 << 16
 """As many as a message has parts: in the worst case every tensor has a version of its own."""
 
-MAX_BYTES = 1 << 62
+MAX_BYTES = LARGEST
+"""Of a model: the bytes of its arena are numbered on the wire."""
 
 
 def dtype_named(name: str) -> np.dtype[Any]:
@@ -161,6 +163,8 @@ class Layout:
         if not offset and (rows or not empty) and within is None:
             raise UsageError("the model has no parameters: every tensor is empty")
         self.sections = tuple(self._sections())
+        # What is a multiple of the largest items is one of all: sizes are powers of two.
+        self._grain = self.sections[0].dtype.itemsize - 1 if self.sections else 0
         self.starts: Ints = np.array([tensor.offset for tensor in placed], np.int64)
         self.sizes: Ints = np.array([tensor.size for tensor in placed], np.int64)
         self.nbytes_each: Ints = np.array([tensor.nbytes for tensor in placed], np.int64)
@@ -258,8 +262,8 @@ class Layout:
         Raises
         ------
         BadPush
-            When a part's range is not made of whole tensors in order, its length is not that of
-            the range, or there is no part.
+            When the ranges do not make up whole tensors in order, a part's length is not that of
+            its range, it is cut inside an element, or there is no part.
         """
         if len(parts) == 1 and parts[0].start == 0 and parts[0].stop == self.nbytes:
             self._check_length(parts[0])
@@ -301,6 +305,8 @@ class Layout:
         start, stop, version = -1, -1, -1
         for part in parts:
             self._check_length(part)
+            if (part.start | part.stop) & self._grain:
+                self._check_cut(part)
             if part.start == stop and part.version == version:
                 stop = part.stop
                 continue
@@ -324,6 +330,18 @@ class Layout:
                 f" {part.stop - part.start}: check the dtype",
                 tensor=whose,
             )
+
+    def _check_cut(self, part: Part) -> None:
+        """A part begins and ends between elements: its payload is looked over by itself."""
+        for edge, inside in ((part.start, part.start), (part.stop, part.stop - 1)):
+            tensor = self.tensors[self.tensor_at(inside)]
+            if (edge - tensor.offset) % tensor.dtype.itemsize:
+                raise BadPush(
+                    f"{tensor.name!r}: a part of bytes {self.begin + part.start} to"
+                    f" {self.begin + part.stop} is cut inside one of its elements, of"
+                    f" {tensor.dtype.itemsize} bytes each: cut between elements",
+                    tensor=tensor.name,
+                )
 
     def _check_coded(self, part: Part) -> None:
         """A coded part is one tensor, and shorter than it would be raw."""

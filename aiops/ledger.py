@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from aiops.fields import Wants
-from aiops.layout import Ints, Layout
+from aiops.fields import LONGEST, Wants
+from aiops.layout import Array, Ints, Layout
 from aiops.messages import (
     Ack,
     Again,
@@ -192,7 +192,7 @@ class Ledger:
             self.times[reason] += 1
             tally.whole += 1
         elif layout is not None:
-            tally.room(layout)[tensors] += layout.nbytes_each[tensors]
+            tally.room(layout, layout.nbytes)[tensors] += layout.nbytes_each[tensors]
 
     def _settle_push(self, request: Push | Again, used: bool) -> None:
         """Note, once, what the acknowledgement of a push means for its gradients."""
@@ -225,17 +225,16 @@ class Ledger:
         if self._is_plain(parts):
             flow.sent.whole += 1
             return
-        sent = flow.sent.room(layout)
         before: Part | None = None
         for part in parts:
             if part.codec == RAW:
-                self._spread(sent, part, 1)
+                self._spread(flow.sent, part, 1)
             else:
-                index = self._at(part.start)
-                sent[index] += part.nbytes
-                flow.coded.room(layout)[index] += part.nbytes
+                index, nbytes, size = self._at(part.start), part.nbytes, part.stop - part.start
+                flow.sent.room(layout, nbytes)[index] += nbytes
+                flow.coded.room(layout, nbytes)[index] += nbytes
                 if before is None or before[:2] != part[:2]:  # several increments are one tensor
-                    flow.plain.room(layout)[index] += part.stop - part.start
+                    flow.plain.room(layout, size)[index] += size
             before = part
 
     def _answer(self, parts: Parts, wants: Wants) -> None:
@@ -260,7 +259,7 @@ class Ledger:
             lacking[first : int(np.searchsorted(layout.starts, part.stop))] = False
         if lacking.any():
             left = np.flatnonzero(lacking)
-            self.not_modified.room(layout)[left] += layout.nbytes_each[left]
+            self.not_modified.room(layout, layout.nbytes)[left] += layout.nbytes_each[left]
 
     def _is_whole(self, parts: Parts) -> bool:
         assert self.layout is not None
@@ -276,21 +275,23 @@ class Ledger:
         before: Part | None = None
         for part in parts:
             if before is None or before[:2] != part[:2]:
-                self._spread(tally.room(self.layout), part, times)
+                self._spread(tally, part, times)
             before = part
 
-    def _spread(self, counts: Ints, part: Part, times: int) -> None:
-        """Count the bytes of a range at the tensors that it lies in."""
+    def _spread(self, tally: Tally, part: Part, times: int) -> None:
+        """Count the bytes of a range, so many times, at the tensors that it lies in."""
         assert self.layout is not None
+        nbytes = times * (part.stop - part.start)
+        counts = tally.room(self.layout, nbytes)
         first = self._at(part.start)
         last = int(np.searchsorted(self.layout.starts, part.stop))
         if last - first == 1:
-            counts[first] += times * (part.stop - part.start)
+            counts[first] += nbytes
             return
         begins = self.layout.starts[first:last]
         ends = begins + self.layout.nbytes_each[first:last]
         shared = np.minimum(ends, part.stop) - np.maximum(begins, part.start)
-        counts[first:last] += times * np.maximum(shared, 0)
+        counts[first:last] += times * np.maximum(shared, 0).astype(counts.dtype, copy=False)
 
     def _at(self, offset: int) -> int:
         """Return the tensor with elements that holds a byte."""
@@ -326,7 +327,7 @@ class Ledger:
             mine.settle(theirs)
 
     def brief(self) -> dict[str, int]:
-        """Return the sums in bytes, by reason."""
+        """Return the sums in bytes, by reason; more than 2**63 - 1 is given as that."""
         found: dict[str, int] = {}
         for name, flow in (("pushed", self.pushed), ("fetched", self.fetched)):
             sent, coded, plain = (
@@ -337,7 +338,7 @@ class Ledger:
             found[name] = getattr(self, name).nbytes(self.layout)
         if self.layout is not None:
             found["not_wanted"] += self.unfetched * self.layout.nbytes
-        return found
+        return {name: min(nbytes, LONGEST) for name, nbytes in found.items()}
 
     def tensors(self) -> dict[str, Any]:
         """Return the same by tensor: a list of names, and for each reason one of bytes.
@@ -347,7 +348,7 @@ class Ledger:
         layout = self.layout
         if layout is None:
             return {"names": [], "more": 0}
-        columns: dict[str, Ints] = {"nbytes": layout.nbytes_each}
+        columns: dict[str, Array] = {"nbytes": layout.nbytes_each}
         for name, flow in (("pushed", self.pushed), ("fetched", self.fetched)):
             sent = columns[name] = flow.sent.by_tensor(layout)
             spared = flow.plain.by_tensor(layout) - flow.coded.by_tensor(layout)
@@ -356,7 +357,7 @@ class Ledger:
             columns[name] = getattr(self, name).by_tensor(layout)
         order = np.argsort(-(columns["pushed"] + columns["fetched"]), kind="stable")[:SHOWN]
         names = [layout.tensors[index].name for index in order.tolist()]
-        lists = {name: column[order].tolist() for name, column in columns.items()}
+        lists = {name: _told(column[order]) for name, column in columns.items()}
         return {"names": names, **lists, "more": len(layout.tensors) - len(names)}
 
     def report(self) -> dict[str, Any]:
@@ -377,7 +378,12 @@ class Ledger:
 
 
 def _times(times: Counter[str], *reasons: str) -> dict[str, int]:
-    return {reason: times[reason] for reason in reasons}
+    return {reason: min(times[reason], LONGEST) for reason in reasons}
+
+
+def _told(counts: Array) -> list[int]:
+    """Return counts as a message can carry them."""
+    return [min(count, LONGEST) for count in counts.tolist()]
 
 
 def _direction(

@@ -19,6 +19,7 @@ import msgpack
 from aiops.fields import (
     MAX_TEXT,
     Apart,
+    Batches,
     Blob,
     Gate,
     Have,
@@ -130,7 +131,7 @@ class Push(Message):
     parts: Parts = ()
     wants: Wants = ()
     coded: bool = False
-    count: UInt = 1
+    count: Batches = 1
 
 
 @value
@@ -632,7 +633,11 @@ KINDS: Mapping[str, type[Message]] = {
 def encode(message: Message) -> bytes:
     """Return the header map of a message as MessagePack bytes."""
     names, values = _NAMES[type(message)]
-    return _pack(list(zip(names, values(message), strict=False)))  # type: ignore[no-any-return]
+    try:
+        return _pack(list(zip(names, values(message), strict=False)))  # type: ignore[no-any-return]
+    except Exception:
+        _packer.reset()  # else the next message would begin with what there is of this one
+        raise
 
 
 _NAMES = {
@@ -640,4 +645,5 @@ _NAMES = {
     for cls in KINDS.values()
     for names in [("kind", *(field.name for field in fields(cls)))]
 }
-_pack = msgpack.Packer().pack_map_pairs
+_packer = msgpack.Packer()
+_pack = _packer.pack_map_pairs

@@ -1,10 +1,19 @@
-"""Bytes by tensor: what a `Ledger` is made of."""
+"""Bytes by tensor: what a `Ledger` is made of.
+
+What did not cross is counted in the bytes that it would have been, so a hundred bytes that say
+"again" count as a whole model, and these sums go beyond 64 bits. None of them wraps or rounds: they
+are int64 while that holds them, and Python's integers beyond.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from aiops.layout import Ints, Layout
+from aiops.fields import LONGEST
+from aiops.layout import Array, Ints, Layout
+
+_EASY = 1 << 61
+"""Sums up to here are int64 wherever they are added to or taken from each other."""
 
 
 class Tally:
@@ -14,46 +23,84 @@ class Tally:
     ----------
     whole
         How many whole models, raw.
-    each
-        int64[tensors], bytes beside those; None: none.
     settled
         Bytes beside those, whose tensors stand in another ledger (see `Ledger.settle`).
     """
 
-    __slots__ = ("each", "settled", "whole")
+    __slots__ = ("_beyond", "_each", "_most", "settled", "whole")
 
     def __init__(self) -> None:
         self.whole = self.settled = 0
-        self.each: Ints | None = None
+        self._each: Ints | None = None  # int64[tensors], bytes beside whole models; None: none
+        self._most = 0  # what they add up to at most, never more than int64 holds
+        self._beyond: Array | None = None  # object[tensors], what there was no room for in those
 
-    def room(self, layout: Layout) -> Ints:
-        """Return `each`, made if need be."""
-        if self.each is None:
-            self.each = np.zeros(len(layout.tensors), np.int64)
-        return self.each
+    def room(self, layout: Layout, nbytes: int) -> Array:
+        """Return an array by tensor to which ``nbytes`` bytes (in all, at most) may be added.
+
+        It is int64, or object where so many bytes are more than that holds.
+        """
+        return self._room(len(layout.tensors), nbytes)
+
+    def _room(self, tensors: int, nbytes: int) -> Array:
+        most = self._most + nbytes
+        if self._each is None or most > LONGEST:
+            if self._each is not None or nbytes > LONGEST:
+                self._carry(tensors)
+            if nbytes > LONGEST:
+                assert self._beyond is not None
+                return self._beyond
+            self._each, most = np.zeros(tensors, np.int64), nbytes
+        self._most = most
+        return self._each
+
+    def _carry(self, tensors: int) -> None:
+        """Make the int64 array empty."""
+        if self._beyond is None:
+            self._beyond = np.zeros(tensors, object)
+        if self._each is not None:
+            self._beyond += self._each.astype(object)
+        self._each, self._most = None, 0
 
     def add(self, other: Tally) -> None:
         """Add what another one has counted, but for what is settled."""
         self.whole += other.whole
-        if other.each is not None:
-            self.each = other.each + (0 if self.each is None else self.each)
+        self._add(other)
+
+    def _add(self, other: Tally) -> None:
+        if other._each is not None:
+            room = self._room(len(other._each), other._most)
+            room += other._each
+        if other._beyond is not None:
+            if self._beyond is None:
+                self._beyond = np.zeros(len(other._beyond), object)
+            self._beyond += other._beyond
 
     def settle(self, into: Tally) -> None:
         """Hand the tensors over, and keep their sum."""
-        if self.each is not None:
-            self.settled += int(self.each.sum())
-            into.each = self.each + (0 if into.each is None else into.each)
-            self.each = None
+        self.settled += self._sum()
+        into._add(self)
+        self._each, self._beyond, self._most = None, None, 0
+
+    def _sum(self) -> int:
+        each = 0 if self._each is None else int(self._each.sum())
+        return each + (0 if self._beyond is None else int(self._beyond.sum()))
 
     def nbytes(self, layout: Layout | None) -> int:
         """Return the sum in bytes."""
         models = 0 if layout is None else self.whole * layout.nbytes
-        return models + self.settled + (0 if self.each is None else int(self.each.sum()))
+        return models + self.settled + self._sum()
 
-    def by_tensor(self, layout: Layout) -> Ints:
-        """Return bytes per tensor, int64, in arena order."""
-        models: Ints = self.whole * layout.nbytes_each
-        return models if self.each is None else models + self.each
+    def by_tensor(self, layout: Layout) -> Array:
+        """Return bytes per tensor in arena order: int64, or object where they are too many."""
+        if self._beyond is None and self.whole * layout.nbytes + self._most <= _EASY:
+            models: Array = self.whole * layout.nbytes_each
+            return models if self._each is None else models + self._each
+        found: Array = self.whole * layout.nbytes_each.astype(object)
+        for more in (self._each, self._beyond):
+            if more is not None:
+                found = found + more
+        return found
 
 
 class Flow:

@@ -60,6 +60,14 @@ class Traffic:
                 mine[name].overhead += kind.overhead
                 mine[name].payload += kind.payload
 
+    @property
+    def volume(self) -> int:
+        """All counts together: none is larger."""
+        kinds = [*self.kinds_in.values(), *self.kinds_out.values()]
+        messages = self.messages_in + self.messages_out
+        told = sum(kind.messages + kind.overhead + kind.payload for kind in kinds)
+        return self.bytes_in + self.bytes_out + messages + told
+
     def told(self) -> tuple[Any, ...]:
         """Return all of it as plain values."""
         kinds = (
@@ -85,6 +93,9 @@ class Traffic:
                 for name, (count, overhead, payload) in theirs.items():
                     kind = mine[name]
                     kind.messages, kind.overhead, kind.payload = count, overhead, payload
+                    counts += count, overhead, payload
         except (AttributeError, TypeError, ValueError) as error:
             raise RemoteProtocolError(f"counted.clients: {error}") from None
+        if any(type(count) is not int or count < 0 for count in counts):
+            raise RemoteProtocolError("counted.clients: a count is an integer from 0")
         return traffic

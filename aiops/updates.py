@@ -298,7 +298,8 @@ class Updates:
         stale = current.tensor_versions[cover.tensors] - cover.bases
         bytes_each = self._store.layout.nbytes_each[cover.tensors]
         item.staleness = int(stale.max())
-        item.mean_staleness = float((stale * bytes_each).sum() / bytes_each.sum())
+        # In float64: billions of updates times billions of bytes are more than an int64 holds.
+        item.mean_staleness = float((stale * bytes_each.astype(float)).sum() / bytes_each.sum())
         return stale if item.staleness != int(stale.min()) else None
 
     def _count(self, staleness: int) -> None:

@@ -10,6 +10,7 @@ from aiops.messages import KINDS, Part
 GOOD: dict[str, Any] = {
     "UInt": 5,
     "Have": -1,
+    "Batches": 3,
     "Real": 0.5,
     "OptReal": None,
     "Text": "x",
@@ -30,8 +31,9 @@ GOOD: dict[str, Any] = {
 """A value of each type."""
 
 BAD: dict[str, list[Any]] = {
-    "UInt": [-1, 2**63, 1.0, True, "1", None, b"\1", (1,), {"a": 1}],
-    "Have": [-2, 2**63, 0.0, False, None, "x"],
+    "UInt": [-1, 2**53, 2**63, 1.0, True, "1", None, b"\1", (1,), {"a": 1}],
+    "Have": [-2, 2**53, 2**63, 0.0, False, None, "x"],
+    "Batches": [0, -1, 2**20 + 1, 2**60, 2**63, 1.0, True, None],
     "Real": [1, None, float("nan"), float("inf"), float("-inf"), "0.5", True],
     "OptReal": [1, float("nan"), "x", False],
     "Text": [b"x", 1, None, "x" * 4097, ("x",)],
@@ -55,6 +57,7 @@ BAD: dict[str, list[Any]] = {
         (("w", 1, (1,)),),
         (("w", "float32", 1),),
         (("w", "float32", (-1,)),),
+        (("w", "float32", (2**63,)),),
         (("w", "float32", (1.0,)),),
         (("w", "float32", (True,)),),
         (("w", "float32", (1,) * 33),),
@@ -63,6 +66,7 @@ BAD: dict[str, list[Any]] = {
         None,
         (("w", "float32", (1,)),),
         (("w", "float32", (1,), -1),),
+        (("w", "float32", (1,), 2**53),),
         (("w", "float32", (1,), 0, 0),),
         (("w", "float32", (1,), None),),
     ],
@@ -80,6 +84,7 @@ BAD: dict[str, list[Any]] = {
         (("t", 3, 2, "float32", "uniform", 1, 0),),
         (("t", 3, 2, "float32", "uniform", float("inf"), 0),),
         (("t", 3, 2, "float32", "uniform", 0.5, True),),
+        (("t", 3, 2, "float32", "uniform", 0.5, 2**63),),
     ],
     "Members": [
         None,
@@ -98,6 +103,8 @@ BAD: dict[str, list[Any]] = {
         ((0, 1),),
         ((0, 0, 1),),
         ((0, 1, -2),),
+        ((0, 1, 2**53),),
+        ((0, 2**53, 1),),
         ((0, True, 1),),
         ((-1, 1, 1),),
         ((0, 2, 1), (1, 3, 1)),
@@ -107,6 +114,7 @@ BAD: dict[str, list[Any]] = {
         ((0, 8),),
         ((8, 8, 1),),
         ((0, 8, -1),),
+        ((0, 2**53, 1),),
         ((0, 8, 1), (4, 12, 1)),
         ((0, True, 1),),
     ],
@@ -117,6 +125,7 @@ BAD: dict[str, list[Any]] = {
         (("h", 0, 0),),
         (("h", 65536, 0),),
         (("h", 1, -1),),
+        (("h", 1, 2**53),),
         (("h", 1, 0.0),),
     ],
     "Gate": [None, (0.5,), (0.5, 1), (0.5, -0.5), (0.5, float("nan")), (0.5, 0.5, 0.5)],

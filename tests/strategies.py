@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from aiops import messages
+from aiops.fields import LARGEST, LONGEST, MAX_COUNT
 from aiops.messages import Message, Part
 from aiops.states import HANDSHAKE
 
@@ -21,7 +22,8 @@ DETERMINISTIC = settings(
 )
 """The same examples on every run and every machine."""
 
-uint = st.integers(0, 2**63 - 1)
+uint = st.integers(0, LARGEST)
+long = st.integers(0, LONGEST)
 real = st.floats(allow_nan=False, allow_infinity=False)
 text = st.text(max_size=12)
 plain_leaf = (
@@ -38,7 +40,7 @@ plain_value = st.recursive(
     max_leaves=6,
 )
 dtype = st.sampled_from(("float64", "float32", "bfloat16", "float16"))
-shape = st.lists(uint, max_size=3).map(tuple)
+shape = st.lists(long, max_size=3).map(tuple)
 
 
 def plain_map(value: Any, depth: int = 1) -> bool:
@@ -55,8 +57,8 @@ def parts(draw: st.DrawFn, largest: int = 40) -> tuple[Part, ...]:
     """Parts as the wire allows them; what they mean is another matter."""
     found = []
     for _ in range(draw(st.integers(0, 4))):
-        start = draw(st.integers(0, 2**62))
-        stop = draw(st.integers(start + 1, 2**63 - 1))
+        start = draw(st.integers(0, LARGEST // 2))
+        stop = draw(st.integers(start + 1, LARGEST))
         codec = draw(st.sampled_from(("raw", "", "int8")))
         found.append(Part(start, stop, codec, draw(st.integers(0, largest)), draw(uint)))
     return tuple(found)
@@ -72,7 +74,8 @@ def _runs(gaps: list[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
 
 FIELDS: Mapping[str, st.SearchStrategy[Any]] = {
     "UInt": uint,
-    "Have": st.integers(-1, 2**63 - 1),
+    "Have": st.integers(-1, LARGEST),
+    "Batches": st.integers(1, MAX_COUNT),
     "Real": real,
     "OptReal": st.none() | real,
     "Text": text,
@@ -82,7 +85,7 @@ FIELDS: Mapping[str, st.SearchStrategy[Any]] = {
     "Plain": st.dictionaries(text, plain_value, max_size=3).filter(plain_map),
     "Offered": st.lists(st.tuples(text, dtype, shape), max_size=3).map(tuple),
     "Rows": st.lists(st.tuples(text, dtype, shape, uint), max_size=3).map(tuple),
-    "Sparse": st.lists(st.tuples(text, uint, uint, dtype, text, real, uint), max_size=3).map(tuple),
+    "Sparse": st.lists(st.tuples(text, long, long, dtype, text, real, long), max_size=3).map(tuple),
     "Members": st.lists(st.tuples(text, st.integers(1, 65535), st.booleans()), max_size=3).map(
         tuple
     ),

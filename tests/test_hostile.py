@@ -21,6 +21,7 @@ import pytest
 from aiops import messages
 from aiops.client import Client, Worker
 from aiops.errors import Unavailable
+from aiops.fields import LARGEST
 from aiops.handshake import proof
 from aiops.messages import Error, Message, Part, Pong, Push
 from tests.peers import Peer, Process, define, enclose, eventually, frame, header_of, push, serving
@@ -632,7 +633,7 @@ class Mutator:
     def soft(self) -> bytes:
         """Return a well-formed message that makes no sense."""
         random = self.random
-        number = random.choice([0, 1, 7, SIZE, 1 << 20, (1 << 63) - 1])
+        number = random.choice([0, 1, 7, SIZE, 1 << 20, LARGEST])
         kind = random.randrange(6)
         if kind == 0:
             return frame(messages.Fetch(number, random.choice([-1, 0, 5, number])))

@@ -14,6 +14,7 @@ from aiops.client import Client, Worker
 from aiops.client.params import Params
 from aiops.codecs import find
 from aiops.codecs.choice import Choice
+from aiops.fields import LARGEST
 from aiops.layout import Array, Layout
 from aiops.messages import Ack, Again, Error, Fetch, Part, Pong, Push
 from tests.inline import Inline
@@ -274,12 +275,12 @@ class TestRequests:
             for _ in range(5):
                 worker.step({name: np.ones_like(array) for name, array in START.items()})
             shadow = worker.params.arena.data.tobytes()
-            for id, have in enumerate((-1, 0, 3, 6, 1 << 62), 1):
+            for id, have in enumerate((-1, 0, 3, 6, LARGEST), 1):
                 answer = peer.ask(Fetch(id, have, (), True))
                 assert isinstance(answer, messages.Params)
                 assert answer.version == 5
                 raw = {p.codec for p in answer.parts} == {"raw"}
-                assert raw == (have in (-1, 0, 6, 1 << 62)), have
+                assert raw == (have in (-1, 0, 6, LARGEST)), have
                 if raw:
                     assert b"".join(map(bytes, peer.payloads)) == shadow
 

@@ -41,7 +41,7 @@ def versions_for(draw: st.DrawFn, layout: Layout, most: int = 2) -> np.ndarray[A
 def pushes(draw: st.DrawFn) -> tuple[Layout, list[int], np.ndarray[Any, Any], Parts]:
     """Some tensors of a layout, their versions, and parts that cover just these.
 
-    Neighbours of equal version may share a part, and any part may be cut into several.
+    Neighbours of equal version may share a part, and any part may be cut between elements.
     """
     layout = draw(layouts)
     versions = versions_for(draw, layout)
@@ -58,9 +58,18 @@ def pushes(draw: st.DrawFn) -> tuple[Layout, list[int], np.ndarray[Any, Any], Pa
     parts = []
     for start, stop, version in ranges:
         inside = draw(st.lists(st.integers(start, stop), max_size=2, unique=True))
-        for a, b in pairwise(sorted({start, *inside, stop})):
+        edges = {between_elements(layout, edge) for edge in inside}
+        for a, b in pairwise(sorted({start, *edges, stop})):
             parts.append(Part(a, b, "raw", b - a, version))
     return layout, chosen, versions, tuple(parts)
+
+
+def between_elements(layout: Layout, place: int) -> int:
+    """Return where the element begins that a byte is in."""
+    if place == layout.nbytes:
+        return place
+    tensor = layout.tensors[layout.tensor_at(place)]
+    return place - (place - tensor.offset) % tensor.dtype.itemsize
 
 
 class TestOrder:
@@ -247,7 +256,12 @@ class TestCover:
             (((0, 4),), "a part covers bytes 0 to 4, which is not whole tensors .*'a'", "a"),
             (((4, 8),), "bytes 4 to 8, which is not whole tensors", "a"),
             (((4, 12),), "bytes 4 to 12, which is not whole tensors", "a"),
-            (((0, 8), (8, 11)), "bytes 0 to 11, which is not whole tensors", "a"),
+            (((0, 8), (8, 14)), "bytes 0 to 14, which is not whole tensors", "a"),
+            (((0, 5), (5, 8)), "'a': a part of bytes 0 to 5 is cut inside one .* 4 bytes", "a"),
+            (((0, 8), (8, 11)), "'b': a part of bytes 8 to 11 is cut inside", "b"),
+            (((0, 6), (6, 12)), "'a': a part of bytes 0 to 6 is cut inside", "a"),
+            (((8, 12), (12, 13), (13, 18)), "'c': .* 12 to 13 is cut .* of 2 bytes", "c"),
+            (((13, 18),), "'c': a part of bytes 13 to 18 is cut inside", "c"),
             (((0, 8), (14, 18)), "bytes 14 to 18, which is not whole tensors", "c"),
             (((16, 18),), "bytes 16 to 18, which is not whole tensors", "c"),
             (((12, 20),), "ends at byte 20, but the model has 18", None),
@@ -265,6 +279,15 @@ class TestCover:
         with pytest.raises(BadPush, match=why) as caught:
             self.LAYOUT.covered(parts)
         assert caught.value.details.get("tensor") == tensor
+
+    @pytest.mark.parametrize("cut", [4, 10, 14, 16])
+    def test_a_part_may_be_cut_between_any_two_elements(self, cut: int) -> None:
+        parts = (Part(0, cut, "raw", cut, 0), Part(cut, 18, "raw", 18 - cut, 0))
+        if cut == 10:
+            with pytest.raises(BadPush, match=r"'b': .* cut inside"):
+                self.LAYOUT.covered(parts)
+        else:
+            assert self.LAYOUT.covered(parts).whole
 
     @pytest.mark.parametrize("nbytes", [0, 7, 9, 2**32 - 1])
     def test_a_wrong_length_is_told_with_its_tensor(self, nbytes: int) -> None:

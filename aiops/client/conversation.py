@@ -21,6 +21,7 @@ from aiops.client.outgoing import little_endian, parts_of
 from aiops.client.params import Params, Stamped
 from aiops.client.requests import Means, Receipt, Request
 from aiops.client.rows import Asked
+from aiops.fields import MAX_COUNT
 from aiops.layout import Array, Ints, Layout
 from aiops.messages import Ack, Message, Model, Parts, Report, TableRows
 from aiops.tables import Table, Tables
@@ -91,7 +92,8 @@ class Conversation(Dialogue):
         def make(id: int) -> Message:
             self._want(request, into, wanted)
             asked = request.have, parts, request.wants
-            return messages.Push(id, seq, into is not None, *asked, self._increments, count)
+            batches = min(count, MAX_COUNT)
+            return messages.Push(id, seq, into is not None, *asked, self._increments, batches)
 
         what = "the answer to its push"
         request = Request(what, make, self._receipt, payloads, into, at.connection)

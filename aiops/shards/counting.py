@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from aiops.errors import RemoteProtocolError
 from aiops.events import Received
+from aiops.fields import LONGEST
 from aiops.traffic import Traffic
 
 
@@ -30,6 +32,7 @@ class Counting:
     def __init__(self, number: int, followers: int) -> None:
         self.number = number
         self._missing = set(range(1, followers + 1))
+        self._volume = 0
         self.asked: list[Received] = []
         self.clients: dict[str, Traffic] = {}
 
@@ -45,5 +48,9 @@ class Counting:
             return False
         self._missing.discard(shard)
         for client, told in clients.items():
-            self.clients.setdefault(client, Traffic()).add(Traffic.read(told))
+            traffic = Traffic.read(told)
+            self._volume += traffic.volume
+            if self._volume > LONGEST:  # it could not be told on
+                raise RemoteProtocolError("counted.clients: more than can have crossed")
+            self.clients.setdefault(client, Traffic()).add(traffic)
         return not self._missing

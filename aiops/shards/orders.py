@@ -98,7 +98,7 @@ class Work:
                     inside = not len(self.touched) or 0 <= self.touched[0] <= self.touched[-1]
                     if not rising or not inside or self.touched[-1:].sum() >= max(tensors, 1):
                         raise ValueError("its tensors are out of order")
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise RemoteProtocolError(f"use.work: {error}") from None
 
     def weights_of(self, tensors: int) -> Array | None:
