@@ -192,8 +192,8 @@ def _gate(value: object) -> bool:
 
 
 _ACCEPTED: Mapping[str, tuple[str, Callable[[object], bool]]] = {
-    "UInt": ("an integer from 0 to 2**53-1", _uint),
-    "Have": ("an integer from -1 to 2**53-1", _have),
+    "UInt": ("an integer from 0 to 2⁵³−1", _uint),
+    "Have": ("an integer from −1 to 2⁵³−1", _have),
     "Batches": (f"an integer from 1 to {MAX_COUNT:,}", _batches),
     "Real": ("a finite float", _real),
     "OptReal": ("a finite float or nil", _opt_real),

@@ -11,7 +11,7 @@ from pathlib import Path
 from aiops import errors, messages
 from aiops.config import Config
 from aiops.errors import Refused, UsageError
-from aiops.fields import MAX_AXES, TYPES
+from aiops.fields import MAX_AXES, MAX_COUNT, TYPES
 from aiops.layout import MAX_PART, MAX_TENSORS
 from aiops.messages import Message
 from aiops.states import HANDSHAKE
@@ -70,7 +70,7 @@ MEANINGS = {
     " version as of which they are held (-1: none), in order. Then `have` does not count.",
     "coded": "Whether increments may come; see [Parts](#parts). A client that does not read the"
     " codecs says false, and is sent values.",
-    "count": "Of how many mini-batches' gradients the push is made: at least 1.",
+    "count": "Of how many mini-batches' gradients the push is made.",
     "gate": "Empty, or c_push and c_fetch, where the server chooses them to keep to a budget.",
     "run": "Chosen at random when the server was started. If it is another one than before,"
     " versions mean nothing any more: do not push what was computed at them, and fetch anew.",
@@ -106,10 +106,10 @@ MEANINGS = {
     "details": "Its facts.",
     "fatal": "Whether the server closes the connection after this.",
     "host": "An IP address (no name) at which the other workers reach this one.",
-    "port": "The port there; 0 to withdraw.",
+    "port": "The port there, at most 65,535; 0 to withdraw.",
     "rounds": "How many averages this worker has taken over so far; 0 says that it is new.",
     "digest": "SHA-256 of the MessagePack of the model's tensors as `model` announces them.",
-    "segment": "Its number, from 1: the sender's own choice.",
+    "segment": "Its number, from 1 to 256: the sender's own choice.",
     "nbytes": "How many bytes of it may be mapped.",
     "number": "The round's number, rising from 1; 0 when there is none. In `begin` the shard's, in"
     " `use` the push's by the lead's count, 0 for none.",
@@ -231,6 +231,7 @@ def limits_table() -> str:
         f" {MAX_WIDTH:,}",
         f"rows in one message; their bytes | {MAX_IDS:,}; {MAX_ROWS_BYTES:,}",
         f"bytes of a model | {settings.max_model:,} (`--max-model`)",
+        f"mini-batches that a push stands for | {MAX_COUNT:,}",
         f"connections | {settings.max_connections:,} (`--max-connections`)",
         f"time to get to `open` | {settings.hello_deadline:g} s (`--hello-deadline`)",
         f"slowest peer in mid-message, either way | {minute} (`--min-rate`, `--stall-deadline`)",
