@@ -383,7 +383,8 @@ def _times(times: Counter[str], *reasons: str) -> dict[str, int]:
 
 def _told(counts: Array) -> list[int]:
     """Return counts as a message can carry them."""
-    return [min(count, LONGEST) for count in counts.tolist()]
+    found: list[int] = counts.tolist()
+    return found if counts.dtype != object else [min(count, LONGEST) for count in found]
 
 
 def _direction(
