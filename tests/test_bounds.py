@@ -16,6 +16,7 @@ import pytest
 
 from aiops import errors, messages
 from aiops.codecs import find as codec
+from aiops.collective import Flat, Ring
 from aiops.decoding import decode
 from aiops.errors import Refused, RemoteProtocolError
 from aiops.events import Received, Told
@@ -81,7 +82,7 @@ def changed(value: Any, path: tuple[Any, ...], number: int) -> Any:
     return (*value[:at], changed(value[at], path[1:], number), *value[at + 1 :])
 
 
-def variants(header: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], int, dict[str, Any]]]:
+def variants(header: Any) -> Iterator[tuple[tuple[Any, ...], int, Any]]:
     for path in places(header):
         for number in NUMBERS:
             yield path, number, changed(header, path, number)
@@ -466,6 +467,20 @@ def begun() -> World:
     world.settle()
     done(world, actor, actor.talk.define(MODEL))
     return world
+
+
+# ---------------------------------------------------------------- the workers of a round
+
+
+def test_a_chunk_that_is_no_chunk_of_the_ring() -> None:
+    flat = Flat(LAYOUT)
+    ring = Ring(0, (True, True), flat)
+    good = (flat.data.nbytes // 2, flat.data.nbytes, 1)
+    assert len(ring.room(*good)) == flat.data.nbytes // 2
+    for path, number, (start, stop, hop) in variants(good):
+        if number != good[path[0]]:
+            with pytest.raises(RemoteProtocolError, match="not what is expected next"):
+                ring.room(start, stop, hop)
 
 
 # ---------------------------------------------------------------- a server

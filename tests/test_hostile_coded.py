@@ -176,6 +176,48 @@ class TestPushes:
             assert isinstance(peer.ask(messages.Ping(2)), Pong)
         assert untouched(server)
 
+    @pytest.mark.parametrize("beside", ["raw", "int8"])
+    @pytest.mark.parametrize(
+        ("name", "cut", "size"), [("b", 6, 4), ("b", 1, 4), ("b", 11, 4), ("h", 601, 2)]
+    )
+    def test_a_raw_tensor_is_cut_between_elements(
+        self, server: ServerThread, name: str, cut: int, size: int, beside: str
+    ) -> None:
+        """Alike whether the tensor beside it is coded or raw."""
+        whole = START["w"].nbytes
+        first = coded("int8") if beside == "int8" else bytes(whole)
+        tensor = LAYOUT.tensors[LAYOUT.index[name]]
+        for at, fits in ((cut, False), (cut // size * size, cut >= size)):
+            cuts = [(0, at), (at, tensor.nbytes)] if at else [(0, 1), (1, tensor.nbytes)]
+            begin = tensor.offset
+            raws = [Part(begin + a, begin + b, "raw", b - a, 0) for a, b in cuts]
+            message = push(part("w", beside, len(first)), *raws)
+            with Peer(server.url) as peer:
+                if not fits:
+                    answer = peer.ask(message, first, *(bytes(b - a) for a, b in cuts))
+                    assert isinstance(answer, Error)
+                    assert (answer.code, answer.details["tensor"]) == ("bad-push", name)
+                    assert f"{name!r}: a part of bytes " in answer.text
+                    assert f"cut inside one of its elements, of {size} bytes each" in answer.text
+                else:  # and what is taken is looked over: the last part is not a number
+                    nan = bytes(cuts[1][1] - cuts[1][0] - 2) + b"\xff\xff"
+                    answer = peer.ask(message, first, bytes(cuts[0][1]), nan)
+                    assert isinstance(answer, Error)
+                    assert f"{name!r} holds nan" in answer.text
+                assert isinstance(peer.ask(messages.Ping(2)), Pong)
+        assert untouched(server)
+
+    def test_an_offer_is_cut_between_elements(self) -> None:
+        rows = tuple((t.name, t.dtype.name, t.shape) for t in LAYOUT.tensors)
+        cut, end = LAYOUT.nbytes - 3, LAYOUT.nbytes
+        parts = (Part(0, cut, "raw", cut, 0), Part(cut, end, "raw", end - cut, 0))
+        inline = Inline("asgd", backend="numpy")
+        inline.join(1)
+        answer = inline.receive(1, messages.Define(1, rows, parts), bytes(end))
+        assert isinstance(answer, Error)
+        assert "'h': a part of bytes" in answer.text
+        assert "is cut inside one of its elements" in answer.text
+
     @pytest.mark.parametrize("spec", CODECS)
     def test_any_byte_may_be_another(self, spec: str) -> None:
         """Whatever is taken gives finite parameters; whatever is not, a clear error."""

@@ -15,6 +15,7 @@ from aiops.client.incoming import Into
 from aiops.client.leased import Leased
 from aiops.client.params import Params
 from aiops.errors import RemoteProtocolError
+from aiops.fields import LARGEST
 from aiops.incoming import CodedIncoming, RawIncoming
 from aiops.intake import Intake
 from aiops.layout import Bytes, Layout
@@ -140,7 +141,7 @@ class TestPlaces:
 
 
 class TestShared:
-    @pytest.mark.parametrize("number", [0, MOST + 1, (1 << 63) - 1])
+    @pytest.mark.parametrize("number", [0, MOST + 1, LARGEST])
     def test_numbers_out_of_range(self, number: int) -> None:
         wire, _memory, _back = near("server")
         with pytest.raises(RemoteProtocolError, match=f"share.segment: 1 to {MOST}, not {number}"):

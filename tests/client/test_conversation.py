@@ -28,6 +28,7 @@ from aiops.errors import (
     UsageError,
 )
 from aiops.events import Applied, Apply, Event, Joined, Left, Options, Received, Reply
+from aiops.fields import MAX_COUNT
 from aiops.handshake import Greeter
 from aiops.layout import Array, Layout
 from aiops.messages import Error, Message, Part
@@ -233,6 +234,15 @@ def count_bytes(ask: Callable[[Pair, Params], Request]) -> tuple[int, int]:
     up = len(pair.up)
     pair.move(None, 0)
     return up, len(pair.server.down)
+
+
+def test_a_push_says_no_more_batches_than_it_may() -> None:
+    pair, params = ready()
+    for count, said in ((1, 1), (MAX_COUNT, MAX_COUNT), (MAX_COUNT + 1, MAX_COUNT)):
+        pair.ask(pair.talk.push(ONES, params, params, count=count))
+        message = pair.server.heard[-1]
+        assert isinstance(message, messages.Push)
+        assert message.count == said
 
 
 class TestTogether:

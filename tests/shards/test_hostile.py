@@ -89,6 +89,9 @@ def test_a_bad_value_in_one_portion_refuses_all_of_it(
         lambda parts: (Part(parts[0].start, parts[0].stop, "raw", 0, 0),),
         lambda parts: (*parts, *parts),
         lambda parts: (Part(0, 1 << 40, "raw", 16, 0),),
+        lambda parts: tuple(
+            Part(a, b, "raw", b - a, 0) for a, b in ((parts[0].start, 191), (191, parts[0].stop))
+        ),
     ],
 )
 def test_a_portion_that_is_not_what_was_announced(world: World, change: Any) -> None:
@@ -125,6 +128,8 @@ def replace_version(part: Part, version: int) -> Part:
         (Part(0, 128, "raw", 128, 5), Part(128, 256, "apart", 0, 5)),
         (Part(0, 128, "raw", 128, 0), Part(128, 512, "apart", 0, 0)),
         (Part(128, 256, "apart", 0, 0), Part(0, 128, "raw", 128, 0)),
+        (Part(0, 6, "raw", 6, 0), Part(6, 128, "raw", 122, 0), Part(128, 256, "apart", 0, 0)),
+        (Part(0, 128, "raw", 128, 0), Part(128, 191, "apart", 0, 0), Part(191, 256, "apart", 0, 0)),
         (Part(128, 256, "apart", 0, 0), Part(128, 256, "apart", 0, 0)),
     ],
 )
