@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aiops.address import PORT, is_loopback, parse
+from aiops.common.urls import PORT, is_loopback, parse
 from aiops.cuda import number_of
 from aiops.errors import ConflictError, UsageError, nearest
 from aiops.events import Options

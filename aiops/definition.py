@@ -8,6 +8,7 @@ import numpy as np
 
 from aiops.algorithms.base import Algorithm
 from aiops.arena import aligned
+from aiops.common.frozen import value
 from aiops.errors import BadPush, ConflictError, UsageError
 from aiops.events import Initialised
 from aiops.intake import Offer
@@ -16,7 +17,6 @@ from aiops.layout import Bytes, Layout
 from aiops.messages import Define
 from aiops.rows import TableStore
 from aiops.tables import ID_BYTES, Tables
-from aiops.values import value
 
 
 @value

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from aiops.common.frozen import value
 from aiops.errors import UsageError
 from aiops.layout import Bytes, Ints
 from aiops.messages import Greeting, Message
@@ -22,7 +23,6 @@ from aiops.shards.placement import Placement
 from aiops.sinks import Sink
 from aiops.store import Job
 from aiops.traffic import Traffic
-from aiops.values import value
 from aiops.versions import Lease
 
 # ---------------------------------------------------------------- events

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aiops import address
+from aiops.common import urls
 from aiops.errors import BadPush, Refused, Unavailable
 from aiops.events import Effect, Reply, WakeAt
 from aiops.layout import Layout
@@ -119,7 +119,7 @@ class Meeting:
                 " without a zone, and not that of all interfaces; pass host=..."
             )
         for other, seat in self._seats.items():
-            if other != peer and address.is_loopback(seat.host) != address.is_loopback(host):
+            if other != peer and urls.is_loopback(seat.host) != urls.is_loopback(host):
                 raise Refused(
                     f"this worker is to be reached at {host} and another one at {seat.host}, but a"
                     " loopback address is reached from its own machine only: pass host=... an"

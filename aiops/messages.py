@@ -16,6 +16,7 @@ from typing import ClassVar, NamedTuple, TypeAlias
 
 import msgpack
 
+from aiops.common.frozen import value
 from aiops.fields import (
     MAX_TEXT,
     Apart,
@@ -36,7 +37,6 @@ from aiops.fields import (
     UInt,
     Wants,
 )
-from aiops.values import value
 
 PROTOCOL = 1
 """The version of the wire that this package speaks; both sides must speak the same."""

@@ -22,8 +22,8 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
-from aiops import address
 from aiops.algorithms import find
+from aiops.common import urls
 from aiops.config import Config
 from aiops.connections import Brain, Connections
 from aiops.engine import Engine
@@ -195,7 +195,7 @@ class Server:
         """The URL to join."""
         assert self._listener is not None
         host, port = self._listener.sockets[0].getsockname()[:2]
-        return address.write(host, port)
+        return urls.write(host, port)
 
     @property
     def port(self) -> int:

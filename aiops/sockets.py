@@ -7,7 +7,7 @@ import contextlib
 import socket
 from typing import Protocol
 
-from aiops.address import is_loopback
+from aiops.common.urls import is_loopback
 
 SEND_BUFFER = 1 << 20
 """SO_SNDBUF in bytes. Measured on loopback at 64 MiB: 256 KiB 3.1 GB/s, 1 MiB 3.9, 4 MiB 3.0."""

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Literal, Self, TypeAlias
 
-from aiops import address
+from aiops.common import urls
 from aiops.errors import ConnectionLost, UsageError
 from aiops.rates import parse_rate
 
@@ -114,7 +114,7 @@ class Throttle:
         each: bool = False,
         watch: Callable[[Direction, float, int], None] | None = None,
     ) -> None:
-        self._server = address.parse(server)
+        self._server = urls.parse(server)
         self._rates: dict[Direction, float] = {
             "up": _read("up", rate if up is None else up),
             "down": _read("down", rate if down is None else down),
@@ -148,7 +148,7 @@ class Throttle:
         except OSError as error:
             listener.close()
             raise UsageError(f"a link cannot listen on 127.0.0.1: {error.strerror}") from None
-        self.url = address.write(*listener.getsockname()[:2])
+        self.url = urls.write(*listener.getsockname()[:2])
         self._thread = threading.Thread(target=self._run, name="aiops-throttle", daemon=True)
         self._thread.start()
         self._started.wait()

@@ -20,7 +20,7 @@ import numpy as np
 
 import aiops
 from aiops.client.params import Params
-from aiops.closing import Closing
+from aiops.common.closing import Closing
 from aiops.errors import ConnectionLost
 from aiops.layout import Array
 from aiops.throttle import Throttle

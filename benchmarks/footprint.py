@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 import aiops
-from aiops.closing import Closing
+from aiops.common.closing import Closing
 from aiops.errors import AiopsError
 
 _HEADER = re.compile(r"[0-9a-f]+-[0-9a-f]+ \S+ ([0-9a-f]+) \S+ (\d+) *(.*)")

@@ -25,7 +25,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from aiops import cuda, words
+from aiops import cuda
+from aiops.common import formatting
 from aiops.errors import UsageError, nearest
 from benchmarks import report
 from benchmarks.peers.process import die_with_parent
@@ -272,7 +273,7 @@ def run(
             assert process.stdout is not None
             for line in filter(None, map(str.strip, process.stdout)):
                 said.append(line)
-                left = words.seconds(clock.left(time.monotonic() - begin))
+                left = formatting.seconds(clock.left(time.monotonic() - begin))
                 status.update(f"{head}, about {left} left: {line[:60]}")
             code = process.wait()
         seconds = time.monotonic() - begin
@@ -280,8 +281,8 @@ def run(
         if code:
             failed[name] = f"exit status {code}: " + " / ".join(said)
         how = "FAILED after" if code else "took"
-        left = f", about {words.seconds(clock.left())} left" if number < len(names) else ""
-        _say(console, f"{head} {how} {words.seconds(seconds)}{left}")
+        left = f", about {formatting.seconds(clock.left())} left" if number < len(names) else ""
+        _say(console, f"{head} {how} {formatting.seconds(seconds)}{left}")
     return failed
 
 

@@ -18,7 +18,8 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from aiops import address, messages
+from aiops import messages
+from aiops.common import urls
 from aiops.handshake import proof
 from aiops.layout import Array, Layout
 from aiops.messages import Message, Part, Welcome
@@ -88,7 +89,7 @@ class Peer:
         if receive_buffer is not None:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self.sock.settimeout(PATIENCE)
-        self.sock.connect(address.parse(url))
+        self.sock.connect(urls.parse(url))
         self.wire = Wire("client", self._place)
         self.wire.state = "open"  # this side may say anything; what it hears is not policed
         self.payloads: list[bytearray] = []

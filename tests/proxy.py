@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Literal
 
-from aiops import address
+from aiops.common import urls
 
 Direction = Literal["up", "down"]
 """Up: from the client to the server."""
@@ -44,9 +44,9 @@ class Proxy:
     """
 
     def __init__(self, server: str) -> None:
-        self._server = address.parse(server)
+        self._server = urls.parse(server)
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = address.write(*self._listener.getsockname()[:2])
+        self.url = urls.write(*self._listener.getsockname()[:2])
         self.connections = 0
         self.carried: dict[Direction, int] = {"up": 0, "down": 0}  # bytes, of all connections
         self._lock = threading.Lock()

@@ -16,9 +16,10 @@ from rich.console import Console
 from safetensors.numpy import save_file
 
 import aiops
-from aiops import address, testing
+from aiops import testing
 from aiops.bucket import Budget
 from aiops.commands.stats import tables
+from aiops.common import urls
 from aiops.config import Config
 from aiops.engine import Engine
 from aiops.errors import BadPush, ConflictError, ConnectionLost, Unavailable, UsageError
@@ -160,7 +161,7 @@ def serve(policy: str = "asgd", **settings: Any) -> contextlib.AbstractAsyncCont
 
 async def connection(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connect to a server without a client."""
-    return await asyncio.open_connection(*address.parse(url))
+    return await asyncio.open_connection(*urls.parse(url))
 
 
 class TestCeiling:

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiops import address
 from aiops.client import Worker
+from aiops.common import urls
 from aiops.errors import UsageError
 from aiops.throttle import DEPTH, Direction, Line, Throttle
 from tests.support import PATIENCE, ServerThread
@@ -78,7 +78,7 @@ class Echo:
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = address.write(*self._listener.getsockname()[:2])
+        self.url = urls.write(*self._listener.getsockname()[:2])
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self.heard: list[bytes] = []
 
@@ -111,7 +111,7 @@ class Echo:
 
 
 def send_and_hear(url: str, data: bytes) -> bytes:
-    with socket.create_connection(address.parse(url), timeout=PATIENCE) as sock:
+    with socket.create_connection(urls.parse(url), timeout=PATIENCE) as sock:
         sock.sendall(data)
         sock.shutdown(socket.SHUT_WR)
         return b"".join(iter(lambda: sock.recv(1 << 16), b""))
@@ -175,7 +175,7 @@ class TestThrottle:
     def test_the_end_of_a_link_ends_its_connections(self) -> None:
         with Echo() as echo:
             with Throttle(echo.url, rate=1_000_000) as link:
-                sock = socket.create_connection(address.parse(link.url), timeout=PATIENCE)
+                sock = socket.create_connection(urls.parse(link.url), timeout=PATIENCE)
                 sock.sendall(b"unfinished")
             with sock:
                 assert ended(sock)
@@ -183,10 +183,10 @@ class TestThrottle:
     def test_nobody_behind_the_link(self) -> None:
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))
-            url = address.write(*unused.getsockname()[:2])
+            url = urls.write(*unused.getsockname()[:2])
             with (
                 Throttle(url, rate=1_000_000) as link,
-                socket.create_connection(address.parse(link.url), timeout=PATIENCE) as sock,
+                socket.create_connection(urls.parse(link.url), timeout=PATIENCE) as sock,
             ):
                 assert ended(sock)
 

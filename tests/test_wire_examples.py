@@ -18,7 +18,8 @@ import msgpack
 import numpy as np
 import pytest
 
-from aiops import address, messages
+from aiops import messages
+from aiops.common import urls
 from aiops.decoding import decode
 from aiops.errors import RemoteProtocolError, UsageError
 from aiops.handshake import proof as our_proof
@@ -265,7 +266,7 @@ class TestFromThePageAlone:
 
     @contextmanager
     def client(self, url: str) -> Iterator[ForeignClient]:
-        with socket.create_connection(address.parse(url), timeout=PATIENCE) as sock:
+        with socket.create_connection(urls.parse(url), timeout=PATIENCE) as sock:
             stream = sock.makefile("rb")
             with stream:
                 yield ForeignClient(sock.sendall, stream.read)
@@ -316,7 +317,7 @@ class TestFromThePageAlone:
         count = 1 << 14
         weights, nbytes = struct.pack("<f", 2) * count, 4 * count
         with ServerThread(policy="asgd", lr=0.5) as server:
-            near = foreign.ForeignNeighbour(*address.parse(server.url))
+            near = foreign.ForeignNeighbour(*urls.parse(server.url))
             with near.sock, near.side, near.stream:
                 assert near.client.greet("neighbour", b"0123456789abcdef")["kind"] == "welcome"
                 near.client.define({"w": ("float32", [count], weights)})

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from importlib import metadata
 
 from aiops.algorithms.base import Algorithm
+from aiops.common.load import imported
 from aiops.errors import UsageError, nearest
-from aiops.imports import imported
 
 BUILT_IN: Mapping[str, str] = {
     "asgd": "aiops.algorithms.asgd:ASGD",

@@ -17,7 +17,7 @@ from aiops.client.leased import Leased
 from aiops.client.params import Params, Stamped
 from aiops.client.requests import Receipt, Request
 from aiops.client.transfer import Transfer
-from aiops.closing import AsyncClosing
+from aiops.common.closing import AsyncClosing
 from aiops.errors import AiopsError, ConnectionLost, UsageError
 from aiops.layout import Array
 from aiops.lending import Shared

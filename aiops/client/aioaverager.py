@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any, Self
 
 from aiops.client.averager import FAREWELL, AveragerFacade
-from aiops.closing import AsyncClosing
+from aiops.common.closing import AsyncClosing
 from aiops.errors import DeadlineExceeded, UsageError
 from aiops.layout import Array
 

@@ -14,7 +14,7 @@ from aiops.client.params import Params
 from aiops.client.requests import Receipt
 from aiops.client.steps import Await, Begin, Carry, Gradients, Offer, Order, Script, T
 from aiops.client.transfer import Transfer
-from aiops.closing import AsyncClosing
+from aiops.common.closing import AsyncClosing
 from aiops.errors import ConnectionLost, UsageError
 from aiops.layout import Array
 from aiops.tables import Table

@@ -9,13 +9,13 @@ import threading
 from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any
 
-from aiops import address
 from aiops.client.averaging import Averaging
 from aiops.client.backoff import check_timeout
 from aiops.client.replica import Arrays, Replica
 from aiops.client.rounds import Averages
 from aiops.client.turns import TurnLock
-from aiops.closing import Closing
+from aiops.common import urls
+from aiops.common.closing import Closing
 from aiops.errors import DeadlineExceeded, UsageError
 from aiops.layout import Array
 
@@ -38,7 +38,7 @@ class AveragerFacade:
         timeout: float,
         host: str | None,
     ) -> None:
-        self.url = address.write(*address.parse(url))
+        self.url = urls.write(*urls.parse(url))
         check_timeout(timeout)
         self.timeout = timeout
         self.lock = TurnLock()

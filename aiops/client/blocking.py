@@ -12,7 +12,7 @@ from aiops.client.leased import Leased
 from aiops.client.params import Params, Stamped
 from aiops.client.requests import Receipt, Request
 from aiops.client.transfer import Transfer
-from aiops.closing import Closing
+from aiops.common.closing import Closing
 from aiops.errors import UsageError
 from aiops.layout import Array
 from aiops.tables import Table

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from aiops import address
 from aiops.client.backoff import check_timeout
 from aiops.client.conversation import Conversation
 from aiops.client.leased import Leased
@@ -14,6 +13,7 @@ from aiops.client.params import Params
 from aiops.client.requests import Receipt, Request
 from aiops.client.rows import RowsInto
 from aiops.client.steps import Steps
+from aiops.common import urls
 from aiops.errors import UsageError
 from aiops.ledger import Ledger
 from aiops.surroundings import SURROUNDINGS
@@ -32,13 +32,13 @@ class Facade:
         timeout: float,
         pongs: bool,
     ) -> None:
-        (self._host, self._port), *followers = address.parse_all(url)
+        (self._host, self._port), *followers = urls.parse_all(url)
         check_timeout(timeout)
         self.timeout = timeout
         self._closed = False
         self._here = here = SURROUNDINGS.get()
         self._talk = Conversation(
-            address.write(self._host, self._port),
+            urls.write(self._host, self._port),
             client=here.token_bytes(16).hex(),
             name=name or f"{role}-{here.identity()}",
             role=role,

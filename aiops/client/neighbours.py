@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aiops import address
 from aiops.collective import Piece, Ring, proof, proves
+from aiops.common import urls
 from aiops.errors import ConnectionLost, DeadlineExceeded, RemoteProtocolError, Unauthorised
 from aiops.messages import Chunk, Error, Greet, Message, Part, Round
 from aiops.sinks import Sink
@@ -245,7 +245,7 @@ async def _call(told: Round, right: int, host: str, port: int, patience: float) 
         When whoever is there does not know the round's secret: it is told nothing.
     """
     loop = asyncio.get_running_loop()
-    name = address.write(host, port).removeprefix("aiops://")
+    name = urls.write(host, port).removeprefix("aiops://")
     sock = None
     try:
         async with asyncio.timeout(patience):
@@ -308,7 +308,7 @@ async def take_part(
     """
     size = len(told.members)
     left, right = (told.rank - 1) % size, (told.rank + 1) % size
-    names = [address.write(host, port).removeprefix("aiops://") for host, port, _ in told.members]
+    names = [urls.write(host, port).removeprefix("aiops://") for host, port, _ in told.members]
     host, port, _counts = told.members[right]
     links: list[Link] = []
 

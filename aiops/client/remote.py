@@ -6,7 +6,7 @@ import os
 import weakref
 
 from aiops.client.worker import Worker
-from aiops.closing import Closing
+from aiops.common.closing import Closing
 
 
 class Remote(Closing):

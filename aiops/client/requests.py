@@ -12,11 +12,11 @@ from aiops.client.coding import Encoded
 from aiops.client.outbox import Lending
 from aiops.client.params import Params
 from aiops.client.rows import RowsInto
+from aiops.common.frozen import value
 from aiops.errors import AiopsError
 from aiops.fields import Wants
 from aiops.layout import Array, Layout
 from aiops.messages import Message
-from aiops.values import value
 
 
 class Means(Mapping[str, float]):

@@ -14,7 +14,7 @@ from aiops.client.params import Params
 from aiops.client.requests import Receipt
 from aiops.client.steps import Await, Begin, Carry, Gradients, Offer, Order, Script, T
 from aiops.client.transfer import Transfer
-from aiops.closing import Closing
+from aiops.common.closing import Closing
 from aiops.errors import AiopsError, DeadlineExceeded, UsageError
 from aiops.layout import Array
 from aiops.tables import Table

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from importlib import metadata
 
 from aiops.codecs.base import Codec, Encoder, NotFinite
+from aiops.common.load import imported
 from aiops.errors import UsageError, nearest
-from aiops.imports import imported
 
 __all__ = ["BUILT_IN", "Codec", "Encoder", "NotFinite", "codec_named", "find"]
 

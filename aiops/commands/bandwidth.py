@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from aiops import accounts, words
 from aiops.commands.flags import Json
+from aiops.common import formatting, ledger_tables
 from aiops.errors import AiopsError, UsageError, nearest
 
 if TYPE_CHECKING:
@@ -226,11 +226,11 @@ def _lines(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
     for row in rows:
         yield (
             row["name"],
-            words.percent(row["error"]),
-            words.nbytes(row["pushed"]),
-            words.nbytes(row["fetched"]),
+            formatting.percent(row["error"]),
+            formatting.nbytes(row["pushed"]),
+            formatting.nbytes(row["fetched"]),
             f"÷{total(rows[0]) / max(total(row), 1):.1f}",
-            words.nbytes(accounts.saved(row["ledger"])),
-            words.seconds(row["seconds"]),
-            words.percent(row["idle"]),
+            formatting.nbytes(ledger_tables.saved(row["ledger"])),
+            formatting.seconds(row["seconds"]),
+            formatting.percent(row["idle"]),
         )

@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from aiops import words
 from aiops.commands.flags import Json
 from aiops.commands.interrupts import INTERRUPTED, interrupts
+from aiops.common import formatting
+from aiops.common.jsonable import plain
 from aiops.errors import UsageError
-from aiops.plain import plain
 
 if TYPE_CHECKING:
     from aiops.sim.cluster.computing import Computing
@@ -264,20 +264,20 @@ def _table(outcome: Outcome) -> Table:
     nbytes = sum(worker.bytes_in + worker.bytes_out for worker in outcome.workers)
     rate = outcome.gradients / outcome.seconds if outcome.seconds else 0.0
     cells = {
-        "time": f"{words.seconds(outcome.seconds)} (virtual), {outcome.gradients:,} mini-batches,"
+        "time": f"{formatting.seconds(outcome.seconds)} (virtual), {outcome.gradients:,} mini-batches,"
         f" {rate:,.1f} a second",
         "speed-up": f"{computed / outcome.seconds if outcome.seconds else 0:.1f} times one worker"
         f" that never waits; {len(outcome.workers)} workers",
-        "idle": f"{words.percent(outcome.idle)} of the workers' time; "
+        "idle": f"{formatting.percent(outcome.idle)} of the workers' time; "
         + _span([worker.idle_share for worker in outcome.workers]),
         "staleness": f"{outcome.mean_staleness:.2f} on average,"
         f" at most {max(outcome.staleness, default=0)}",
-        "moved": f"{words.nbytes(nbytes)} in {outcome.messages:,} messages",
+        "moved": f"{formatting.nbytes(nbytes)} in {outcome.messages:,} messages",
         "digest": outcome.digest,
     }
     if outcome.samples:
         last = outcome.samples[-1]
-        cells["learnt"] = f"accuracy {words.percent(last.accuracy)}, loss {last.loss:.4f}"
+        cells["learnt"] = f"accuracy {formatting.percent(last.accuracy)}, loss {last.loss:.4f}"
     for name, text in cells.items():
         shown.add_row(name, text)
     return shown
@@ -287,4 +287,4 @@ def _span(shares: Sequence[float]) -> str:
     """Say how much it differs from worker to worker."""
     if not shares:
         return "nobody worked"
-    return f"{words.percent(min(shares))} to {words.percent(max(shares))} of each"
+    return f"{formatting.percent(min(shares))} to {formatting.percent(max(shares))} of each"

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from aiops import words
 from aiops.commands.flags import Json
+from aiops.common import formatting
 from aiops.errors import UsageError
 from aiops.processors import usable
 
@@ -125,7 +125,7 @@ def _say_how_long(course: Course, jobs: int, console: Console) -> None:
     cases = course.foreseen()
     if cases:
         estimate.check(cases)
-        took = words.seconds(estimate.seconds(cases, jobs))
+        took = formatting.seconds(estimate.seconds(cases, jobs))
         console.print(f"{len(cases)} runs, about {took} with {jobs} at a time", style="dim")
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from aiops import words
 from aiops.commands.flags import Timeout, Token, Url
+from aiops.common import formatting
 
 
 def ping(url: Url, token: Token = None, timeout: Timeout = 3.0) -> None:
@@ -15,5 +15,5 @@ def ping(url: Url, token: Token = None, timeout: Timeout = 3.0) -> None:
     present = sum(row["role"] == "worker" and row["present"] for row in report["workers"])
     print(
         f"{client.url} is alive: {client.policy}, version {report['version']:,},"
-        f" {present} worker{'' if present == 1 else 's'}, answered in {words.seconds(took)}"
+        f" {present} worker{'' if present == 1 else 's'}, answered in {formatting.seconds(took)}"
     )

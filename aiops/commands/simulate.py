@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from aiops import words
 from aiops.commands.flags import Json
 from aiops.commands.interrupts import INTERRUPTED, interrupts
+from aiops.common import formatting
+from aiops.common.jsonable import plain
 from aiops.errors import UsageError
-from aiops.plain import plain
 from aiops.processors import usable
 
 if TYPE_CHECKING:
@@ -242,12 +242,12 @@ def _table(outcome: Outcome) -> Table:
     shown.add_column(overflow="fold")
     cells: dict[str, Any] = {
         "run": f"{run.policy}, {run.clients} clients, batches of {run.batch_size}, seed {run.seed}",
-        "iterations": f"{last.iteration:,} in {words.seconds(outcome.seconds)},"
+        "iterations": f"{last.iteration:,} in {formatting.seconds(outcome.seconds)},"
         f" {outcome.iterations_per_second:,.0f} a second",
-        "validation": f"error {words.percent(last.error)}, cost {last.cost:.4f}",
+        "validation": f"error {formatting.percent(last.error)}, cost {last.cost:.4f}",
         "staleness": f"{outcome.mean_staleness:.2f} on average",
-        "pushed": f"{last.pushes:,} gradients, {words.nbytes(last.pushed)}",
-        "fetched": f"{last.fetches:,} times, {words.nbytes(last.fetched)}",
+        "pushed": f"{last.pushes:,} gradients, {formatting.nbytes(last.pushed)}",
+        "fetched": f"{last.fetches:,} times, {formatting.nbytes(last.fetched)}",
         "digest": outcome.digest,
     }
     for name, text in cells.items():

@@ -14,9 +14,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from aiops import accounts, words
 from aiops.algorithms import BUILT_IN, find
 from aiops.commands.flags import Json, Timeout, Token, Url
+from aiops.common import formatting, ledger_tables
 from aiops.errors import ConnectionLost
 
 Watch = Annotated[bool, typer.Option("--watch", help="Once a second, until Ctrl-C.")]
@@ -83,7 +83,7 @@ def tables(url: str, report: Mapping[str, Any]) -> RenderableType:
         *(_facts(report), *_file_errors(report)),
         *(*_budget(report), *_profile(report), *_shards(report)),
         *(*_tables(report), *_staleness(report)),
-        *(*accounts.tables(report["ledger"]), "", _crew(report)),
+        *(*ledger_tables.tables(report["ledger"]), "", _crew(report)),
     )
     return Group(_heading(url, report), "", *parts)
 
@@ -113,13 +113,13 @@ def _facts(report: Mapping[str, Any]) -> Table:
     facts = [
         ("version", f"{report['version']:,}"),
         ("updates/s", f"{report['updates_per_second']:,.1f}"),
-        ("up", words.seconds(report["seconds"])),
+        ("up", formatting.seconds(report["seconds"])),
         ("gradients", f"{report['gradients']:,}"),
         ("wasted", f"{report['wasted']:,}"),
         ("mean staleness", f"{report['mean_staleness']:.2f}"),
         ("parameters", f"{report['parameters']:,}"),
         ("tensors", f"{report['tensors']:,}"),
-        ("v̄", words.optional(report["vbar"], ".4g")),
+        ("v̄", formatting.optional(report["vbar"], ".4g")),
         ("kernels", report.get("device") or report["kernels"] or "–"),
         ("versions alive", f"{report['versions_alive']} ({report['versions_copied']} copied)"),
         ("versions spare", f"{report['versions_spare']}"),
@@ -143,16 +143,16 @@ def _budget(report: Mapping[str, Any]) -> Iterator[RenderableType]:
     if not budget:
         return
     limits = [
-        f"{words.nbytes(budget[key])}/s{whose}"
+        f"{formatting.nbytes(budget[key])}/s{whose}"
         for key, whose in (("bytes_per_second", ""), ("worker_bytes_per_second", " each"))
         if budget[key]
     ]
     text = Text("budget  ", style="dim")
     text.append(", ".join(limits), style="bold")
-    used, peak = (words.nbytes(budget[key]) for key in ("used", "peak"))
+    used, peak = (formatting.nbytes(budget[key]) for key in ("used", "peak"))
     text.append(f"  last second {used}, busiest {peak}")
     if budget["utilisation"] is not None:
-        text.append(f", {words.percent(budget['utilisation'])} used while somebody waited")
+        text.append(f", {formatting.percent(budget['utilisation'])} used while somebody waited")
     if budget["c_push"] is not None:
         text.append(f"  c_push {budget['c_push']:.3g}  c_fetch {budget['c_fetch']:.3g}")
     yield ""
@@ -166,7 +166,7 @@ def _profile(report: Mapping[str, Any]) -> Iterator[RenderableType]:
         return
     text = Text("time    ", style="dim")
     shares = [(what, cell) for what, cell in profile.items() if what != "seconds"]
-    text.append("  ".join(f"{what} {words.percent(cell['share'])}" for what, cell in shares))
+    text.append("  ".join(f"{what} {formatting.percent(cell['share'])}" for what, cell in shares))
     yield ""
     yield text
 
@@ -185,7 +185,7 @@ def _shards(report: Mapping[str, Any]) -> Iterator[RenderableType]:
         name = "lead" if not line["shard"] else f"{line['shard']} at {host}{line['port']}"
         table.add_row(
             f"{name}: gone" if line["gone"] else name,
-            words.nbytes(line["bytes"]),
+            formatting.nbytes(line["bytes"]),
             f"{line['version']:,}",
             f"{line['behind']:,}",
             style="red" if line["gone"] else None,
@@ -208,7 +208,7 @@ def _tables(report: Mapping[str, Any]) -> Iterator[RenderableType]:
             f"{line['rows']:,}",
             f"{line['width']:,} {line['dtype']}",
             f"{line['made']:,}",
-            words.nbytes(line["bytes"]),
+            formatting.nbytes(line["bytes"]),
             f"{line['version']:,}",
             f"{line['mean_staleness']:.2f}",
         )
@@ -252,9 +252,9 @@ def _crew(report: Mapping[str, Any]) -> Table:
             f"{row['pushes']:,}",
             f"{row['refused']:,}",
             f"{row['staleness']:,}",
-            words.nbytes(row["bytes_pushed"]),
-            words.nbytes(row["bytes_fetched"]),
-            words.seconds(row["seconds_since_answer"]) + " ago",
+            formatting.nbytes(row["bytes_pushed"]),
+            formatting.nbytes(row["bytes_fetched"]),
+            formatting.seconds(row["seconds_since_answer"]) + " ago",
             style=None if row["present"] else "dim",
         )
     more = max(0, len(rows) - _MOST) + report["departed_more"]

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from aiops.closing import AsyncClosing
+from aiops.common.closing import AsyncClosing
 from aiops.errors import AiopsError
 from aiops.processors import BLAS
 

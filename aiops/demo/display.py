@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from aiops import accounts, words
+from aiops.common import formatting, ledger_tables
 from aiops.demo.record import Crewman, Record, Sample
 
 _LINE_EVERY = 1.0  # seconds between two plain lines
@@ -100,18 +100,18 @@ def _summary(record: Record, plot: str | None) -> Iterator[tuple[str, str]]:
         yield "reached", record.phase
         return
     steps, settings = record.steps, record.settings
-    yield "test accuracy", words.percent(last.accuracy)
+    yield "test accuracy", formatting.percent(last.accuracy)
     yield "test loss", f"{last.loss:.4f}"
-    yield "training", f"{words.seconds(record.seconds)}, {steps:,} mini-batches"
+    yield "training", f"{formatting.seconds(record.seconds)}, {steps:,} mini-batches"
     rate = last.updates / record.seconds if record.seconds else 0.0
     yield "updates", f"{last.updates:,} ({rate:,.0f} per second)"
     yield "mean staleness", f"{last.mean_staleness:.2f} updates"
-    yield "pushed", words.nbytes(last.bytes_pushed)
-    yield "fetched", words.nbytes(last.bytes_fetched)
-    saved = accounts.saved(record.ledger) if record.ledger else 0
-    yield "saved", words.nbytes(saved) if saved else ""
+    yield "pushed", formatting.nbytes(last.bytes_pushed)
+    yield "fetched", formatting.nbytes(last.bytes_fetched)
+    saved = ledger_tables.saved(record.ledger) if record.ledger else 0
+    yield "saved", formatting.nbytes(saved) if saved else ""
     for name, *counts in record.tensors()[:_TENSORS]:
-        pushed, fetched, spared = map(words.nbytes, counts)
+        pushed, fetched, spared = map(formatting.nbytes, counts)
         yield (
             name,
             f"{pushed} pushed, {fetched} fetched" + (f", {spared} saved" if counts[2] else ""),
@@ -129,9 +129,9 @@ def _line(record: Record, last: Sample) -> str:
     return (
         f"{last.seconds:5.1f} s  {record.steps:>8,}/{record.settings.steps:,} steps"
         f"  version {last.updates:,}  loss {last.loss:.4f}"
-        f"  accuracy {words.percent(last.accuracy)}  staleness {last.mean_staleness:.2f}"
-        f"  {last.rate:,.0f} updates/s  pushed {words.nbytes(last.bytes_pushed)}"
-        f"  fetched {words.nbytes(last.bytes_fetched)}"
+        f"  accuracy {formatting.percent(last.accuracy)}  staleness {last.mean_staleness:.2f}"
+        f"  {last.rate:,.0f} updates/s  pushed {formatting.nbytes(last.bytes_pushed)}"
+        f"  fetched {formatting.nbytes(last.bytes_fetched)}"
     )
 
 
@@ -151,7 +151,7 @@ def _progress(record: Record) -> RenderableType:
     row.add_column(ratio=1)
     row.add_column(justify="right", no_wrap=True)
     left = record.seconds * (total - done) / done if done else 0.0
-    when = f"{words.seconds(record.seconds)}, {words.seconds(left)} left" if left else ""
+    when = f"{formatting.seconds(record.seconds)}, {formatting.seconds(left)} left" if left else ""
     row.add_row(
         Text(record.phase, style="bold cyan"),
         ProgressBar(total=total, completed=done),
@@ -169,11 +169,11 @@ def _measures(record: Record) -> RenderableType:
         grid.add_column(ratio=1, no_wrap=True)
     if last is None:
         return grid
-    curve = words.sparkline([sample.accuracy for sample in samples], 24)
-    falling = words.sparkline([sample.loss for sample in samples], 24)
+    curve = formatting.sparkline([sample.accuracy for sample in samples], 24)
+    falling = formatting.sparkline([sample.loss for sample in samples], 24)
     vbar = record.report.get("vbar")
     grid.add_row(
-        *("test accuracy", words.percent(last.accuracy), Text(curve, style="green")),
+        *("test accuracy", formatting.percent(last.accuracy), Text(curve, style="green")),
         *("version", f"{last.updates:,}", ""),
     )
     grid.add_row(
@@ -182,7 +182,7 @@ def _measures(record: Record) -> RenderableType:
     )
     grid.add_row(
         *("mean staleness", f"{last.mean_staleness:.2f}", "" if vbar is None else f"v̄ {vbar:.4g}"),
-        *("bytes", words.nbytes(last.bytes_pushed + last.bytes_fetched), ""),
+        *("bytes", formatting.nbytes(last.bytes_pushed + last.bytes_fetched), ""),
     )
     return grid
 
@@ -206,8 +206,8 @@ def _row(worker: Crewman) -> tuple[str, ...]:
         f"{worker.steps:,}/{worker.share:,}",
         f"{progress.loss:.4f}" if progress else "–",
         f"{report['staleness']:,}" if report else "–",
-        words.nbytes(report["bytes_pushed"]) if report else "–",
-        words.nbytes(report["bytes_fetched"]) if report else "–",
-        words.percent(progress.idle) if progress else "–",
+        formatting.nbytes(report["bytes_pushed"]) if report else "–",
+        formatting.nbytes(report["bytes_fetched"]) if report else "–",
+        formatting.percent(progress.idle) if progress else "–",
         f"{report['refused']:,}" if report else "–",
     )

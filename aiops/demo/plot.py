@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from aiops import words
+from aiops.common import formatting
 from aiops.demo.record import Record
 from aiops.errors import UsageError
 
@@ -82,7 +82,7 @@ def draw(record: Record, figure: Any) -> None:
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
     figure.suptitle(
         f"{settings.policy} on {settings.dataset}: {settings.workers} workers,"
-        f" {last.updates:,} updates in {words.seconds(record.seconds)}",
+        f" {last.updates:,} updates in {formatting.seconds(record.seconds)}",
         x=0.012,
         ha="left",
         fontsize=12,
@@ -132,7 +132,7 @@ def _draw_accuracy(record: Record, axes: Any) -> None:
     axes.set_title("Test accuracy")
     axes.set_ylabel("per cent")
     axes.annotate(
-        f"{words.percent(samples[-1].accuracy)}",
+        f"{formatting.percent(samples[-1].accuracy)}",
         (samples[-1].updates, 100 * samples[-1].accuracy),
         xytext=(0, -14),
         textcoords="offset points",
@@ -193,9 +193,9 @@ def _draw_traffic(record: Record, axes: Any) -> None:
         axes.plot(
             *(updates, counts, line),
             color=colour,
-            label=f"{label} {words.nbytes(counts[-1])}",
+            label=f"{label} {formatting.nbytes(counts[-1])}",
         )
     axes.set_title("Bytes on the wire, all workers")
     axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(lambda value, _: words.nbytes(value).replace(".0 ", " "))
+    axes.yaxis.set_major_formatter(lambda value, _: formatting.nbytes(value).replace(".0 ", " "))
     axes.legend(loc="upper left")

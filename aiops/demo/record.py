@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiops import accounts
+from aiops.common import ledger_tables
 from aiops.demo.settings import Settings
 from aiops.demo.worker import Progress
 
@@ -123,9 +123,9 @@ class Record:
         found: Mapping[str, Any] = self.report.get("ledger", {})
         return found
 
-    def tensors(self) -> list[accounts.Saved]:
+    def tensors(self) -> list[ledger_tables.Saved]:
         """Return each tensor's bytes, the busiest first."""
-        return list(accounts.by_tensor(self.ledger)) if self.ledger else []
+        return list(ledger_tables.by_tensor(self.ledger)) if self.ledger else []
 
     def summary(self, *, complete: bool, plot: str | None) -> dict[str, Any]:
         """Return what ``--json`` prints: plain values, with None for what is not a number."""
@@ -150,7 +150,7 @@ class Record:
             "mean_staleness": last.mean_staleness if last else 0.0,
             "bytes_pushed": last.bytes_pushed if last else 0,
             "bytes_fetched": last.bytes_fetched if last else 0,
-            "bytes_saved": accounts.saved(self.ledger) if self.ledger else 0,
+            "bytes_saved": ledger_tables.saved(self.ledger) if self.ledger else 0,
             "bytes_by_tensor": {
                 name: {"pushed": pushed, "fetched": fetched, "saved": saved}
                 for name, pushed, fetched, saved in self.tensors()

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any, Protocol, TypeAlias
 
 import aiops
-from aiops.plain import plain
+from aiops.common.jsonable import plain
 from aiops.sim.turns.simulation import Simulation
 
 Tell: TypeAlias = Callable[[int], None]

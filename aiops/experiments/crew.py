@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
-from aiops.closing import Closing
+from aiops.common.closing import Closing
 from aiops.errors import AiopsError
 from aiops.experiments.case import Case, Result, Tell, Work
 from aiops.processors import BLAS

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from aiops.closing import Closing
+from aiops.common.closing import Closing
 from aiops.workloads import MLP, load
 from aiops.workloads.dataset import Dataset
 

@@ -10,10 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from aiops.common.jsonable import plain
 from aiops.experiments import drawing
 from aiops.experiments.experiment import Experiment, Findings, Scale
 from aiops.experiments.runs import Finished, Folder, Runs, unique, write
-from aiops.plain import plain
 
 
 def finished(experiment: Experiment, scale: Scale, runs: Runs) -> list[Finished]:

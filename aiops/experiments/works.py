@@ -8,10 +8,10 @@ from functools import lru_cache
 
 import numpy as np
 
+from aiops.common.jsonable import plain
 from aiops.errors import UsageError, nearest
 from aiops.experiments.case import Result, Tell, Work
 from aiops.layout import Array
-from aiops.plain import plain
 from aiops.sim.turns.result import Outcome
 from aiops.sim.turns.run import Run
 from aiops.sim.turns.simulation import Simulation

@@ -15,8 +15,8 @@ import signal
 import sys
 from typing import Any, Self
 
-from aiops import address
-from aiops.closing import AsyncClosing
+from aiops.common import urls
+from aiops.common.closing import AsyncClosing
 from aiops.config import Config
 from aiops.errors import UsageError
 from aiops.hands import MOST
@@ -132,7 +132,7 @@ class Children(AsyncClosing):
             raise UsageError(f"{name} did not start (exit status {status}): see its log above")
         _log.info("%s is process %d at %s", name, process.pid, line)
         self._watchers.append(asyncio.create_task(self._watch(name, process)))
-        _host, port = address.parse(line)
+        _host, port = urls.parse(line)
         return port
 
     async def _watch(self, name: str, process: asyncio.subprocess.Process) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from aiops import address
+from aiops.common import urls
 
 _CHUNK = 32 * 1024
 _AT_ONCE = 0.0003  # seconds within which bytes are read that are there already
@@ -43,14 +43,14 @@ class Proxy:
     """
 
     def __init__(self, server: str, line: Line, nbytes: int) -> None:
-        self._server, self._line, self._nbytes = address.parse(server), line, nbytes
+        self._server, self._line, self._nbytes = urls.parse(server), line, nbytes
         self.url = ""
         self.merges: list[float] = []
         self._connections: dict[asyncio.Task[None], asyncio.Future[Any]] = {}
 
     async def __aenter__(self) -> Proxy:
         self._listener = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=_CHUNK)
-        self.url = address.write(*self._listener.sockets[0].getsockname()[:2])
+        self.url = urls.write(*self._listener.sockets[0].getsockname()[:2])
         return self
 
     async def __aexit__(self, *exc: object) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from aiops import words
+from aiops.common import formatting
 from benchmarks import report
 from benchmarks.algorithms import accuracy, idle, straggler
 
@@ -94,7 +94,7 @@ def _accuracy_row(runs: Sequence[Row]) -> list[str]:
         "-" if staleness is None else f"{staleness:.2f}",
         f"{mean(runs, 'idle') or 0:.1%}",
         f"{mean(runs, 'wasted') or 0:,.0f}",
-        words.nbytes(int(mean(runs, "bytes") or 0)),
+        formatting.nbytes(int(mean(runs, "bytes") or 0)),
     ]
 
 

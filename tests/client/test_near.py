@@ -19,8 +19,9 @@ import pytest
 import uvloop
 
 import aiops
-from aiops import address, samehost
+from aiops import samehost
 from aiops.client import AsyncWorker, Client, Worker
+from aiops.common import urls
 from aiops.errors import BadPush, ConnectionLost, DeadlineExceeded, UsageError
 from aiops.layout import Array
 from aiops.segments import Segment
@@ -91,9 +92,9 @@ class TestMeeting:
 
     def test_a_server_on_all_addresses_is_found_at_each(self) -> None:
         with ServerThread(policy="asgd", host="0.0.0.0", token="s3cret") as server:
-            _host, port = address.parse(server.url)
+            _host, port = urls.parse(server.url)
             for host in ("127.0.0.1", "127.0.0.7"):
-                with Client(address.write(host, port), token="s3cret"):
+                with Client(urls.write(host, port), token="s3cret"):
                     assert near(server)[-1]
 
     def test_the_token_is_asked_for_all_the_same(self) -> None:
@@ -122,7 +123,7 @@ class TestMeeting:
         self, worker: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with ServerThread(policy="asgd", no_shm=True) as server:
-            impostor = samehost.listen(*address.parse(server.url))
+            impostor = samehost.listen(*urls.parse(server.url))
             assert impostor is not None
             monkeypatch.setattr(samehost, "same_user", lambda sock: False)
             with impostor, worker(server.url, MODEL):
@@ -132,7 +133,7 @@ class TestMeeting:
         self, server: ServerThread, worker: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("aiops.nearby.same_user", lambda sock: False)
-        with samehost.reach(*address.parse(server.url)) as sock:  # type: ignore[union-attr]
+        with samehost.reach(*urls.parse(server.url)) as sock:  # type: ignore[union-attr]
             sock.settimeout(PATIENCE)
             assert sock.recv(1) == b""
 
@@ -433,7 +434,7 @@ class TestRoom:
 
 class TestHostile:
     def near(self, server: ServerThread) -> tuple[socket.socket, samehost.Side]:
-        sock = samehost.reach(*address.parse(server.url))
+        sock = samehost.reach(*urls.parse(server.url))
         assert sock is not None
         sock.settimeout(PATIENCE)
         return sock, samehost.welcomed(sock)
@@ -490,7 +491,7 @@ class TestHostile:
             with impostor:
                 thread = threading.Thread(target=self.speak, args=(impostor, speech), daemon=True)
                 thread.start()
-                url = address.write(host, port)
+                url = urls.write(host, port)
                 with pytest.raises((ConnectionLost, DeadlineExceeded)):
                     worker(url, MODEL, timeout=1.0)
                 impostor.shutdown(socket.SHUT_RDWR)

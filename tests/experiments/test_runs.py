@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from aiops.common.jsonable import plain
 from aiops.errors import UsageError
 from aiops.experiments.case import Case
 from aiops.experiments.runs import (
@@ -21,7 +22,6 @@ from aiops.experiments.runs import (
     unique,
     versions,
 )
-from aiops.plain import plain
 from tests.experiments.small import TINY, Told, result
 
 CASE = Case("panel", "curve", 0, TINY)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiops import plain
+from aiops.common import jsonable
 from aiops.errors import UsageError
 from aiops.experiments import estimate, pool, stats, works
 from aiops.experiments.case import Case, Tell
@@ -33,7 +33,7 @@ def quiet(_iterations: int) -> None:
     """Be told nothing."""
 
 
-@pytest.mark.parametrize("module", [plain, pool, stats, gated, b_staleness])
+@pytest.mark.parametrize("module", [jsonable, pool, stats, gated, b_staleness])
 def test_the_examples_in_docstrings(module: ModuleType) -> None:
     found = doctest.testmod(module)
     assert found.attempted

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from aiops.closing import Closing
+from aiops.common.closing import Closing
 
 
 class Tickets(Closing):

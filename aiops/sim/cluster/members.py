@@ -11,7 +11,7 @@ import numpy as np
 from aiops.algorithms import find
 from aiops.client.aioaverager import AsyncModelAverager
 from aiops.client.aioworker import AsyncWorker
-from aiops.closing import AsyncClosing
+from aiops.common.closing import AsyncClosing
 from aiops.config import Config
 from aiops.layout import Array
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiops.client.params import Params
-from aiops.closing import Closing
+from aiops.common.closing import Closing
 from aiops.engine import Engine
 from aiops.errors import UsageError
 from aiops.layout import Array, Ints

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from aiops.arena import Arena
+from aiops.common.frozen import value
 from aiops.layout import Layout
 from aiops.lending import Lent
 from aiops.messages import Message, Parts
 from aiops.sinks import Sink, copy
 from aiops.states import Side
-from aiops.values import value
 from aiops.versions import Lease
 from aiops.wire import Buffer, Place, Places, Wire
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from threadpoolctl import threadpool_limits
 
-from aiops.closing import Closing
+from aiops.common.closing import Closing
 from aiops.errors import BadPush
 from aiops.sim.turns import checkpoint
 from aiops.sim.turns.dispatcher import Dispatcher

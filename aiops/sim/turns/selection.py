@@ -16,8 +16,8 @@ from typing import Protocol
 
 import numpy as np
 
+from aiops.common.load import imported
 from aiops.errors import UsageError, nearest
-from aiops.imports import imported
 
 Change = Callable[[float], float]
 

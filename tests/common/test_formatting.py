@@ -7,11 +7,11 @@ import math
 
 import pytest
 
-from aiops import words
+from aiops.common import formatting
 
 
 def test_the_examples() -> None:
-    assert doctest.testmod(words).failed == 0
+    assert doctest.testmod(formatting).failed == 0
 
 
 @pytest.mark.parametrize(
@@ -26,8 +26,8 @@ def test_the_examples() -> None:
     ],
 )
 def test_sparkline(values: list[float], drawn: str) -> None:
-    assert words.sparkline(values) == drawn
+    assert formatting.sparkline(values) == drawn
 
 
 def test_a_long_line_shows_its_end() -> None:
-    assert words.sparkline([9.0, 0.0, 1.0], width=2) == "▁█"
+    assert formatting.sparkline([9.0, 0.0, 1.0], width=2) == "▁█"

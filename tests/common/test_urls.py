@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiops.address import PORT, is_loopback, parse, write
+from aiops.common.urls import PORT, is_loopback, parse, write
 from aiops.errors import UsageError
 
 

@@ -7,7 +7,7 @@ import io
 import numpy as np
 from rich.console import Console
 
-from aiops import accounts
+from aiops.common import ledger_tables
 from aiops.layout import Layout
 from aiops.ledger import Ledger
 from aiops.messages import Ack, Part, Push
@@ -29,17 +29,17 @@ def account() -> Ledger:
 
 def test_what_did_not_have_to_cross() -> None:
     report = account().report()
-    assert accounts.saved(report) == 3000 + 8000 + 28_000
-    lines = {line.name: line for line in accounts.by_tensor(report)}
+    assert ledger_tables.saved(report) == 3000 + 8000 + 28_000
+    lines = {line.name: line for line in ledger_tables.by_tensor(report)}
     assert lines["t0"] == ("t0", 1000, 4000, 3000 + 4000)
     assert lines["t1"] == ("t1", 4000, 4000, 4000)
     assert lines["t13"] == ("t13", 0, 0, 4000)
-    assert sum(line.saved for line in lines.values()) == accounts.saved(report)
+    assert sum(line.saved for line in lines.values()) == ledger_tables.saved(report)
 
 
 def test_the_tables() -> None:
     console = Console(file=io.StringIO(), width=100)
-    for part in accounts.tables(account().report()):
+    for part in ledger_tables.tables(account().report()):
         console.print(part)
     assert isinstance(console.file, io.StringIO)
     lines = [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
@@ -50,5 +50,5 @@ def test_the_tables() -> None:
 
 
 def test_nothing_has_crossed_yet() -> None:
-    assert list(accounts.tables(Ledger().report())) == []
-    assert accounts.saved(Ledger(Layout.of({"w": np.zeros(1)})).report()) == 0
+    assert list(ledger_tables.tables(Ledger().report())) == []
+    assert ledger_tables.saved(Ledger(Layout.of({"w": np.zeros(1)})).report()) == 0

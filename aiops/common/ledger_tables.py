@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from rich.console import RenderableType
 from rich.table import Table
 
-from aiops import words
+from aiops.common import formatting
 
 _TENSORS = 12  # that a screen has room for
 
@@ -63,16 +63,16 @@ def _ways(account: Mapping[str, Any]) -> Table:
         ("pushed", pushed, left_out[0]),
         ("fetched", fetched, left_out[1]),
     ):
-        kept = [f"{words.nbytes(n)} {reason}" for reason, n in reasons.items() if n]
+        kept = [f"{formatting.nbytes(n)} {reason}" for reason, n in reasons.items() if n]
         sums = (way["bytes"], way["payload"], way["raw"], way["overhead"])
-        table.add_row(name, *map(words.nbytes, sums), ", ".join(kept) or "–")
+        table.add_row(name, *map(formatting.nbytes, sums), ", ".join(kept) or "–")
     return table
 
 
 def _tensors(account: Mapping[str, Any], lines: list[Saved]) -> Table:
     table = _table("tensor", "pushed", "fetched", "saved")
     for line in lines[:_TENSORS]:
-        table.add_row(line.name, *map(words.nbytes, line[1:]))
+        table.add_row(line.name, *map(formatting.nbytes, line[1:]))
     more = len(lines) - _TENSORS + account["tensors"]["more"]
     if more > 0:
         table.add_row(f"... and {more:,} more", style="dim")
