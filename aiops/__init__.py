@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from aiops.client.aioworker import AsyncWorker
     from aiops.client.blocking import Client
     from aiops.client.worker import Worker
+    from aiops.model.tables import Table
     from aiops.server import serve
-    from aiops.tables import Table
 
 __all__ = [
     "AsyncClient",
@@ -37,7 +37,7 @@ _PUBLIC = {
     "AsyncClient": "aiops.client.aio",
     "AsyncWorker": "aiops.client.aioworker",
     "Client": "aiops.client.blocking",
-    "Table": "aiops.tables",
+    "Table": "aiops.model.tables",
     "Worker": "aiops.client.worker",
     "serve": "aiops.server",
     "errors": "aiops.errors",

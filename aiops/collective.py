@@ -34,9 +34,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from aiops.arena import Arena, aligned
 from aiops.errors import RemoteProtocolError
-from aiops.layout import Array, Layout, compute_dtype
+from aiops.model.arena import Arena, aligned
+from aiops.model.layout import Array, Layout, compute_dtype
 from aiops.states import Side
 
 CHUNK = 256 * 1024

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from aiops.layout import Layout
 from aiops.ledger import Ledger
 from aiops.messages import REMEMBERED, Message
+from aiops.model.layout import Layout
 from aiops.traffic import Traffic
 from aiops.versions import Lease
 

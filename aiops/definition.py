@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from aiops.algorithms.base import Algorithm
-from aiops.arena import aligned
 from aiops.common.frozen import value
 from aiops.errors import BadPush, ConflictError, UsageError
 from aiops.events import Initialised
 from aiops.intake import Offer
 from aiops.kernels.rule import Rule
-from aiops.layout import Bytes, Layout
 from aiops.messages import Define
+from aiops.model.arena import aligned
+from aiops.model.layout import Bytes, Layout
+from aiops.model.tables import ID_BYTES, Tables
 from aiops.rows import TableStore
-from aiops.tables import ID_BYTES, Tables
 
 
 @value

@@ -19,7 +19,6 @@ from typing import Any
 from aiops import fitness, gates, messages, statistics
 from aiops.algorithms.base import Algorithm
 from aiops.answers import Answers, Pending
-from aiops.arena import aligned
 from aiops.codecs.choice import Choice
 from aiops.controller import Controller, Crossing
 from aiops.crew import Crew, Member
@@ -50,7 +49,6 @@ from aiops.events import (
 )
 from aiops.incoming import Incoming
 from aiops.intake import Intake, Offer
-from aiops.layout import Array, Ints
 from aiops.machine import Machine
 from aiops.meeting import Meeting
 from aiops.messages import (
@@ -71,6 +69,10 @@ from aiops.messages import (
     Stats,
     Welcome,
 )
+from aiops.model.arena import aligned
+from aiops.model.layout import Array, Ints
+from aiops.model.placement import Placement
+from aiops.model.tables import NamedTable, Tables
 from aiops.pool import Pool
 from aiops.preparing import Preparation
 from aiops.rows import TableStore
@@ -78,11 +80,9 @@ from aiops.rowsdesk import RowsDesk
 from aiops.rowsintake import RowsIncoming, RowsIntake
 from aiops.shadow import Shadow
 from aiops.shadowing import Shadowing
-from aiops.shards.placement import Placement
 from aiops.shards.terms import check_sharded
 from aiops.sinks import Discard, Sink
 from aiops.store import Store
-from aiops.tables import NamedTable, Tables
 from aiops.updates import Updates
 from aiops.versions import Version
 

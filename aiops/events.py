@@ -14,12 +14,12 @@ import numpy as np
 
 from aiops.common.frozen import value
 from aiops.errors import UsageError
-from aiops.layout import Bytes, Ints
 from aiops.messages import Greeting, Message
+from aiops.model.layout import Bytes, Ints
+from aiops.model.placement import Placement
 from aiops.rows import RowJob
 from aiops.rowsintake import RowsIncoming
 from aiops.shadow import ShadowJob
-from aiops.shards.placement import Placement
 from aiops.sinks import Sink
 from aiops.store import Job
 from aiops.traffic import Traffic

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from aiops.errors import UsageError
-from aiops.layout import Array, Ints, dtype_named
-from aiops.tables import NamedTable, Table, Tables
+from aiops.model.layout import Array, Ints, dtype_named
+from aiops.model.tables import NamedTable, Table, Tables
 
 Described: TypeAlias = tuple[Any, ...]
 

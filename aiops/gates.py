@@ -17,7 +17,7 @@ import numpy as np
 
 from aiops.algorithms.base import Algorithm
 from aiops.errors import ConflictError, UsageError, nearest
-from aiops.layout import Array
+from aiops.model.layout import Array
 
 SKIPPED = ("accumulate", "reapply", "discard")
 COMBINE = ("sum", "mean")

@@ -17,9 +17,9 @@ from aiops.codecs import codec_named, raw
 from aiops.errors import BadPush, Refused
 from aiops.gradients import Gradient, rows_in
 from aiops.kernels.scan import Surveyor
-from aiops.layout import Array, Bytes, Cover, Layout
 from aiops.lending import Lent
 from aiops.messages import Part, Parts
+from aiops.model.layout import Array, Bytes, Cover, Layout
 from aiops.pool import Pool
 from aiops.sinks import Sink
 

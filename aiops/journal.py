@@ -18,7 +18,6 @@ import numpy as np
 
 from aiops import messages
 from aiops.algorithms import find
-from aiops.arena import aligned
 from aiops.decoding import decode
 from aiops.engine import Engine
 from aiops.errors import UsageError, refusal
@@ -39,6 +38,7 @@ from aiops.events import (
 )
 from aiops.incoming import Incoming
 from aiops.messages import Message
+from aiops.model.arena import aligned
 from aiops.sinks import Discard, Sink
 
 FORMAT = 1

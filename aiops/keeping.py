@@ -16,15 +16,15 @@ from typing import BinaryIO
 import numpy as np
 
 from aiops import newfiles
-from aiops.arena import aligned
 from aiops.config import Config
 from aiops.engine import Engine
 from aiops.errors import UsageError
 from aiops.events import Event, Initialised
 from aiops.files import Described, check_writable, read_model, read_tables, write_model
 from aiops.journal import Journal
-from aiops.layout import Array, Ints, Layout
 from aiops.ledgerfile import EVERY, LedgerFile
+from aiops.model.arena import aligned
+from aiops.model.layout import Array, Ints, Layout
 from aiops.shards.collecting import Collecting
 
 _log = logging.getLogger("aiops.server")

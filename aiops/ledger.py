@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 
 from aiops.fields import LONGEST, Wants
-from aiops.layout import Array, Ints, Layout
 from aiops.messages import (
     Ack,
     Again,
@@ -41,6 +40,7 @@ from aiops.messages import (
     PushRows,
     TableRows,
 )
+from aiops.model.layout import Array, Ints, Layout
 from aiops.tally import Flow, Tally
 from aiops.traffic import Kind, Traffic
 

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from aiops.arena import Arena
 from aiops.errors import RemoteProtocolError
-from aiops.layout import Bytes, Layout
 from aiops.messages import Share
-from aiops.segments import Segment
+from aiops.model.arena import Arena
+from aiops.model.layout import Bytes, Layout
+from aiops.model.shared_memory import Segment
 
 if TYPE_CHECKING:
     from aiops.wire import Buffer, Wire

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from aiops.kernels.device import Device
 from aiops.kernels.sharing import Together, alone
-from aiops.segments import Memory
+from aiops.model.shared_memory import Memory
 
 Measure: TypeAlias = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 """Returns a function that does the same, and whose time is counted under a name."""

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from aiops import kernels
-from aiops.arena import Arena
 from aiops.codecs import raw
 from aiops.codecs.topk import TopK
 from aiops.gradients import Gradient
@@ -32,10 +31,11 @@ from aiops.kernels.sharing import cut
 from aiops.kernels.source_gpu import Kinds
 from aiops.kernels.spans import Kernel, Spans
 from aiops.kernels.tools_gpu import DeviceTools
-from aiops.layout import Array, Ints, Layout, compute_dtype
 from aiops.machine import Machine
+from aiops.model.arena import Arena
+from aiops.model.layout import Array, Ints, Layout, compute_dtype
+from aiops.model.shared_memory import Memory
 from aiops.places import Host
-from aiops.segments import Memory
 from aiops.versions import Version
 
 _PIECE = 1 << 18  # elements that are filled with a value at a time

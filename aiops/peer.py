@@ -7,10 +7,10 @@ import weakref
 from aiops.config import Config
 from aiops.errors import AiopsError, DeadlineExceeded
 from aiops.handshake import Greeter
-from aiops.layout import Bytes
 from aiops.link import Link
 from aiops.messages import Message, Parts, Ping
-from aiops.segments import Segment
+from aiops.model.layout import Bytes
+from aiops.model.shared_memory import Segment
 from aiops.versions import Lease
 
 _LENT = 4

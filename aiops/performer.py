@@ -27,8 +27,8 @@ from aiops.events import (
     WakeAt,
     Warm,
 )
-from aiops.layout import Ints
 from aiops.machine import Machine
+from aiops.model.layout import Ints
 from aiops.pacing import Pacing
 from aiops.rowsintake import RowsIncoming
 from aiops.shards.links import Links

@@ -12,13 +12,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from aiops import kernels
-from aiops.arena import Arena, aligned
 from aiops.gradients import Gradient
 from aiops.kernels.rule import Rule
 from aiops.kernels.sharing import Together, filled, update
 from aiops.kernels.spans import Kernel, Spans
-from aiops.layout import Array, Bytes, Ints, Layout, compute_dtype
 from aiops.machine import Machine
+from aiops.model.arena import Arena, aligned
+from aiops.model.layout import Array, Bytes, Ints, Layout, compute_dtype
 from aiops.versions import Version
 
 

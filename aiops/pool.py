@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from aiops.arena import aligned
-from aiops.layout import Bytes
+from aiops.model.arena import aligned
+from aiops.model.layout import Bytes
 
 
 class Pool:

@@ -11,7 +11,7 @@ from collections import OrderedDict
 
 from aiops.gradients import Gradient
 from aiops.incoming import Incoming
-from aiops.layout import Cover
+from aiops.model.layout import Cover
 
 
 class Recalled:

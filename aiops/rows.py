@@ -25,8 +25,8 @@ from aiops import kernels
 from aiops.errors import UsageError
 from aiops.kernels.rows import First, mover
 from aiops.kernels.rule import Rule
-from aiops.layout import Array, Ints
-from aiops.tables import NamedTable, outside
+from aiops.model.layout import Array, Ints
+from aiops.model.tables import NamedTable, outside
 
 _NO_HUGE_PAGES = getattr(mmap, "MADV_NOHUGEPAGE", None)
 _USUAL = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64", "riscv64")

@@ -14,8 +14,8 @@ import socket
 import stat
 import struct
 
-from aiops.layout import Bytes
-from aiops.segments import Segment, attached, available
+from aiops.model.layout import Bytes
+from aiops.model.shared_memory import Segment, attached, available
 
 _WAITING = 1024
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
@@ -62,7 +62,7 @@ class Side:
         return True
 
     def attach(self, nbytes: int, *, private: bool) -> Bytes:
-        """Map the next segment that was sent, as `aiops.segments.attached` does."""
+        """Map the next segment that was sent, as `aiops.model.shared_memory.attached` does."""
         try:
             _byte, came, _flags, _address = socket.recv_fds(self._sock, 1, 1)
         except OSError:

@@ -31,11 +31,11 @@ from aiops.errors import ConnectionLost, UsageError, nearest
 from aiops.events import Event, Stopping
 from aiops.keeping import Keeping
 from aiops.machine import Machine, unmeasured
+from aiops.model.shared_memory import Memory, SharedMemory
 from aiops.nearby import Nearby
 from aiops.pacing import Pacing
 from aiops.performer import Performer
 from aiops.profiling import Profile
-from aiops.segments import Memory, SharedMemory
 from aiops.shards.collecting import Collecting
 from aiops.shards.follower import Follower
 from aiops.shards.lead import Lead

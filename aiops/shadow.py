@@ -21,14 +21,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from aiops.arena import Arena
 from aiops.codecs import Codec, Encoder, NotFinite, raw
 from aiops.codecs.choice import Choice
 from aiops.fields import Ranges
 from aiops.kernels.sharing import Together, alone
-from aiops.layout import MAX_PART, MAX_TENSORS, Array, Bytes, Ints, split
 from aiops.messages import Part, Parts
-from aiops.shards.placement import Pieces, Placement
+from aiops.model.arena import Arena
+from aiops.model.layout import MAX_PART, MAX_TENSORS, Array, Bytes, Ints, split
+from aiops.model.placement import Pieces, Placement
 from aiops.versions import Lease, Shelf, Version, Wanted
 
 UNTOUCHED, WHOLE = -2, -1

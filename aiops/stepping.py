@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from aiops import kernels
-from aiops.arena import Arena
 from aiops.codecs.raw import NAME as RAW
 from aiops.gradients import Gradient, Group, groups, rows_in, section_size, spans_of
 from aiops.kernels.rule import Rule
-from aiops.layout import Array, Ints, Layout, compute_dtype
+from aiops.model.arena import Arena
+from aiops.model.layout import Array, Ints, Layout, compute_dtype
 from aiops.places import Place
 from aiops.versions import Version
 

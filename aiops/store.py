@@ -18,12 +18,12 @@ from functools import partial
 import numpy as np
 
 from aiops import kernels
-from aiops.arena import Arena
 from aiops.errors import UsageError
 from aiops.gradients import Gradient
 from aiops.kernels.rule import Rule
-from aiops.layout import Array, Ints, Layout
 from aiops.machine import Machine
+from aiops.model.arena import Arena
+from aiops.model.layout import Array, Ints, Layout
 from aiops.places import Host, Place
 from aiops.stepping import NONE, Stepping, Work
 from aiops.versions import Lease, Shelf, Version

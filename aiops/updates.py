@@ -17,7 +17,7 @@ from aiops.crew import Crew
 from aiops.errors import Refused, StaleGradient, Unavailable
 from aiops.events import Applied, Apply, Effect, Note, WakeAt
 from aiops.incoming import Incoming
-from aiops.layout import Array, Cover, Ints
+from aiops.model.layout import Array, Cover, Ints
 from aiops.recall import Recall, Recalled
 from aiops.rows import RowJob
 from aiops.shadow import ShadowJob

@@ -9,12 +9,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from aiops.arena import Arena
 from aiops.errors import BadPush
 from aiops.fields import Wants
-from aiops.layout import Bytes, Ints, Layout, level_of, split
 from aiops.messages import Part, Parts
-from aiops.segments import Memory
+from aiops.model.arena import Arena
+from aiops.model.layout import Bytes, Ints, Layout, level_of, split
+from aiops.model.shared_memory import Memory
 
 _WINDOW = 256
 """Versions after which arenas that none of them needed are let go.

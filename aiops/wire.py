@@ -25,9 +25,9 @@ from typing import TypeAlias
 from aiops import messages
 from aiops.decoding import decode
 from aiops.errors import LocalProtocolError, RemoteProtocolError
-from aiops.layout import Bytes
 from aiops.lending import Lent, Shared
 from aiops.messages import Message, Parts, Share
+from aiops.model.layout import Bytes
 from aiops.sinks import Sink, copy
 from aiops.states import HANDSHAKE, KNOWN, Side
 from aiops.traffic import Traffic

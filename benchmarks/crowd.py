@@ -22,7 +22,7 @@ import aiops
 from aiops.client.params import Params
 from aiops.common.closing import Closing
 from aiops.errors import ConnectionLost
-from aiops.layout import Array
+from aiops.model.layout import Array
 from aiops.throttle import Throttle
 from benchmarks.footprint import busy_seconds
 

@@ -24,10 +24,10 @@ from aiops.kernels import Rule, Spans
 from aiops.kernels.device import Device
 from aiops.kernels.fused_gpu import DeviceKernel
 from aiops.kernels.source_gpu import Kinds
-from aiops.layout import Cover, Layout
 from aiops.machine import Machine
+from aiops.model.layout import Cover, Layout
+from aiops.model.shared_memory import Memory
 from aiops.ondevice import PageLocked
-from aiops.segments import Memory
 from aiops.store import Job, Store
 from benchmarks import kernels, plots, report
 from benchmarks.compare import Cell

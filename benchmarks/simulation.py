@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 
 from aiops import kernels
-from aiops.arena import Arena
 from aiops.errors import UsageError
 from aiops.experiments.figure import Figure, Line, Panel
-from aiops.layout import Array
+from aiops.model.arena import Arena
+from aiops.model.layout import Array
 from aiops.sim.turns.run import Run
 from aiops.sim.turns.simulation import Simulation
 from benchmarks import report

@@ -7,8 +7,8 @@ import importlib.util
 
 from aiops.kernels.device import Device
 from aiops.machine import Machine
+from aiops.model.shared_memory import Memory
 from aiops.ondevice import PageLocked
-from aiops.segments import Memory
 from tests.emulated import COMPILER, EmulatedDevice
 
 

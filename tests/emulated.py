@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiops.arena import aligned
 from aiops.kernels.device import Argument, Bytes, DeviceArray, Text
+from aiops.model.arena import aligned
 
 OPTIONS = ("-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC")
 POISON = 0xAB

@@ -12,8 +12,8 @@ from aiops.client.outgoing import parts_of
 from aiops.client.params import Params
 from aiops.client.requests import Receipt
 from aiops.client.routines import Transfer, routine_for
-from aiops.layout import Array
 from aiops.messages import Ack, Error, Message
+from aiops.model.layout import Array
 from aiops.versions import Lease
 from tests.inline import Inline
 

@@ -11,7 +11,6 @@ import numpy as np
 from aiops import messages
 from aiops.algorithms import find
 from aiops.algorithms.base import Algorithm
-from aiops.arena import aligned
 from aiops.codecs import raw
 from aiops.engine import Engine
 from aiops.events import (
@@ -29,9 +28,10 @@ from aiops.events import (
     Tick,
     WakeAt,
 )
-from aiops.layout import Array, Layout, split
 from aiops.machine import Machine
 from aiops.messages import Ack, Error, Message, Part
+from aiops.model.arena import aligned
+from aiops.model.layout import Array, Layout, split
 from aiops.versions import Lease
 
 

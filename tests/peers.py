@@ -21,8 +21,8 @@ import numpy as np
 from aiops import messages
 from aiops.common import urls
 from aiops.handshake import proof
-from aiops.layout import Array, Layout
 from aiops.messages import Message, Part, Welcome
+from aiops.model.layout import Array, Layout
 from aiops.sinks import Sink
 from aiops.wire import Wire
 from tests.support import PATIENCE

@@ -21,7 +21,6 @@ from aiops.decoding import decode
 from aiops.errors import Refused, RemoteProtocolError
 from aiops.events import Received, Told
 from aiops.fields import LARGEST, LONGEST, MAX_COUNT
-from aiops.layout import Layout
 from aiops.ledger import Ledger
 from aiops.messages import (
     KINDS,
@@ -38,8 +37,9 @@ from aiops.messages import (
     Report,
     Stats,
 )
+from aiops.model.layout import Layout
+from aiops.model.tables import Table, fetch_parts, push_parts
 from aiops.states import HANDSHAKE
-from aiops.tables import Table, fetch_parts, push_parts
 from aiops.tally import Tally
 from aiops.wire import Wire
 from tests import headers

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiops.arena import Arena
 from aiops.collective import LIMIT, Flat, Piece, Ring, fit, proof, proves
 from aiops.errors import RemoteProtocolError
-from aiops.layout import Array, Layout, dtype_named
+from aiops.model.arena import Arena
+from aiops.model.layout import Array, Layout, dtype_named
 from tests.strategies import DETERMINISTIC
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")

@@ -8,8 +8,8 @@ import pytest
 from aiops import messages
 from aiops.decoding import decode
 from aiops.errors import ConflictError
-from aiops.layout import Array
 from aiops.messages import Ack, Error, Fetch, Model, Params, Report, Welcome
+from aiops.model.layout import Array
 from tests.inline import Inline
 
 W = {"w": np.zeros(3, np.float32)}

@@ -17,7 +17,7 @@ import pytest
 from aiops import messages, testing
 from aiops.client import AsyncWorker, Client, Worker
 from aiops.errors import ConnectionLost, DeadlineExceeded
-from aiops.layout import Array
+from aiops.model.layout import Array
 from aiops.server import serve
 from tests.adapter import Adapter
 from tests.peers import Peer, eventually, frame, push, serving

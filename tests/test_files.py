@@ -10,8 +10,8 @@ import pytest
 
 from aiops.errors import UsageError
 from aiops.files import read_model, read_tables, write_model
-from aiops.layout import dtype_named
-from aiops.tables import NamedTable, Table, Tables
+from aiops.model.layout import dtype_named
+from aiops.model.tables import NamedTable, Table, Tables
 
 
 def test_every_dtype_comes_back_as_it_was(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from aiops.client.params import Params
 from aiops.codecs import find
 from aiops.codecs.choice import Choice
 from aiops.fields import LARGEST
-from aiops.layout import Array, Layout
 from aiops.messages import Ack, Again, Error, Fetch, Part, Pong, Push
+from aiops.model.layout import Array, Layout
 from tests.inline import Inline
 from tests.peers import Peer
 from tests.support import ServerThread

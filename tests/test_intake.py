@@ -17,12 +17,12 @@ from aiops import messages
 from aiops.errors import BadPush, NotReady, Refused, RemoteProtocolError
 from aiops.incoming import Incoming
 from aiops.intake import Intake, Offer
-from aiops.layout import Layout
 from aiops.messages import Define, Fetch, Message, Part, Ping, Push
+from aiops.model.layout import Layout
 from aiops.sinks import Discard, Sink
 from aiops.wire import Wire
+from tests.model.test_layout import pushes
 from tests.strategies import DETERMINISTIC, cut
-from tests.test_layout import pushes
 from tests.test_wire import feed, frame
 
 LAYOUT = Layout((("w", "float32", (2, 3)), ("b", "float16", (3,)), ("d", "float64", ())))

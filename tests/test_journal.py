@@ -20,7 +20,7 @@ from aiops.algorithms.asgd import ASGD
 from aiops.errors import BadPush, UsageError
 from aiops.events import Options
 from aiops.journal import Journal, Replayed, replay
-from aiops.layout import Array
+from aiops.model.layout import Array
 from tests.proxy import Proxy
 from tests.support import ServerThread, server_process
 

@@ -22,7 +22,7 @@ from aiops.commands import stats
 from aiops.errors import UsageError
 from aiops.files import read_model, read_tables, write_model
 from aiops.journal import Replayed, replay
-from aiops.layout import Array
+from aiops.model.layout import Array
 from tests.peers import Process, eventually, serving
 from tests.support import ServerThread, assert_same
 

@@ -220,8 +220,8 @@ class TestImports:
         """The parsing itself, on a module that is known to import in several ways."""
         assert "aiops.errors" in set(imports(MODULES["aiops.wire"]))
         assert {"aiops.messages", "hmac"} <= set(imports(MODULES["aiops.handshake"]))
-        assert "ml_dtypes" in set(imports(MODULES["aiops.layout"]))
-        assert "ml_dtypes" not in set(imports(MODULES["aiops.layout"], everywhere=False))
+        assert "ml_dtypes" in set(imports(MODULES["aiops.model.layout"]))
+        assert "ml_dtypes" not in set(imports(MODULES["aiops.model.layout"], everywhere=False))
         assert "asyncio" in set(imports(MODULES["aiops.server"]))
         for module, entrance in ENTRANCES:
             assert entrance in set(imports(MODULES[module]))

@@ -18,10 +18,10 @@ from aiops.errors import RemoteProtocolError
 from aiops.fields import LARGEST
 from aiops.incoming import CodedIncoming, RawIncoming
 from aiops.intake import Intake
-from aiops.layout import Bytes, Layout
 from aiops.lending import MOST, Lent, Shared
 from aiops.messages import Ack, Fetch, Message, Part, Push, Release, Share
-from aiops.segments import Segment
+from aiops.model.layout import Bytes, Layout
+from aiops.model.shared_memory import Segment
 from aiops.sinks import Sink
 from aiops.states import Side
 from aiops.wire import Wire

@@ -11,15 +11,15 @@ import pytest
 from aiops import ondevice
 from aiops.algorithms import find
 from aiops.algorithms.fasgd import FASGD
-from aiops.arena import aligned
 from aiops.codecs import find as codec
 from aiops.errors import BadPush
 from aiops.gradients import Gradient
 from aiops.kernels.device import Device, DeviceArray
-from aiops.layout import Array, Cover, Layout, dtype_named
 from aiops.messages import Part
+from aiops.model.arena import aligned
+from aiops.model.layout import Array, Cover, Layout, dtype_named
+from aiops.model.shared_memory import Memory, SharedMemory, available
 from aiops.ondevice import Buffers, OnDevice, PageLocked
-from aiops.segments import Memory, SharedMemory, available
 from aiops.store import Job, Store
 from tests.devices import DEVICES, device_named, machine_with
 from tests.emulated import COMPILER, EmulatedDevice, Mark

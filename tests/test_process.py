@@ -19,7 +19,7 @@ from aiops.client import Client, Worker
 from aiops.errors import Unavailable
 from aiops.files import read_model
 from aiops.journal import replay
-from aiops.layout import Array
+from aiops.model.layout import Array
 from tests.peers import Peer, Process, eventually, frame, serving
 from tests.proxy import Proxy
 from tests.support import PATIENCE, assert_same

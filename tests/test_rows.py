@@ -18,10 +18,10 @@ from aiops.events import Effect, Event, Left, Received, Stopping
 from aiops.journal import Journal, digest, replay
 from aiops.kernels.rows import First, first_rows
 from aiops.kernels.rule import Rule
-from aiops.layout import Array
 from aiops.messages import Error, FetchRows, Message, Part, PushRows, TableRows
+from aiops.model.layout import Array
+from aiops.model.tables import NamedTable, Table, Tables, fetch_parts, push_parts
 from aiops.rows import TableStore
-from aiops.tables import NamedTable, Table, Tables, fetch_parts, push_parts
 from aiops.wire import Wire
 from tests.inline import Inline
 from tests.strategies import DETERMINISTIC, cut

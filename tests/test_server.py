@@ -22,7 +22,7 @@ from aiops.client import Client, Worker
 from aiops.errors import ConflictError, ConnectionLost, Unavailable, UsageError
 from aiops.files import read_model, write_model
 from aiops.kernels.rule import Rule
-from aiops.layout import Array
+from aiops.model.layout import Array
 from aiops.store import Job
 from tests.peers import eventually
 from tests.proxy import Proxy

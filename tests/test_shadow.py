@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from aiops import shadow as module
-from aiops.arena import Arena
 from aiops.client.incoming import Into, wants_of
 from aiops.client.params import Params
 from aiops.codecs.choice import Choice
-from aiops.layout import Array, Ints, Layout
 from aiops.messages import Parts
+from aiops.model.arena import Arena
+from aiops.model.layout import Array, Ints, Layout
 from aiops.shadow import Shadow
 from aiops.versions import Lease, Version, Wanted
 

@@ -12,11 +12,11 @@ import pytest
 from aiops import kernels
 from aiops.algorithms.base import sgd
 from aiops.algorithms.fasgd import FASGD
-from aiops.arena import aligned
 from aiops.errors import UsageError
 from aiops.gradients import Gradient
 from aiops.kernels.rule import Rule
-from aiops.layout import Array, Cover, Layout, dtype_named
+from aiops.model.arena import aligned
+from aiops.model.layout import Array, Cover, Layout, dtype_named
 from aiops.store import Job, Store
 
 

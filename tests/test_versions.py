@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aiops.arena import Arena
 from aiops.client.incoming import Into, wants_of
 from aiops.client.params import Params
 from aiops.errors import BadPush, RemoteProtocolError
 from aiops.fields import Wants
-from aiops.layout import Ints, Layout
 from aiops.messages import Part
+from aiops.model.arena import Arena
+from aiops.model.layout import Ints, Layout
 from aiops.versions import Shelf, Version, Wanted
 
 LAYOUT = Layout(

@@ -23,9 +23,9 @@ from aiops.common import urls
 from aiops.decoding import decode
 from aiops.errors import RemoteProtocolError, UsageError
 from aiops.handshake import proof as our_proof
-from aiops.layout import Layout
 from aiops.lending import Shared
 from aiops.messages import KINDS, Message
+from aiops.model.layout import Layout
 from aiops.states import HANDSHAKE, Side
 from aiops.wire import Wire
 from aiops.wire_examples import page, vectors

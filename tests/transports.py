@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from aiops import performer, segments
+from aiops import performer
 from aiops.client import outbox
+from aiops.model import shared_memory
 from tests import support
 
 TRANSPORTS = ("tcp", "near", "lent", "shards")
@@ -20,6 +21,6 @@ def choose(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     elif transport == "shards":
         monkeypatch.setattr(support, "SHARDS", 3)
     elif transport == "lent":
-        monkeypatch.setattr(segments, "_SMALL", 1)
+        monkeypatch.setattr(shared_memory, "_SMALL", 1)
         monkeypatch.setattr(outbox, "SMALL", 0)
         monkeypatch.setattr(performer, "SMALL", 0)

@@ -11,7 +11,7 @@ import numpy as np
 from aiops.algorithms.base import Algorithm
 from aiops.kernels.rule import Rule
 from aiops.kernels.vocabulary import maximum, sqrt
-from aiops.layout import Array
+from aiops.model.layout import Array
 
 
 def fasgd(

@@ -40,7 +40,7 @@ from typing import Protocol
 from aiops.errors import UsageError, nearest
 from aiops.kernels.rule import Rule
 from aiops.kernels.vocabulary import Scalar, sqrt
-from aiops.layout import Array
+from aiops.model.layout import Array
 
 __all__ = ["OPTIMIZERS", "Optimizer", "Settings", "make", "sgd"]
 

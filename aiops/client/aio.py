@@ -19,11 +19,11 @@ from aiops.client.requests import Receipt, Request
 from aiops.client.transfer import Transfer
 from aiops.common.closing import AsyncClosing
 from aiops.errors import AiopsError, ConnectionLost, UsageError
-from aiops.layout import Array
 from aiops.lending import Shared
 from aiops.lookup import addresses, first_reached
+from aiops.model.layout import Array
+from aiops.model.tables import Table
 from aiops.samehost import welcomed
-from aiops.tables import Table
 
 
 class AsyncClient(Facade, AsyncClosing):

@@ -11,7 +11,7 @@ from typing import Any, Self
 from aiops.client.averager import FAREWELL, AveragerFacade
 from aiops.common.closing import AsyncClosing
 from aiops.errors import DeadlineExceeded, UsageError
-from aiops.layout import Array
+from aiops.model.layout import Array
 
 __all__ = ["AsyncModelAverager"]
 

@@ -17,7 +17,7 @@ from aiops.client.turns import TurnLock
 from aiops.common import urls
 from aiops.common.closing import Closing
 from aiops.errors import DeadlineExceeded, UsageError
-from aiops.layout import Array
+from aiops.model.layout import Array
 
 __all__ = ["Averages", "ModelAverager"]
 

@@ -14,8 +14,8 @@ from aiops.client.requests import Receipt, Request
 from aiops.client.transfer import Transfer
 from aiops.common.closing import Closing
 from aiops.errors import UsageError
-from aiops.layout import Array
-from aiops.tables import Table
+from aiops.model.layout import Array
+from aiops.model.tables import Table
 
 
 class Client(Facade, Closing):

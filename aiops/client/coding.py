@@ -11,8 +11,8 @@ from aiops.codecs import Codec, Encoder, NotFinite, raw
 from aiops.codecs.choice import Choice
 from aiops.errors import BadPush
 from aiops.kernels.sharing import Together, alone
-from aiops.layout import Array, Bytes, Layout, Tensor
-from aiops.shards.placement import Placement
+from aiops.model.layout import Array, Bytes, Layout, Tensor
+from aiops.model.placement import Placement
 
 Encoded = list[tuple[int, Bytes, Array]]
 """What was coded of one push, by the byte of the arena at which it begins: its payload, and the

@@ -22,9 +22,9 @@ from aiops.client.params import Params, Stamped
 from aiops.client.requests import Means, Receipt, Request
 from aiops.client.rows import Asked
 from aiops.fields import MAX_COUNT
-from aiops.layout import Array, Ints, Layout
 from aiops.messages import Ack, Message, Model, Parts, Report, TableRows
-from aiops.tables import Table, Tables
+from aiops.model.layout import Array, Ints, Layout
+from aiops.model.tables import Table, Tables
 
 
 class Conversation(Dialogue):

@@ -42,12 +42,12 @@ from aiops.errors import (
     refusal,
 )
 from aiops.kernels.sharing import Together, alone
-from aiops.layout import Layout
 from aiops.ledger import Ledger
 from aiops.lending import Shared
 from aiops.messages import Ack, Error, Message, Model, Parts, Welcome
+from aiops.model.layout import Layout
+from aiops.model.tables import Tables
 from aiops.sinks import Discard, Sink
-from aiops.tables import Tables
 from aiops.wire import Buffer, Limits, Place, Places, Wire
 
 _LIMITS = Limits(header=8 << 20)  # a model comes back with offsets: longer than it was offered

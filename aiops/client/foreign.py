@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from aiops.errors import UsageError
-from aiops.layout import Array
+from aiops.model.layout import Array
 
 __all__ = ["on_host"]
 

@@ -11,10 +11,10 @@ from aiops.codecs import codec_named, raw
 from aiops.errors import BadPush, RemoteProtocolError
 from aiops.fields import Wants
 from aiops.kernels.sharing import Together, alone, copy
-from aiops.layout import Bytes, Ints, Tensor, level_of
 from aiops.lending import Lent
 from aiops.messages import Part, Parts
-from aiops.shards.placement import Pieces
+from aiops.model.layout import Bytes, Ints, Tensor, level_of
+from aiops.model.placement import Pieces
 from aiops.sinks import Sink
 
 

@@ -31,13 +31,13 @@ except ImportError as missing:
         "aiops.client.jax needs JAX, which is not here: pip install 'aiops-ps[jax]'", name="jax"
     ) from missing
 
-from aiops.arena import aligned
 from aiops.client.params import Params
 from aiops.client.remote import Remote
 from aiops.client.requests import Receipt
 from aiops.client.worker import Worker
 from aiops.errors import UsageError, nearest
-from aiops.layout import DTYPES, Array
+from aiops.model.arena import aligned
+from aiops.model.layout import DTYPES, Array
 
 __all__ = ["RemoteTree"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from aiops.arena import Arena
 from aiops.client.params import Params
-from aiops.layout import Array, Layout
 from aiops.lending import Lent
+from aiops.model.arena import Arena
+from aiops.model.layout import Array, Layout
 
 
 class Leased(Params):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from aiops import messages
 from aiops.client.aio import AsyncClient
 from aiops.errors import BadPush
-from aiops.layout import Array, Layout
+from aiops.model.layout import Array, Layout
 
 
 class MeetingClient(AsyncClient):

@@ -14,10 +14,10 @@ from weakref import WeakSet
 
 import numpy as np
 
-from aiops.arena import Arena
 from aiops.kernels.sharing import Together, alone, copy
-from aiops.layout import Bytes, Layout
-from aiops.segments import Segment
+from aiops.model.arena import Arena
+from aiops.model.layout import Bytes, Layout
+from aiops.model.shared_memory import Segment
 from aiops.wire import SMALL, Buffer, Places
 
 _KEPT = 4

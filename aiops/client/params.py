@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from aiops.arena import Arena
 from aiops.fields import Wants
-from aiops.layout import Array, Ints, Layout
 from aiops.lending import Lent
+from aiops.model.arena import Arena
+from aiops.model.layout import Array, Ints, Layout
 
 
 class Stamped(Protocol):

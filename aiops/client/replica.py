@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from aiops.arena import Arena
 from aiops.collective import Flat
 from aiops.errors import UsageError
-from aiops.layout import Array, Layout
+from aiops.model.arena import Arena
+from aiops.model.layout import Array, Layout
 
 _BLOCK = 32 * 1024  # elements worked on at a time: all of it stays in the cache
 

@@ -15,8 +15,8 @@ from aiops.client.rows import RowsInto
 from aiops.common.frozen import value
 from aiops.errors import AiopsError
 from aiops.fields import Wants
-from aiops.layout import Array, Layout
 from aiops.messages import Message
+from aiops.model.layout import Array, Layout
 
 
 class Means(Mapping[str, float]):

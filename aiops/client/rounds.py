@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiops import messages
-from aiops.arena import Arena
 from aiops.client.backoff import reason
 from aiops.client.meeting import MeetingClient
 from aiops.client.neighbours import Listener, take_part
@@ -28,6 +27,7 @@ from aiops.errors import (
     UsageError,
 )
 from aiops.lookup import addresses
+from aiops.model.arena import Arena
 from aiops.surroundings import SURROUNDINGS
 from aiops.traffic import Traffic
 

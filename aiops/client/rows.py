@@ -10,10 +10,10 @@ import numpy as np
 
 from aiops import messages
 from aiops.errors import RemoteProtocolError, UsageError
-from aiops.layout import Array
 from aiops.messages import Message, Parts, TableRows
+from aiops.model.layout import Array
+from aiops.model.tables import NamedTable, Tables, fetch_parts, push_parts, rows_parts
 from aiops.sinks import Sink
-from aiops.tables import NamedTable, Tables, fetch_parts, push_parts, rows_parts
 
 
 class RowsInto(Sink):

@@ -17,9 +17,9 @@ from aiops.client.params import Params
 from aiops.client.requests import Request
 from aiops.errors import Refused, RemoteProtocolError, Unauthorised, UsageError
 from aiops.kernels.sharing import Together
-from aiops.layout import Layout
 from aiops.messages import Message, Parts, Portion, Push
-from aiops.shards.placement import Placement
+from aiops.model.layout import Layout
+from aiops.model.placement import Placement
 from aiops.sinks import Discard, Sink
 from aiops.wire import Buffer, Place, Wire
 

@@ -35,7 +35,7 @@ from aiops.client.params import Params
 from aiops.client.requests import Receipt
 from aiops.client.routines import Routine, Transfer, routine_for
 from aiops.errors import NotReady, Refused, Restarted, StaleGradient, UsageError
-from aiops.layout import Array
+from aiops.model.layout import Array
 
 Gradients: TypeAlias = Mapping[str, Array]
 

@@ -49,7 +49,7 @@ from aiops.client.requests import Receipt
 from aiops.client.torch_params import fetch_into, finish_copies, sort_out, to_array, to_tensor
 from aiops.client.worker import Worker
 from aiops.errors import UsageError
-from aiops.layout import Array
+from aiops.model.layout import Array
 
 __all__ = ["RemoteOptimizer", "fetch_into"]
 

@@ -11,7 +11,7 @@ import torch as _torch
 
 from aiops.client.blocking import Client
 from aiops.errors import UsageError, nearest
-from aiops.layout import Array, dtype_named
+from aiops.model.layout import Array, dtype_named
 
 Pairs = list[tuple[str, Any]]
 """Names and tensors."""

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch as _torch
 
-from aiops.arena import Arena
 from aiops.client.torch_params import sort_out, to_array, to_tensor
 from aiops.collective import Flat
-from aiops.layout import Array
+from aiops.model.arena import Arena
+from aiops.model.layout import Array
 
 
 class Module:

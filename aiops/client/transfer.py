@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from aiops.client.conversation import Conversation
 from aiops.client.params import Params, Stamped
 from aiops.client.requests import Request
-from aiops.layout import Array, Ints
+from aiops.model.layout import Array, Ints
 
 
 @dataclass(slots=True, eq=False)

@@ -16,8 +16,8 @@ from aiops.client.steps import Await, Begin, Carry, Gradients, Offer, Order, Scr
 from aiops.client.transfer import Transfer
 from aiops.common.closing import Closing
 from aiops.errors import AiopsError, DeadlineExceeded, UsageError
-from aiops.layout import Array
-from aiops.tables import Table
+from aiops.model.layout import Array
+from aiops.model.tables import Table
 
 __all__ = ["Compute", "Gradients", "Worker"]
 

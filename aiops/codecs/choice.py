@@ -14,7 +14,7 @@ from typing import Any
 from aiops.codecs import codec_named, find
 from aiops.codecs.base import Codec
 from aiops.errors import UsageError
-from aiops.layout import Tensor
+from aiops.model.layout import Tensor
 
 SMALL = 1024
 """Tensors of fewer bytes travel raw: they are no burden, and biases want to be exact."""

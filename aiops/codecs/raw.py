@@ -9,7 +9,7 @@ import numpy as np
 
 from aiops.codecs.base import Bytes, Codec, Encoder, Floats, Shape, elements, length_fault
 from aiops.kernels import survey
-from aiops.layout import Array
+from aiops.model.layout import Array
 
 NAME = "raw"
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from aiops.client.params import Params
 from aiops.errors import UsageError
-from aiops.layout import Array, Ints
+from aiops.model.layout import Array, Ints
 from aiops.workloads import load
 from aiops.workloads.dataset import Dataset
 

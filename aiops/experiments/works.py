@@ -11,7 +11,7 @@ import numpy as np
 from aiops.common.jsonable import plain
 from aiops.errors import UsageError, nearest
 from aiops.experiments.case import Result, Tell, Work
-from aiops.layout import Array
+from aiops.model.layout import Array
 from aiops.sim.turns.result import Outcome
 from aiops.sim.turns.run import Run
 from aiops.sim.turns.simulation import Simulation

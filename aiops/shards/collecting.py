@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aiops.arena import Arena
 from aiops.errors import RemoteProtocolError
 from aiops.messages import Parts
-from aiops.shards.placement import Placement
+from aiops.model.arena import Arena
+from aiops.model.placement import Placement
 from aiops.sinks import Sink
 from aiops.versions import Lease
 

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from aiops.algorithms.base import Algorithm
-from aiops.arena import aligned
 from aiops.codecs.choice import Choice
 from aiops.errors import Refused, RemoteProtocolError
 from aiops.events import (
@@ -34,7 +33,6 @@ from aiops.events import (
     Warm,
 )
 from aiops.intake import Intake
-from aiops.layout import Bytes, Layout
 from aiops.machine import Machine
 from aiops.messages import (
     PROTOCOL,
@@ -60,11 +58,13 @@ from aiops.messages import (
     SendCoded,
     Use,
 )
+from aiops.model.arena import aligned
+from aiops.model.layout import Bytes, Layout
+from aiops.model.placement import RAW, Placement
 from aiops.pool import Pool
 from aiops.preparing import Preparation
 from aiops.shadow import Shadow, ShadowJob
 from aiops.shards.orders import SHADOW, Work
-from aiops.shards.placement import RAW, Placement
 from aiops.shards.rooms import Rooms
 from aiops.sinks import Discard, Sink
 from aiops.store import Job, Store

@@ -16,8 +16,8 @@ from aiops.errors import Refused
 from aiops.events import Received
 from aiops.gradients import Gradient
 from aiops.incoming import Incoming
-from aiops.layout import Bytes, Cover
 from aiops.messages import Part
+from aiops.model.layout import Bytes, Cover
 from aiops.sinks import Discard, Sink
 
 

@@ -18,7 +18,6 @@ from functools import partial
 from typing import Any
 
 from aiops.answers import Pending
-from aiops.arena import aligned
 from aiops.engine import Engine
 from aiops.errors import Refused, RemoteProtocolError, Unavailable, refusal
 from aiops.events import (
@@ -40,7 +39,6 @@ from aiops.events import (
 )
 from aiops.fields import Apart
 from aiops.gradients import Gradient
-from aiops.layout import split
 from aiops.messages import (
     Again,
     Arrived,
@@ -62,6 +60,9 @@ from aiops.messages import (
     Stats,
     Welcome,
 )
+from aiops.model.arena import aligned
+from aiops.model.layout import split
+from aiops.model.placement import RAW, Placement, empty_cover, ranges_of
 from aiops.pool import Pool
 from aiops.shadow import ShadowJob
 from aiops.shards.collecting import Collecting
@@ -69,7 +70,6 @@ from aiops.shards.counting import Counting
 from aiops.shards.follower import LOST
 from aiops.shards.gathering import Coming, Gathered, Gathering, Nothing
 from aiops.shards.orders import send, send_coded
-from aiops.shards.placement import RAW, Placement, empty_cover, ranges_of
 from aiops.shards.updating import Updating
 from aiops.sinks import Discard, Sink
 from aiops.store import Job

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from aiops.errors import RemoteProtocolError
-from aiops.layout import Array, Ints
 from aiops.messages import Part, Send, SendCoded
-from aiops.shards.placement import RAW, Placement, ranges_of
+from aiops.model.layout import Array, Ints
+from aiops.model.placement import RAW, Placement, ranges_of
 from aiops.store import Job
 
 SHADOW = "shadow"

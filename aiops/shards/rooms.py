@@ -19,7 +19,7 @@ from aiops.gradients import Gradient
 from aiops.incoming import Incoming
 from aiops.intake import Intake
 from aiops.messages import Expect, Portion, Push
-from aiops.shards.placement import moved, ranges_of
+from aiops.model.placement import moved, ranges_of
 from aiops.sinks import Discard, Sink
 
 _MOST = 4096

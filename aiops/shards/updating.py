@@ -9,11 +9,11 @@ import numpy as np
 
 from aiops.errors import RemoteProtocolError
 from aiops.events import Applied, Apply, Effect, Told
-from aiops.layout import Ints
 from aiops.messages import Done, Message, Use
+from aiops.model.layout import Ints
+from aiops.model.placement import Placement
 from aiops.shadow import UNTOUCHED, ShadowJob
 from aiops.shards.orders import SHADOW, work_of
-from aiops.shards.placement import Placement
 from aiops.stepping import clipping
 from aiops.store import Job
 from aiops.versions import Version

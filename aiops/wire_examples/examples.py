@@ -11,7 +11,6 @@ import numpy as np
 from aiops import messages
 from aiops.algorithms.asgd import ASGD
 from aiops.algorithms.average import Average
-from aiops.arena import Arena
 from aiops.collective import Flat, Ring
 from aiops.collective import proof as ring_proof
 from aiops.engine import Engine
@@ -26,9 +25,10 @@ from aiops.events import (
     Reply,
 )
 from aiops.handshake import Greeter, answer, check_welcome, proof
-from aiops.layout import Bytes, Layout
 from aiops.lending import Shared
 from aiops.messages import Message, Part
+from aiops.model.arena import Arena
+from aiops.model.layout import Bytes, Layout
 from aiops.sinks import Sink
 from aiops.states import HANDSHAKE, Side
 from aiops.wire import Wire

@@ -12,10 +12,10 @@ from aiops import errors, messages
 from aiops.config import Config
 from aiops.errors import Refused, UsageError
 from aiops.fields import MAX_AXES, MAX_COUNT, TYPES
-from aiops.layout import MAX_PART, MAX_TENSORS
 from aiops.messages import Message
+from aiops.model.layout import MAX_PART, MAX_TENSORS
+from aiops.model.tables import MAX_IDS, MAX_ROWS, MAX_ROWS_BYTES, MAX_TABLES, MAX_WIDTH
 from aiops.states import HANDSHAKE
-from aiops.tables import MAX_IDS, MAX_ROWS, MAX_ROWS_BYTES, MAX_TABLES, MAX_WIDTH
 from aiops.wire import Limits
 from aiops.wire_examples import vectors
 from aiops.wire_examples.examples import Example, conversations, one_of_each

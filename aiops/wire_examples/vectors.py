@@ -12,8 +12,8 @@ import msgpack
 from aiops import messages
 from aiops.fields import Offered
 from aiops.handshake import proof
-from aiops.layout import Layout
 from aiops.messages import Message
+from aiops.model.layout import Layout
 from aiops.states import Side
 from aiops.wire import Limits
 from aiops.wire_examples.examples import NONCES, TOKEN, Example, conversations, hello, one_of_each

@@ -13,7 +13,7 @@ import pytest
 
 from aiops import Client
 from aiops.errors import UsageError
-from aiops.segments import Segment, attached
+from aiops.model.shared_memory import Segment, attached
 from benchmarks import footprint, memory
 from benchmarks.footprint import Sample, Watch
 from benchmarks.memory import Options

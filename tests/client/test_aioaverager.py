@@ -14,7 +14,7 @@ import aiops
 from aiops import testing
 from aiops.client import AsyncModelAverager
 from aiops.errors import BadPush, ConnectionLost, DeadlineExceeded, UsageError
-from aiops.layout import Array
+from aiops.model.layout import Array
 
 ASKED: dict[str, Any] = {"interval": 1000.0, "grace": 100.0}
 """Nobody averages but when a test asks for it."""

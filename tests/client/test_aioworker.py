@@ -22,7 +22,7 @@ from aiops.errors import (
     Unavailable,
     UsageError,
 )
-from aiops.layout import Array
+from aiops.model.layout import Array
 from aiops.server import Server
 from tests.support import PATIENCE
 from tests.test_layers import MODULES, imports

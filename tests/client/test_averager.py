@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from aiops import messages
-from aiops.arena import Arena
 from aiops.client import ModelAverager
 from aiops.collective import Flat, Piece, Ring, proof
 from aiops.errors import (
@@ -28,8 +27,9 @@ from aiops.errors import (
     Unauthorised,
     UsageError,
 )
-from aiops.layout import Array, Layout
 from aiops.messages import Chunk, Greet, Message, Part, Round
+from aiops.model.arena import Arena
+from aiops.model.layout import Array, Layout
 from aiops.sinks import Sink
 from aiops.wire import Wire
 from tests.peers import Peer, Taken, eventually, frame

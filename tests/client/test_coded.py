@@ -19,7 +19,7 @@ from aiops.client.params import Params
 from aiops.client.routines import routine_for
 from aiops.errors import BadPush, UsageError
 from aiops.journal import replay
-from aiops.layout import Array
+from aiops.model.layout import Array
 from aiops.server import Server
 from tests.adapter import Adapter
 from tests.proxy import Proxy

@@ -30,8 +30,8 @@ from aiops.errors import (
 from aiops.events import Applied, Apply, Event, Joined, Left, Options, Received, Reply
 from aiops.fields import MAX_COUNT
 from aiops.handshake import Greeter
-from aiops.layout import Array, Layout
 from aiops.messages import Error, Message, Part
+from aiops.model.layout import Array, Layout
 from aiops.sinks import Sink
 from aiops.wire import Wire
 from tests.strategies import DETERMINISTIC

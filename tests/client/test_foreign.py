@@ -10,7 +10,7 @@ import pytest
 import aiops
 from aiops.client.foreign import on_host
 from aiops.errors import UsageError
-from aiops.layout import Array
+from aiops.model.layout import Array
 from tests.support import ServerThread
 
 CPU, CUDA = 1, 2

@@ -23,12 +23,12 @@ from aiops import samehost
 from aiops.client import AsyncWorker, Client, Worker
 from aiops.common import urls
 from aiops.errors import BadPush, ConnectionLost, DeadlineExceeded, UsageError
-from aiops.layout import Array
-from aiops.segments import Segment
+from aiops.model.layout import Array
+from aiops.model.shared_memory import Segment
 from tests.adapter import Adapter
+from tests.model.test_shared_memory import descriptors, held
 from tests.peers import eventually
 from tests.support import PATIENCE, ServerThread, server_process
-from tests.test_segments import descriptors, held
 
 COUNT = 1 << 15
 MODEL = {"w": np.zeros(COUNT, np.float32), "b": np.zeros(64, np.float32)}

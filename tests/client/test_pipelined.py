@@ -10,7 +10,7 @@ import pytest
 from aiops.algorithms import find
 from aiops.engine import Engine
 from aiops.events import Options
-from aiops.layout import Array
+from aiops.model.layout import Array
 from aiops.sim.turns.memory import MemoryServer, Seat
 from aiops.wire import Buffer
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiops.arena import Arena
 from aiops.client.replica import Arrays, Replica
 from aiops.collective import Flat
 from aiops.errors import UsageError
-from aiops.layout import Array, Layout, dtype_named
+from aiops.model.arena import Arena
+from aiops.model.layout import Array, Layout, dtype_named
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 

@@ -24,8 +24,8 @@ from aiops.errors import (
     StaleGradient,
     UsageError,
 )
-from aiops.layout import Array, Layout
 from aiops.ledger import Ledger
+from aiops.model.layout import Array, Layout
 from tests.strategies import DETERMINISTIC
 
 START: dict[str, Array] = {"w": np.zeros(4, np.float32), "b": np.zeros(2, np.float64)}

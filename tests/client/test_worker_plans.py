@@ -13,7 +13,7 @@ import pytest
 
 from aiops.client import Client, Worker
 from aiops.errors import BadPush, ConnectionLost, Unavailable, UsageError
-from aiops.layout import Array
+from aiops.model.layout import Array
 from tests.peers import eventually
 from tests.support import PATIENCE, ServerThread
 

@@ -8,9 +8,9 @@ import numpy as np
 from rich.console import Console
 
 from aiops.common import ledger_tables
-from aiops.layout import Layout
 from aiops.ledger import Ledger
 from aiops.messages import Ack, Part, Push
+from aiops.model.layout import Layout
 
 LAYOUT = Layout([(f"t{index}", "float32", (1000,)) for index in range(14)])
 

@@ -19,7 +19,7 @@ from aiops.algorithms.policies import Counting
 from aiops.errors import ConflictError, UsageError
 from aiops.events import Stopping
 from aiops.journal import Journal, digest, replay
-from aiops.layout import Array, dtype_named
+from aiops.model.layout import Array, dtype_named
 from tests.contract.cases import BACKENDS, CASES, PLACES, WORKERS
 from tests.devices import DEVICES, device_named, machine_with
 from tests.hands import Hand, crew_of, train

@@ -9,9 +9,9 @@ import pytest
 from aiops.demo.record import Record
 from aiops.demo.settings import Settings
 from aiops.demo.worker import Progress
-from aiops.layout import Layout
 from aiops.ledger import Ledger
 from aiops.messages import Ack, Part, Push
+from aiops.model.layout import Layout
 
 
 def report(version: int, staleness: dict[str, int], pushed: int) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from aiops.experiments.bandwidth.case import Case
 from aiops.experiments.bandwidth.results import Row, row_of
 from aiops.experiments.bandwidth.run import Outcome, Sample
 from aiops.experiments.bandwidth.worker import Report
-from aiops.layout import Layout
 from aiops.ledger import Ledger
 from aiops.messages import Ack, Part, Push
+from aiops.model.layout import Layout
 
 SMALL = Case(dataset="digits", hidden=8, batch_size=8, gradients=60, workers=2, samples=2)
 

@@ -9,7 +9,7 @@ import pytest
 
 from aiops.client.params import Params
 from aiops.errors import UsageError
-from aiops.layout import Layout
+from aiops.model.layout import Layout
 from aiops.workloads.dataset import Dataset
 
 torch = pytest.importorskip("torch")

@@ -11,7 +11,7 @@ from aiops.client.routines.base import Routine
 from aiops.client.routines.flat import Model, ranges, rounded, take_over, zeros
 from aiops.client.routines.plan import Plan
 from aiops.client.transfer import Transfer
-from aiops.layout import Array
+from aiops.model.layout import Array
 
 
 class Accumulate(Routine):

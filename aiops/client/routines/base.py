@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from aiops.client.params import Params
 from aiops.client.requests import Receipt
 from aiops.client.transfer import Transfer
-from aiops.layout import Array
+from aiops.model.layout import Array
 
 
 class Routine:

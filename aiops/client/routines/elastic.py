@@ -13,7 +13,7 @@ from aiops.client.routines.base import Routine
 from aiops.client.routines.flat import Model, note_version, rounded, take_over, wide
 from aiops.client.routines.plan import Plan
 from aiops.client.transfer import Transfer
-from aiops.layout import Array
+from aiops.model.layout import Array
 
 
 class Elastic(Routine):

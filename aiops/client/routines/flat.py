@@ -18,7 +18,7 @@ from aiops.algorithms.schedules import Schedule
 from aiops.client.outgoing import gather
 from aiops.client.params import Params
 from aiops.errors import BadPush
-from aiops.layout import Array, Ints, Layout, compute_dtype
+from aiops.model.layout import Array, Ints, Layout, compute_dtype
 
 Flat = list[Array]
 """One array of the compute dtype per section of a layout."""

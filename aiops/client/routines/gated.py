@@ -23,7 +23,7 @@ from aiops.client.routines.plan import Plan
 from aiops.client.transfer import Transfer
 from aiops.errors import UsageError
 from aiops.gates import Gate
-from aiops.layout import Array, Ints
+from aiops.model.layout import Array, Ints
 
 
 class Gated(Routine):

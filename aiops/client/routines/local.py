@@ -14,7 +14,7 @@ from aiops.client.routines.flat import Model, difference, note_version, ranges, 
 from aiops.client.routines.plan import Plan
 from aiops.client.transfer import Transfer
 from aiops.errors import UsageError
-from aiops.layout import Array, Layout
+from aiops.model.layout import Array, Layout
 
 
 class Local(Routine):

@@ -14,7 +14,7 @@ from aiops.experiments.experiment import Experiment, Findings, Scale, Verdict
 from aiops.experiments.figure import Figure, Line, Panel
 from aiops.experiments.runs import Finished, Runs
 from aiops.experiments.works import perceptron, reported
-from aiops.layout import Array
+from aiops.model.layout import Array
 from aiops.sim.turns.run import Run
 from aiops.sim.turns.simulation import Simulation
 

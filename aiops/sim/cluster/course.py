@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from aiops.layout import Array
+from aiops.model.layout import Array
 from aiops.server import Server
 from aiops.sim.cluster.members import AveragingWorker, Member, carried, mean_model, member
 from aiops.sim.cluster.outcome import Labour, Outcome, Sample, digest_of

@@ -13,7 +13,7 @@ from aiops.client.aioaverager import AsyncModelAverager
 from aiops.client.aioworker import AsyncWorker
 from aiops.common.closing import AsyncClosing
 from aiops.config import Config
-from aiops.layout import Array
+from aiops.model.layout import Array
 
 Compute: TypeAlias = Callable[[Mapping[str, Array]], Awaitable[Mapping[str, Array]]]
 """From parameters to the gradients of the next mini-batch, which take their time."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from aiops.layout import Array
+from aiops.model.layout import Array
 
 
 @dataclass(frozen=True)

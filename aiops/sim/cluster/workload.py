@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from aiops.errors import UsageError
-from aiops.layout import Array
+from aiops.model.layout import Array
 from aiops.workloads import MLP, batches, load
 from aiops.workloads.dataset import Dataset
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from aiops.client.params import Params, Stamp, Stamped
 from aiops.client.routines.base import Direct
 from aiops.client.transfer import Transfer
-from aiops.layout import Array
+from aiops.model.layout import Array
 
 
 class Ahead(Direct):

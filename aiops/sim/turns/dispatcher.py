@@ -19,7 +19,7 @@ from aiops.client.params import Params
 from aiops.common.closing import Closing
 from aiops.engine import Engine
 from aiops.errors import UsageError
-from aiops.layout import Array, Ints
+from aiops.model.layout import Array, Ints
 from aiops.sim.turns.memory import MemoryServer, Seat
 from aiops.sim.turns.selection import Selection
 from aiops.sim.turns.task import Batches, Task

@@ -17,7 +17,7 @@ import numpy as np
 
 from aiops.client.params import Params
 from aiops.errors import UsageError
-from aiops.layout import Array, Layout
+from aiops.model.layout import Array, Layout
 from aiops.sim.turns.selection import selection as rule_named
 from aiops.sim.turns.task import Batches, Task
 

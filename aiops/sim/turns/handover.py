@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from aiops.arena import Arena
 from aiops.common.frozen import value
-from aiops.layout import Layout
 from aiops.lending import Lent
 from aiops.messages import Message, Parts
+from aiops.model.arena import Arena
+from aiops.model.layout import Layout
 from aiops.sinks import Sink, copy
 from aiops.states import Side
 from aiops.versions import Lease

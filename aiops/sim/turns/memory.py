@@ -22,8 +22,8 @@ from aiops.engine import Engine
 from aiops.errors import Refused, StaleGradient, UsageError
 from aiops.events import Applied, Apply, Drop, Event, Joined, Left, Received, Reply, Warm
 from aiops.handshake import Greeter
-from aiops.layout import Array
 from aiops.messages import Message
+from aiops.model.layout import Array
 from aiops.sim.turns.ahead import Ahead
 from aiops.sim.turns.handover import HandedWire, Parcel
 from aiops.sinks import Sink

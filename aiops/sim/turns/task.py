@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from aiops.client.params import Params
 from aiops.errors import UsageError, nearest
-from aiops.layout import Array, Ints
+from aiops.model.layout import Array, Ints
 from aiops.workloads import MLP, load
 from aiops.workloads.dataset import Dataset
 

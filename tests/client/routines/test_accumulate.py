@@ -9,7 +9,7 @@ import numpy as np
 from aiops.algorithms.local import Inner
 from aiops.client.params import Params
 from aiops.client.routines import Routine, routine_for
-from aiops.layout import Layout
+from aiops.model.layout import Layout
 
 
 def routine_of(dtype: str = "float64", **plan: Any) -> Routine:

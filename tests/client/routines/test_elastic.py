@@ -8,7 +8,7 @@ from aiops.algorithms.local import Inner
 from aiops.client.params import Params
 from aiops.client.requests import Receipt
 from aiops.client.routines import Routine, routine_for
-from aiops.layout import Layout
+from aiops.model.layout import Layout
 
 
 def routine_of(kappa: float = 0.9) -> Routine:

@@ -14,7 +14,7 @@ from aiops.client.routines import Transfer, routine_for
 from aiops.client.routines.gated import Gated
 from aiops.errors import BadPush, UsageError
 from aiops.gates import find as gate
-from aiops.layout import Layout, dtype_named
+from aiops.model.layout import Layout, dtype_named
 
 ACK = Receipt(1, 0, 0.0, None, {})
 """Of a push that was used."""

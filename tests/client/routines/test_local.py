@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from aiops.algorithms.local import Inner
 from aiops.client.params import Params
 from aiops.client.routines import Routine, routine_for
-from aiops.layout import Layout
+from aiops.model.layout import Layout
 
 SGD = Inner(optimizer="sgd", lr=1.0).plan()
 

@@ -10,7 +10,7 @@ import pytest
 from aiops.client.params import Params
 from aiops.client.routines import routine_for
 from aiops.errors import UsageError
-from aiops.layout import Layout
+from aiops.model.layout import Layout
 
 INNER = {"optimizer": "sgd", "lr": 0.1}
 GOOD: dict[str, dict[str, Any]] = {

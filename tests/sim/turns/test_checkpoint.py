@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiops.arena import Arena
 from aiops.errors import UsageError
-from aiops.layout import Layout
+from aiops.model.arena import Arena
+from aiops.model.layout import Layout
 from aiops.sim.turns import checkpoint, graph
 from aiops.sim.turns.run import Run
 from aiops.sim.turns.selection import Softmax

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aiops.errors import UsageError
-from aiops.layout import Array
+from aiops.model.layout import Array
 from aiops.sim.turns.fred import Outcome, simulate_fred
 from aiops.sim.turns.run import Run
 from tests.sim.turns.cases import TASK, simulation

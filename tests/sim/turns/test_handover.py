@@ -14,8 +14,8 @@ from aiops.client.leased import Leased
 from aiops.engine import Engine
 from aiops.errors import BadPush, LocalProtocolError, RemoteProtocolError
 from aiops.events import Options
-from aiops.layout import Layout
 from aiops.messages import Fetch, Pong, Stats
+from aiops.model.layout import Layout
 from aiops.sim.turns.handover import HandedWire
 from aiops.sim.turns.memory import MemoryServer, Seat
 from aiops.sinks import Discard

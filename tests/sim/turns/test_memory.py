@@ -16,7 +16,7 @@ from aiops.engine import Engine
 from aiops.errors import BadPush, ConflictError
 from aiops.events import Event, Options
 from aiops.journal import Journal, replay
-from aiops.layout import Array
+from aiops.model.layout import Array
 from aiops.sim.turns.memory import MemoryServer, Seat
 from aiops.workloads.digits import load_digits
 from aiops.workloads.mlp import MLP

@@ -18,7 +18,7 @@ import pytest
 from aiops.algorithms.base import Algorithm, Policy, Verdict
 from aiops.errors import ConflictError, StaleGradient, UsageError
 from aiops.kernels.rule import Rule
-from aiops.layout import Array
+from aiops.model.layout import Array
 from aiops.sim.turns.run import Run, digest, simulate
 from aiops.sim.turns.simulation import Simulation
 from aiops.sim.turns.task import Batches, Perceptron

@@ -10,7 +10,7 @@ import pytest
 import aiops
 from aiops.errors import BadPush, UsageError
 from aiops.messages import Part
-from aiops.tables import MAX_IDS, NamedTable, Table, Tables, counts, fetch_parts, push_parts
+from aiops.model.tables import MAX_IDS, NamedTable, Table, Tables, counts, fetch_parts, push_parts
 
 TABLE = Table(100, 4)
 NAMED = NamedTable("t", 0, TABLE)

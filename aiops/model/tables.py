@@ -17,8 +17,8 @@ import numpy as np
 
 from aiops.errors import BadPush, UsageError, nearest
 from aiops.fields import MAX_TEXT
-from aiops.layout import Array, Ints
 from aiops.messages import Part, Parts
+from aiops.model.layout import Array, Ints
 
 INITIALISERS = ("zeros", "uniform", "normal")
 """How the rows of a table may begin; see `Table`."""

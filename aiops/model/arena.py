@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from aiops.layout import Array, Bytes, Layout
+from aiops.model.layout import Array, Bytes, Layout
 
 
 def aligned(nbytes: int) -> Bytes:

@@ -19,8 +19,8 @@ import numpy as np
 
 from aiops.errors import BadPush, UsageError
 from aiops.fields import Ranges
-from aiops.layout import Cover, Ints, Layout, Tensor
 from aiops.messages import Part, Parts
+from aiops.model.layout import Cover, Ints, Layout, Tensor
 
 APART = "apart"
 """The codec of parts whose bytes travel by another connection; of increments with theirs behind."""

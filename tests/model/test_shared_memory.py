@@ -9,8 +9,8 @@ import tempfile
 import numpy as np
 import pytest
 
-from aiops.layout import Layout
-from aiops.segments import Memory, Segment, SharedMemory, attached
+from aiops.model.layout import Layout
+from aiops.model.shared_memory import Memory, Segment, SharedMemory, attached
 
 LAYOUT = Layout((("w", "float32", (1 << 12,)),))
 

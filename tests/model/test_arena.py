@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aiops.arena import Arena, aligned
-from aiops.layout import Layout
+from aiops.model.arena import Arena, aligned
+from aiops.model.layout import Layout
 
 
 def test_the_views_are_the_tensors_in_the_arena() -> None:

@@ -13,8 +13,16 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from aiops.errors import BadPush, UsageError
-from aiops.layout import DTYPES, MAX_PART, MAX_TENSORS, Layout, compute_dtype, dtype_named, split
 from aiops.messages import Part, Parts
+from aiops.model.layout import (
+    DTYPES,
+    MAX_PART,
+    MAX_TENSORS,
+    Layout,
+    compute_dtype,
+    dtype_named,
+    split,
+)
 from tests.strategies import DETERMINISTIC, dtype
 
 small_shape = st.lists(st.integers(0, 4), max_size=3).map(tuple)

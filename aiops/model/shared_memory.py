@@ -13,8 +13,8 @@ import weakref
 
 import numpy as np
 
-from aiops.arena import Arena, aligned
-from aiops.layout import Bytes, Layout
+from aiops.model.arena import Arena, aligned
+from aiops.model.layout import Bytes, Layout
 
 _SEALED = ("F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_SEAL")
 
