@@ -15,13 +15,13 @@ from aiops.controller import Controller
 from aiops.crew import Member
 from aiops.errors import BadPush, NotReady, Refused, StaleGradient
 from aiops.events import Effect, Received, Reply
-from aiops.fields import Sparse
 from aiops.incoming import Incoming
-from aiops.messages import Ack, Again, Error, Fetch, Model, Params, Parts, Push, PushRows
 from aiops.recall import Recalled
 from aiops.shadowing import Shadowing
 from aiops.store import Store
 from aiops.versions import Wanted
+from aiops.wire.fields import Sparse
+from aiops.wire.messages import Ack, Again, Error, Fetch, Model, Params, Parts, Push, PushRows
 
 
 @dataclass(slots=True)

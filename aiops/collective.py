@@ -37,7 +37,7 @@ import numpy.typing as npt
 from aiops.errors import RemoteProtocolError
 from aiops.model.arena import Arena, aligned
 from aiops.model.layout import Array, Layout, compute_dtype
-from aiops.states import Side
+from aiops.wire.state_machine import Side
 
 CHUNK = 256 * 1024
 """Most bytes of a chunk: it is still in the cache when it is added and sent on."""

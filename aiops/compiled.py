@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from aiops import wire
+from aiops.wire import connection
 
-COMPILED: bool = not wire.__file__.endswith(".py")
+COMPILED: bool = not connection.__file__.endswith(".py")

@@ -12,21 +12,21 @@ from typing import Protocol
 from aiops.config import Config
 from aiops.errors import AiopsError, DeadlineExceeded, Unavailable
 from aiops.events import Effect, Event, Joined, Left, Received, Warm
-from aiops.handshake import Greeter
-from aiops.lending import Shared
 from aiops.link import Link
 from aiops.machine import Measure, unmeasured
-from aiops.messages import Error, Message, Release, Share
 from aiops.paced import PacedLink
 from aiops.pacing import Pacing
 from aiops.peer import Peer
 from aiops.pool import Pool
 from aiops.profiling import Receiving
 from aiops.samehost import peer_process, welcome
-from aiops.sinks import Sink
 from aiops.spin import Lookout
 from aiops.surroundings import Surroundings
-from aiops.wire import Wire
+from aiops.wire.connection import Wire
+from aiops.wire.handshake import Greeter
+from aiops.wire.messages import Error, Message, Release, Share
+from aiops.wire.shared_payloads import Shared
+from aiops.wire.sinks import Sink
 
 _log = logging.getLogger("aiops.server")
 

@@ -16,10 +16,10 @@ from itertools import islice
 from typing import Any
 
 from aiops.ledger import Ledger
-from aiops.messages import REMEMBERED, Message
 from aiops.model.layout import Layout
-from aiops.traffic import Traffic
 from aiops.versions import Lease
+from aiops.wire.messages import REMEMBERED, Message
+from aiops.wire.traffic import Traffic
 
 DEPARTED = 4096
 """Members that are remembered after they left; who left first is forgotten first."""

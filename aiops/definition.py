@@ -12,11 +12,11 @@ from aiops.errors import BadPush, ConflictError, UsageError
 from aiops.events import Initialised
 from aiops.intake import Offer
 from aiops.kernels.rule import Rule
-from aiops.messages import Define
 from aiops.model.arena import aligned
 from aiops.model.layout import Bytes, Layout
 from aiops.model.tables import ID_BYTES, Tables
 from aiops.rows import TableStore
+from aiops.wire.messages import Define
 
 
 @value

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from aiops import fitness, gates, messages, statistics
+from aiops import fitness, gates, statistics
 from aiops.algorithms.base import Algorithm
 from aiops.answers import Answers, Pending
 from aiops.codecs.choice import Choice
@@ -51,7 +51,23 @@ from aiops.incoming import Incoming
 from aiops.intake import Intake, Offer
 from aiops.machine import Machine
 from aiops.meeting import Meeting
-from aiops.messages import (
+from aiops.model.arena import aligned
+from aiops.model.layout import Array, Ints
+from aiops.model.placement import Placement
+from aiops.model.tables import NamedTable, Tables
+from aiops.pool import Pool
+from aiops.preparing import Preparation
+from aiops.rows import TableStore
+from aiops.rowsdesk import RowsDesk
+from aiops.rowsintake import RowsIncoming, RowsIntake
+from aiops.shadow import Shadow
+from aiops.shadowing import Shadowing
+from aiops.shards.terms import check_sharded
+from aiops.store import Store
+from aiops.updates import Updates
+from aiops.versions import Version
+from aiops.wire import messages
+from aiops.wire.messages import (
     Again,
     Define,
     Describe,
@@ -69,22 +85,7 @@ from aiops.messages import (
     Stats,
     Welcome,
 )
-from aiops.model.arena import aligned
-from aiops.model.layout import Array, Ints
-from aiops.model.placement import Placement
-from aiops.model.tables import NamedTable, Tables
-from aiops.pool import Pool
-from aiops.preparing import Preparation
-from aiops.rows import TableStore
-from aiops.rowsdesk import RowsDesk
-from aiops.rowsintake import RowsIncoming, RowsIntake
-from aiops.shadow import Shadow
-from aiops.shadowing import Shadowing
-from aiops.shards.terms import check_sharded
-from aiops.sinks import Discard, Sink
-from aiops.store import Store
-from aiops.updates import Updates
-from aiops.versions import Version
+from aiops.wire.sinks import Discard, Sink
 
 
 class Engine:

@@ -14,16 +14,16 @@ import numpy as np
 
 from aiops.common.frozen import value
 from aiops.errors import UsageError
-from aiops.messages import Greeting, Message
 from aiops.model.layout import Bytes, Ints
 from aiops.model.placement import Placement
 from aiops.rows import RowJob
 from aiops.rowsintake import RowsIncoming
 from aiops.shadow import ShadowJob
-from aiops.sinks import Sink
 from aiops.store import Job
-from aiops.traffic import Traffic
 from aiops.versions import Lease
+from aiops.wire.messages import Greeting, Message
+from aiops.wire.sinks import Sink
+from aiops.wire.traffic import Traffic
 
 # ---------------------------------------------------------------- events
 

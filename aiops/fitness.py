@@ -7,10 +7,10 @@ import numpy as np
 from aiops.crew import Member
 from aiops.errors import BadPush, NotReady, Refused, Unavailable
 from aiops.incoming import Incoming
-from aiops.messages import Again, Push, PushRows
-from aiops.sinks import Discard, Sink
 from aiops.store import Store
 from aiops.versions import Wanted
+from aiops.wire.messages import Again, Push, PushRows
+from aiops.wire.sinks import Discard, Sink
 
 
 def unready(member: Member, store: Store | None, *, stopping: bool) -> Refused | None:

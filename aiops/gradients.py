@@ -11,8 +11,8 @@ import numpy as np
 from aiops import kernels
 from aiops.codecs import codec_named, raw
 from aiops.kernels.sharing import LARGE, Together, alone
-from aiops.messages import Parts
 from aiops.model.layout import Array, Bytes, Cover, Ints, Layout, Section
+from aiops.wire.messages import Parts
 
 _HALF = np.float32(65504.0)
 """The largest float16."""

@@ -17,11 +17,11 @@ from aiops.codecs import codec_named, raw
 from aiops.errors import BadPush, Refused
 from aiops.gradients import Gradient, rows_in
 from aiops.kernels.scan import Surveyor
-from aiops.lending import Lent
-from aiops.messages import Part, Parts
 from aiops.model.layout import Array, Bytes, Cover, Layout
 from aiops.pool import Pool
-from aiops.sinks import Sink
+from aiops.wire.messages import Part, Parts
+from aiops.wire.shared_payloads import Lent
+from aiops.wire.sinks import Sink
 
 _ALIGNMENT = 8  # bytes: of the largest items
 SURVEY = 256 * 1024  # bytes per survey: within the cache, whatever the size of the chunks

@@ -17,13 +17,13 @@ from aiops.errors import BadPush, NotReady, Refused, UsageError, nearest
 from aiops.incoming import CodedIncoming, Incoming, RawIncoming
 from aiops.kernels.scan import Surveyor
 from aiops.kernels.sharing import Together, alone, survey
-from aiops.messages import Define, FetchRows, Message, Parts, Push, PushRows
 from aiops.model.arena import aligned
 from aiops.model.layout import Bytes, Cover, Layout
 from aiops.model.tables import MAX_ROWS_BYTES
 from aiops.pool import Pool
 from aiops.rates import too_slow
-from aiops.sinks import Discard, Sink
+from aiops.wire.messages import Define, FetchRows, Message, Parts, Push, PushRows
+from aiops.wire.sinks import Discard, Sink
 
 _ROOM = 64 << 20  # bytes: what pushes may take, or so many models
 

@@ -16,9 +16,7 @@ from typing import Any, BinaryIO
 import msgpack
 import numpy as np
 
-from aiops import messages
 from aiops.algorithms import find
-from aiops.decoding import decode
 from aiops.engine import Engine
 from aiops.errors import UsageError, refusal
 from aiops.events import (
@@ -37,9 +35,11 @@ from aiops.events import (
     Tick,
 )
 from aiops.incoming import Incoming
-from aiops.messages import Message
 from aiops.model.arena import aligned
-from aiops.sinks import Discard, Sink
+from aiops.wire import messages
+from aiops.wire.decoding import decode
+from aiops.wire.messages import Message
+from aiops.wire.sinks import Discard, Sink
 
 FORMAT = 1
 

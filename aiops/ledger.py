@@ -25,8 +25,10 @@ from typing import Any
 
 import numpy as np
 
-from aiops.fields import LONGEST, Wants
-from aiops.messages import (
+from aiops.model.layout import Array, Ints, Layout
+from aiops.tally import Flow, Tally
+from aiops.wire.fields import LONGEST, Wants
+from aiops.wire.messages import (
     Ack,
     Again,
     Error,
@@ -40,9 +42,7 @@ from aiops.messages import (
     PushRows,
     TableRows,
 )
-from aiops.model.layout import Array, Ints, Layout
-from aiops.tally import Flow, Tally
-from aiops.traffic import Kind, Traffic
+from aiops.wire.traffic import Kind, Traffic
 
 RAW = "raw"
 

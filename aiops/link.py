@@ -13,12 +13,12 @@ from collections import deque
 from typing import Protocol, cast
 
 from aiops.errors import AiopsError, ConnectionLost, RemoteProtocolError
-from aiops.messages import Message
 from aiops.samehost import Side
-from aiops.sinks import Sink
 from aiops.sockets import tune, unacknowledged
 from aiops.versions import Lease
-from aiops.wire import Buffer, Wire
+from aiops.wire.connection import Buffer, Wire
+from aiops.wire.messages import Message
+from aiops.wire.sinks import Sink
 
 _CHUNK = 1 << 20  # handed to the transport at once
 _BEHIND = 4 << 20  # a peer with so much unsent is not read from

@@ -26,8 +26,8 @@ from typing import Any
 from aiops.common import urls
 from aiops.errors import BadPush, Refused, Unavailable
 from aiops.events import Effect, Reply, WakeAt
-from aiops.messages import Error, Meet, Round
 from aiops.model.layout import Layout
+from aiops.wire.messages import Error, Meet, Round
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from aiops.bucket import IN, OUT, Budget, Way
 from aiops.link import Link, Owner
 from aiops.sockets import narrow, readable
-from aiops.wire import Wire
+from aiops.wire.connection import Wire
 
 _PACED = "paced"  # why a peer is not read from
 _SOONEST = 0.001  # seconds: what event loops' timers can tell apart

@@ -6,12 +6,12 @@ import weakref
 
 from aiops.config import Config
 from aiops.errors import AiopsError, DeadlineExceeded
-from aiops.handshake import Greeter
 from aiops.link import Link
-from aiops.messages import Message, Parts, Ping
 from aiops.model.layout import Bytes
 from aiops.model.shared_memory import Segment
 from aiops.versions import Lease
+from aiops.wire.handshake import Greeter
+from aiops.wire.messages import Message, Parts, Ping
 
 _LENT = 4
 """Answers whose parameters a client may hold at a time: each may keep a version alive."""

@@ -33,7 +33,7 @@ from aiops.pacing import Pacing
 from aiops.rowsintake import RowsIncoming
 from aiops.shards.links import Links
 from aiops.surroundings import Surroundings
-from aiops.wire import SMALL
+from aiops.wire.connection import SMALL
 from aiops.yielding import yielding
 
 _log = logging.getLogger("aiops.server")

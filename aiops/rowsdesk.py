@@ -15,11 +15,11 @@ from aiops.answers import Answers
 from aiops.crew import Member
 from aiops.errors import BadPush, Refused
 from aiops.events import Received, Reply
-from aiops.messages import Error, FetchRows, PushRows, TableRows
 from aiops.model.layout import Ints
 from aiops.model.tables import rows_parts
 from aiops.rows import RowJob, TableStore
 from aiops.rowsintake import RowsIncoming
+from aiops.wire.messages import Error, FetchRows, PushRows, TableRows
 
 
 @dataclass(slots=True, eq=False)

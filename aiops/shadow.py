@@ -23,13 +23,13 @@ import numpy as np
 
 from aiops.codecs import Codec, Encoder, NotFinite, raw
 from aiops.codecs.choice import Choice
-from aiops.fields import Ranges
 from aiops.kernels.sharing import Together, alone
-from aiops.messages import Part, Parts
 from aiops.model.arena import Arena
 from aiops.model.layout import MAX_PART, MAX_TENSORS, Array, Bytes, Ints, split
 from aiops.model.placement import Pieces, Placement
 from aiops.versions import Lease, Shelf, Version, Wanted
+from aiops.wire.fields import Ranges
+from aiops.wire.messages import Part, Parts
 
 UNTOUCHED, WHOLE = -2, -1
 """What a job tells of a piece in place of its payload's bytes: it has none; it is sent whole."""

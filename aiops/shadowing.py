@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from aiops.crew import Member
 from aiops.events import Effect, Reply
-from aiops.messages import Ack, Params
 from aiops.model.layout import Ints
 from aiops.shadow import Shadow, ShadowJob
 from aiops.store import Store
 from aiops.versions import Wanted
+from aiops.wire.messages import Ack, Params
 
 
 class Shadowing:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from aiops.fields import LONGEST
 from aiops.model.layout import Array, Ints, Layout
+from aiops.wire.fields import LONGEST
 
 _EASY = 1 << 61
 """Sums up to here are int64 wherever they are added to or taken from each other."""

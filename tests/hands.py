@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from aiops import messages
 from aiops.client.outgoing import parts_of
 from aiops.client.params import Params
 from aiops.client.requests import Receipt
 from aiops.client.routines import Transfer, routine_for
-from aiops.messages import Ack, Error, Message
 from aiops.model.layout import Array
 from aiops.versions import Lease
+from aiops.wire import messages
+from aiops.wire.messages import Ack, Error, Message
 from tests.inline import Inline
 
 Gradient = Callable[[Any, np.random.Generator], dict[str, Array]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from aiops.messages import KINDS, Part
+from aiops.wire.messages import KINDS, Part
 
 GOOD: dict[str, Any] = {
     "UInt": 5,

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from aiops import messages
 from aiops.algorithms import find
 from aiops.algorithms.base import Algorithm
 from aiops.codecs import raw
@@ -29,10 +28,11 @@ from aiops.events import (
     WakeAt,
 )
 from aiops.machine import Machine
-from aiops.messages import Ack, Error, Message, Part
 from aiops.model.arena import aligned
 from aiops.model.layout import Array, Layout, split
 from aiops.versions import Lease
+from aiops.wire import messages
+from aiops.wire.messages import Ack, Error, Message, Part
 
 
 class Inline:

@@ -18,13 +18,13 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from aiops import messages
 from aiops.common import urls
-from aiops.handshake import proof
-from aiops.messages import Message, Part, Welcome
 from aiops.model.layout import Array, Layout
-from aiops.sinks import Sink
-from aiops.wire import Wire
+from aiops.wire import messages
+from aiops.wire.connection import Wire
+from aiops.wire.handshake import proof
+from aiops.wire.messages import Message, Part, Welcome
+from aiops.wire.sinks import Sink
 from tests.support import PATIENCE
 
 

@@ -9,10 +9,10 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from aiops import messages
-from aiops.fields import LARGEST, LONGEST, MAX_COUNT
-from aiops.messages import Message, Part
-from aiops.states import HANDSHAKE
+from aiops.wire import messages
+from aiops.wire.fields import LARGEST, LONGEST, MAX_COUNT
+from aiops.wire.messages import Message, Part
+from aiops.wire.state_machine import HANDSHAKE
 
 DETERMINISTIC = settings(
     derandomize=True,
@@ -99,7 +99,7 @@ FIELDS: Mapping[str, st.SearchStrategy[Any]] = {
     "Gate": st.just(()) | st.tuples(*[st.floats(0, 1e9)] * 2),
     "Parts": parts(),
 }
-"""By the names of the types of fields (`aiops.fields`)."""
+"""By the names of the types of fields (`aiops.wire.fields`)."""
 
 
 def of_kind(kind: str) -> st.SearchStrategy[Message]:

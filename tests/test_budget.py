@@ -26,9 +26,9 @@ from aiops.errors import BadPush, ConflictError, ConnectionLost, Unavailable, Us
 from aiops.events import Paced
 from aiops.journal import replay
 from aiops.link import Link
-from aiops.messages import Ack, Fetch, Params
 from aiops.paced import PacedLink
 from aiops.server import Server
+from aiops.wire.messages import Ack, Fetch, Params
 from tests.inline import Inline
 from tests.support import PATIENCE, ServerThread, assert_same, server_process
 

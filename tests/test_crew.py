@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiops import crew
 from aiops.crew import Crew
-from aiops.traffic import Traffic
+from aiops.wire.traffic import Traffic
 
 NOW = 0.0
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aiops import messages
-from aiops.decoding import decode
 from aiops.errors import ConflictError
-from aiops.messages import Ack, Error, Fetch, Model, Params, Report, Welcome
 from aiops.model.layout import Array
+from aiops.wire import messages
+from aiops.wire.decoding import decode
+from aiops.wire.messages import Ack, Error, Fetch, Model, Params, Report, Welcome
 from tests.inline import Inline
 
 W = {"w": np.zeros(3, np.float32)}

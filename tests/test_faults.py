@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiops import messages, testing
+from aiops import testing
 from aiops.client import AsyncWorker, Client, Worker
 from aiops.errors import ConnectionLost, DeadlineExceeded
 from aiops.model.layout import Array
 from aiops.server import serve
+from aiops.wire import messages
 from tests.adapter import Adapter
 from tests.peers import Peer, eventually, frame, push, serving
 from tests.proxy import Fault, Proxy

@@ -13,17 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiops import messages
 from aiops.errors import BadPush, NotReady, Refused, RemoteProtocolError
 from aiops.incoming import Incoming
 from aiops.intake import Intake, Offer
-from aiops.messages import Define, Fetch, Message, Part, Ping, Push
 from aiops.model.layout import Layout
-from aiops.sinks import Discard, Sink
-from aiops.wire import Wire
+from aiops.wire import messages
+from aiops.wire.connection import Wire
+from aiops.wire.messages import Define, Fetch, Message, Part, Ping, Push
+from aiops.wire.sinks import Discard, Sink
 from tests.model.test_layout import pushes
 from tests.strategies import DETERMINISTIC, cut
-from tests.test_wire import feed, frame
+from tests.wire.test_connection import feed, frame
 
 LAYOUT = Layout((("w", "float32", (2, 3)), ("b", "float16", (3,)), ("d", "float64", ())))
 

@@ -12,12 +12,12 @@ import pytest
 
 from aiops.client import Client, Worker
 from aiops.errors import UsageError
-from aiops.fields import Wants
 from aiops.ledger import SHOWN, Ledger
 from aiops.ledgerfile import LedgerFile
-from aiops.messages import Ack, Again, Error, Fetch, Message, Params, Part, Parts, Push
 from aiops.model.layout import MAX_PART, Layout, split
 from aiops.model.tables import Table
+from aiops.wire.fields import Wants
+from aiops.wire.messages import Ack, Again, Error, Fetch, Message, Params, Part, Parts, Push
 from tests.inline import Inline
 from tests.peers import eventually
 from tests.proxy import Proxy

@@ -11,7 +11,7 @@ import pytest
 from aiops.algorithms.average import Average
 from aiops.errors import UsageError
 from aiops.events import Stopping
-from aiops.messages import Error, Fetch, Leave, Meet, Message, Round
+from aiops.wire.messages import Error, Fetch, Leave, Meet, Message, Round
 from tests.inline import Inline
 
 W = {"w": np.zeros(3, np.float32)}

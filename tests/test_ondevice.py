@@ -15,12 +15,12 @@ from aiops.codecs import find as codec
 from aiops.errors import BadPush
 from aiops.gradients import Gradient
 from aiops.kernels.device import Device, DeviceArray
-from aiops.messages import Part
 from aiops.model.arena import aligned
 from aiops.model.layout import Array, Cover, Layout, dtype_named
 from aiops.model.shared_memory import Memory, SharedMemory, available
 from aiops.ondevice import Buffers, OnDevice, PageLocked
 from aiops.store import Job, Store
+from aiops.wire.messages import Part
 from tests.devices import DEVICES, device_named, machine_with
 from tests.emulated import COMPILER, EmulatedDevice, Mark
 from tests.inline import Inline

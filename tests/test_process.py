@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 import aiops
-from aiops import messages
 from aiops.client import Client, Worker
 from aiops.errors import Unavailable
 from aiops.files import read_model
 from aiops.journal import replay
 from aiops.model.layout import Array
+from aiops.wire import messages
 from tests.peers import Peer, Process, eventually, frame, serving
 from tests.proxy import Proxy
 from tests.support import PATIENCE, assert_same

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aiops.messages import Ack, Again
 from aiops.model.layout import Array
+from aiops.wire.messages import Ack, Again
 from tests.inline import Inline
 
 SIZE = 100

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiops import messages
 from aiops.algorithms import BUILT_IN, find
 from aiops.algorithms.optimizers import OPTIMIZERS, sgd
 from aiops.errors import UsageError
@@ -18,11 +17,12 @@ from aiops.events import Effect, Event, Left, Received, Stopping
 from aiops.journal import Journal, digest, replay
 from aiops.kernels.rows import First, first_rows
 from aiops.kernels.rule import Rule
-from aiops.messages import Error, FetchRows, Message, Part, PushRows, TableRows
 from aiops.model.layout import Array
 from aiops.model.tables import NamedTable, Table, Tables, fetch_parts, push_parts
 from aiops.rows import TableStore
-from aiops.wire import Wire
+from aiops.wire import messages
+from aiops.wire.connection import Wire
+from aiops.wire.messages import Error, FetchRows, Message, Part, PushRows, TableRows
 from tests.inline import Inline
 from tests.strategies import DETERMINISTIC, cut
 

@@ -12,11 +12,11 @@ from aiops import shadow as module
 from aiops.client.incoming import Into, wants_of
 from aiops.client.params import Params
 from aiops.codecs.choice import Choice
-from aiops.messages import Parts
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Ints, Layout
 from aiops.shadow import Shadow
 from aiops.versions import Lease, Version, Wanted
+from aiops.wire.messages import Parts
 
 BACKENDS = ("numpy", "numba")
 CODECS = ("fp16", "bf16", "int8", "topk:0.05", "onebit", "lowrank:2")

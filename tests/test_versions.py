@@ -8,11 +8,11 @@ import pytest
 from aiops.client.incoming import Into, wants_of
 from aiops.client.params import Params
 from aiops.errors import BadPush, RemoteProtocolError
-from aiops.fields import Wants
-from aiops.messages import Part
 from aiops.model.arena import Arena
 from aiops.model.layout import Ints, Layout
 from aiops.versions import Shelf, Version, Wanted
+from aiops.wire.fields import Wants
+from aiops.wire.messages import Part
 
 LAYOUT = Layout(
     [

@@ -18,22 +18,22 @@ import msgpack
 import numpy as np
 import pytest
 
-from aiops import messages
 from aiops.common import urls
-from aiops.decoding import decode
 from aiops.errors import RemoteProtocolError, UsageError
-from aiops.handshake import proof as our_proof
-from aiops.lending import Shared
-from aiops.messages import KINDS, Message
 from aiops.model.layout import Layout
-from aiops.states import HANDSHAKE, Side
-from aiops.wire import Wire
+from aiops.wire import messages
+from aiops.wire.connection import Wire
+from aiops.wire.decoding import decode
+from aiops.wire.handshake import proof as our_proof
+from aiops.wire.messages import KINDS, Message
+from aiops.wire.shared_payloads import Shared
+from aiops.wire.state_machine import HANDSHAKE, Side
 from aiops.wire_examples import page, vectors
 from aiops.wire_examples.__main__ import main
 from tests import foreign
 from tests.foreign import ForeignClient
 from tests.support import PATIENCE, ServerThread
-from tests.test_wire import OTHER, Landing, feed, no_place
+from tests.wire.test_connection import OTHER, Landing, feed, no_place
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = (DOCS / "wire.md").read_text(encoding="utf-8")

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Self
 
-from aiops import messages
 from aiops.client.aioconnection import AsyncConnection
 from aiops.client.backoff import Attempts, overdue, reason
 from aiops.client.branch import Branch
@@ -19,11 +18,12 @@ from aiops.client.requests import Receipt, Request
 from aiops.client.transfer import Transfer
 from aiops.common.closing import AsyncClosing
 from aiops.errors import AiopsError, ConnectionLost, UsageError
-from aiops.lending import Shared
 from aiops.lookup import addresses, first_reached
 from aiops.model.layout import Array
 from aiops.model.tables import Table
 from aiops.samehost import welcomed
+from aiops.wire import messages
+from aiops.wire.shared_payloads import Shared
 
 
 class AsyncClient(Facade, AsyncClosing):

@@ -8,9 +8,9 @@ from typing import cast
 from aiops.client.branch import Branch
 from aiops.client.conversation import Conversation
 from aiops.errors import AiopsError, ConnectionLost
-from aiops.lending import Shared
 from aiops.samehost import Side
 from aiops.sockets import tune
+from aiops.wire.shared_payloads import Shared
 
 _CHUNK = 1 << 20  # bytes handed to the transport at once
 _GOODBYE = 1.0  # seconds that a last message may take to go out

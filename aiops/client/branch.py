@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import aiops
-from aiops import handshake, messages
 from aiops.errors import ConnectionLost, RemoteProtocolError, refusal
-from aiops.lending import Shared
-from aiops.messages import Attached, Challenge, Error, Message, Ping, Portion
-from aiops.sinks import Discard, Sink
-from aiops.wire import Buffer, Place, Wire
+from aiops.wire import handshake, messages
+from aiops.wire.connection import Buffer, Place, Wire
+from aiops.wire.messages import Attached, Challenge, Error, Message, Ping, Portion
+from aiops.wire.shared_payloads import Shared
+from aiops.wire.sinks import Discard, Sink
 
 if TYPE_CHECKING:
     from aiops.client.dialogue import Dialogue

@@ -19,13 +19,13 @@ from aiops.client.line import RECEIVE, Line, send_some
 from aiops.client.line import move as line_move
 from aiops.client.requests import Request
 from aiops.errors import AiopsError, ConnectionLost, DeadlineExceeded
-from aiops.lending import Shared
 from aiops.lookup import addresses_waited_for
 from aiops.samehost import Side, welcomed
 from aiops.sockets import tune
 from aiops.spin import Spin
 from aiops.surroundings import SURROUNDINGS
-from aiops.wire import Buffer
+from aiops.wire.connection import Buffer
+from aiops.wire.shared_payloads import Shared
 
 _MOMENT = 0.001
 """Seconds between two requests within which what can wait (a pong, say) waits for the second."""

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from aiops import messages
 from aiops.client.coding import Encoded
 from aiops.client.dialogue import Dialogue
 from aiops.client.foreign import on_host
@@ -21,10 +20,11 @@ from aiops.client.outgoing import little_endian, parts_of
 from aiops.client.params import Params, Stamped
 from aiops.client.requests import Means, Receipt, Request
 from aiops.client.rows import Asked
-from aiops.fields import MAX_COUNT
-from aiops.messages import Ack, Message, Model, Parts, Report, TableRows
 from aiops.model.layout import Array, Ints, Layout
 from aiops.model.tables import Table, Tables
+from aiops.wire import messages
+from aiops.wire.fields import MAX_COUNT
+from aiops.wire.messages import Ack, Message, Model, Parts, Report, TableRows
 
 
 class Conversation(Dialogue):

@@ -21,7 +21,6 @@ from functools import partial
 import numpy as np
 
 import aiops
-from aiops import handshake, messages
 from aiops.client.branch import following
 from aiops.client.coding import Coding
 from aiops.client.incoming import Into
@@ -43,12 +42,13 @@ from aiops.errors import (
 )
 from aiops.kernels.sharing import Together, alone
 from aiops.ledger import Ledger
-from aiops.lending import Shared
-from aiops.messages import Ack, Error, Message, Model, Parts, Welcome
 from aiops.model.layout import Layout
 from aiops.model.tables import Tables
-from aiops.sinks import Discard, Sink
-from aiops.wire import Buffer, Limits, Place, Places, Wire
+from aiops.wire import handshake, messages
+from aiops.wire.connection import Buffer, Limits, Place, Places, Wire
+from aiops.wire.messages import Ack, Error, Message, Model, Parts, Welcome
+from aiops.wire.shared_payloads import Shared
+from aiops.wire.sinks import Discard, Sink
 
 _LIMITS = Limits(header=8 << 20)  # a model comes back with offsets: longer than it was offered
 _LONGEST_WAIT = 1e9  # seconds that a server may announce

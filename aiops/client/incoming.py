@@ -9,13 +9,13 @@ import numpy as np
 from aiops.client.params import Params
 from aiops.codecs import codec_named, raw
 from aiops.errors import BadPush, RemoteProtocolError
-from aiops.fields import Wants
 from aiops.kernels.sharing import Together, alone, copy
-from aiops.lending import Lent
-from aiops.messages import Part, Parts
 from aiops.model.layout import Bytes, Ints, Tensor, level_of
 from aiops.model.placement import Pieces
-from aiops.sinks import Sink
+from aiops.wire.fields import Wants
+from aiops.wire.messages import Part, Parts
+from aiops.wire.shared_payloads import Lent
+from aiops.wire.sinks import Sink
 
 
 def wants_of(params: Params, wanted: Ints | None) -> tuple[int, Wants]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from aiops.client.params import Params
-from aiops.lending import Lent
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Layout
+from aiops.wire.shared_payloads import Lent
 
 
 class Leased(Params):

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Sequence
 from typing import Protocol
 
-from aiops.wire import Buffer
+from aiops.wire.connection import Buffer
 
 SEND, RECEIVE = 1 << 20, 512 << 10
 """Bytes sent and received by one system call, at most.

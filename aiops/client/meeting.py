@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from aiops import messages
 from aiops.client.aio import AsyncClient
 from aiops.errors import BadPush
 from aiops.model.layout import Array, Layout
+from aiops.wire import messages
 
 
 class MeetingClient(AsyncClient):

@@ -13,13 +13,13 @@ from typing import Any
 from aiops.collective import Piece, Ring, proof, proves
 from aiops.common import urls
 from aiops.errors import ConnectionLost, DeadlineExceeded, RemoteProtocolError, Unauthorised
-from aiops.messages import Chunk, Error, Greet, Message, Part, Round
-from aiops.sinks import Sink
 from aiops.sockets import tune
-from aiops.states import Side
 from aiops.surroundings import SURROUNDINGS
-from aiops.traffic import Traffic
-from aiops.wire import Limits, Wire
+from aiops.wire.connection import Limits, Wire
+from aiops.wire.messages import Chunk, Error, Greet, Message, Part, Round
+from aiops.wire.sinks import Sink
+from aiops.wire.state_machine import Side
+from aiops.wire.traffic import Traffic
 
 _LIMITS = Limits(header=4 << 10, parts=1)
 _PARKED = 64

@@ -18,7 +18,7 @@ from aiops.kernels.sharing import Together, alone, copy
 from aiops.model.arena import Arena
 from aiops.model.layout import Bytes, Layout
 from aiops.model.shared_memory import Segment
-from aiops.wire import SMALL, Buffer, Places
+from aiops.wire.connection import SMALL, Buffer, Places
 
 _KEPT = 4
 """Segments kept for payloads to come."""

@@ -11,8 +11,8 @@ from aiops.client.foreign import on_host
 from aiops.client.params import Params
 from aiops.codecs import raw
 from aiops.errors import UsageError, nearest
-from aiops.messages import Part, Parts
 from aiops.model.layout import MAX_PART, Array, Ints, Layout, Tensor, split
+from aiops.wire.messages import Part, Parts
 
 
 def parts_of(

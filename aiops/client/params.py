@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from aiops.fields import Wants
-from aiops.lending import Lent
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Ints, Layout
+from aiops.wire.fields import Wants
+from aiops.wire.shared_payloads import Lent
 
 
 class Stamped(Protocol):

@@ -14,9 +14,9 @@ from aiops.client.params import Params
 from aiops.client.rows import RowsInto
 from aiops.common.frozen import value
 from aiops.errors import AiopsError
-from aiops.fields import Wants
-from aiops.messages import Message
 from aiops.model.layout import Array, Layout
+from aiops.wire.fields import Wants
+from aiops.wire.messages import Message
 
 
 class Means(Mapping[str, float]):

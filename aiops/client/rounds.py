@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiops import messages
 from aiops.client.backoff import reason
 from aiops.client.meeting import MeetingClient
 from aiops.client.neighbours import Listener, take_part
@@ -29,7 +28,8 @@ from aiops.errors import (
 from aiops.lookup import addresses
 from aiops.model.arena import Arena
 from aiops.surroundings import SURROUNDINGS
-from aiops.traffic import Traffic
+from aiops.wire import messages
+from aiops.wire.traffic import Traffic
 
 _log = logging.getLogger("aiops.client")
 

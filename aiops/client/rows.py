@@ -8,12 +8,12 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from aiops import messages
 from aiops.errors import RemoteProtocolError, UsageError
-from aiops.messages import Message, Parts, TableRows
 from aiops.model.layout import Array
 from aiops.model.tables import NamedTable, Tables, fetch_parts, push_parts, rows_parts
-from aiops.sinks import Sink
+from aiops.wire import messages
+from aiops.wire.messages import Message, Parts, TableRows
+from aiops.wire.sinks import Sink
 
 
 class RowsInto(Sink):

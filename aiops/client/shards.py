@@ -17,15 +17,15 @@ from aiops.client.params import Params
 from aiops.client.requests import Request
 from aiops.errors import Refused, RemoteProtocolError, Unauthorised, UsageError
 from aiops.kernels.sharing import Together
-from aiops.messages import Message, Parts, Portion, Push
 from aiops.model.layout import Layout
 from aiops.model.placement import Placement
-from aiops.sinks import Discard, Sink
-from aiops.wire import Buffer, Place, Wire
+from aiops.wire.connection import Buffer, Place, Wire
+from aiops.wire.messages import Message, Parts, Portion, Push
+from aiops.wire.sinks import Discard, Sink
 
 if TYPE_CHECKING:
     from aiops.client.dialogue import Dialogue
-    from aiops.fields import Apart
+    from aiops.wire.fields import Apart
 
 
 class Shards:

@@ -18,9 +18,9 @@ from typing import TypeAlias
 import numpy as np
 
 from aiops.errors import BadPush, UsageError
-from aiops.fields import Ranges
-from aiops.messages import Part, Parts
 from aiops.model.layout import Cover, Ints, Layout, Tensor
+from aiops.wire.fields import Ranges
+from aiops.wire.messages import Part, Parts
 
 APART = "apart"
 """The codec of parts whose bytes travel by another connection; of increments with theirs behind."""

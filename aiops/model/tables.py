@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from aiops.errors import BadPush, UsageError, nearest
-from aiops.fields import MAX_TEXT
-from aiops.messages import Part, Parts
 from aiops.model.layout import Array, Ints
+from aiops.wire.fields import MAX_TEXT
+from aiops.wire.messages import Part, Parts
 
 INITIALISERS = ("zeros", "uniform", "normal")
 """How the rows of a table may begin; see `Table`."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aiops.errors import RemoteProtocolError
-from aiops.messages import Parts
 from aiops.model.arena import Arena
 from aiops.model.placement import Placement
-from aiops.sinks import Sink
 from aiops.versions import Lease
+from aiops.wire.messages import Parts
+from aiops.wire.sinks import Sink
 
 
 class Collecting:

@@ -7,8 +7,8 @@ from typing import Any
 
 from aiops.errors import RemoteProtocolError
 from aiops.events import Received
-from aiops.fields import LONGEST
-from aiops.traffic import Traffic
+from aiops.wire.fields import LONGEST
+from aiops.wire.traffic import Traffic
 
 
 class Counting:

@@ -34,7 +34,17 @@ from aiops.events import (
 )
 from aiops.intake import Intake
 from aiops.machine import Machine
-from aiops.messages import (
+from aiops.model.arena import aligned
+from aiops.model.layout import Bytes, Layout
+from aiops.model.placement import RAW, Placement
+from aiops.pool import Pool
+from aiops.preparing import Preparation
+from aiops.shadow import Shadow, ShadowJob
+from aiops.shards.orders import SHADOW, Work
+from aiops.shards.rooms import Rooms
+from aiops.store import Job, Store
+from aiops.versions import Lease, Version
+from aiops.wire.messages import (
     PROTOCOL,
     Arrived,
     Attached,
@@ -58,18 +68,8 @@ from aiops.messages import (
     SendCoded,
     Use,
 )
-from aiops.model.arena import aligned
-from aiops.model.layout import Bytes, Layout
-from aiops.model.placement import RAW, Placement
-from aiops.pool import Pool
-from aiops.preparing import Preparation
-from aiops.shadow import Shadow, ShadowJob
-from aiops.shards.orders import SHADOW, Work
-from aiops.shards.rooms import Rooms
-from aiops.sinks import Discard, Sink
-from aiops.store import Job, Store
-from aiops.traffic import Traffic
-from aiops.versions import Lease, Version
+from aiops.wire.sinks import Discard, Sink
+from aiops.wire.traffic import Traffic
 
 _DEPARTED = 4096  # clients whose traffic is remembered after they left
 

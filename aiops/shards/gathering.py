@@ -16,9 +16,9 @@ from aiops.errors import Refused
 from aiops.events import Received
 from aiops.gradients import Gradient
 from aiops.incoming import Incoming
-from aiops.messages import Part
 from aiops.model.layout import Bytes, Cover
-from aiops.sinks import Discard, Sink
+from aiops.wire.messages import Part
+from aiops.wire.sinks import Discard, Sink
 
 
 class Nothing(Sink):

@@ -37,9 +37,21 @@ from aiops.events import (
     Told,
     Warm,
 )
-from aiops.fields import Apart
 from aiops.gradients import Gradient
-from aiops.messages import (
+from aiops.model.arena import aligned
+from aiops.model.layout import split
+from aiops.model.placement import RAW, Placement, empty_cover, ranges_of
+from aiops.pool import Pool
+from aiops.shadow import ShadowJob
+from aiops.shards.collecting import Collecting
+from aiops.shards.counting import Counting
+from aiops.shards.follower import LOST
+from aiops.shards.gathering import Coming, Gathered, Gathering, Nothing
+from aiops.shards.orders import send, send_coded
+from aiops.shards.updating import Updating
+from aiops.store import Job
+from aiops.wire.fields import Apart
+from aiops.wire.messages import (
     Again,
     Arrived,
     Begin,
@@ -60,19 +72,7 @@ from aiops.messages import (
     Stats,
     Welcome,
 )
-from aiops.model.arena import aligned
-from aiops.model.layout import split
-from aiops.model.placement import RAW, Placement, empty_cover, ranges_of
-from aiops.pool import Pool
-from aiops.shadow import ShadowJob
-from aiops.shards.collecting import Collecting
-from aiops.shards.counting import Counting
-from aiops.shards.follower import LOST
-from aiops.shards.gathering import Coming, Gathered, Gathering, Nothing
-from aiops.shards.orders import send, send_coded
-from aiops.shards.updating import Updating
-from aiops.sinks import Discard, Sink
-from aiops.store import Job
+from aiops.wire.sinks import Discard, Sink
 
 
 class Lead:

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import aiops
-from aiops import handshake
 from aiops.errors import (
     AiopsError,
     ConnectionLost,
@@ -20,10 +19,21 @@ from aiops.errors import (
 from aiops.events import Event, Lost, Order, Told
 from aiops.link import Link
 from aiops.lookup import addresses, first_reached
-from aiops.messages import PROTOCOL, Attached, Challenge, Error, Lead, Leave, Message, Ping, Pong
-from aiops.sinks import Sink
 from aiops.surroundings import Surroundings
-from aiops.wire import Limits, Wire
+from aiops.wire import handshake
+from aiops.wire.connection import Limits, Wire
+from aiops.wire.messages import (
+    PROTOCOL,
+    Attached,
+    Challenge,
+    Error,
+    Lead,
+    Leave,
+    Message,
+    Ping,
+    Pong,
+)
+from aiops.wire.sinks import Sink
 
 _log = logging.getLogger("aiops.server")
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from aiops.errors import RemoteProtocolError
-from aiops.messages import Part, Send, SendCoded
 from aiops.model.layout import Array, Ints
 from aiops.model.placement import RAW, Placement, ranges_of
 from aiops.store import Job
+from aiops.wire.messages import Part, Send, SendCoded
 
 SHADOW = "shadow"
 """The key of work on the shadow: the number of the oldest increment that is to be kept."""
@@ -24,7 +24,7 @@ SHADOW = "shadow"
 def work_of(
     job: Job, shard: int, placement: Placement, *, sent: int, shadow: bool = False
 ) -> dict[str, Any]:
-    """Return what one shard has to do of a job, as `aiops.messages.Use` carries it.
+    """Return what one shard has to do of a job, as `aiops.wire.messages.Use` carries it.
 
     ``sent``: the version that the rule reads, and whether that is the ``shadow``'s.
     """

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiops.errors import BadPush, Refused
-from aiops.fields import Ranges
 from aiops.gradients import Gradient
 from aiops.incoming import Incoming
 from aiops.intake import Intake
-from aiops.messages import Expect, Portion, Push
 from aiops.model.placement import moved, ranges_of
-from aiops.sinks import Discard, Sink
+from aiops.wire.fields import Ranges
+from aiops.wire.messages import Expect, Portion, Push
+from aiops.wire.sinks import Discard, Sink
 
 _MOST = 4096
 """Portions that may be expected of one client's connection before it has sent any of them."""

@@ -9,7 +9,6 @@ import numpy as np
 
 from aiops.errors import RemoteProtocolError
 from aiops.events import Applied, Apply, Effect, Told
-from aiops.messages import Done, Message, Use
 from aiops.model.layout import Ints
 from aiops.model.placement import Placement
 from aiops.shadow import UNTOUCHED, ShadowJob
@@ -17,6 +16,7 @@ from aiops.shards.orders import SHADOW, work_of
 from aiops.stepping import clipping
 from aiops.store import Job
 from aiops.versions import Version
+from aiops.wire.messages import Done, Message, Use
 
 
 @dataclass(slots=True)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aiops import messages
 from aiops.algorithms.asgd import ASGD
 from aiops.algorithms.average import Average
 from aiops.collective import Flat, Ring
@@ -24,14 +23,15 @@ from aiops.events import (
     Received,
     Reply,
 )
-from aiops.handshake import Greeter, answer, check_welcome, proof
-from aiops.lending import Shared
-from aiops.messages import Message, Part
 from aiops.model.arena import Arena
 from aiops.model.layout import Bytes, Layout
-from aiops.sinks import Sink
-from aiops.states import HANDSHAKE, Side
-from aiops.wire import Wire
+from aiops.wire import messages
+from aiops.wire.connection import Wire
+from aiops.wire.handshake import Greeter, answer, check_welcome, proof
+from aiops.wire.messages import Message, Part
+from aiops.wire.shared_payloads import Shared
+from aiops.wire.sinks import Sink
+from aiops.wire.state_machine import HANDSHAKE, Side
 from aiops.wire_examples.sharded import exchange
 
 

@@ -8,15 +8,16 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from aiops import errors, messages
+from aiops import errors
 from aiops.config import Config
 from aiops.errors import Refused, UsageError
-from aiops.fields import MAX_AXES, MAX_COUNT, TYPES
-from aiops.messages import Message
 from aiops.model.layout import MAX_PART, MAX_TENSORS
 from aiops.model.tables import MAX_IDS, MAX_ROWS, MAX_ROWS_BYTES, MAX_TABLES, MAX_WIDTH
-from aiops.states import HANDSHAKE
-from aiops.wire import Limits
+from aiops.wire import messages
+from aiops.wire.connection import Limits
+from aiops.wire.fields import MAX_AXES, MAX_COUNT, TYPES
+from aiops.wire.messages import Message
+from aiops.wire.state_machine import HANDSHAKE
 from aiops.wire_examples import vectors
 from aiops.wire_examples.examples import Example, conversations, one_of_each
 

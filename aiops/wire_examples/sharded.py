@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 
-from aiops import messages
 from aiops.algorithms.dcasgd import DCASGD
 from aiops.engine import Engine
 from aiops.events import (
@@ -19,11 +18,12 @@ from aiops.events import (
     Reply,
     Told,
 )
-from aiops.messages import Message, Part, Parts
 from aiops.shards.follower import Follower
 from aiops.shards.lead import Lead
-from aiops.sinks import Sink
-from aiops.states import Side
+from aiops.wire import messages
+from aiops.wire.messages import Message, Part, Parts
+from aiops.wire.sinks import Sink
+from aiops.wire.state_machine import Side
 
 Said = tuple[Side, Message, tuple[bytes, ...]]
 

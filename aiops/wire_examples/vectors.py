@@ -9,13 +9,13 @@ from typing import Any
 
 import msgpack
 
-from aiops import messages
-from aiops.fields import Offered
-from aiops.handshake import proof
-from aiops.messages import Message
 from aiops.model.layout import Layout
-from aiops.states import Side
-from aiops.wire import Limits
+from aiops.wire import messages
+from aiops.wire.connection import Limits
+from aiops.wire.fields import Offered
+from aiops.wire.handshake import proof
+from aiops.wire.messages import Message
+from aiops.wire.state_machine import Side
 from aiops.wire_examples.examples import NONCES, TOKEN, Example, conversations, hello, one_of_each
 
 NAME = "wire-vectors.json"

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiops import messages
 from aiops.client import ModelAverager
 from aiops.collective import Flat, Piece, Ring, proof
 from aiops.errors import (
@@ -27,11 +26,12 @@ from aiops.errors import (
     Unauthorised,
     UsageError,
 )
-from aiops.messages import Chunk, Greet, Message, Part, Round
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Layout
-from aiops.sinks import Sink
-from aiops.wire import Wire
+from aiops.wire import messages
+from aiops.wire.connection import Wire
+from aiops.wire.messages import Chunk, Greet, Message, Part, Round
+from aiops.wire.sinks import Sink
 from tests.peers import Peer, Taken, eventually, frame
 from tests.support import PATIENCE, ServerThread
 
@@ -552,11 +552,11 @@ LARGE = {"w": np.zeros(1_000_000, np.float32)}
 @pytest.fixture(autouse=True)
 def _hear_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a partner may hear is the test's to check."""
-    from aiops import wire
+    from aiops.wire import connection
 
     anything = dict.fromkeys(messages.KINDS, "hearing")
     says = {"hearing": {"client": anything, "server": anything}}
-    monkeypatch.setattr(wire, "HANDSHAKE", {**wire.HANDSHAKE, **says})
+    monkeypatch.setattr(connection, "HANDSHAKE", {**connection.HANDSHAKE, **says})
 
 
 class TestConcurrency:

@@ -23,8 +23,8 @@ from aiops.errors import (
     Unauthorised,
     UsageError,
 )
-from aiops.messages import Report, Stats
 from aiops.model.layout import Array
+from aiops.wire.messages import Report, Stats
 from tests.adapter import Adapter
 from tests.peers import Peer
 from tests.proxy import Proxy

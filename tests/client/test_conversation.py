@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aiops
-from aiops import messages
 from aiops.algorithms import find
 from aiops.client.conversation import Conversation
 from aiops.client.params import Params
@@ -28,14 +27,15 @@ from aiops.errors import (
     UsageError,
 )
 from aiops.events import Applied, Apply, Event, Joined, Left, Options, Received, Reply
-from aiops.fields import MAX_COUNT
-from aiops.handshake import Greeter
-from aiops.messages import Error, Message, Part
 from aiops.model.layout import Array, Layout
-from aiops.sinks import Sink
-from aiops.wire import Wire
+from aiops.wire import messages
+from aiops.wire.connection import Wire
+from aiops.wire.fields import MAX_COUNT
+from aiops.wire.handshake import Greeter
+from aiops.wire.messages import Error, Message, Part
+from aiops.wire.sinks import Sink
 from tests.strategies import DETERMINISTIC
-from tests.test_wire import feed, frame
+from tests.wire.test_connection import feed, frame
 
 URL = "aiops://memory:7171"
 ARRAYS: Mapping[str, Array] = {

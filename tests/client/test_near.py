@@ -460,7 +460,7 @@ class TestHostile:
             side = client._connection._near
             assert side is not None
             socket.send_fds(side._sock, [b"!"], [segment.fd for segment in segments])
-            self.say(client, aiops.messages.Share(0, 1, 4096))
+            self.say(client, aiops.wire.messages.Share(0, 1, 4096))
             assert client.stats()["versions_alive"] == 0, "the first is taken"
         del segments
         eventually(lambda: near(server) == [], "it is gone")
@@ -469,13 +469,13 @@ class TestHostile:
 
     def test_a_share_without_a_descriptor(self, server: ServerThread) -> None:
         with Client(server.url) as client:
-            self.say(client, aiops.messages.Share(0, 1, 4096))
+            self.say(client, aiops.wire.messages.Share(0, 1, 4096))
             assert client._connection.socket is not None
             assert client._connection.socket.recv(1) == b""
         with Client(server.url) as client:
             client.stats()
 
-    def say(self, client: Client, message: aiops.messages.Message) -> None:
+    def say(self, client: Client, message: aiops.wire.messages.Message) -> None:
         assert client._connection.socket is not None
         for buffer in client._talk.wire.send(message):
             client._connection.socket.sendall(buffer)

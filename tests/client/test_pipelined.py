@@ -12,7 +12,7 @@ from aiops.engine import Engine
 from aiops.events import Options
 from aiops.model.layout import Array
 from aiops.sim.turns.memory import MemoryServer, Seat
-from aiops.wire import Buffer
+from aiops.wire.connection import Buffer
 
 START: dict[str, Array] = {
     "w": np.linspace(-1, 1, 600).astype(np.float32),

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from aiops.common import ledger_tables
 from aiops.ledger import Ledger
-from aiops.messages import Ack, Part, Push
 from aiops.model.layout import Layout
+from aiops.wire.messages import Ack, Part, Push
 
 LAYOUT = Layout([(f"t{index}", "float32", (1000,)) for index in range(14)])
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiops import messages
 from aiops.algorithms import BUILT_IN, find
 from aiops.algorithms.base import Policy
 from aiops.algorithms.dcasgd import DCASGD
@@ -20,6 +19,7 @@ from aiops.errors import ConflictError, UsageError
 from aiops.events import Stopping
 from aiops.journal import Journal, digest, replay
 from aiops.model.layout import Array, dtype_named
+from aiops.wire import messages
 from tests.contract.cases import BACKENDS, CASES, PLACES, WORKERS
 from tests.devices import DEVICES, device_named, machine_with
 from tests.hands import Hand, crew_of, train

@@ -10,8 +10,8 @@ from aiops.demo.record import Record
 from aiops.demo.settings import Settings
 from aiops.demo.worker import Progress
 from aiops.ledger import Ledger
-from aiops.messages import Ack, Part, Push
 from aiops.model.layout import Layout
+from aiops.wire.messages import Ack, Part, Push
 
 
 def report(version: int, staleness: dict[str, int], pushed: int) -> dict[str, Any]:

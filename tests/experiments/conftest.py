@@ -11,8 +11,8 @@ from aiops.experiments.bandwidth.results import Row, row_of
 from aiops.experiments.bandwidth.run import Outcome, Sample
 from aiops.experiments.bandwidth.worker import Report
 from aiops.ledger import Ledger
-from aiops.messages import Ack, Part, Push
 from aiops.model.layout import Layout
+from aiops.wire.messages import Ack, Part, Push
 
 SMALL = Case(dataset="digits", hidden=8, batch_size=8, gradients=60, workers=2, samples=2)
 

@@ -13,7 +13,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from aiops.errors import BadPush, UsageError
-from aiops.messages import Part, Parts
 from aiops.model.layout import (
     DTYPES,
     MAX_PART,
@@ -23,6 +22,7 @@ from aiops.model.layout import (
     dtype_named,
     split,
 )
+from aiops.wire.messages import Part, Parts
 from tests.strategies import DETERMINISTIC, dtype
 
 small_shape = st.lists(st.integers(0, 4), max_size=3).map(tuple)

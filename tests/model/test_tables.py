@@ -9,8 +9,8 @@ import pytest
 
 import aiops
 from aiops.errors import BadPush, UsageError
-from aiops.messages import Part
 from aiops.model.tables import MAX_IDS, NamedTable, Table, Tables, counts, fetch_parts, push_parts
+from aiops.wire.messages import Part
 
 TABLE = Table(100, 4)
 NAMED = NamedTable("t", 0, TABLE)

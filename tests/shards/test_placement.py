@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from aiops.errors import BadPush, UsageError
-from aiops.messages import Part
 from aiops.model.layout import Layout
 from aiops.model.placement import Placement
+from aiops.wire.messages import Part
 
 LAYOUT = Layout(
     [

@@ -32,12 +32,12 @@ from aiops.events import (
     Reply,
     Told,
 )
-from aiops.handshake import Greeter
-from aiops.messages import PROTOCOL, Attached, Error
-from aiops.messages import Lead as LeadHello
 from aiops.shards.follower import Follower
 from aiops.shards.lead import Lead
-from aiops.wire import Wire
+from aiops.wire.connection import Wire
+from aiops.wire.handshake import Greeter
+from aiops.wire.messages import PROTOCOL, Attached, Error
+from aiops.wire.messages import Lead as LeadHello
 
 
 class Pipe:

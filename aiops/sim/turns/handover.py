@@ -14,14 +14,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from aiops.common.frozen import value
-from aiops.lending import Lent
-from aiops.messages import Message, Parts
 from aiops.model.arena import Arena
 from aiops.model.layout import Layout
-from aiops.sinks import Sink, copy
-from aiops.states import Side
 from aiops.versions import Lease
-from aiops.wire import Buffer, Place, Places, Wire
+from aiops.wire.connection import Buffer, Place, Places, Wire
+from aiops.wire.messages import Message, Parts
+from aiops.wire.shared_payloads import Lent
+from aiops.wire.sinks import Sink, copy
+from aiops.wire.state_machine import Side
 
 Payloads = Sequence[Sequence[memoryview]]
 

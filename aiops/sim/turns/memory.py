@@ -21,13 +21,13 @@ from aiops.client.routines import Routine, Transfer, routine_for
 from aiops.engine import Engine
 from aiops.errors import Refused, StaleGradient, UsageError
 from aiops.events import Applied, Apply, Drop, Event, Joined, Left, Received, Reply, Warm
-from aiops.handshake import Greeter
-from aiops.messages import Message
 from aiops.model.layout import Array
 from aiops.sim.turns.ahead import Ahead
 from aiops.sim.turns.handover import HandedWire, Parcel
-from aiops.sinks import Sink
-from aiops.wire import Buffer, Wire
+from aiops.wire.connection import Buffer, Wire
+from aiops.wire.handshake import Greeter
+from aiops.wire.messages import Message
+from aiops.wire.sinks import Sink
 
 URL = "aiops://memory:7171"
 

@@ -14,11 +14,11 @@ from aiops.client.leased import Leased
 from aiops.engine import Engine
 from aiops.errors import BadPush, LocalProtocolError, RemoteProtocolError
 from aiops.events import Options
-from aiops.messages import Fetch, Pong, Stats
 from aiops.model.layout import Layout
 from aiops.sim.turns.handover import HandedWire
 from aiops.sim.turns.memory import MemoryServer, Seat
-from aiops.sinks import Discard
+from aiops.wire.messages import Fetch, Pong, Stats
+from aiops.wire.sinks import Discard
 from tests.sim.turns.cases import random_pieces
 
 START: dict[str, Any] = {

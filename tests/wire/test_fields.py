@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from aiops.fields import CHECKS, TYPES
+from aiops.wire.fields import CHECKS, TYPES
 from tests.headers import BAD, GOOD
 from tests.strategies import DETERMINISTIC, FIELDS
 

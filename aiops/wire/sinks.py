@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiops.lending import Lent
+from aiops.wire.shared_payloads import Lent
 
 _PIECE = 256 * 1024  # copied and surveyed at a time
 

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiops import messages
-from aiops.decoding import decode
 from aiops.errors import LocalProtocolError, RemoteProtocolError
-from aiops.lending import Shared
-from aiops.messages import KINDS, Error, Fetch, Hello, Message, Part, Ping, Pong, Push, Welcome
-from aiops.sinks import Discard, Sink
-from aiops.states import HANDSHAKE, Side
-from aiops.wire import SMALL, Limits, Wire
+from aiops.wire import messages
+from aiops.wire.connection import SMALL, Limits, Wire
+from aiops.wire.decoding import decode
+from aiops.wire.messages import KINDS, Error, Fetch, Hello, Message, Part, Ping, Pong, Push, Welcome
+from aiops.wire.shared_payloads import Shared
+from aiops.wire.sinks import Discard, Sink
+from aiops.wire.state_machine import HANDSHAKE, Side
 from tests.headers import header
 from tests.strategies import DETERMINISTIC, cut, said_by, with_payloads
 

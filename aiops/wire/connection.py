@@ -11,7 +11,7 @@ Where a payload is to be received is asked of ``place(message) -> Sink | None`` 
 header is complete, before anything is allocated. ``None`` means "no room now": the wire then is
 `waiting`, the driver stops reading that peer, and calls `resume` when there may be room.
 
-Which message is legal when is the table `aiops.states.HANDSHAKE`.
+Which message is legal when is the table `aiops.wire.state_machine.HANDSHAKE`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from aiops import messages
-from aiops.decoding import decode
 from aiops.errors import LocalProtocolError, RemoteProtocolError
-from aiops.lending import Lent, Shared
-from aiops.messages import Message, Parts, Share
 from aiops.model.layout import Bytes
-from aiops.sinks import Sink, copy
-from aiops.states import HANDSHAKE, KNOWN, Side
-from aiops.traffic import Traffic
+from aiops.wire import messages
+from aiops.wire.decoding import decode
+from aiops.wire.messages import Message, Parts, Share
+from aiops.wire.shared_payloads import Lent, Shared
+from aiops.wire.sinks import Sink, copy
+from aiops.wire.state_machine import HANDSHAKE, KNOWN, Side
+from aiops.wire.traffic import Traffic
 
 Buffer: TypeAlias = bytes | memoryview
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from aiops.errors import RemoteProtocolError
-from aiops.messages import Share
 from aiops.model.arena import Arena
 from aiops.model.layout import Bytes, Layout
 from aiops.model.shared_memory import Segment
+from aiops.wire.messages import Share
 
 if TYPE_CHECKING:
-    from aiops.wire import Buffer, Wire
+    from aiops.wire.connection import Buffer, Wire
 
 MOST = 256
 """Segments that one side may have shown at a time."""

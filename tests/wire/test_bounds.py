@@ -14,15 +14,20 @@ import msgpack
 import numpy as np
 import pytest
 
-from aiops import errors, messages
+from aiops import errors
 from aiops.codecs import find as codec
 from aiops.collective import Flat, Ring
-from aiops.decoding import decode
 from aiops.errors import Refused, RemoteProtocolError
 from aiops.events import Received, Told
-from aiops.fields import LARGEST, LONGEST, MAX_COUNT
 from aiops.ledger import Ledger
-from aiops.messages import (
+from aiops.model.layout import Layout
+from aiops.model.tables import Table, fetch_parts, push_parts
+from aiops.tally import Tally
+from aiops.wire import messages
+from aiops.wire.connection import Wire
+from aiops.wire.decoding import decode
+from aiops.wire.fields import LARGEST, LONGEST, MAX_COUNT
+from aiops.wire.messages import (
     KINDS,
     Ack,
     Again,
@@ -37,11 +42,7 @@ from aiops.messages import (
     Report,
     Stats,
 )
-from aiops.model.layout import Layout
-from aiops.model.tables import Table, fetch_parts, push_parts
-from aiops.states import HANDSHAKE
-from aiops.tally import Tally
-from aiops.wire import Wire
+from aiops.wire.state_machine import HANDSHAKE
 from tests import headers
 from tests.inline import Inline
 from tests.peers import Peer, define, enclose, frame, push, serving

@@ -1,8 +1,8 @@
 """The messages that may cross the wire: frozen values, and nothing else is ever decoded.
 
 Each class is one ``kind``. Its fields, in order, are the keys of the header map after ``kind``;
-their annotations are the types of `aiops.fields`. ``parts`` lists the payloads that follow the
-header. `encode` and `aiops.decoding.decode` are exact inverses, and `decode` accepts no missing
+their annotations are the types of `aiops.wire.fields`. ``parts`` lists the payloads that follow the
+header. `encode` and `aiops.wire.decoding.decode` are exact inverses, and `decode` accepts no missing
 key, no unknown key and no value of another type: what a hostile peer can make this side build is
 what stands on this page. docs/wire.md says the same for readers of other languages.
 """
@@ -17,7 +17,7 @@ from typing import ClassVar, NamedTuple, TypeAlias
 import msgpack
 
 from aiops.common.frozen import value
-from aiops.fields import (
+from aiops.wire.fields import (
     MAX_TEXT,
     Apart,
     Batches,

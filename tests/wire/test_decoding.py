@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiops.decoding import decode
 from aiops.errors import RemoteProtocolError
-from aiops.fields import TYPES
-from aiops.messages import KINDS, Message, Ping, encode
+from aiops.wire.decoding import decode
+from aiops.wire.fields import TYPES
+from aiops.wire.messages import KINDS, Message, Ping, encode
 from tests.headers import BAD, header
 from tests.strategies import DETERMINISTIC, of_kind
 

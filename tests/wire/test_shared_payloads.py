@@ -15,18 +15,18 @@ from aiops.client.incoming import Into
 from aiops.client.leased import Leased
 from aiops.client.params import Params
 from aiops.errors import RemoteProtocolError
-from aiops.fields import LARGEST
 from aiops.incoming import CodedIncoming, RawIncoming
 from aiops.intake import Intake
-from aiops.lending import MOST, Lent, Shared
-from aiops.messages import Ack, Fetch, Message, Part, Push, Release, Share
 from aiops.model.layout import Bytes, Layout
 from aiops.model.shared_memory import Segment
-from aiops.sinks import Sink
-from aiops.states import Side
-from aiops.wire import Wire
+from aiops.wire.connection import Wire
+from aiops.wire.fields import LARGEST
+from aiops.wire.messages import Ack, Fetch, Message, Part, Push, Release, Share
+from aiops.wire.shared_payloads import MOST, Lent, Shared
+from aiops.wire.sinks import Sink
+from aiops.wire.state_machine import Side
 from tests.strategies import cut
-from tests.test_wire import Landing, feed, no_place, opened
+from tests.wire.test_connection import Landing, feed, no_place, opened
 
 COUNT = 1 << 10
 LAYOUT = Layout((("a", "float32", (COUNT // 2,)), ("b", "float32", (COUNT // 2,))))

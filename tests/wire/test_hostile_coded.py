@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiops import messages
 from aiops.client import Client, Worker
 from aiops.client.params import Params
 from aiops.codecs import find
 from aiops.codecs.choice import Choice
-from aiops.fields import LARGEST
-from aiops.messages import Ack, Again, Error, Fetch, Part, Pong, Push
 from aiops.model.layout import Array, Layout
+from aiops.wire import messages
+from aiops.wire.fields import LARGEST
+from aiops.wire.messages import Ack, Again, Error, Fetch, Part, Pong, Push
 from tests.inline import Inline
 from tests.peers import Peer
 from tests.support import ServerThread

@@ -12,7 +12,7 @@ import hmac
 from typing import Any
 
 from aiops.errors import RemoteProtocolError, Unauthorised
-from aiops.messages import (
+from aiops.wire.messages import (
     PROTOCOL,
     Attached,
     Challenge,
@@ -26,7 +26,7 @@ from aiops.messages import (
     Prove,
     Welcome,
 )
-from aiops.states import Side
+from aiops.wire.state_machine import Side
 
 ROLES = ("worker", "observer")
 

@@ -15,8 +15,8 @@ from typing import Any
 import msgpack
 
 from aiops.errors import RemoteProtocolError
-from aiops.fields import CHECKS, LARGEST, TYPES
-from aiops.messages import KINDS, Message, Part, Parts
+from aiops.wire.fields import CHECKS, LARGEST, TYPES
+from aiops.wire.messages import KINDS, Message, Part, Parts
 
 MAX_PAYLOAD = (1 << 32) - 1
 """Bytes of a payload: its prefix has room for no more."""

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiops import handshake
 from aiops.errors import RemoteProtocolError, Unauthorised
-from aiops.handshake import Greeter, answer, check_welcome, proof, proves
-from aiops.messages import PROTOCOL, Challenge, Error, Hello, Prove, Welcome
-from aiops.states import Side
+from aiops.wire import handshake
+from aiops.wire.handshake import Greeter, answer, check_welcome, proof, proves
+from aiops.wire.messages import PROTOCOL, Challenge, Error, Hello, Prove, Welcome
+from aiops.wire.state_machine import Side
 from tests.strategies import DETERMINISTIC
 
 CLIENT_NONCE, SERVER_NONCE = b"c" * 16, b"s" * 16

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from aiops.decoding import decode
-from aiops.fields import MAX_TEXT
-from aiops.messages import KINDS, Error, Message, Ping, encode
+from aiops.wire.decoding import decode
+from aiops.wire.fields import MAX_TEXT
+from aiops.wire.messages import KINDS, Error, Message, Ping, encode
 from tests.strategies import DETERMINISTIC, of_kind
 
 

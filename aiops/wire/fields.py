@@ -1,7 +1,7 @@
 """The types of the fields that messages have, and what of a stranger's values each accepts.
 
-A type is a name that the fields of `aiops.messages` are annotated with; the check of the same name
-in `CHECKS` says whether a value that came in is one. `aiops.decoding` asks them.
+A type is a name that the fields of `aiops.wire.messages` are annotated with; the check of the same name
+in `CHECKS` says whether a value that came in is one. `aiops.wire.decoding` asks them.
 """
 
 from __future__ import annotations
