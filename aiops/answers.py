@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from aiops import fitness
-from aiops.controller import Controller
+from aiops.bandwidth.gate_controller import Controller
 from aiops.crew import Member
 from aiops.errors import BadPush, NotReady, Refused, StaleGradient
 from aiops.events import Effect, Received, Reply

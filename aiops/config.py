@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from aiops.bandwidth.units import parse_rate
 from aiops.common.urls import PORT, is_loopback, parse
 from aiops.cuda import number_of
 from aiops.errors import ConflictError, UsageError, nearest
 from aiops.events import Options
-from aiops.rates import parse_rate
 
 _SECONDS = (
     *("worker_deadline", "hello_deadline", "stall_deadline", "heartbeat", "drain_deadline"),

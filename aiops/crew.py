@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from aiops.ledger import Ledger
+from aiops.bandwidth.byte_accounting import Ledger
 from aiops.model.layout import Layout
 from aiops.versions import Lease
 from aiops.wire.messages import REMEMBERED, Message

@@ -16,11 +16,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from aiops import fitness, gates, statistics
+from aiops import fitness, statistics
 from aiops.algorithms.base import Algorithm
 from aiops.answers import Answers, Pending
+from aiops.bandwidth import gates
+from aiops.bandwidth.gate_controller import Controller, Crossing
 from aiops.codecs.choice import Choice
-from aiops.controller import Controller, Crossing
 from aiops.crew import Crew, Member
 from aiops.definition import Definition, compare, fill, given, offered, table_stores
 from aiops.errors import (

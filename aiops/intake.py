@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from aiops import kernels
+from aiops.bandwidth.units import too_slow
 from aiops.codecs import BUILT_IN, codec_named, raw
 from aiops.errors import BadPush, NotReady, Refused, UsageError, nearest
 from aiops.incoming import CodedIncoming, Incoming, RawIncoming
@@ -21,7 +22,6 @@ from aiops.model.arena import aligned
 from aiops.model.layout import Bytes, Cover, Layout
 from aiops.model.tables import MAX_ROWS_BYTES
 from aiops.pool import Pool
-from aiops.rates import too_slow
 from aiops.wire.messages import Define, FetchRows, Message, Parts, Push, PushRows
 from aiops.wire.sinks import Discard, Sink
 

@@ -1,7 +1,7 @@
 """Connections under a bandwidth budget: nothing is written or read that was not granted.
 
 What is to be sent waits in the link's queue, what is to be received in the kernel's buffer (kept
-small, so that the peer notices), until `aiops.bucket.Budget` grants it. A connection that has
+small, so that the peer notices), until `aiops.bandwidth.token_bucket.Budget` grants it. A connection that has
 nothing to read holds a grant of one byte, so that the event loop can tell when something comes.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from aiops.bucket import IN, OUT, Budget, Way
+from aiops.bandwidth.token_bucket import IN, OUT, Budget, Way
 from aiops.link import Link, Owner
 from aiops.sockets import narrow, readable
 from aiops.wire.connection import Wire

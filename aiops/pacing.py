@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Self
 
-from aiops.bucket import Budget
+from aiops.bandwidth.token_bucket import Budget
 from aiops.config import Config
 from aiops.events import Paced, Shares
 from aiops.paced import PacedLink, Pacer

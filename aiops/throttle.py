@@ -21,9 +21,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Literal, Self, TypeAlias
 
+from aiops.bandwidth.units import parse_rate
 from aiops.common import urls
 from aiops.errors import ConnectionLost, UsageError
-from aiops.rates import parse_rate
 
 Direction: TypeAlias = Literal["up", "down"]
 """Up: from the workers to the server."""
@@ -77,7 +77,7 @@ class Throttle:
     server
         ``aiops://host:port``.
     rate
-        Bytes per second each way, or text such as ``"20Mbit/s"`` (`aiops.rates.parse_rate`).
+        Bytes per second each way, or text such as ``"20Mbit/s"`` (`aiops.bandwidth.units.parse_rate`).
     up, down
         The same for one way; default ``rate``.
     delay

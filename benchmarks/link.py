@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 import aiops
+from aiops.bandwidth.units import parse_rate
 from aiops.codecs.choice import Choice
 from aiops.errors import UsageError
 from aiops.experiments.figure import Figure, Panel
-from aiops.rates import parse_rate
 from aiops.throttle import Throttle
 from benchmarks import plots, report
 from benchmarks.compare import Cell

@@ -21,6 +21,7 @@ from functools import partial
 import numpy as np
 
 import aiops
+from aiops.bandwidth.byte_accounting import Ledger
 from aiops.client.branch import following
 from aiops.client.coding import Coding
 from aiops.client.incoming import Into
@@ -41,7 +42,6 @@ from aiops.errors import (
     refusal,
 )
 from aiops.kernels.sharing import Together, alone
-from aiops.ledger import Ledger
 from aiops.model.layout import Layout
 from aiops.model.tables import Tables
 from aiops.wire import handshake, messages

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from aiops.bandwidth.byte_accounting import Ledger
 from aiops.client.backoff import check_timeout
 from aiops.client.conversation import Conversation
 from aiops.client.leased import Leased
@@ -15,7 +16,6 @@ from aiops.client.rows import RowsInto
 from aiops.client.steps import Steps
 from aiops.common import urls
 from aiops.errors import UsageError
-from aiops.ledger import Ledger
 from aiops.surroundings import SURROUNDINGS
 
 

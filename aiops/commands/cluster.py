@@ -146,7 +146,7 @@ def cluster(
 
 
 def _workload(model: str | None, dataset: str, hidden: int, batch_size: int) -> Workload:
-    from aiops.rates import parse_rate
+    from aiops.bandwidth.units import parse_rate
     from aiops.sim.cluster.workload import Deadweight, Training
 
     if model is not None:

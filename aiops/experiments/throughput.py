@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from aiops.bandwidth.units import parse_rate
 from aiops.config import Config
 from aiops.experiments.case import Result, Tell
 from aiops.experiments.intime import now_and_then
-from aiops.rates import parse_rate
 from aiops.sim.cluster.computing import LogNormal
 from aiops.sim.cluster.course import simulate
 from aiops.sim.cluster.spec import Cluster, Links

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiops.bandwidth.byte_accounting import Ledger
 from aiops.client.params import Params
 from aiops.client.requests import Receipt
 from aiops.client.routines import Transfer
@@ -24,7 +25,6 @@ from aiops.errors import (
     StaleGradient,
     UsageError,
 )
-from aiops.ledger import Ledger
 from aiops.model.layout import Array, Layout
 from tests.strategies import DETERMINISTIC
 

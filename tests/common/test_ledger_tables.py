@@ -7,8 +7,8 @@ import io
 import numpy as np
 from rich.console import Console
 
+from aiops.bandwidth.byte_accounting import Ledger
 from aiops.common import ledger_tables
-from aiops.ledger import Ledger
 from aiops.model.layout import Layout
 from aiops.wire.messages import Ack, Part, Push
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from aiops.bandwidth.byte_accounting import Ledger
 from aiops.demo.record import Record
 from aiops.demo.settings import Settings
 from aiops.demo.worker import Progress
-from aiops.ledger import Ledger
 from aiops.model.layout import Layout
 from aiops.wire.messages import Ack, Part, Push
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from aiops.bandwidth.byte_accounting import Ledger
 from aiops.experiments.bandwidth.case import Case
 from aiops.experiments.bandwidth.results import Row, row_of
 from aiops.experiments.bandwidth.run import Outcome, Sample
 from aiops.experiments.bandwidth.worker import Report
-from aiops.ledger import Ledger
 from aiops.model.layout import Layout
 from aiops.wire.messages import Ack, Part, Push
 

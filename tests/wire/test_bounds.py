@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 from aiops import errors
+from aiops.bandwidth.byte_accounting import Ledger
+from aiops.bandwidth.tallies import Tally
 from aiops.codecs import find as codec
 from aiops.collective import Flat, Ring
 from aiops.errors import Refused, RemoteProtocolError
 from aiops.events import Received, Told
-from aiops.ledger import Ledger
 from aiops.model.layout import Layout
 from aiops.model.tables import Table, fetch_parts, push_parts
-from aiops.tally import Tally
 from aiops.wire import messages
 from aiops.wire.connection import Wire
 from aiops.wire.decoding import decode

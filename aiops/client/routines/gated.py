@@ -1,4 +1,4 @@
-"""Push and fetch when a gate lets pass: B-FASGD and its kin (`aiops.gates`)."""
+"""Push and fetch when a gate lets pass: B-FASGD and its kin (`aiops.bandwidth.gates`)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from aiops.bandwidth.gates import Gate
 from aiops.client.params import Params, Stamp
 from aiops.client.requests import Receipt
 from aiops.client.routines.base import Routine
@@ -22,7 +23,6 @@ from aiops.client.routines.flat import (
 from aiops.client.routines.plan import Plan
 from aiops.client.transfer import Transfer
 from aiops.errors import UsageError
-from aiops.gates import Gate
 from aiops.model.layout import Array, Ints
 
 
@@ -31,7 +31,7 @@ class Gated(Routine):
 
     What is not fetched keeps its true version, so that the staleness of its next gradient is
     counted right. What is not pushed is accumulated, with the count and a stamp; or the server
-    applies the last gradient again; or it is dropped (`aiops.gates.Gate.skipped`).
+    applies the last gradient again; or it is dropped (`aiops.bandwidth.gates.Gate.skipped`).
 
     With ``local`` the gradients are steps of the worker's own model too, until it fetches: then
     what is fetched is received beside it, and takes its place.

@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
+from aiops.bandwidth.units import parse_rate
 from aiops.config import Config
 from aiops.errors import UsageError
-from aiops.rates import parse_rate
 from aiops.sim.cluster.computing import Computing, Fixed
 from aiops.sim.cluster.workload import Training, Workload
 from aiops.sim.virtual.host import Host
@@ -41,7 +41,7 @@ class Links:
     ----------
     worker, server
         What a worker's link carries each way, and the server's, which all workers share: bytes per
-        second, or text such as ``"1Gbit/s"`` (`aiops.rates.parse_rate`); None: it is no limit.
+        second, or text such as ``"1Gbit/s"`` (`aiops.bandwidth.units.parse_rate`); None: it is no limit.
     latency
         Seconds that anything travels between a worker and the server, each way.
     jitter

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from aiops.algorithms import find
+from aiops.bandwidth.gates import find as gate
 from aiops.client.params import Params
 from aiops.client.requests import News, Receipt, Request
 from aiops.client.routines import Transfer, routine_for
 from aiops.client.routines.gated import Gated
 from aiops.errors import BadPush, UsageError
-from aiops.gates import find as gate
 from aiops.model.layout import Layout, dtype_named
 
 ACK = Receipt(1, 0, 0.0, None, {})

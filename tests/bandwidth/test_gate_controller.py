@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from aiops.bucket import USABLE
-from aiops.controller import Controller, Crossing
+from aiops.bandwidth.gate_controller import Controller, Crossing
+from aiops.bandwidth.token_bucket import USABLE
 
 MB = 1_000_000
 DT, LOOK = 0.002, 0.1

@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
+from aiops.bandwidth.tallies import Flow, Tally
 from aiops.model.layout import Array, Ints, Layout
-from aiops.tally import Flow, Tally
 from aiops.wire.fields import LONGEST, Wants
 from aiops.wire.messages import (
     Ack,

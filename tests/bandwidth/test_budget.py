@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 
 import aiops
 from aiops import testing
-from aiops.bucket import Budget
+from aiops.bandwidth.token_bucket import Budget
 from aiops.commands.stats import tables
 from aiops.common import urls
 from aiops.config import Config

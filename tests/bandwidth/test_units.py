@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiops.bandwidth.units import LEAST, SLOWEST, format_rate, parse_rate, too_slow
 from aiops.errors import UsageError
-from aiops.rates import LEAST, SLOWEST, format_rate, parse_rate, too_slow
 
 
 @pytest.mark.parametrize(

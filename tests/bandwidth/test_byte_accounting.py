@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aiops.bandwidth.byte_accounting import SHOWN, Ledger
 from aiops.client import Client, Worker
 from aiops.errors import UsageError
-from aiops.ledger import SHOWN, Ledger
 from aiops.ledgerfile import LedgerFile
 from aiops.model.layout import MAX_PART, Layout, split
 from aiops.model.tables import Table

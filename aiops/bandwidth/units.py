@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable
 
-from aiops.bucket import USABLE
+from aiops.bandwidth.token_bucket import USABLE
 from aiops.errors import UsageError
 
 LEAST = 1000

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiops.bucket import IN, OUT, USABLE, Bucket, Budget, Way
+from aiops.bandwidth.token_bucket import IN, OUT, USABLE, Bucket, Budget, Way
 
 STEP = 1 / 512
 MARGIN = 1 / 64  # of a budget, kept for newcomers

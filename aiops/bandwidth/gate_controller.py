@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiops.bucket import USABLE
+from aiops.bandwidth.token_bucket import USABLE
 
 _TARGET = 0.985 * USABLE
 """The share of the budget aimed at: a little below what can cross, so that a lack can be seen."""

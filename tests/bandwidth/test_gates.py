@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiops import gates
 from aiops.algorithms import find as algorithm
+from aiops.bandwidth import gates
+from aiops.bandwidth.gates import BFASGD, KINDS, Constant, Gate, Periodic
 from aiops.engine import Engine
 from aiops.errors import ConflictError, UsageError
 from aiops.events import Options
-from aiops.gates import BFASGD, KINDS, Constant, Gate, Periodic
 
 GATES = [
     BFASGD(),

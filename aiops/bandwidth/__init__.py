@@ -1,0 +1,1 @@
+"""Spending fewer bytes: gates, token bucket, controller, byte accounting."""
