@@ -18,8 +18,8 @@ from aiops.events import Effect, Received, Reply
 from aiops.incoming import Incoming
 from aiops.recall import Recalled
 from aiops.shadowing import Shadowing
-from aiops.store import Store
-from aiops.versions import Wanted
+from aiops.store.parameters import Store
+from aiops.store.snapshots import Wanted
 from aiops.wire.fields import Sparse
 from aiops.wire.messages import Ack, Again, Error, Fetch, Model, Params, Parts, Push, PushRows
 

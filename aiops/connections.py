@@ -13,7 +13,6 @@ from aiops.config import Config
 from aiops.errors import AiopsError, DeadlineExceeded, Unavailable
 from aiops.events import Effect, Event, Joined, Left, Received, Warm
 from aiops.link import Link
-from aiops.machine import Measure, unmeasured
 from aiops.paced import PacedLink
 from aiops.pacing import Pacing
 from aiops.peer import Peer
@@ -21,6 +20,7 @@ from aiops.pool import Pool
 from aiops.profiling import Receiving
 from aiops.samehost import peer_process, welcome
 from aiops.spin import Lookout
+from aiops.store.resources import Measure, unmeasured
 from aiops.surroundings import Surroundings
 from aiops.wire.connection import Wire
 from aiops.wire.handshake import Greeter

@@ -17,7 +17,7 @@ from typing import Any
 
 from aiops.bandwidth.byte_accounting import Ledger
 from aiops.model.layout import Layout
-from aiops.versions import Lease
+from aiops.store.snapshots import Lease
 from aiops.wire.messages import REMEMBERED, Message
 from aiops.wire.traffic import Traffic
 

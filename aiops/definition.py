@@ -15,7 +15,7 @@ from aiops.kernels.rule import Rule
 from aiops.model.arena import aligned
 from aiops.model.layout import Bytes, Layout
 from aiops.model.tables import ID_BYTES, Tables
-from aiops.rows import TableStore
+from aiops.store.sparse_table import TableStore
 from aiops.wire.messages import Define
 
 
@@ -121,7 +121,7 @@ def table_stores(
 ) -> tuple[TableStore, ...]:
     """Make room for the rows of tables, of which none takes memory yet.
 
-    ``later``: see `aiops.machine.Machine`.
+    ``later``: see `aiops.store.resources.Machine`.
 
     Raises
     ------

@@ -50,23 +50,23 @@ from aiops.events import (
 )
 from aiops.incoming import Incoming
 from aiops.intake import Intake, Offer
-from aiops.machine import Machine
 from aiops.meeting import Meeting
 from aiops.model.arena import aligned
 from aiops.model.layout import Array, Ints
 from aiops.model.placement import Placement
 from aiops.model.tables import NamedTable, Tables
 from aiops.pool import Pool
-from aiops.preparing import Preparation
-from aiops.rows import TableStore
 from aiops.rowsdesk import RowsDesk
 from aiops.rowsintake import RowsIncoming, RowsIntake
-from aiops.shadow import Shadow
 from aiops.shadowing import Shadowing
 from aiops.shards.terms import check_sharded
-from aiops.store import Store
+from aiops.store.delta_replica import Shadow
+from aiops.store.parameters import Store
+from aiops.store.resources import Machine
+from aiops.store.snapshots import Version
+from aiops.store.sparse_table import TableStore
+from aiops.store.warmup import Preparation
 from aiops.updates import Updates
-from aiops.versions import Version
 from aiops.wire import messages
 from aiops.wire.messages import (
     Again,

@@ -16,11 +16,11 @@ from aiops.common.frozen import value
 from aiops.errors import UsageError
 from aiops.model.layout import Bytes, Ints
 from aiops.model.placement import Placement
-from aiops.rows import RowJob
 from aiops.rowsintake import RowsIncoming
-from aiops.shadow import ShadowJob
-from aiops.store import Job
-from aiops.versions import Lease
+from aiops.store.delta_replica import ShadowJob
+from aiops.store.parameters import Job
+from aiops.store.snapshots import Lease
+from aiops.store.sparse_table import RowJob
 from aiops.wire.messages import Greeting, Message
 from aiops.wire.sinks import Sink
 from aiops.wire.traffic import Traffic

@@ -7,8 +7,8 @@ import numpy as np
 from aiops.crew import Member
 from aiops.errors import BadPush, NotReady, Refused, Unavailable
 from aiops.incoming import Incoming
-from aiops.store import Store
-from aiops.versions import Wanted
+from aiops.store.parameters import Store
+from aiops.store.snapshots import Wanted
 from aiops.wire.messages import Again, Push, PushRows
 from aiops.wire.sinks import Discard, Sink
 

@@ -3,7 +3,7 @@
 What arrives is surveyed chunk by chunk while it is still in the cache: finite and below 1e18 in
 magnitude, since a finite 1e20 squares to infinity and would freeze a moving average of squares for
 ever. What is coded is checked by its codec, and kept as it came until the thread that updates
-decodes it (`aiops.gradients`): so what waits takes no more room than what was sent.
+decodes it (`aiops.store.gradient`): so what waits takes no more room than what was sent.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 
 from aiops.codecs import codec_named, raw
 from aiops.errors import BadPush, Refused
-from aiops.gradients import Gradient, rows_in
 from aiops.kernels.scan import Surveyor
 from aiops.model.layout import Array, Bytes, Cover, Layout
 from aiops.pool import Pool
+from aiops.store.gradient import Gradient, rows_in
 from aiops.wire.messages import Part, Parts
 from aiops.wire.shared_payloads import Lent
 from aiops.wire.sinks import Sink

@@ -15,7 +15,7 @@ from typing import Protocol, cast
 from aiops.errors import AiopsError, ConnectionLost, RemoteProtocolError
 from aiops.samehost import Side
 from aiops.sockets import tune, unacknowledged
-from aiops.versions import Lease
+from aiops.store.snapshots import Lease
 from aiops.wire.connection import Buffer, Wire
 from aiops.wire.messages import Message
 from aiops.wire.sinks import Sink

@@ -9,7 +9,7 @@ from aiops.errors import AiopsError, DeadlineExceeded
 from aiops.link import Link
 from aiops.model.layout import Bytes
 from aiops.model.shared_memory import Segment
-from aiops.versions import Lease
+from aiops.store.snapshots import Lease
 from aiops.wire.handshake import Greeter
 from aiops.wire.messages import Message, Parts, Ping
 

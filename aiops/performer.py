@@ -27,11 +27,11 @@ from aiops.events import (
     WakeAt,
     Warm,
 )
-from aiops.machine import Machine
 from aiops.model.layout import Ints
 from aiops.pacing import Pacing
 from aiops.rowsintake import RowsIncoming
 from aiops.shards.links import Links
+from aiops.store.resources import Machine
 from aiops.surroundings import Surroundings
 from aiops.wire.connection import SMALL
 from aiops.yielding import yielding

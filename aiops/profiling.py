@@ -14,7 +14,7 @@ from typing import Any
 
 from aiops import newfiles
 from aiops.errors import UsageError
-from aiops.machine import Measure
+from aiops.store.resources import Measure
 
 WHAT = ("receive", "decode", "policy", "upload", "kernel", "download", "send")
 """What is counted: bytes read, parsed and surveyed; codecs; decisions; updates; answers.

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from aiops.gradients import Gradient
 from aiops.incoming import Incoming
 from aiops.model.layout import Cover
+from aiops.store.gradient import Gradient
 
 
 class Recalled:

@@ -17,8 +17,8 @@ from aiops.errors import BadPush, Refused
 from aiops.events import Received, Reply
 from aiops.model.layout import Ints
 from aiops.model.tables import rows_parts
-from aiops.rows import RowJob, TableStore
 from aiops.rowsintake import RowsIncoming
+from aiops.store.sparse_table import RowJob, TableStore
 from aiops.wire.messages import Error, FetchRows, PushRows, TableRows
 
 

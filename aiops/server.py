@@ -30,7 +30,6 @@ from aiops.engine import Engine
 from aiops.errors import ConnectionLost, UsageError, nearest
 from aiops.events import Event, Stopping
 from aiops.keeping import Keeping
-from aiops.machine import Machine, unmeasured
 from aiops.model.shared_memory import Memory, SharedMemory
 from aiops.nearby import Nearby
 from aiops.pacing import Pacing
@@ -41,6 +40,7 @@ from aiops.shards.follower import Follower
 from aiops.shards.lead import Lead
 from aiops.shards.links import Links
 from aiops.sockets import narrow, unpace
+from aiops.store.resources import Machine, unmeasured
 from aiops.surroundings import SURROUNDINGS
 
 _log = logging.getLogger("aiops.server")
@@ -82,7 +82,7 @@ class Server:
         memory = SharedMemory() if near and not relaxed else Memory()
         device = here.device(config.device)
         if device is not None:
-            from aiops.ondevice import PageLocked
+            from aiops.store.cuda_backend import PageLocked
 
             memory = PageLocked(memory, device)
         measure = self._profile.measure if self._profile is not None else unmeasured

@@ -8,9 +8,9 @@ from dataclasses import replace
 from aiops.crew import Member
 from aiops.events import Effect, Reply
 from aiops.model.layout import Ints
-from aiops.shadow import Shadow, ShadowJob
-from aiops.store import Store
-from aiops.versions import Wanted
+from aiops.store.delta_replica import Shadow, ShadowJob
+from aiops.store.parameters import Store
+from aiops.store.snapshots import Wanted
 from aiops.wire.messages import Ack, Params
 
 

@@ -19,10 +19,10 @@ from aiops.events import Applied, Apply, Effect, Note, WakeAt
 from aiops.incoming import Incoming
 from aiops.model.layout import Array, Cover, Ints
 from aiops.recall import Recall, Recalled
-from aiops.rows import RowJob
-from aiops.shadow import ShadowJob
-from aiops.store import Job, Store
-from aiops.versions import Lease, Version
+from aiops.store.delta_replica import ShadowJob
+from aiops.store.parameters import Job, Store
+from aiops.store.snapshots import Lease, Version
+from aiops.store.sparse_table import RowJob
 
 _EXACT = 1024
 """A staleness below this has a bar of its own in the histogram; above, powers of two have one."""

@@ -19,16 +19,16 @@ from rich.table import Table
 
 from aiops import cuda
 from aiops.experiments.figure import Figure, Panel
-from aiops.gradients import Gradient
 from aiops.kernels import Rule, Spans
 from aiops.kernels.device import Device
 from aiops.kernels.fused_gpu import DeviceKernel
 from aiops.kernels.source_gpu import Kinds
-from aiops.machine import Machine
 from aiops.model.layout import Cover, Layout
 from aiops.model.shared_memory import Memory
-from aiops.ondevice import PageLocked
-from aiops.store import Job, Store
+from aiops.store.cuda_backend import PageLocked
+from aiops.store.gradient import Gradient
+from aiops.store.parameters import Job, Store
+from aiops.store.resources import Machine
 from benchmarks import kernels, plots, report
 from benchmarks.compare import Cell
 

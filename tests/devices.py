@@ -6,9 +6,9 @@ import functools
 import importlib.util
 
 from aiops.kernels.device import Device
-from aiops.machine import Machine
 from aiops.model.shared_memory import Memory
-from aiops.ondevice import PageLocked
+from aiops.store.cuda_backend import PageLocked
+from aiops.store.resources import Machine
 from tests.emulated import COMPILER, EmulatedDevice
 
 

@@ -12,7 +12,7 @@ from aiops.client.params import Params
 from aiops.client.requests import Receipt
 from aiops.client.routines import Transfer, routine_for
 from aiops.model.layout import Array
-from aiops.versions import Lease
+from aiops.store.snapshots import Lease
 from aiops.wire import messages
 from aiops.wire.messages import Ack, Error, Message
 from tests.inline import Inline

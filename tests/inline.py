@@ -27,10 +27,10 @@ from aiops.events import (
     Tick,
     WakeAt,
 )
-from aiops.machine import Machine
 from aiops.model.arena import aligned
 from aiops.model.layout import Array, Layout, split
-from aiops.versions import Lease
+from aiops.store.resources import Machine
+from aiops.store.snapshots import Lease
 from aiops.wire import messages
 from aiops.wire.messages import Ack, Error, Message, Part
 

@@ -23,7 +23,7 @@ from aiops.errors import ConflictError, ConnectionLost, Unavailable, UsageError
 from aiops.files import read_model, write_model
 from aiops.kernels.rule import Rule
 from aiops.model.layout import Array
-from aiops.store import Job
+from aiops.store.parameters import Job
 from tests.peers import eventually
 from tests.proxy import Proxy
 from tests.support import PATIENCE, ServerThread

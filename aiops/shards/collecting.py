@@ -7,7 +7,7 @@ from collections.abc import Callable
 from aiops.errors import RemoteProtocolError
 from aiops.model.arena import Arena
 from aiops.model.placement import Placement
-from aiops.versions import Lease
+from aiops.store.snapshots import Lease
 from aiops.wire.messages import Parts
 from aiops.wire.sinks import Sink
 

@@ -33,17 +33,17 @@ from aiops.events import (
     Warm,
 )
 from aiops.intake import Intake
-from aiops.machine import Machine
 from aiops.model.arena import aligned
 from aiops.model.layout import Bytes, Layout
 from aiops.model.placement import RAW, Placement
 from aiops.pool import Pool
-from aiops.preparing import Preparation
-from aiops.shadow import Shadow, ShadowJob
 from aiops.shards.orders import SHADOW, Work
 from aiops.shards.rooms import Rooms
-from aiops.store import Job, Store
-from aiops.versions import Lease, Version
+from aiops.store.delta_replica import Shadow, ShadowJob
+from aiops.store.parameters import Job, Store
+from aiops.store.resources import Machine
+from aiops.store.snapshots import Lease, Version
+from aiops.store.warmup import Preparation
 from aiops.wire.messages import (
     PROTOCOL,
     Arrived,

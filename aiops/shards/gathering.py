@@ -14,9 +14,9 @@ from functools import partial
 
 from aiops.errors import Refused
 from aiops.events import Received
-from aiops.gradients import Gradient
 from aiops.incoming import Incoming
 from aiops.model.layout import Bytes, Cover
+from aiops.store.gradient import Gradient
 from aiops.wire.messages import Part
 from aiops.wire.sinks import Discard, Sink
 

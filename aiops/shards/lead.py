@@ -37,19 +37,19 @@ from aiops.events import (
     Told,
     Warm,
 )
-from aiops.gradients import Gradient
 from aiops.model.arena import aligned
 from aiops.model.layout import split
 from aiops.model.placement import RAW, Placement, empty_cover, ranges_of
 from aiops.pool import Pool
-from aiops.shadow import ShadowJob
 from aiops.shards.collecting import Collecting
 from aiops.shards.counting import Counting
 from aiops.shards.follower import LOST
 from aiops.shards.gathering import Coming, Gathered, Gathering, Nothing
 from aiops.shards.orders import send, send_coded
 from aiops.shards.updating import Updating
-from aiops.store import Job
+from aiops.store.delta_replica import ShadowJob
+from aiops.store.gradient import Gradient
+from aiops.store.parameters import Job
 from aiops.wire.fields import Apart
 from aiops.wire.messages import (
     Again,

@@ -14,7 +14,7 @@ import numpy as np
 from aiops.errors import RemoteProtocolError
 from aiops.model.layout import Array, Ints
 from aiops.model.placement import RAW, Placement, ranges_of
-from aiops.store import Job
+from aiops.store.parameters import Job
 from aiops.wire.messages import Part, Send, SendCoded
 
 SHADOW = "shadow"

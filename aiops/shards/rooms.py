@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiops.errors import BadPush, Refused
-from aiops.gradients import Gradient
 from aiops.incoming import Incoming
 from aiops.intake import Intake
 from aiops.model.placement import moved, ranges_of
+from aiops.store.gradient import Gradient
 from aiops.wire.fields import Ranges
 from aiops.wire.messages import Expect, Portion, Push
 from aiops.wire.sinks import Discard, Sink

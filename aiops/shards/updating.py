@@ -11,11 +11,11 @@ from aiops.errors import RemoteProtocolError
 from aiops.events import Applied, Apply, Effect, Told
 from aiops.model.layout import Ints
 from aiops.model.placement import Placement
-from aiops.shadow import UNTOUCHED, ShadowJob
 from aiops.shards.orders import SHADOW, work_of
-from aiops.stepping import clipping
-from aiops.store import Job
-from aiops.versions import Version
+from aiops.store.delta_replica import UNTOUCHED, ShadowJob
+from aiops.store.parameters import Job
+from aiops.store.snapshots import Version
+from aiops.store.updater import clipping
 from aiops.wire.messages import Done, Message, Use
 
 
@@ -33,7 +33,7 @@ class Updating:
     """The updates of one lead, one after the other.
 
     Where the norm of a gradient is clipped, each is two: it is measured on all shards, then the
-    step is taken with what that comes to. Work on the shadow (`aiops.shadow`) goes the same way.
+    step is taken with what that comes to. Work on the shadow (`aiops.store.delta_replica`) goes the same way.
 
     Parameters
     ----------

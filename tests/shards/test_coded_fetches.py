@@ -12,7 +12,7 @@ from aiops.codecs.choice import Choice
 from aiops.errors import RemoteProtocolError, Unavailable
 from aiops.model.layout import Layout
 from aiops.model.placement import Placement
-from aiops.shadow import _codecs
+from aiops.store.delta_replica import _codecs
 from aiops.wire.messages import Part, Portion
 from tests.shards.test_hostile import done, ones
 from tests.shards.world import Actor, World

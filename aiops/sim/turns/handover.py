@@ -16,7 +16,7 @@ import numpy as np
 from aiops.common.frozen import value
 from aiops.model.arena import Arena
 from aiops.model.layout import Layout
-from aiops.versions import Lease
+from aiops.store.snapshots import Lease
 from aiops.wire.connection import Buffer, Place, Places, Wire
 from aiops.wire.messages import Message, Parts
 from aiops.wire.shared_payloads import Lent

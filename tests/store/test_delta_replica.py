@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiops import shadow as module
 from aiops.client.incoming import Into, wants_of
 from aiops.client.params import Params
 from aiops.codecs.choice import Choice
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Ints, Layout
-from aiops.shadow import Shadow
-from aiops.versions import Lease, Version, Wanted
+from aiops.store import delta_replica as module
+from aiops.store.delta_replica import Shadow
+from aiops.store.snapshots import Lease, Version, Wanted
 from aiops.wire.messages import Parts
 
 BACKENDS = ("numpy", "numba")

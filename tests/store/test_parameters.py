@@ -13,11 +13,11 @@ from aiops import kernels
 from aiops.algorithms.base import sgd
 from aiops.algorithms.fasgd import FASGD
 from aiops.errors import UsageError
-from aiops.gradients import Gradient
 from aiops.kernels.rule import Rule
 from aiops.model.arena import aligned
 from aiops.model.layout import Array, Cover, Layout, dtype_named
-from aiops.store import Job, Store
+from aiops.store.gradient import Gradient
+from aiops.store.parameters import Job, Store
 
 
 def store_of(arrays: dict[str, Array], rule: Rule | None = None, **options: object) -> Store:

@@ -8,23 +8,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiops import ondevice
 from aiops.algorithms import find
 from aiops.algorithms.fasgd import FASGD
 from aiops.codecs import find as codec
 from aiops.errors import BadPush
-from aiops.gradients import Gradient
 from aiops.kernels.device import Device, DeviceArray
 from aiops.model.arena import aligned
 from aiops.model.layout import Array, Cover, Layout, dtype_named
 from aiops.model.shared_memory import Memory, SharedMemory, available
-from aiops.ondevice import Buffers, OnDevice, PageLocked
-from aiops.store import Job, Store
+from aiops.store import cuda_backend
+from aiops.store.cuda_backend import Buffers, OnDevice, PageLocked
+from aiops.store.gradient import Gradient
+from aiops.store.parameters import Job, Store
 from aiops.wire.messages import Part
 from tests.devices import DEVICES, device_named, machine_with
 from tests.emulated import COMPILER, EmulatedDevice, Mark
 from tests.inline import Inline
-from tests.test_store import gradient_of
+from tests.store.test_parameters import gradient_of
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no g++ to compile with")
 MIXED = ("float64", "float32", "bfloat16", "float16")
@@ -122,11 +122,11 @@ class Both:
             assert mine is None or theirs is None or mine.tobytes() == theirs.tobytes()
 
 
-@pytest.fixture(params=[ondevice.PORTION, 96], ids=["whole", "in portions"])
+@pytest.fixture(params=[cuda_backend.PORTION, 96], ids=["whole", "in portions"])
 def portions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """How much of a gradient is brought at a time."""
     portion: int = request.param
-    monkeypatch.setattr(ondevice, "PORTION", portion)
+    monkeypatch.setattr(cuda_backend, "PORTION", portion)
     return portion
 
 
@@ -331,7 +331,7 @@ class TestOverlap:
     """What is there of a large gradient is updated, and copied back, while the rest comes."""
 
     def both(self, monkeypatch: pytest.MonkeyPatch, *dtypes: str) -> tuple[Both, list[str]]:
-        monkeypatch.setattr(ondevice, "PORTION", 1024)
+        monkeypatch.setattr(cuda_backend, "PORTION", 1024)
         both, events = Both(EmulatedDevice(), "fasgd", *dtypes), list[str]()
         place = both.stores[1].stepping.place
         assert isinstance(place, OnDevice)

@@ -1,6 +1,6 @@
 """The arithmetic of one store: gradients are added up, and steps are taken with them.
 
-It is the same wherever it is done, which is its `Place`'s business (`aiops.places`).
+It is the same wherever it is done, which is its `Place`'s business (`aiops.store.backends`).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import numpy as np
 
 from aiops import kernels
 from aiops.codecs.raw import NAME as RAW
-from aiops.gradients import Gradient, Group, groups, rows_in, section_size, spans_of
 from aiops.kernels.rule import Rule
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Ints, Layout, compute_dtype
-from aiops.places import Place
-from aiops.versions import Version
+from aiops.store.backends import Place
+from aiops.store.gradient import Gradient, Group, groups, rows_in, section_size, spans_of
+from aiops.store.snapshots import Version
 
 NONE = np.empty(0, np.int64)
 
@@ -27,7 +27,7 @@ NONE = np.empty(0, np.int64)
 class Work:
     """What an update is of.
 
-    The attributes are those of `aiops.store.Job`, as far as they are held here; ``gradient`` lies
+    The attributes are those of `aiops.store.parameters.Job`, as far as they are held here; ``gradient`` lies
     where the arithmetic is done. ``wanted``: the version made will be read before long.
     """
 

@@ -19,14 +19,14 @@ import numpy as np
 
 from aiops import kernels
 from aiops.errors import UsageError
-from aiops.gradients import Gradient
 from aiops.kernels.rule import Rule
-from aiops.machine import Machine
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Ints, Layout
-from aiops.places import Host, Place
-from aiops.stepping import NONE, Stepping, Work
-from aiops.versions import Lease, Shelf, Version
+from aiops.store.backends import Host, Place
+from aiops.store.gradient import Gradient
+from aiops.store.resources import Machine
+from aiops.store.snapshots import Lease, Shelf, Version
+from aiops.store.updater import NONE, Stepping, Work
 
 _F4 = np.dtype("<f4")
 
@@ -120,7 +120,7 @@ class Store:
         device = machine.device
         place: Place = Host(held, backend, machine)
         if device is not None:
-            from aiops.ondevice import OnDevice
+            from aiops.store.cuda_backend import OnDevice
 
             place = OnDevice(device, held, backend, machine)
         self.stepping = Stepping(held, rule, place)
@@ -216,7 +216,7 @@ class Store:
         self.stepping.load(self.current.arena)
 
     def read_packed(self, codecs: Iterable[str]) -> None:
-        """See `aiops.stepping.Stepping.read_packed`."""
+        """See `aiops.store.updater.Stepping.read_packed`."""
         self.stepping.read_packed(codecs)
 
     def warm(self) -> None:

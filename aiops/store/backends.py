@@ -1,6 +1,6 @@
 """Where a store's arithmetic is done: on the host, or on a device with memory of its own.
 
-A `Stepping` (`aiops.stepping`) is the same on both. Its arrays are flat, and slices and views of
+A `Stepping` (`aiops.store.updater`) is the same on both. Its arrays are flat, and slices and views of
 them are the same memory; what they hold only its `Place` knows.
 """
 
@@ -12,14 +12,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from aiops import kernels
-from aiops.gradients import Gradient
 from aiops.kernels.rule import Rule
 from aiops.kernels.sharing import Together, filled, update
 from aiops.kernels.spans import Kernel, Spans
-from aiops.machine import Machine
 from aiops.model.arena import Arena, aligned
 from aiops.model.layout import Array, Bytes, Ints, Layout, compute_dtype
-from aiops.versions import Version
+from aiops.store.gradient import Gradient
+from aiops.store.resources import Machine
+from aiops.store.snapshots import Version
 
 
 class Place(Protocol):

@@ -27,7 +27,7 @@ class Preparation:
     rule
         What updates are made by, if by kernels for this machine's processors. The model's dtype is
         taken to be float32, as most are: kernels of another are made when it is known
-        (`aiops.store.Store.warming`).
+        (`aiops.store.parameters.Store.warming`).
     backend
         ``"auto"``, ``"numba"`` or ``"numpy"``.
     codecs

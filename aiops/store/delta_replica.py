@@ -27,7 +27,7 @@ from aiops.kernels.sharing import Together, alone
 from aiops.model.arena import Arena
 from aiops.model.layout import MAX_PART, MAX_TENSORS, Array, Bytes, Ints, split
 from aiops.model.placement import Pieces, Placement
-from aiops.versions import Lease, Shelf, Version, Wanted
+from aiops.store.snapshots import Lease, Shelf, Version, Wanted
 from aiops.wire.fields import Ranges
 from aiops.wire.messages import Part, Parts
 
@@ -73,7 +73,7 @@ class Shadow:
         Versions that the shadow may be behind when it is asked for; 0: half of what lies between
         two fetches of a worker, so that one finds about two increments.
     live
-        At most so many of its versions are alive (`aiops.versions.Shelf`).
+        At most so many of its versions are alive (`aiops.store.snapshots.Shelf`).
     placement, shard
         Where the model lies, if not on one server, and which of the shards this is: of a follower
         (from 1) the version is of its pieces, and it keeps its increments until it is told.

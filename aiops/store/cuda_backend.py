@@ -23,7 +23,6 @@ import numpy as np
 from aiops import kernels
 from aiops.codecs import raw
 from aiops.codecs.topk import TopK
-from aiops.gradients import Gradient
 from aiops.kernels.device import Bytes, Device, DeviceArray, Mark
 from aiops.kernels.fused_gpu import RAW, DeviceKernel
 from aiops.kernels.rule import Rule
@@ -31,12 +30,13 @@ from aiops.kernels.sharing import cut
 from aiops.kernels.source_gpu import Kinds
 from aiops.kernels.spans import Kernel, Spans
 from aiops.kernels.tools_gpu import DeviceTools
-from aiops.machine import Machine
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Ints, Layout, compute_dtype
 from aiops.model.shared_memory import Memory
-from aiops.places import Host
-from aiops.versions import Version
+from aiops.store.backends import Host
+from aiops.store.gradient import Gradient
+from aiops.store.resources import Machine
+from aiops.store.snapshots import Version
 
 _PIECE = 1 << 18  # elements that are filled with a value at a time
 

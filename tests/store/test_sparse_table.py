@@ -19,7 +19,7 @@ from aiops.kernels.rows import First, first_rows
 from aiops.kernels.rule import Rule
 from aiops.model.layout import Array
 from aiops.model.tables import NamedTable, Table, Tables, fetch_parts, push_parts
-from aiops.rows import TableStore
+from aiops.store.sparse_table import TableStore
 from aiops.wire import messages
 from aiops.wire.connection import Wire
 from aiops.wire.messages import Error, FetchRows, Message, Part, PushRows, TableRows

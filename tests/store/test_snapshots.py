@@ -10,7 +10,7 @@ from aiops.client.params import Params
 from aiops.errors import BadPush, RemoteProtocolError
 from aiops.model.arena import Arena
 from aiops.model.layout import Ints, Layout
-from aiops.versions import Shelf, Version, Wanted
+from aiops.store.snapshots import Shelf, Version, Wanted
 from aiops.wire.fields import Wants
 from aiops.wire.messages import Part
 

@@ -18,8 +18,8 @@ from aiops.errors import UsageError
 from aiops.events import Warm
 from aiops.kernels import backend
 from aiops.performer import Performer
-from aiops.preparing import Preparation
-from aiops.store import Store
+from aiops.store.parameters import Store
+from aiops.store.warmup import Preparation
 from tests.peers import eventually
 from tests.support import PATIENCE, ServerThread
 
