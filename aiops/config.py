@@ -17,8 +17,8 @@ from typing import Any
 from aiops.bandwidth.units import parse_rate
 from aiops.common.urls import PORT, is_loopback, parse
 from aiops.cuda import number_of
+from aiops.engine.events import Options
 from aiops.errors import ConflictError, UsageError, nearest
-from aiops.events import Options
 
 _SECONDS = (
     *("worker_deadline", "hello_deadline", "stall_deadline", "heartbeat", "drain_deadline"),

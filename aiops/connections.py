@@ -10,13 +10,13 @@ from functools import partial
 from typing import Protocol
 
 from aiops.config import Config
+from aiops.engine.buffer_pool import Pool
+from aiops.engine.events import Effect, Event, Joined, Left, Received, Warm
 from aiops.errors import AiopsError, DeadlineExceeded, Unavailable
-from aiops.events import Effect, Event, Joined, Left, Received, Warm
 from aiops.link import Link
 from aiops.paced import PacedLink
 from aiops.pacing import Pacing
 from aiops.peer import Peer
-from aiops.pool import Pool
 from aiops.profiling import Receiving
 from aiops.samehost import peer_process, welcome
 from aiops.spin import Lookout

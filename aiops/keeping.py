@@ -17,11 +17,11 @@ import numpy as np
 
 from aiops import newfiles
 from aiops.config import Config
-from aiops.engine import Engine
+from aiops.engine.engine import Engine
+from aiops.engine.events import Event, Initialised
+from aiops.engine.journal import Journal
 from aiops.errors import UsageError
-from aiops.events import Event, Initialised
 from aiops.files import Described, check_writable, read_model, read_tables, write_model
-from aiops.journal import Journal
 from aiops.ledgerfile import EVERY, LedgerFile
 from aiops.model.arena import aligned
 from aiops.model.layout import Array, Ints, Layout

@@ -8,7 +8,7 @@ from typing import Self
 
 from aiops.bandwidth.token_bucket import Budget
 from aiops.config import Config
-from aiops.events import Paced, Shares
+from aiops.engine.events import Paced, Shares
 from aiops.paced import PacedLink, Pacer
 from aiops.peer import Peer
 from aiops.surroundings import Surroundings

@@ -12,7 +12,7 @@ from typing import Any
 
 from aiops.applier import Applier
 from aiops.connections import Connections
-from aiops.events import (
+from aiops.engine.events import (
     Applied,
     Apply,
     Drop,
@@ -27,9 +27,9 @@ from aiops.events import (
     WakeAt,
     Warm,
 )
+from aiops.engine.table_receive import RowsIncoming
 from aiops.model.layout import Ints
 from aiops.pacing import Pacing
-from aiops.rowsintake import RowsIncoming
 from aiops.shards.links import Links
 from aiops.store.resources import Machine
 from aiops.surroundings import Surroundings

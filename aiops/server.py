@@ -26,9 +26,9 @@ from aiops.algorithms import find
 from aiops.common import urls
 from aiops.config import Config
 from aiops.connections import Brain, Connections
-from aiops.engine import Engine
+from aiops.engine.engine import Engine
+from aiops.engine.events import Event, Stopping
 from aiops.errors import ConnectionLost, UsageError, nearest
-from aiops.events import Event, Stopping
 from aiops.keeping import Keeping
 from aiops.model.shared_memory import Memory, SharedMemory
 from aiops.nearby import Nearby

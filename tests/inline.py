@@ -11,8 +11,8 @@ import numpy as np
 from aiops.algorithms import find
 from aiops.algorithms.base import Algorithm
 from aiops.codecs import raw
-from aiops.engine import Engine
-from aiops.events import (
+from aiops.engine.engine import Engine
+from aiops.engine.events import (
     Applied,
     Apply,
     Drop,

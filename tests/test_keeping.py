@@ -19,9 +19,9 @@ from rich.console import Console
 import aiops
 from aiops.client import Client, Worker
 from aiops.commands import stats
+from aiops.engine.journal import Replayed, replay
 from aiops.errors import UsageError
 from aiops.files import read_model, read_tables, write_model
-from aiops.journal import Replayed, replay
 from aiops.model.layout import Array
 from tests.peers import Process, eventually, serving
 from tests.support import ServerThread, assert_same

@@ -15,9 +15,9 @@ import pytest
 
 import aiops
 from aiops.client import Client, Worker
+from aiops.engine.journal import replay
 from aiops.errors import Unavailable
 from aiops.files import read_model
-from aiops.journal import replay
 from aiops.model.layout import Array
 from aiops.wire import messages
 from tests.peers import Peer, Process, eventually, frame, serving

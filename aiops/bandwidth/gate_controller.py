@@ -52,7 +52,7 @@ class _Seen:
 
 @dataclass(slots=True)
 class Crossing:
-    """What crossed under a budget between two looks; see `aiops.events.Paced`."""
+    """What crossed under a budget between two looks; see `aiops.engine.events.Paced`."""
 
     time: float
     nbytes: int

@@ -34,9 +34,9 @@ def replay(
     in FILE.2, then in FILE.3.
     """
     from aiops.config import Config
+    from aiops.engine.journal import digest
+    from aiops.engine.journal import replay as run_again
     from aiops.files import write_model
-    from aiops.journal import digest
-    from aiops.journal import replay as run_again
 
     Config(kernels=kernels)  # refuses a name that is none
     began = time.perf_counter()

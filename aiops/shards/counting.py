@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from aiops.engine.events import Received
 from aiops.errors import RemoteProtocolError
-from aiops.events import Received
 from aiops.wire.fields import LONGEST
 from aiops.wire.traffic import Traffic
 

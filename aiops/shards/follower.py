@@ -15,8 +15,9 @@ import numpy as np
 
 from aiops.algorithms.base import Algorithm
 from aiops.codecs.choice import Choice
-from aiops.errors import Refused, RemoteProtocolError
-from aiops.events import (
+from aiops.engine.admission import Intake
+from aiops.engine.buffer_pool import Pool
+from aiops.engine.events import (
     Applied,
     Apply,
     Drop,
@@ -32,11 +33,10 @@ from aiops.events import (
     Stopping,
     Warm,
 )
-from aiops.intake import Intake
+from aiops.errors import Refused, RemoteProtocolError
 from aiops.model.arena import aligned
 from aiops.model.layout import Bytes, Layout
 from aiops.model.placement import RAW, Placement
-from aiops.pool import Pool
 from aiops.shards.orders import SHADOW, Work
 from aiops.shards.rooms import Rooms
 from aiops.store.delta_replica import Shadow, ShadowJob

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from aiops.engine.events import Received
+from aiops.engine.receive import Incoming
 from aiops.errors import Refused
-from aiops.events import Received
-from aiops.incoming import Incoming
 from aiops.model.layout import Bytes, Cover
 from aiops.store.gradient import Gradient
 from aiops.wire.messages import Part

@@ -17,10 +17,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from aiops.answers import Pending
-from aiops.engine import Engine
-from aiops.errors import Refused, RemoteProtocolError, Unavailable, refusal
-from aiops.events import (
+from aiops.engine.buffer_pool import Pool
+from aiops.engine.engine import Engine
+from aiops.engine.events import (
     Applied,
     Apply,
     Drop,
@@ -37,10 +36,11 @@ from aiops.events import (
     Told,
     Warm,
 )
+from aiops.engine.replies import Pending
+from aiops.errors import Refused, RemoteProtocolError, Unavailable, refusal
 from aiops.model.arena import aligned
 from aiops.model.layout import split
 from aiops.model.placement import RAW, Placement, empty_cover, ranges_of
-from aiops.pool import Pool
 from aiops.shards.collecting import Collecting
 from aiops.shards.counting import Counting
 from aiops.shards.follower import LOST

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import aiops
+from aiops.engine.events import Event, Lost, Order, Told
 from aiops.errors import (
     AiopsError,
     ConnectionLost,
@@ -16,7 +17,6 @@ from aiops.errors import (
     RemoteProtocolError,
     UsageError,
 )
-from aiops.events import Event, Lost, Order, Told
 from aiops.link import Link
 from aiops.lookup import addresses, first_reached
 from aiops.surroundings import Surroundings

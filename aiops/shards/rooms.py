@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from aiops.engine.admission import Intake
+from aiops.engine.receive import Incoming
 from aiops.errors import BadPush, Refused
-from aiops.incoming import Incoming
-from aiops.intake import Intake
 from aiops.model.placement import moved, ranges_of
 from aiops.store.gradient import Gradient
 from aiops.wire.fields import Ranges

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from aiops.engine.events import Applied, Apply, Effect, Told
 from aiops.errors import RemoteProtocolError
-from aiops.events import Applied, Apply, Effect, Told
 from aiops.model.layout import Ints
 from aiops.model.placement import Placement
 from aiops.shards.orders import SHADOW, work_of

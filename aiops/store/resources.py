@@ -34,7 +34,7 @@ class Machine:
     device
         Where parameters and the optimiser's state are kept and updates are done; None: here.
     later
-        Whether kernels are made ready (`aiops.events.Warm`) beside other work, so that NumPy does
+        Whether kernels are made ready (`aiops.engine.events.Warm`) beside other work, so that NumPy does
         theirs until then, rather than by whoever calls one first.
     """
 

@@ -12,17 +12,8 @@ from aiops.algorithms.asgd import ASGD
 from aiops.algorithms.average import Average
 from aiops.collective import Flat, Ring
 from aiops.collective import proof as ring_proof
-from aiops.engine import Engine
-from aiops.events import (
-    Applied,
-    Apply,
-    Event,
-    Initialised,
-    Joined,
-    Options,
-    Received,
-    Reply,
-)
+from aiops.engine.engine import Engine
+from aiops.engine.events import Applied, Apply, Event, Initialised, Joined, Options, Received, Reply
 from aiops.model.arena import Arena
 from aiops.model.layout import Bytes, Layout
 from aiops.wire import messages

@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 
 from aiops.algorithms.dcasgd import DCASGD
-from aiops.engine import Engine
-from aiops.events import (
+from aiops.engine.engine import Engine
+from aiops.engine.events import (
     Applied,
     Apply,
     Effect,

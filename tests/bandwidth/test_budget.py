@@ -21,10 +21,10 @@ from aiops.bandwidth.token_bucket import Budget
 from aiops.commands.stats import tables
 from aiops.common import urls
 from aiops.config import Config
-from aiops.engine import Engine
+from aiops.engine.engine import Engine
+from aiops.engine.events import Paced
+from aiops.engine.journal import replay
 from aiops.errors import BadPush, ConflictError, ConnectionLost, Unavailable, UsageError
-from aiops.events import Paced
-from aiops.journal import replay
 from aiops.link import Link
 from aiops.paced import PacedLink
 from aiops.server import Server

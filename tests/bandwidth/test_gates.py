@@ -11,9 +11,9 @@ import pytest
 from aiops.algorithms import find as algorithm
 from aiops.bandwidth import gates
 from aiops.bandwidth.gates import BFASGD, KINDS, Constant, Gate, Periodic
-from aiops.engine import Engine
+from aiops.engine.engine import Engine
+from aiops.engine.events import Options
 from aiops.errors import ConflictError, UsageError
-from aiops.events import Options
 
 GATES = [
     BFASGD(),

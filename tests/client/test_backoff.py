@@ -7,8 +7,8 @@ import pytest
 import aiops
 from aiops import testing
 from aiops.client.backoff import FIRST, LONGEST, Attempts, check_timeout, delays, overdue, reason
+from aiops.engine.events import Effect, Event, Received
 from aiops.errors import ConnectionLost, DeadlineExceeded, UsageError
-from aiops.events import Effect, Event, Received
 
 URL = "aiops://host:7171"
 

@@ -17,8 +17,8 @@ import aiops
 from aiops.client import AsyncWorker, Client, Worker
 from aiops.client.params import Params
 from aiops.client.routines import routine_for
+from aiops.engine.journal import replay
 from aiops.errors import BadPush, UsageError
-from aiops.journal import replay
 from aiops.model.layout import Array
 from aiops.server import Server
 from tests.adapter import Adapter

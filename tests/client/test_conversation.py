@@ -15,7 +15,8 @@ from aiops.algorithms import find
 from aiops.client.conversation import Conversation
 from aiops.client.params import Params
 from aiops.client.requests import Receipt, Request
-from aiops.engine import Engine
+from aiops.engine.engine import Engine
+from aiops.engine.events import Applied, Apply, Event, Joined, Left, Options, Received, Reply
 from aiops.errors import (
     BadPush,
     ConnectionLost,
@@ -26,7 +27,6 @@ from aiops.errors import (
     Unauthorised,
     UsageError,
 )
-from aiops.events import Applied, Apply, Event, Joined, Left, Options, Received, Reply
 from aiops.model.layout import Array, Layout
 from aiops.wire import messages
 from aiops.wire.connection import Wire

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from aiops.algorithms import find
-from aiops.engine import Engine
-from aiops.events import Options
+from aiops.engine.engine import Engine
+from aiops.engine.events import Options
 from aiops.model.layout import Array
 from aiops.sim.turns.memory import MemoryServer, Seat
 from aiops.wire.connection import Buffer

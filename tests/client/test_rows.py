@@ -15,8 +15,8 @@ import pytest
 
 import aiops
 from aiops import testing
+from aiops.engine.journal import replay
 from aiops.errors import BadPush, ConflictError, NotReady, Restarted, UsageError
-from aiops.journal import replay
 from aiops.kernels.rows import First, first_rows
 from tests.adapter import Adapter
 from tests.peers import eventually

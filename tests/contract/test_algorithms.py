@@ -15,9 +15,9 @@ from aiops.algorithms import BUILT_IN, find
 from aiops.algorithms.base import Policy
 from aiops.algorithms.dcasgd import DCASGD
 from aiops.algorithms.policies import Counting
+from aiops.engine.events import Stopping
+from aiops.engine.journal import Journal, digest, replay
 from aiops.errors import ConflictError, UsageError
-from aiops.events import Stopping
-from aiops.journal import Journal, digest, replay
 from aiops.model.layout import Array, dtype_named
 from aiops.wire import messages
 from tests.contract.cases import BACKENDS, CASES, PLACES, WORKERS

@@ -15,9 +15,8 @@ from typing import Any
 from aiops.algorithms import find
 from aiops.client.branch import Branch
 from aiops.client.conversation import Conversation
-from aiops.engine import Engine
-from aiops.errors import AiopsError, ConnectionLost
-from aiops.events import (
+from aiops.engine.engine import Engine
+from aiops.engine.events import (
     Applied,
     Apply,
     Drop,
@@ -32,6 +31,7 @@ from aiops.events import (
     Reply,
     Told,
 )
+from aiops.errors import AiopsError, ConnectionLost
 from aiops.shards.follower import Follower
 from aiops.shards.lead import Lead
 from aiops.wire.connection import Wire

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from aiops.algorithms import BUILT_IN, find
 from aiops.algorithms.optimizers import OPTIMIZERS, sgd
+from aiops.engine.events import Effect, Event, Left, Received, Stopping
+from aiops.engine.journal import Journal, digest, replay
 from aiops.errors import UsageError
-from aiops.events import Effect, Event, Left, Received, Stopping
-from aiops.journal import Journal, digest, replay
 from aiops.kernels.rows import First, first_rows
 from aiops.kernels.rule import Rule
 from aiops.model.layout import Array

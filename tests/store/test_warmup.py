@@ -14,8 +14,8 @@ from aiops import kernels
 from aiops.algorithms.fasgd import FASGD
 from aiops.client import Client
 from aiops.codecs import find
+from aiops.engine.events import Warm
 from aiops.errors import UsageError
-from aiops.events import Warm
 from aiops.kernels import backend
 from aiops.performer import Performer
 from aiops.store.parameters import Store

@@ -19,8 +19,8 @@ from aiops.bandwidth.byte_accounting import Ledger
 from aiops.bandwidth.tallies import Tally
 from aiops.codecs import find as codec
 from aiops.collective import Flat, Ring
+from aiops.engine.events import Received, Told
 from aiops.errors import Refused, RemoteProtocolError
-from aiops.events import Received, Told
 from aiops.model.layout import Layout
 from aiops.model.tables import Table, fetch_parts, push_parts
 from aiops.wire import messages
@@ -44,11 +44,11 @@ from aiops.wire.messages import (
 )
 from aiops.wire.state_machine import HANDSHAKE
 from tests import headers
+from tests.engine.test_admission import arrive
 from tests.inline import Inline
 from tests.peers import Peer, define, enclose, frame, push, serving
 from tests.shards.test_hostile import done
 from tests.shards.world import Actor, World
-from tests.test_intake import arrive
 
 NUMBERS = (
     *(-(2**63), -1, 2**31, 2**32 - 1, 2**53 - 1, 2**53, 2**56, 2**60, 2**62),

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from aiops.client.incoming import Into
 from aiops.client.leased import Leased
 from aiops.client.params import Params
+from aiops.engine.admission import Intake
+from aiops.engine.receive import CodedIncoming, RawIncoming
 from aiops.errors import RemoteProtocolError
-from aiops.incoming import CodedIncoming, RawIncoming
-from aiops.intake import Intake
 from aiops.model.layout import Bytes, Layout
 from aiops.model.shared_memory import Segment
 from aiops.wire.connection import Wire

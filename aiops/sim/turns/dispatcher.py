@@ -17,7 +17,7 @@ from typing import Any
 
 from aiops.client.params import Params
 from aiops.common.closing import Closing
-from aiops.engine import Engine
+from aiops.engine.engine import Engine
 from aiops.errors import UsageError
 from aiops.model.layout import Array, Ints
 from aiops.sim.turns.memory import MemoryServer, Seat

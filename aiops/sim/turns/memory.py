@@ -18,9 +18,9 @@ from aiops.client.leased import Leased
 from aiops.client.params import Params
 from aiops.client.requests import Receipt, Request
 from aiops.client.routines import Routine, Transfer, routine_for
-from aiops.engine import Engine
+from aiops.engine.engine import Engine
+from aiops.engine.events import Applied, Apply, Drop, Event, Joined, Left, Received, Reply, Warm
 from aiops.errors import Refused, StaleGradient, UsageError
-from aiops.events import Applied, Apply, Drop, Event, Joined, Left, Received, Reply, Warm
 from aiops.model.layout import Array
 from aiops.sim.turns.ahead import Ahead
 from aiops.sim.turns.handover import HandedWire, Parcel

@@ -16,8 +16,8 @@ import pytest
 
 from aiops.algorithms import BUILT_IN
 from aiops.config import Config
+from aiops.engine.journal import replay
 from aiops.errors import BadPush, DeadlineExceeded, UsageError
-from aiops.journal import replay
 from aiops.testing import (
     Cluster,
     Cut,

@@ -11,9 +11,9 @@ import pytest
 
 from aiops.algorithms import find
 from aiops.client.leased import Leased
-from aiops.engine import Engine
+from aiops.engine.engine import Engine
+from aiops.engine.events import Options
 from aiops.errors import BadPush, LocalProtocolError, RemoteProtocolError
-from aiops.events import Options
 from aiops.model.layout import Layout
 from aiops.sim.turns.handover import HandedWire
 from aiops.sim.turns.memory import MemoryServer, Seat

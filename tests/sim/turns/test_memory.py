@@ -12,10 +12,10 @@ import pytest
 
 from aiops.algorithms import BUILT_IN, find
 from aiops.client.params import Params
-from aiops.engine import Engine
+from aiops.engine.engine import Engine
+from aiops.engine.events import Event, Options
+from aiops.engine.journal import Journal, replay
 from aiops.errors import BadPush, ConflictError
-from aiops.events import Event, Options
-from aiops.journal import Journal, replay
 from aiops.model.layout import Array
 from aiops.sim.turns.memory import MemoryServer, Seat
 from aiops.workloads.digits import load_digits

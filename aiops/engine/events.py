@@ -13,10 +13,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from aiops.common.frozen import value
+from aiops.engine.table_receive import RowsIncoming
 from aiops.errors import UsageError
 from aiops.model.layout import Bytes, Ints
 from aiops.model.placement import Placement
-from aiops.rowsintake import RowsIncoming
 from aiops.store.delta_replica import ShadowJob
 from aiops.store.parameters import Job
 from aiops.store.snapshots import Lease

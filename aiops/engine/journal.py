@@ -17,9 +17,8 @@ import msgpack
 import numpy as np
 
 from aiops.algorithms import find
-from aiops.engine import Engine
-from aiops.errors import UsageError, refusal
-from aiops.events import (
+from aiops.engine.engine import Engine
+from aiops.engine.events import (
     Applied,
     Apply,
     Effect,
@@ -34,7 +33,8 @@ from aiops.events import (
     Stopping,
     Tick,
 )
-from aiops.incoming import Incoming
+from aiops.engine.receive import Incoming
+from aiops.errors import UsageError, refusal
 from aiops.model.arena import aligned
 from aiops.wire import messages
 from aiops.wire.decoding import decode

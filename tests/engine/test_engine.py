@@ -367,7 +367,7 @@ class TestBarrier:
         assert inline.version == 2
 
     def test_stopping_answers_those_who_wait(self) -> None:
-        from aiops.events import Stopping
+        from aiops.engine.events import Stopping
 
         inline = running("hardsync", workers=2)
         inline.push(1, G)

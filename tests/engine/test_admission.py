@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiops.engine.admission import Intake, Offer
+from aiops.engine.receive import Incoming
 from aiops.errors import BadPush, NotReady, Refused, RemoteProtocolError
-from aiops.incoming import Incoming
-from aiops.intake import Intake, Offer
 from aiops.model.layout import Layout
 from aiops.wire import messages
 from aiops.wire.connection import Wire

@@ -8,9 +8,9 @@ import numpy as np
 
 from aiops.algorithms.base import Algorithm
 from aiops.common.frozen import value
+from aiops.engine.admission import Offer
+from aiops.engine.events import Initialised
 from aiops.errors import BadPush, ConflictError, UsageError
-from aiops.events import Initialised
-from aiops.intake import Offer
 from aiops.kernels.rule import Rule
 from aiops.model.arena import aligned
 from aiops.model.layout import Bytes, Layout

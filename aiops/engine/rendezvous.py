@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiops.common import urls
+from aiops.engine.events import Effect, Reply, WakeAt
 from aiops.errors import BadPush, Refused, Unavailable
-from aiops.events import Effect, Reply, WakeAt
 from aiops.model.layout import Layout
 from aiops.wire.messages import Error, Meet, Round
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from aiops.incoming import Incoming
+from aiops.engine.receive import Incoming
 from aiops.model.layout import Cover
 from aiops.store.gradient import Gradient
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from aiops.algorithms.average import Average
+from aiops.engine.events import Stopping
 from aiops.errors import UsageError
-from aiops.events import Stopping
 from aiops.wire.messages import Error, Fetch, Leave, Meet, Message, Round
 from tests.inline import Inline
 

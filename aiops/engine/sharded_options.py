@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from aiops.engine.events import Options
 from aiops.errors import ConflictError
-from aiops.events import Options
 
 
 def check_sharded(options: Options) -> None:

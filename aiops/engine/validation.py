@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from aiops.crew import Member
+from aiops.engine.membership import Member
+from aiops.engine.receive import Incoming
 from aiops.errors import BadPush, NotReady, Refused, Unavailable
-from aiops.incoming import Incoming
 from aiops.store.parameters import Store
 from aiops.store.snapshots import Wanted
 from aiops.wire.messages import Again, Push, PushRows

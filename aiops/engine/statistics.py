@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from aiops.errors import StaleGradient
 
 if TYPE_CHECKING:
-    from aiops.engine import Engine
+    from aiops.engine.engine import Engine
 
 
 class Pace:

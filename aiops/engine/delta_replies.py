@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from aiops.crew import Member
-from aiops.events import Effect, Reply
+from aiops.engine.events import Effect, Reply
+from aiops.engine.membership import Member
 from aiops.model.layout import Ints
 from aiops.store.delta_replica import Shadow, ShadowJob
 from aiops.store.parameters import Store

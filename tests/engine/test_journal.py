@@ -17,9 +17,9 @@ import pytest
 
 import aiops
 from aiops.algorithms.asgd import ASGD
+from aiops.engine.events import Options
+from aiops.engine.journal import Journal, Replayed, replay
 from aiops.errors import BadPush, UsageError
-from aiops.events import Options
-from aiops.journal import Journal, Replayed, replay
 from aiops.model.layout import Array
 from tests.proxy import Proxy
 from tests.support import ServerThread, server_process

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-from aiops.pool import Pool
+from aiops.engine.buffer_pool import Pool
 
 
 def test_the_bound() -> None:

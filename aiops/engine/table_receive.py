@@ -14,13 +14,13 @@ from itertools import accumulate
 import numpy as np
 
 from aiops import kernels
+from aiops.engine.admission import Intake, check_codecs
+from aiops.engine.buffer_pool import Pool
+from aiops.engine.receive import SURVEY, Incoming
 from aiops.errors import BadPush
-from aiops.incoming import SURVEY, Incoming
-from aiops.intake import Intake, check_codecs
 from aiops.kernels.scan import Surveyor
 from aiops.model.layout import Array, Bytes, Ints
 from aiops.model.tables import ID_BYTES, NamedTable, Tables, counts
-from aiops.pool import Pool
 from aiops.wire.messages import FetchRows, PushRows
 
 _LEAST = 4096  # bytes: sizes are rounded up to powers of two, so that buffers can be used again

@@ -3,7 +3,7 @@
 The wire asks `Intake.place` where a message's payloads belong, as soon as its header is complete.
 A push that does not fit the model is drained and refused; one that fits gets a buffer from a pool
 with a total bound (when it is empty the peer waits unread), and is looked over as it comes
-(`aiops.incoming`).
+(`aiops.engine.receive`).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from functools import partial
 from aiops import kernels
 from aiops.bandwidth.units import too_slow
 from aiops.codecs import BUILT_IN, codec_named, raw
+from aiops.engine.buffer_pool import Pool
+from aiops.engine.receive import CodedIncoming, Incoming, RawIncoming
 from aiops.errors import BadPush, NotReady, Refused, UsageError, nearest
-from aiops.incoming import CodedIncoming, Incoming, RawIncoming
 from aiops.kernels.scan import Surveyor
 from aiops.kernels.sharing import Together, alone, survey
 from aiops.model.arena import aligned
 from aiops.model.layout import Bytes, Cover, Layout
 from aiops.model.tables import MAX_ROWS_BYTES
-from aiops.pool import Pool
 from aiops.wire.messages import Define, FetchRows, Message, Parts, Push, PushRows
 from aiops.wire.sinks import Discard, Sink
 

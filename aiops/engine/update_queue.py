@@ -12,13 +12,13 @@ from typing import Protocol
 import numpy as np
 
 from aiops.algorithms.base import Algorithm, Policy, Verdict
-from aiops.answers import Answers, Pending
-from aiops.crew import Crew
+from aiops.engine.events import Applied, Apply, Effect, Note, WakeAt
+from aiops.engine.gradient_cache import Recall, Recalled
+from aiops.engine.membership import Crew
+from aiops.engine.receive import Incoming
+from aiops.engine.replies import Answers, Pending
 from aiops.errors import Refused, StaleGradient, Unavailable
-from aiops.events import Applied, Apply, Effect, Note, WakeAt
-from aiops.incoming import Incoming
 from aiops.model.layout import Array, Cover, Ints
-from aiops.recall import Recall, Recalled
 from aiops.store.delta_replica import ShadowJob
 from aiops.store.parameters import Job, Store
 from aiops.store.snapshots import Lease, Version

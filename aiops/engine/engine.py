@@ -16,21 +16,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from aiops import fitness, statistics
 from aiops.algorithms.base import Algorithm
-from aiops.answers import Answers, Pending
 from aiops.bandwidth import gates
 from aiops.bandwidth.gate_controller import Controller, Crossing
 from aiops.codecs.choice import Choice
-from aiops.crew import Crew, Member
-from aiops.definition import Definition, compare, fill, given, offered, table_stores
-from aiops.errors import (
-    BadPush,
-    ConflictError,
-    NotReady,
-    Refused,
-)
-from aiops.events import (
+from aiops.engine import statistics, validation
+from aiops.engine.admission import Intake, Offer
+from aiops.engine.buffer_pool import Pool
+from aiops.engine.delta_replies import Shadowing
+from aiops.engine.events import (
     Applied,
     Drop,
     Effect,
@@ -48,25 +42,31 @@ from aiops.events import (
     Tick,
     Warm,
 )
-from aiops.incoming import Incoming
-from aiops.intake import Intake, Offer
-from aiops.meeting import Meeting
+from aiops.engine.membership import Crew, Member
+from aiops.engine.receive import Incoming
+from aiops.engine.registration import Definition, compare, fill, given, offered, table_stores
+from aiops.engine.rendezvous import Meeting
+from aiops.engine.replies import Answers, Pending
+from aiops.engine.sharded_options import check_sharded
+from aiops.engine.table_receive import RowsIncoming, RowsIntake
+from aiops.engine.table_requests import RowsDesk
+from aiops.engine.update_queue import Updates
+from aiops.errors import (
+    BadPush,
+    ConflictError,
+    NotReady,
+    Refused,
+)
 from aiops.model.arena import aligned
 from aiops.model.layout import Array, Ints
 from aiops.model.placement import Placement
 from aiops.model.tables import NamedTable, Tables
-from aiops.pool import Pool
-from aiops.rowsdesk import RowsDesk
-from aiops.rowsintake import RowsIncoming, RowsIntake
-from aiops.shadowing import Shadowing
-from aiops.shards.terms import check_sharded
 from aiops.store.delta_replica import Shadow
 from aiops.store.parameters import Store
 from aiops.store.resources import Machine
 from aiops.store.snapshots import Version
 from aiops.store.sparse_table import TableStore
 from aiops.store.warmup import Preparation
-from aiops.updates import Updates
 from aiops.wire import messages
 from aiops.wire.messages import (
     Again,
@@ -498,12 +498,12 @@ class Engine:
         self, member: Member, message: Push | Again | PushRows, sink: Sink | None = None
     ) -> Refused | None:
         """Return why a push cannot be taken whatever the policy, or None."""
-        unready = fitness.unready(member, self.store, stopping=self.stopping)
+        unready = validation.unready(member, self.store, stopping=self.stopping)
         if unready is not None or self.store is None:
             return unready
         if isinstance(message, Again):
-            return fitness.beyond(self.store, message)
-        return fitness.unfit(self.store, message, sink)
+            return validation.beyond(self.store, message)
+        return validation.unfit(self.store, message, sink)
 
     def _on_fetch_rows(self, event: Received) -> None:
         if isinstance(event.sink, Discard) and isinstance(event.sink.fault, Refused):

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from aiops import fitness
 from aiops.bandwidth.gate_controller import Controller
-from aiops.crew import Member
+from aiops.engine import validation
+from aiops.engine.delta_replies import Shadowing
+from aiops.engine.events import Effect, Received, Reply
+from aiops.engine.gradient_cache import Recalled
+from aiops.engine.membership import Member
+from aiops.engine.receive import Incoming
 from aiops.errors import BadPush, NotReady, Refused, StaleGradient
-from aiops.events import Effect, Received, Reply
-from aiops.incoming import Incoming
-from aiops.recall import Recalled
-from aiops.shadowing import Shadowing
 from aiops.store.parameters import Store
 from aiops.store.snapshots import Wanted
 from aiops.wire.fields import Sparse
@@ -190,7 +190,7 @@ class Answers:
         pending = self._pending.get((member.client, message.seq))
         if pending is None and message.seq > member.last_seq:
             return False
-        fault = fitness.beyond(self.store, message) if self.store is not None else None
+        fault = validation.beyond(self.store, message) if self.store is not None else None
         if fault is not None:  # it may ask for something else than it did the first time
             self.deny(event, fault)
             return True

@@ -1,9 +1,9 @@
-"""Who takes part, and what a report says of them: `aiops.crew`."""
+"""Who takes part, and what a report says of them: `aiops.engine.membership`."""
 
 from __future__ import annotations
 
-from aiops import crew
-from aiops.crew import Crew
+from aiops.engine import membership
+from aiops.engine.membership import Crew
 from aiops.wire.traffic import Traffic
 
 NOW = 0.0
@@ -18,15 +18,15 @@ def met(clients: int) -> Crew:
 
 
 def test_a_report_has_a_line_for_everybody_who_is_here_and_for_the_last_who_left() -> None:
-    everybody = met(crew.SHOWN + 20)
-    for number in (3, 1, *range(4, crew.SHOWN + 10), 2):  # all but 0, and nine too many
+    everybody = met(membership.SHOWN + 20)
+    for number in (3, 1, *range(4, membership.SHOWN + 10), 2):  # all but 0, and nine too many
         everybody.leave(number)
     lines, without = everybody.lines(NOW)
     assert without == 9
     shown = [line["name"] for line in lines]
-    here = {f"w{number}" for number in (0, *range(crew.SHOWN + 10, crew.SHOWN + 20))}
+    here = {f"w{number}" for number in (0, *range(membership.SHOWN + 10, membership.SHOWN + 20))}
     assert {line["name"] for line in lines if line["present"]} == here
-    assert len(shown) == len(here) + crew.SHOWN
+    assert len(shown) == len(here) + membership.SHOWN
     assert "w2" in shown  # it came early, but left last
     assert not {"w3", "w1"} & set(shown)  # nor others who left before
     assert [line["worker"] for line in lines] == sorted(line["worker"] for line in lines)
@@ -43,10 +43,10 @@ def test_who_left_first_is_forgotten_first_whenever_they_came() -> None:
     found = met(2)
     found.leave(1)
     found.leave(0)
-    for number in range(2, crew.DEPARTED):
+    for number in range(2, membership.DEPARTED):
         found.join(number, f"client-{number}", 1, "w", True, Traffic())
         found.leave(number)
-    assert len(list(found)) == crew.DEPARTED
+    assert len(list(found)) == membership.DEPARTED
     found.join(-1, "another", 1, "w", True, Traffic())
     kept = [member.name for member in found]
     assert "w0" in kept

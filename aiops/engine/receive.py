@@ -14,10 +14,10 @@ from itertools import accumulate
 import numpy as np
 
 from aiops.codecs import codec_named, raw
+from aiops.engine.buffer_pool import Pool
 from aiops.errors import BadPush, Refused
 from aiops.kernels.scan import Surveyor
 from aiops.model.layout import Array, Bytes, Cover, Layout
-from aiops.pool import Pool
 from aiops.store.gradient import Gradient, rows_in
 from aiops.wire.messages import Part, Parts
 from aiops.wire.shared_payloads import Lent

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from aiops.algorithms.base import Algorithm
-from aiops.answers import Answers
-from aiops.crew import Member
+from aiops.engine.events import Received, Reply
+from aiops.engine.membership import Member
+from aiops.engine.replies import Answers
+from aiops.engine.table_receive import RowsIncoming
 from aiops.errors import BadPush, Refused
-from aiops.events import Received, Reply
 from aiops.model.layout import Ints
 from aiops.model.tables import rows_parts
-from aiops.rowsintake import RowsIncoming
 from aiops.store.sparse_table import RowJob, TableStore
 from aiops.wire.messages import Error, FetchRows, PushRows, TableRows
 
