@@ -38,7 +38,7 @@ from aiops.model.arena import aligned
 from aiops.model.layout import Bytes, Layout
 from aiops.model.placement import RAW, Placement
 from aiops.shards.orders import SHADOW, Work
-from aiops.shards.rooms import Rooms
+from aiops.shards.receive import Rooms
 from aiops.store.delta_replica import Shadow, ShadowJob
 from aiops.store.parameters import Job, Store
 from aiops.store.resources import Machine
