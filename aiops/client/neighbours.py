@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aiops.collective import Piece, Ring, proof, proves
+from aiops.averaging.ring_allreduce import Piece, Ring, proof, proves
 from aiops.common import urls
 from aiops.errors import ConnectionLost, DeadlineExceeded, RemoteProtocolError, Unauthorised
 from aiops.sockets import tune

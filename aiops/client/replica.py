@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from aiops.collective import Flat
+from aiops.averaging.ring_allreduce import Flat
 from aiops.errors import UsageError
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Layout

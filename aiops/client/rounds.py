@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from aiops.averaging.ring_allreduce import LIMIT, Flat, Ring, fit
 from aiops.client.backoff import reason
 from aiops.client.meeting import MeetingClient
 from aiops.client.neighbours import Listener, take_part
 from aiops.client.replica import Replica
 from aiops.client.turns import TurnLock
-from aiops.collective import LIMIT, Flat, Ring, fit
 from aiops.errors import (
     AiopsError,
     BadPush,

@@ -10,8 +10,8 @@ import numpy as np
 
 from aiops.algorithms.asgd import ASGD
 from aiops.algorithms.average import Average
-from aiops.collective import Flat, Ring
-from aiops.collective import proof as ring_proof
+from aiops.averaging.ring_allreduce import Flat, Ring
+from aiops.averaging.ring_allreduce import proof as ring_proof
 from aiops.engine.engine import Engine
 from aiops.engine.events import Applied, Apply, Event, Initialised, Joined, Options, Received, Reply
 from aiops.model.arena import Arena

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aiops.averaging.ring_allreduce import Flat, Piece, Ring, proof
 from aiops.client import ModelAverager
-from aiops.collective import Flat, Piece, Ring, proof
 from aiops.errors import (
     BadPush,
     ConnectionLost,

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aiops.averaging.ring_allreduce import Flat
 from aiops.client.replica import Arrays, Replica
-from aiops.collective import Flat
 from aiops.errors import UsageError
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Layout, dtype_named

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from aiops import errors
+from aiops.averaging.ring_allreduce import Flat, Ring
 from aiops.bandwidth.byte_accounting import Ledger
 from aiops.bandwidth.tallies import Tally
 from aiops.codecs import find as codec
-from aiops.collective import Flat, Ring
 from aiops.engine.events import Received, Told
 from aiops.errors import Refused, RemoteProtocolError
 from aiops.model.layout import Layout

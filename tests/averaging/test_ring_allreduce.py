@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiops.collective import LIMIT, Flat, Piece, Ring, fit, proof, proves
+from aiops.averaging.ring_allreduce import LIMIT, Flat, Piece, Ring, fit, proof, proves
 from aiops.errors import RemoteProtocolError
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Layout, dtype_named

@@ -1,0 +1,1 @@
+"""Model averaging from worker to worker."""
