@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from aiops.processors import leave_blas_alone
+from aiops.net.cpu_count import leave_blas_alone
 
 
 def main() -> None:

@@ -13,15 +13,15 @@ from aiops.config import Config
 from aiops.engine.buffer_pool import Pool
 from aiops.engine.events import Effect, Event, Joined, Left, Received, Warm
 from aiops.errors import AiopsError, DeadlineExceeded, Unavailable
-from aiops.link import Link
-from aiops.paced import PacedLink
+from aiops.net.busy_poll import Lookout
+from aiops.net.environment import Surroundings
+from aiops.net.paced_transport import PacedLink
+from aiops.net.transport import Link
+from aiops.net.unix_socket import peer_process, welcome
 from aiops.pacing import Pacing
 from aiops.peer import Peer
 from aiops.profiling import Receiving
-from aiops.samehost import peer_process, welcome
-from aiops.spin import Lookout
 from aiops.store.resources import Measure, unmeasured
-from aiops.surroundings import Surroundings
 from aiops.wire.connection import Wire
 from aiops.wire.handshake import Greeter
 from aiops.wire.messages import Error, Message, Release, Share

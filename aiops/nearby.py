@@ -7,7 +7,7 @@ import logging
 import socket
 from collections.abc import Callable, Coroutine, Iterable
 
-from aiops.samehost import same_user
+from aiops.net.unix_socket import same_user
 
 _log = logging.getLogger("aiops.server")
 
@@ -19,7 +19,7 @@ class Nearby:
     ----------
     listen
         Makes a listening socket beside a TCP address, or None where that cannot be; see
-        `aiops.samehost.listen`.
+        `aiops.net.unix_socket.listen`.
     accept
         Begins a connection, given its socket.
     """

@@ -9,9 +9,9 @@ from typing import Self
 from aiops.bandwidth.token_bucket import Budget
 from aiops.config import Config
 from aiops.engine.events import Paced, Shares
-from aiops.paced import PacedLink, Pacer
+from aiops.net.environment import Surroundings
+from aiops.net.paced_transport import PacedLink, Pacer
 from aiops.peer import Peer
-from aiops.surroundings import Surroundings
 
 _EVERY = 0.1
 """Seconds between two looks at what crosses."""

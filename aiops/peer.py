@@ -6,9 +6,9 @@ import weakref
 
 from aiops.config import Config
 from aiops.errors import AiopsError, DeadlineExceeded
-from aiops.link import Link
 from aiops.model.layout import Bytes
 from aiops.model.shared_memory import Segment
+from aiops.net.transport import Link
 from aiops.store.snapshots import Lease
 from aiops.wire.handshake import Greeter
 from aiops.wire.messages import Message, Parts, Ping

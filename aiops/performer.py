@@ -10,7 +10,6 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-from aiops.applier import Applier
 from aiops.connections import Connections
 from aiops.engine.events import (
     Applied,
@@ -29,12 +28,13 @@ from aiops.engine.events import (
 )
 from aiops.engine.table_receive import RowsIncoming
 from aiops.model.layout import Ints
+from aiops.net.environment import Surroundings
+from aiops.net.update_thread import Applier
+from aiops.net.yielding import yielding
 from aiops.pacing import Pacing
 from aiops.shards.links import Links
 from aiops.store.resources import Machine
-from aiops.surroundings import Surroundings
 from aiops.wire.connection import SMALL
-from aiops.yielding import yielding
 
 _log = logging.getLogger("aiops.server")
 

@@ -7,8 +7,8 @@ import logging
 import signal
 from collections.abc import Callable
 
-from aiops import signals
 from aiops.config import Config
+from aiops.net import signals
 from aiops.server import Server
 from aiops.shards.children import Children
 

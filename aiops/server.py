@@ -9,7 +9,7 @@ events, the `Performer` carries out the effects.
 from __future__ import annotations
 
 if __name__ == "__main__":  # before NumPy is imported
-    from aiops.processors import leave_blas_alone
+    from aiops.net.cpu_count import leave_blas_alone
 
     leave_blas_alone()
 
@@ -32,6 +32,8 @@ from aiops.errors import ConnectionLost, UsageError, nearest
 from aiops.keeping import Keeping
 from aiops.model.shared_memory import Memory, SharedMemory
 from aiops.nearby import Nearby
+from aiops.net.environment import SURROUNDINGS
+from aiops.net.socket_options import narrow, unpace
 from aiops.pacing import Pacing
 from aiops.performer import Performer
 from aiops.profiling import Profile
@@ -39,9 +41,7 @@ from aiops.shards.collecting import Collecting
 from aiops.shards.follower import Follower
 from aiops.shards.lead import Lead
 from aiops.shards.links import Links
-from aiops.sockets import narrow, unpace
 from aiops.store.resources import Machine, unmeasured
-from aiops.surroundings import SURROUNDINGS
 
 _log = logging.getLogger("aiops.server")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from aiops.compiled import COMPILED
-from aiops.processors import usable
+from aiops.net.cpu_count import usable
 
 PACKAGES = (
     *("numpy", "msgpack", "numba", "uvloop", "pyzmq", "grpcio", "torch", "jax"),

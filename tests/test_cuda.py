@@ -20,8 +20,8 @@ import aiops
 from aiops import cuda, testing
 from aiops.config import Config
 from aiops.errors import BadPush, UsageError
+from aiops.net.environment import SURROUNDINGS
 from aiops.shards.children import flags
-from aiops.surroundings import SURROUNDINGS
 from tests.contract.cases import CASES
 from tests.devices import DEVICES, device_named, gpu
 from tests.emulated import EmulatedDevice

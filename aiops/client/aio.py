@@ -18,10 +18,10 @@ from aiops.client.requests import Receipt, Request
 from aiops.client.transfer import Transfer
 from aiops.common.closing import AsyncClosing
 from aiops.errors import AiopsError, ConnectionLost, UsageError
-from aiops.lookup import addresses, first_reached
 from aiops.model.layout import Array
 from aiops.model.tables import Table
-from aiops.samehost import welcomed
+from aiops.net.dns import addresses, first_reached
+from aiops.net.unix_socket import welcomed
 from aiops.wire import messages
 from aiops.wire.shared_payloads import Shared
 

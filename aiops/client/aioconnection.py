@@ -8,8 +8,8 @@ from typing import cast
 from aiops.client.branch import Branch
 from aiops.client.conversation import Conversation
 from aiops.errors import AiopsError, ConnectionLost
-from aiops.samehost import Side
-from aiops.sockets import tune
+from aiops.net.socket_options import tune
+from aiops.net.unix_socket import Side
 from aiops.wire.shared_payloads import Shared
 
 _CHUNK = 1 << 20  # bytes handed to the transport at once

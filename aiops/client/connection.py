@@ -19,11 +19,11 @@ from aiops.client.line import RECEIVE, Line, send_some
 from aiops.client.line import move as line_move
 from aiops.client.requests import Request
 from aiops.errors import AiopsError, ConnectionLost, DeadlineExceeded
-from aiops.lookup import addresses_waited_for
-from aiops.samehost import Side, welcomed
-from aiops.sockets import tune
-from aiops.spin import Spin
-from aiops.surroundings import SURROUNDINGS
+from aiops.net.busy_poll import Spin
+from aiops.net.dns import addresses_waited_for
+from aiops.net.environment import SURROUNDINGS
+from aiops.net.socket_options import tune
+from aiops.net.unix_socket import Side, welcomed
 from aiops.wire.connection import Buffer
 from aiops.wire.shared_payloads import Shared
 

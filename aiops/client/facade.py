@@ -16,7 +16,7 @@ from aiops.client.rows import RowsInto
 from aiops.client.steps import Steps
 from aiops.common import urls
 from aiops.errors import UsageError
-from aiops.surroundings import SURROUNDINGS
+from aiops.net.environment import SURROUNDINGS
 
 
 class Facade:

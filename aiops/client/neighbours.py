@@ -13,8 +13,8 @@ from typing import Any
 from aiops.averaging.ring_allreduce import Piece, Ring, proof, proves
 from aiops.common import urls
 from aiops.errors import ConnectionLost, DeadlineExceeded, RemoteProtocolError, Unauthorised
-from aiops.sockets import tune
-from aiops.surroundings import SURROUNDINGS
+from aiops.net.environment import SURROUNDINGS
+from aiops.net.socket_options import tune
 from aiops.wire.connection import Limits, Wire
 from aiops.wire.messages import Chunk, Error, Greet, Message, Part, Round
 from aiops.wire.sinks import Sink

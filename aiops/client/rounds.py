@@ -25,9 +25,9 @@ from aiops.errors import (
     Unavailable,
     UsageError,
 )
-from aiops.lookup import addresses
 from aiops.model.arena import Arena
-from aiops.surroundings import SURROUNDINGS
+from aiops.net.dns import addresses
+from aiops.net.environment import SURROUNDINGS
 from aiops.wire import messages
 from aiops.wire.traffic import Traffic
 

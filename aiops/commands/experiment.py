@@ -15,7 +15,7 @@ from rich.table import Table
 from aiops.commands.flags import Json
 from aiops.common import formatting
 from aiops.errors import UsageError
-from aiops.processors import usable
+from aiops.net.cpu_count import usable
 
 if TYPE_CHECKING:
     from aiops.experiments.case import Case

@@ -19,7 +19,7 @@ from aiops.commands.interrupts import INTERRUPTED, interrupts
 from aiops.common import formatting
 from aiops.common.jsonable import plain
 from aiops.errors import UsageError
-from aiops.processors import usable
+from aiops.net.cpu_count import usable
 
 if TYPE_CHECKING:
     from aiops.sim.turns.result import Outcome

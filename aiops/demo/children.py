@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from aiops.common.closing import AsyncClosing
 from aiops.errors import AiopsError
-from aiops.processors import BLAS
+from aiops.net.cpu_count import BLAS
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class Interrupted(AiopsError):
 
 
 class Child:
-    """One process, on a leash: it does not outlive this one (see `aiops.leash`)."""
+    """One process, on a leash: it does not outlive this one (see `aiops.net.child_guard`)."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
         self.name = name

@@ -7,12 +7,12 @@ import json
 import time
 from typing import Protocol
 
-from aiops import signals
 from aiops.client.aio import AsyncClient
 from aiops.client.params import Params
 from aiops.demo.children import ONE_CORE, Child, DemoFailed, Family
 from aiops.demo.record import Crewman, Record
 from aiops.demo.worker import Progress, Task
+from aiops.net import signals
 from aiops.workloads import MLP, Dataset
 
 START_DEADLINE = 60.0
@@ -112,7 +112,7 @@ class _Demo:
             if not said.done():
                 said.set_result(line.strip())
 
-        command = ("aiops.leash", "aiops.server", *self._record.settings.server_flags())
+        command = ("aiops.net.child_guard", "aiops.server", *self._record.settings.server_flags())
         await self._family.start("the server", command, on_line, lasting=True)
         return await said
 

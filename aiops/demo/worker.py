@@ -19,7 +19,7 @@ import aiops
 from aiops.client.params import Params
 from aiops.client.worker import Gradients
 from aiops.errors import AiopsError
-from aiops.leash import Leash
+from aiops.net.child_guard import Leash
 from aiops.workloads import MLP, batches, load
 
 REPORT_EVERY = 0.25

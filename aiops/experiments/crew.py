@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from aiops.common.closing import Closing
 from aiops.errors import AiopsError
 from aiops.experiments.case import Case, Result, Tell, Work
-from aiops.processors import BLAS
+from aiops.net.cpu_count import BLAS
 
 ONE_THREAD = dict.fromkeys((*BLAS, "NUMBA_NUM_THREADS"), "1")
 """NumPy and Numba read these when they are imported."""

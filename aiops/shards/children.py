@@ -1,6 +1,6 @@
 """The followers of a server on one machine: processes of their own, on free ports.
 
-They are on a leash (`aiops.leash`): at whatever moment this process is killed they end too, also
+They are on a leash (`aiops.net.child_guard`): at whatever moment this process is killed they end too, also
 one that is still importing its policy, or has never heard of its lead.
 """
 
@@ -19,8 +19,8 @@ from aiops.common import urls
 from aiops.common.closing import AsyncClosing
 from aiops.config import Config
 from aiops.errors import UsageError
-from aiops.hands import MOST
-from aiops.processors import share
+from aiops.net.cpu_count import share
+from aiops.net.thread_pool import MOST
 
 _log = logging.getLogger("aiops.server")
 
@@ -113,7 +113,15 @@ class Children(AsyncClosing):
         """Start one; return its port."""
         name = f"shard {shard} of {self.config.shards}"
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "aiops.leash", "aiops.server", "--follower", "--port", "0"),
+            *(
+                sys.executable,
+                "-m",
+                "aiops.net.child_guard",
+                "aiops.server",
+                "--follower",
+                "--port",
+                "0",
+            ),
             *flags(self.config),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

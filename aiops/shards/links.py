@@ -17,9 +17,9 @@ from aiops.errors import (
     RemoteProtocolError,
     UsageError,
 )
-from aiops.link import Link
-from aiops.lookup import addresses, first_reached
-from aiops.surroundings import Surroundings
+from aiops.net.dns import addresses, first_reached
+from aiops.net.environment import Surroundings
+from aiops.net.transport import Link
 from aiops.wire import handshake
 from aiops.wire.connection import Limits, Wire
 from aiops.wire.messages import (

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from aiops import signals
 from aiops.client.aio import AsyncClient
 from aiops.demo.children import ONE_CORE, Child, Family
 from aiops.demo.run import LOOK_DEADLINE, READY_DEADLINE, STALL_DEADLINE, START_DEADLINE
+from aiops.net import signals
 from benchmarks.algorithms.cases import Case
 from benchmarks.algorithms.link import Line, Proxy
 from benchmarks.algorithms.problem import Bench
@@ -147,7 +147,7 @@ class _Team:
         case = self._run.case
         flags = [f"--policy={case.policy}", f"--workers={len(self._ready)}", "--port=0"]
         flags += [f"--set={name}={value}" for name, value in case.settings.items()]
-        command = ("aiops.leash", "aiops.server", *flags, "--log-level=warning")
+        command = ("aiops.net.child_guard", "aiops.server", *flags, "--log-level=warning")
         environment = {"PYTHONPATH": self._environment["PYTHONPATH"]}
         await self._family.start(
             "the server", command, on_line, environment=environment, lasting=True

@@ -20,7 +20,7 @@ import numpy as np
 import aiops
 from aiops.demo.worker import PATIENCE, say
 from aiops.errors import AiopsError
-from aiops.leash import Leash
+from aiops.net.child_guard import Leash
 from aiops.workloads import MLP, batches
 
 Compute = Callable[[Mapping[str, Any]], Mapping[str, Any]]

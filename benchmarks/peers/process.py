@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aiops.processors import BLAS
+from aiops.net.cpu_count import BLAS
 from benchmarks.peers.base import Job
 
 _ROOT = Path(__file__).resolve().parents[2]

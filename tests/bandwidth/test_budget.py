@@ -25,8 +25,8 @@ from aiops.engine.engine import Engine
 from aiops.engine.events import Paced
 from aiops.engine.journal import replay
 from aiops.errors import BadPush, ConflictError, ConnectionLost, Unavailable, UsageError
-from aiops.link import Link
-from aiops.paced import PacedLink
+from aiops.net.paced_transport import PacedLink
+from aiops.net.transport import Link
 from aiops.server import Server
 from aiops.wire.messages import Ack, Fetch, Params
 from tests.inline import Inline

@@ -277,7 +277,7 @@ class TestJoining:
 
         with meeting_point() as server:
             module = SimpleNamespace(getaddrinfo=silent, SOCK_STREAM=socket.SOCK_STREAM)
-            monkeypatch.setattr("aiops.lookup.socket", module)
+            monkeypatch.setattr("aiops.net.dns.socket", module)
             with pytest.raises(UsageError, match=r"no answer in 0\.3 s"):
                 ModelAverager(server.url, model(0), host="worker.example", timeout=0.3)
             answered.set()

@@ -19,12 +19,12 @@ import pytest
 import uvloop
 
 import aiops
-from aiops import samehost
 from aiops.client import AsyncWorker, Client, Worker
 from aiops.common import urls
 from aiops.errors import BadPush, ConnectionLost, DeadlineExceeded, UsageError
 from aiops.model.layout import Array
 from aiops.model.shared_memory import Segment
+from aiops.net import unix_socket
 from tests.adapter import Adapter
 from tests.model.test_shared_memory import descriptors, held
 from tests.peers import eventually
@@ -123,9 +123,9 @@ class TestMeeting:
         self, worker: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with ServerThread(policy="asgd", no_shm=True) as server:
-            impostor = samehost.listen(*urls.parse(server.url))
+            impostor = unix_socket.listen(*urls.parse(server.url))
             assert impostor is not None
-            monkeypatch.setattr(samehost, "same_user", lambda sock: False)
+            monkeypatch.setattr(unix_socket, "same_user", lambda sock: False)
             with impostor, worker(server.url, MODEL):
                 assert near(server) == [False]
 
@@ -133,7 +133,7 @@ class TestMeeting:
         self, server: ServerThread, worker: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("aiops.nearby.same_user", lambda sock: False)
-        with samehost.reach(*urls.parse(server.url)) as sock:  # type: ignore[union-attr]
+        with unix_socket.reach(*urls.parse(server.url)) as sock:  # type: ignore[union-attr]
             sock.settimeout(PATIENCE)
             assert sock.recv(1) == b""
 
@@ -433,11 +433,11 @@ class TestRoom:
 
 
 class TestHostile:
-    def near(self, server: ServerThread) -> tuple[socket.socket, samehost.Side]:
-        sock = samehost.reach(*urls.parse(server.url))
+    def near(self, server: ServerThread) -> tuple[socket.socket, unix_socket.Side]:
+        sock = unix_socket.reach(*urls.parse(server.url))
         assert sock is not None
         sock.settimeout(PATIENCE)
-        return sock, samehost.welcomed(sock)
+        return sock, unix_socket.welcomed(sock)
 
     def test_descriptors_that_no_message_is_about(self, server: ServerThread) -> None:
         """They wait in the side channel, and are gone with it; who sends too many is not heard."""
@@ -485,7 +485,7 @@ class TestHostile:
         """Whoever listens there as this user, and is no server: an error within its time."""
         with socket.create_server(("127.0.0.1", 0)) as tcp:
             host, port = tcp.getsockname()
-            impostor = samehost.listen(host, port)
+            impostor = unix_socket.listen(host, port)
             assert impostor is not None
             impostor.setblocking(True)
             with impostor:

@@ -279,7 +279,7 @@ def test_processes_of_one_machine_share_its_processors(
     threads: int | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("aiops.processors.usable", lambda: processors)
+    monkeypatch.setattr("aiops.net.cpu_count.usable", lambda: processors)
     config = Children(Config(**settings)).config
     assert config.threads == threads
     found = flags(config)

@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aiops import signals
 from aiops.client.aio import AsyncClient
 from aiops.demo.children import ONE_CORE, Child, Family
 from aiops.demo.run import LOOK_DEADLINE, READY_DEADLINE, STALL_DEADLINE, START_DEADLINE
 from aiops.experiments.bandwidth.case import Case
 from aiops.experiments.bandwidth.worker import Report, Task
 from aiops.experiments.material import Material
+from aiops.net import signals
 from aiops.throttle import Direction, Throttle
 
 PATIENCE = 300.0
@@ -148,7 +148,7 @@ class _Course:
             if not said.done():
                 said.set_result(line.strip())
 
-        command = ("aiops.leash", "aiops.server", *self._case.server_flags())
+        command = ("aiops.net.child_guard", "aiops.server", *self._case.server_flags())
         await self._family.start("the server", command, on_line, lasting=True)
         return await said
 

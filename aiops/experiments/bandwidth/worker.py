@@ -26,7 +26,7 @@ from aiops.client.worker import Gradients
 from aiops.demo.worker import PATIENCE, REPORT_EVERY, say
 from aiops.errors import AiopsError
 from aiops.experiments.bandwidth.tickets import Tickets
-from aiops.leash import Leash
+from aiops.net.child_guard import Leash
 from aiops.workloads import MLP, batches
 
 

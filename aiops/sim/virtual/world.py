@@ -12,11 +12,11 @@ from typing import Any, TypeVar, cast
 
 from aiops.errors import UsageError
 from aiops.kernels.sharing import alone
+from aiops.net.busy_poll import Spin
+from aiops.net.environment import SURROUNDINGS, Surroundings
 from aiops.sim.virtual.loop import VirtualLoop, run_on
 from aiops.sim.virtual.network import HERE, Network
 from aiops.sim.virtual.sockets import MemorySocket, listening
-from aiops.spin import Spin
-from aiops.surroundings import SURROUNDINGS, Surroundings
 
 T = TypeVar("T")
 

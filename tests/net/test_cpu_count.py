@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from aiops.processors import BLAS, quota, share, usable
+from aiops.net.cpu_count import BLAS, quota, share, usable
 from tests.support import PATIENCE
 
 
@@ -130,7 +130,7 @@ def test_usable_is_the_least_and_rounded_down(
 
 
 def test_a_share_is_at_least_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiops.processors.usable", lambda: 8)
+    monkeypatch.setattr("aiops.net.cpu_count.usable", lambda: 8)
     assert [share(processes) for processes in (1, 3, 8, 100)] == [8, 2, 1, 1]
 
 

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from aiops.sockets import SEND_BUFFER, narrow, readable, unacknowledged, unpace
-from aiops.surroundings import SURROUNDINGS
+from aiops.net.environment import SURROUNDINGS
+from aiops.net.socket_options import SEND_BUFFER, narrow, readable, unacknowledged, unpace
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -133,7 +133,7 @@ def test_a_connection_that_is_refused_leaves_no_socket(monkeypatch: pytest.Monke
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         where = listener.getsockname()
-    monkeypatch.setattr("aiops.surroundings.socket.socket", Kept)
+    monkeypatch.setattr("aiops.net.environment.socket.socket", Kept)
     with pytest.raises(ConnectionRefusedError):
         asyncio.run(dialled(where))
     assert made[-1].fileno() == -1

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from aiops.hands import HANDS, MOST, Hands, hands_of
-from aiops.processors import usable
+from aiops.net.cpu_count import usable
+from aiops.net.thread_pool import HANDS, MOST, Hands, hands_of
 from tests.support import PATIENCE
 
 
@@ -92,7 +92,7 @@ def test_several_may_ask_at_once() -> None:
 def test_a_fork_starts_its_own() -> None:
     code = """
 import os, threading
-from aiops.hands import Hands
+from aiops.net.thread_pool import Hands
 hands = Hands(1)
 hands.all([lambda: None] * 4)
 child = os.fork()

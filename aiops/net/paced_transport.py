@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Callable
 
 from aiops.bandwidth.token_bucket import IN, OUT, Budget, Way
-from aiops.link import Link, Owner
-from aiops.sockets import narrow, readable
+from aiops.net.socket_options import narrow, readable
+from aiops.net.transport import Link, Owner
 from aiops.wire.connection import Wire
 
 _PACED = "paced"  # why a peer is not read from

@@ -1,4 +1,4 @@
-"""Short turns while something long is done on a thread: `aiops.yielding`."""
+"""Short turns while something long is done on a thread: `aiops.net.yielding`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from aiops.yielding import yielding
+from aiops.net.yielding import yielding
 
 
 @pytest.fixture(autouse=True)

@@ -17,13 +17,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from aiops import samehost
-from aiops.applier import Applier, ApplierThread
-from aiops.hands import HANDS, hands_of
 from aiops.kernels.device import Device
-from aiops.lookup import Addresses, literal
-from aiops.sockets import unpace
-from aiops.spin import Spin
+from aiops.net import unix_socket
+from aiops.net.busy_poll import Spin
+from aiops.net.dns import Addresses, literal
+from aiops.net.socket_options import unpace
+from aiops.net.thread_pool import HANDS, hands_of
+from aiops.net.update_thread import Applier, ApplierThread
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
@@ -134,8 +134,8 @@ class Surroundings:
     dialled: Dial = _dialled
     known: Callable[[str], Addresses | None] = literal
     reached_at: str | None = None
-    beside: Callable[[str, int], socket.socket | None] | None = samehost.listen
-    nearby: Callable[[str, int], socket.socket | None] = samehost.reach
+    beside: Callable[[str, int], socket.socket | None] | None = unix_socket.listen
+    nearby: Callable[[str, int], socket.socket | None] = unix_socket.reach
     device: Callable[[str], Device | None] = _device
 
 

@@ -13,8 +13,8 @@ from collections import deque
 from typing import Protocol, cast
 
 from aiops.errors import AiopsError, ConnectionLost, RemoteProtocolError
-from aiops.samehost import Side
-from aiops.sockets import tune, unacknowledged
+from aiops.net.socket_options import tune, unacknowledged
+from aiops.net.unix_socket import Side
 from aiops.store.snapshots import Lease
 from aiops.wire.connection import Buffer, Wire
 from aiops.wire.messages import Message
@@ -41,7 +41,7 @@ class Owner(Protocol):
 
 
 class Link(asyncio.BufferedProtocol):
-    """One connection. `aiops.paced.PacedLink` is one under a bandwidth budget.
+    """One connection. `aiops.net.paced_transport.PacedLink` is one under a bandwidth budget.
 
     Parameters
     ----------

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-from aiops import signals
+from aiops.net import signals
 
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
 

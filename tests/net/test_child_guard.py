@@ -35,7 +35,7 @@ def run(*arguments: str) -> subprocess.Popen[str]:
 
 def test_a_module_runs_as_usual(modules: Path) -> None:
     text = "import sys\nif __name__ == '__main__': print(sys.argv[1:])"
-    with run("aiops.leash", write(modules, "plain", text), "-a", "b") as process:
+    with run("aiops.net.child_guard", write(modules, "plain", text), "-a", "b") as process:
         assert process.stdout is not None
         assert process.stdout.read() == "['-a', 'b']\n"
     assert process.returncode == 0
@@ -47,7 +47,7 @@ def test_a_module_runs_as_usual(modules: Path) -> None:
 def test_it_ends_when_its_parent_does(busy: str, modules: Path) -> None:
     """The pipe closes as it would if the parent were gone."""
     text = f"import sys, time\nprint('here', flush=True)\n{busy}\ntime.sleep(600)"
-    with run("aiops.leash", write(modules, "lasts", text)) as process:
+    with run("aiops.net.child_guard", write(modules, "lasts", text)) as process:
         try:
             assert process.stdout is not None
             assert process.stdin is not None
@@ -60,7 +60,7 @@ def test_it_ends_when_its_parent_does(busy: str, modules: Path) -> None:
 
 
 def test_the_word(modules: Path) -> None:
-    text = "from aiops.leash import Leash\nleash = Leash()\nprint('here', flush=True)\n"
+    text = "from aiops.net.child_guard import Leash\nleash = Leash()\nprint('here', flush=True)\n"
     text += "print(leash.wait_for_word(20), flush=True)"
     with run(write(modules, "waits", text)) as process:
         assert process.stdout is not None

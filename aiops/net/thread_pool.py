@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aiops.processors import usable
+from aiops.net.cpu_count import usable
 
 MOST = 4
 """Threads: with more the memory is no quicker."""

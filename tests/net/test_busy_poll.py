@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from aiops.spin import Lookout, Spin
+from aiops.net.busy_poll import Lookout, Spin
 
 
 class Processor:

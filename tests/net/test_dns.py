@@ -1,6 +1,6 @@
 """Host names that are looked up: slowly, in vain, and with several addresses of which some answer.
 
-The name server is ours: `socket.getaddrinfo`, as `aiops.lookup` sees it, says what a test wants.
+The name server is ours: `socket.getaddrinfo`, as `aiops.net.dns` sees it, says what a test wants.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 
 from aiops import AsyncClient, Client
 from aiops.errors import ConnectionLost
-from aiops.lookup import addresses, addresses_waited_for, first_reached, literal
+from aiops.net.dns import addresses, addresses_waited_for, first_reached, literal
 from aiops.testing import run
 from tests.peers import eventually
 from tests.support import PATIENCE, ServerThread
@@ -37,7 +37,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Names:
             return [(0, 0, 0, "", (found, 0)) for found in answer()]
 
         module = SimpleNamespace(getaddrinfo=getaddrinfo, SOCK_STREAM=socket.SOCK_STREAM)
-        monkeypatch.setattr("aiops.lookup.socket", module)
+        monkeypatch.setattr("aiops.net.dns.socket", module)
 
     return set_
 

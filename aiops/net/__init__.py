@@ -1,0 +1,1 @@
+"""Sockets, threads, clocks: the only room that knows the machine."""
