@@ -16,9 +16,9 @@ from typing import Any
 
 from aiops.bandwidth.units import parse_rate
 from aiops.common.urls import PORT, is_loopback, parse
-from aiops.cuda import number_of
 from aiops.engine.events import Options
 from aiops.errors import ConflictError, UsageError, nearest
+from aiops.kernels.cupy_device import number_of
 
 _SECONDS = (
     *("worker_deadline", "hello_deadline", "stall_deadline", "heartbeat", "drain_deadline"),

@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from aiops import cuda
 from aiops.experiments.figure import Figure, Panel
-from aiops.kernels import Rule, Spans
+from aiops.kernels import Rule, Spans, cupy_device
 from aiops.kernels.device import Device
 from aiops.kernels.fused_gpu import DeviceKernel
 from aiops.kernels.source_gpu import Kinds
@@ -194,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     def measure(chosen: dict[str, Any]) -> dict[str, Any]:
         names = tuple(kernels.rules()) if chosen["rules"] == ("all",) else chosen["rules"]
-        device = cuda.CupyDevice(cuda.number_of(chosen["device"]) or 0)
+        device = cupy_device.CupyDevice(cupy_device.number_of(chosen["device"]) or 0)
         return run(device, chosen["size"], chosen["repeats"], names)
 
     report.main(parser, measure, table, arguments, {"rules": str}, drawn=figure)

@@ -25,9 +25,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from aiops import cuda
 from aiops.common import formatting
 from aiops.errors import UsageError, nearest
+from aiops.kernels import cupy_device
 from benchmarks import report
 from benchmarks.peers.process import die_with_parent
 
@@ -69,7 +69,7 @@ class Entry:
 
 def _no_gpu() -> str | None:
     try:
-        cuda.opened("cuda")
+        cupy_device.opened("cuda")
     except UsageError as error:
         return str(error)
     return None

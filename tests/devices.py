@@ -17,8 +17,8 @@ def gpu() -> Device | None:
     """The first GPU, or None."""
     if importlib.util.find_spec("cupy") is None:
         return None
-    from aiops.cuda import CupyDevice
     from aiops.errors import UsageError
+    from aiops.kernels.cupy_device import CupyDevice
 
     try:
         return CupyDevice(0)
@@ -30,7 +30,7 @@ DEVICES = (
     *(["emulated"] if COMPILER is not None else []),
     *(["cuda"] if gpu() is not None else []),
 )
-"""Their names; what cannot be had is missed in tests/test_cuda.py, and nowhere else."""
+"""Their names; what cannot be had is missed in tests/kernels/test_cupy_device.py, and nowhere else."""
 
 
 def device_named(name: str) -> Device:

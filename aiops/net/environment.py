@@ -75,9 +75,9 @@ def _family(host: str) -> socket.AddressFamily:
 def _device(name: str) -> Device | None:
     if name == "cpu":
         return None
-    from aiops import cuda
+    from aiops.kernels import cupy_device
 
-    return cuda.opened(name)
+    return cupy_device.opened(name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 import aiops
-from aiops import cuda, testing
+from aiops import testing
 from aiops.config import Config
 from aiops.errors import BadPush, UsageError
+from aiops.kernels import cupy_device
 from aiops.net.environment import SURROUNDINGS
 from aiops.shards.children import flags
 from tests.contract.cases import CASES
@@ -88,7 +89,7 @@ class TestRefused:
 
         monkeypatch.setattr(builtins, "__import__", without)
         with pytest.raises(UsageError, match=r"needs CuPy.*pip install 'aiops-ps\[cuda12\]'"):
-            cuda.opened("cuda")
+            cupy_device.opened("cuda")
 
     @pytest.mark.parametrize(
         ("found", "text"),
@@ -104,7 +105,7 @@ class TestRefused:
     )
     def test_no_such_gpu(self, found: Any, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
         with cupy(found, monkeypatch), pytest.raises(UsageError) as caught:
-            cuda.opened("cuda:2")
+            cupy_device.opened("cuda:2")
         assert text in str(caught.value)
 
     def test_no_compiler(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +116,7 @@ class TestRefused:
             cupy(1, monkeypatch, version),
             pytest.raises(UsageError, match=r'needs NVRTC, .*so.12"\): pip install .*\[cuda12\]'),
         ):
-            cuda.opened("cuda")
+            cupy_device.opened("cuda")
 
     @pytest.mark.skipif(
         gpu() is not None or importlib.util.find_spec("cupy") is not None,
@@ -209,7 +210,7 @@ def test_a_real_server_over_shared_memory_and_tcp(
     name: str, shm: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its applier is a thread, its arenas are shared; it saves, starts from a file, is profiled."""
-    monkeypatch.setattr(cuda, "opened", lambda _setting: device_named(name))
+    monkeypatch.setattr(cupy_device, "opened", lambda _setting: device_named(name))
     saved, profile = tmp_path / "model.safetensors", tmp_path / "profile.json"
     params = {"w": np.ones(70_000, np.float32)}
     for saved_before in (False, True):
