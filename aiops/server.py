@@ -24,23 +24,23 @@ from typing import Any
 
 from aiops.algorithms import find
 from aiops.common import urls
-from aiops.config import Config
-from aiops.connections import Brain, Connections
 from aiops.engine.engine import Engine
 from aiops.engine.events import Event, Stopping
 from aiops.errors import ConnectionLost, UsageError, nearest
-from aiops.keeping import Keeping
 from aiops.model.shared_memory import Memory, SharedMemory
-from aiops.nearby import Nearby
 from aiops.net.environment import SURROUNDINGS
 from aiops.net.socket_options import narrow, unpace
-from aiops.pacing import Pacing
-from aiops.performer import Performer
-from aiops.profiling import Profile
+from aiops.serving.acceptor import Brain, Connections
+from aiops.serving.config import Config
+from aiops.serving.effects import Performer
+from aiops.serving.pacing import Pacing
+from aiops.serving.persistence import Keeping
+from aiops.serving.profiling import Profile
+from aiops.serving.shard_links import Links
+from aiops.serving.unix_listener import Nearby
 from aiops.shards.collecting import Collecting
 from aiops.shards.follower import Follower
 from aiops.shards.lead import Lead
-from aiops.shards.links import Links
 from aiops.store.resources import Machine, unmeasured
 
 _log = logging.getLogger("aiops.server")
@@ -378,7 +378,7 @@ async def serve(**settings: Any) -> AsyncIterator[Server]:
     Parameters
     ----------
     settings
-        The fields of `aiops.config.Config`; ``set`` may be a dict of the policy's settings, a codec
+        The fields of `aiops.serving.config.Config`; ``set`` may be a dict of the policy's settings, a codec
         may be given alone.
 
     Raises

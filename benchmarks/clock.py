@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 
 import aiops
-from aiops.config import Config
 from aiops.errors import UsageError
 from aiops.experiments.figure import Figure, Panel
+from aiops.serving.config import Config
 from aiops.testing import (
     Cluster,
     Computing,

@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 
 import aiops
-from aiops.config import Config
 from aiops.errors import UsageError
 from aiops.experiments.figure import Figure, Panel
+from aiops.serving.config import Config
 from aiops.sim.virtual.world import World
 from aiops.testing import Cluster, Deadweight, Host, Line, Links, LogNormal, simulate
 from benchmarks import plots, report

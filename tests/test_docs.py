@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aiops.algorithms import find
-from aiops.config import Config, read_file
+from aiops.serving.config import Config, read_file
 from tests.support import ServerThread
 
 ROOT = Path(__file__).parent.parent

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from aiops import performer
 from aiops.client import outbox
 from aiops.model import shared_memory
+from aiops.serving import effects
 from tests import support
 
 TRANSPORTS = ("tcp", "near", "lent", "shards")
@@ -23,4 +23,4 @@ def choose(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     elif transport == "lent":
         monkeypatch.setattr(shared_memory, "_SMALL", 1)
         monkeypatch.setattr(outbox, "SMALL", 0)
-        monkeypatch.setattr(performer, "SMALL", 0)
+        monkeypatch.setattr(effects, "SMALL", 0)

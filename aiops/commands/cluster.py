@@ -111,7 +111,7 @@ def cluster(
     1Gbit/s --model 64MiB. Ctrl-C ends it, and shows what it has come to so far; the exit status is
     then 130.
     """
-    from aiops.config import Config
+    from aiops.serving.config import Config
     from aiops.sim.cluster.spec import Cluster, Links
 
     server = Config(

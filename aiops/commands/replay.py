@@ -33,10 +33,10 @@ def replay(
     Each file is one run: a server that was started again with the same --record FILE has gone on
     in FILE.2, then in FILE.3.
     """
-    from aiops.config import Config
     from aiops.engine.journal import digest
     from aiops.engine.journal import replay as run_again
-    from aiops.files import write_model
+    from aiops.serving.config import Config
+    from aiops.serving.safetensors_io import write_model
 
     Config(kernels=kernels)  # refuses a name that is none
     began = time.perf_counter()

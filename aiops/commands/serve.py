@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 
 import typer
 
-from aiops.config import Config, read_file, settings_of
+from aiops.serving.config import Config, read_file, settings_of
 
 _SOURCES = ("DEFAULT_MAP", "ENVIRONMENT", "COMMANDLINE")  # as typer names them; the last wins
 
@@ -132,7 +132,7 @@ def serve(config: Config) -> None:
     Every flag is also an AIOPS_* variable and a key of --config FILE.toml. SIGTERM and Ctrl-C
     drain: answers are sent, the model is saved (--save), and the exit status is 0.
     """
-    from aiops.process import run
+    from aiops.serving.main import run
 
     _log_to_stderr(config)
     logger = logging.getLogger("aiops.server")

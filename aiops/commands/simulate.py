@@ -101,8 +101,8 @@ def simulate(
     Ctrl-C ends it after the turn, shows what it has come to so far, and writes the checkpoint; the
     exit status is then 130. A second one ends it at once.
     """
-    from aiops.config import Config
-    from aiops.files import check_writable
+    from aiops.serving.config import Config
+    from aiops.serving.safetensors_io import check_writable
     from aiops.sim.turns.run import Run
     from aiops.sim.turns.selection import Noted
     from aiops.sim.turns.simulation import Simulation
@@ -228,7 +228,7 @@ def _carry_out(run: Run, checkpoint: Path | None) -> Outcome:
 
 
 def _save(run: Run, path: Path) -> None:
-    from aiops.files import write_model
+    from aiops.serving.safetensors_io import write_model
 
     store = run.engine.store
     assert store is not None

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from aiops.algorithms import find
-from aiops.config import Config
 from aiops.errors import UsageError, nearest
+from aiops.serving.config import Config
 from aiops.workloads import DATASETS
 
 MAX_WORKERS = 64

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiops.config import Config
 from aiops.experiments.case import Result, Tell
+from aiops.serving.config import Config
 from aiops.sim.cluster.computing import Computing, LogNormal
 from aiops.sim.cluster.course import Progress, simulate
 from aiops.sim.cluster.outcome import Outcome

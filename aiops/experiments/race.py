@@ -9,11 +9,11 @@ from statistics import fmean
 
 import numpy as np
 
-from aiops.config import Config
 from aiops.experiments.case import Result, Tell
 from aiops.experiments.figure import Line
 from aiops.experiments.intime import now_and_then, timed
 from aiops.experiments.runs import Finished
+from aiops.serving.config import Config
 from aiops.sim.cluster.computing import Computing, LogNormal, Straggler
 from aiops.sim.cluster.course import simulate
 from aiops.sim.cluster.members import AveragingWorker, member

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, replace
 
 from aiops.bandwidth.units import parse_rate
-from aiops.config import Config
 from aiops.experiments.case import Result, Tell
 from aiops.experiments.intime import now_and_then
+from aiops.serving.config import Config
 from aiops.sim.cluster.computing import LogNormal
 from aiops.sim.cluster.course import simulate
 from aiops.sim.cluster.spec import Cluster, Links

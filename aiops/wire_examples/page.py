@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from aiops import errors
-from aiops.config import Config
 from aiops.errors import Refused, UsageError
 from aiops.model.layout import MAX_PART, MAX_TENSORS
 from aiops.model.tables import MAX_IDS, MAX_ROWS, MAX_ROWS_BYTES, MAX_TABLES, MAX_WIDTH
+from aiops.serving.config import Config
 from aiops.wire import messages
 from aiops.wire.connection import Limits
 from aiops.wire.fields import MAX_AXES, MAX_COUNT, TYPES

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiops.algorithms import BUILT_IN, find
-from aiops.config import Config
 from aiops.errors import UsageError, nearest
+from aiops.serving.config import Config
 
 
 @dataclass(frozen=True)

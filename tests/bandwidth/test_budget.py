@@ -20,7 +20,6 @@ from aiops import testing
 from aiops.bandwidth.token_bucket import Budget
 from aiops.commands.stats import tables
 from aiops.common import urls
-from aiops.config import Config
 from aiops.engine.engine import Engine
 from aiops.engine.events import Paced
 from aiops.engine.journal import replay
@@ -28,6 +27,7 @@ from aiops.errors import BadPush, ConflictError, ConnectionLost, Unavailable, Us
 from aiops.net.paced_transport import PacedLink
 from aiops.net.transport import Link
 from aiops.server import Server
+from aiops.serving.config import Config
 from aiops.wire.messages import Ack, Fetch, Params
 from tests.inline import Inline
 from tests.support import PATIENCE, ServerThread, assert_same, server_process

@@ -13,9 +13,9 @@ import pytest
 from aiops.bandwidth.byte_accounting import SHOWN, Ledger
 from aiops.client import Client, Worker
 from aiops.errors import UsageError
-from aiops.ledgerfile import LedgerFile
 from aiops.model.layout import MAX_PART, Layout, split
 from aiops.model.tables import Table
+from aiops.serving.ledger_file import LedgerFile
 from aiops.wire.fields import Wants
 from aiops.wire.messages import Ack, Again, Error, Fetch, Message, Params, Part, Parts, Push
 from tests.inline import Inline

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from aiops.algorithms import BUILT_IN, find
-from aiops.config import Config
 from aiops.errors import UsageError
+from aiops.serving.config import Config
 from benchmarks import policies
 from benchmarks.peers import policy
 from benchmarks.peers.base import Job

@@ -132,7 +132,7 @@ class TestMeeting:
     def test_another_user_is_not_let_in(
         self, server: ServerThread, worker: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("aiops.nearby.same_user", lambda sock: False)
+        monkeypatch.setattr("aiops.serving.unix_listener.same_user", lambda sock: False)
         with unix_socket.reach(*urls.parse(server.url)) as sock:  # type: ignore[union-attr]
             sock.settimeout(PATIENCE)
             assert sock.recv(1) == b""

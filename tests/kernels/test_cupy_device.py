@@ -18,11 +18,11 @@ import pytest
 
 import aiops
 from aiops import testing
-from aiops.config import Config
 from aiops.errors import BadPush, UsageError
 from aiops.kernels import cupy_device
 from aiops.net.environment import SURROUNDINGS
-from aiops.shards.children import flags
+from aiops.serving.config import Config
+from aiops.serving.shard_processes import flags
 from tests.contract.cases import CASES
 from tests.devices import DEVICES, device_named, gpu
 from tests.emulated import EmulatedDevice

@@ -15,9 +15,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from aiops.client import Client
-from aiops.config import Config
 from aiops.errors import Refused, Unauthorised, Unavailable, UsageError
-from aiops.shards.children import Children, flags
+from aiops.serving.config import Config
+from aiops.serving.shard_processes import Children, flags
 from tests.support import PATIENCE, Process, assert_same, server_process
 
 FLAGS = ("--policy", "asgd", "--lr", "1", "--kernels", "numpy", "--shard-bytes", "1")

@@ -17,7 +17,7 @@ from aiops.codecs import find
 from aiops.engine.events import Warm
 from aiops.errors import UsageError
 from aiops.kernels import backend
-from aiops.performer import Performer
+from aiops.serving.effects import Performer
 from aiops.store.parameters import Store
 from aiops.store.warmup import Preparation
 from tests.peers import eventually

@@ -12,8 +12,8 @@ from aiops.algorithms import find
 from aiops.bandwidth import gates
 from aiops.bandwidth.units import parse_rate
 from aiops.codecs.choice import Choice
-from aiops.config import Config
 from aiops.errors import UsageError, nearest
+from aiops.serving.config import Config
 from aiops.workloads import DATASETS
 
 MAX_WORKERS = 64

@@ -12,8 +12,8 @@ from aiops.algorithms import find
 from aiops.client.aioaverager import AsyncModelAverager
 from aiops.client.aioworker import AsyncWorker
 from aiops.common.closing import AsyncClosing
-from aiops.config import Config
 from aiops.model.layout import Array
+from aiops.serving.config import Config
 
 Compute: TypeAlias = Callable[[Mapping[str, Array]], Awaitable[Mapping[str, Array]]]
 """From parameters to the gradients of the next mini-batch, which take their time."""

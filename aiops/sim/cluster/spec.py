@@ -25,8 +25,8 @@ from functools import partial
 from typing import TypeAlias
 
 from aiops.bandwidth.units import parse_rate
-from aiops.config import Config
 from aiops.errors import UsageError
+from aiops.serving.config import Config
 from aiops.sim.cluster.computing import Computing, Fixed
 from aiops.sim.cluster.workload import Training, Workload
 from aiops.sim.virtual.host import Host

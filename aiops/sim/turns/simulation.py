@@ -10,10 +10,10 @@ from typing import Any
 
 from aiops.algorithms import find
 from aiops.bandwidth.gates import find as find_gate
-from aiops.config import settings_of
 from aiops.engine.engine import Engine
 from aiops.engine.events import Options
 from aiops.errors import ConflictError, UsageError
+from aiops.serving.config import settings_of
 
 _SPARE = 8  # versions that may be alive beside one for each client
 _FOR_EVER = 1e9  # seconds: without a clock nobody is late

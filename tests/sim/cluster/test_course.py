@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from aiops.algorithms import BUILT_IN
-from aiops.config import Config
 from aiops.engine.journal import replay
 from aiops.errors import BadPush, DeadlineExceeded, UsageError
+from aiops.serving.config import Config
 from aiops.testing import (
     Cluster,
     Cut,

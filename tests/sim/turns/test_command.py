@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aiops import cli
-from aiops.files import read_model
+from aiops.serving.safetensors_io import read_model
 from aiops.sim.turns.dispatcher import Dispatcher
 from aiops.sim.turns.run import Run, simulate
 from tests.sim.turns.cases import TASK, simulation

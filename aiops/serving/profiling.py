@@ -12,8 +12,8 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from aiops import newfiles
 from aiops.errors import UsageError
+from aiops.serving import new_files
 from aiops.store.resources import Measure
 
 WHAT = ("receive", "decode", "policy", "upload", "kernel", "download", "send")
@@ -40,7 +40,7 @@ class Profile:
     Parameters
     ----------
     path
-        Where to write it at the end; checked at once. See `aiops.newfiles.begin`.
+        Where to write it at the end; checked at once. See `aiops.serving.new_files.begin`.
     clock
         Seconds.
 
@@ -57,7 +57,7 @@ class Profile:
         self._since = clock()
         self._lock = threading.Lock()
         self._local = threading.local()
-        newfiles.discard(newfiles.begin("profile", path))
+        new_files.discard(new_files.begin("profile", path))
 
     def measure(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that does the same, and is counted."""
@@ -96,7 +96,7 @@ class Profile:
     def write(self) -> None:
         """Write it; a full disk is no reason to lose anything else, so that is only logged."""
         try:
-            file = newfiles.begin("profile", self._path)
+            file = new_files.begin("profile", self._path)
         except UsageError as error:
             _log.error("%s", error)
             return
@@ -105,7 +105,7 @@ class Profile:
             file.close()
         except OSError as error:
             _log.error("--profile %s: %s", file.name, error.strerror)
-            newfiles.discard(file)
+            new_files.discard(file)
         else:
             _log.info("profile written to %s", file.name)
 

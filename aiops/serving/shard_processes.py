@@ -17,10 +17,10 @@ from typing import Any, Self
 
 from aiops.common import urls
 from aiops.common.closing import AsyncClosing
-from aiops.config import Config
 from aiops.errors import UsageError
 from aiops.net.cpu_count import share
 from aiops.net.thread_pool import MOST
+from aiops.serving.config import Config
 
 _log = logging.getLogger("aiops.server")
 

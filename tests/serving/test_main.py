@@ -17,8 +17,8 @@ import aiops
 from aiops.client import Client, Worker
 from aiops.engine.journal import replay
 from aiops.errors import Unavailable
-from aiops.files import read_model
 from aiops.model.layout import Array
+from aiops.serving.safetensors_io import read_model
 from aiops.wire import messages
 from tests.peers import Peer, Process, eventually, frame, serving
 from tests.proxy import Proxy

@@ -7,10 +7,10 @@ import logging
 import signal
 from collections.abc import Callable
 
-from aiops.config import Config
 from aiops.net import signals
 from aiops.server import Server
-from aiops.shards.children import Children
+from aiops.serving.config import Config
+from aiops.serving.shard_processes import Children
 
 _log = logging.getLogger("aiops.server")
 

@@ -15,16 +15,22 @@ from typing import BinaryIO
 
 import numpy as np
 
-from aiops import newfiles
-from aiops.config import Config
 from aiops.engine.engine import Engine
 from aiops.engine.events import Event, Initialised
 from aiops.engine.journal import Journal
 from aiops.errors import UsageError
-from aiops.files import Described, check_writable, read_model, read_tables, write_model
-from aiops.ledgerfile import EVERY, LedgerFile
 from aiops.model.arena import aligned
 from aiops.model.layout import Array, Ints, Layout
+from aiops.serving import new_files
+from aiops.serving.config import Config
+from aiops.serving.ledger_file import EVERY, LedgerFile
+from aiops.serving.safetensors_io import (
+    Described,
+    check_writable,
+    read_model,
+    read_tables,
+    write_model,
+)
 from aiops.shards.collecting import Collecting
 
 _log = logging.getLogger("aiops.server")
@@ -133,7 +139,7 @@ class Keeping:
     def discard(self) -> None:
         """Remove the files of a run that did not begin."""
         if self._record is not None:
-            newfiles.discard(self._record)
+            new_files.discard(self._record)
         if self._ledger is not None:
             self._ledger.discard()
 
@@ -270,7 +276,7 @@ class Keeping:
     def _open_journal(self, path: Path) -> None:
         config, algorithm = self._config, self._engine.algorithm
         settings, options = algorithm.settings(), config.options()
-        self._record = newfiles.begin("record", path)
+        self._record = new_files.begin("record", path)
         try:
             self._journal = Journal(self._record, config.policy, settings, options)
         except OSError as error:

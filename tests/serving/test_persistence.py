@@ -21,8 +21,8 @@ from aiops.client import Client, Worker
 from aiops.commands import stats
 from aiops.engine.journal import Replayed, replay
 from aiops.errors import UsageError
-from aiops.files import read_model, read_tables, write_model
 from aiops.model.layout import Array
+from aiops.serving.safetensors_io import read_model, read_tables, write_model
 from tests.peers import Process, eventually, serving
 from tests.support import ServerThread, assert_same
 

@@ -10,7 +10,6 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-from aiops.connections import Connections
 from aiops.engine.events import (
     Applied,
     Apply,
@@ -31,8 +30,9 @@ from aiops.model.layout import Ints
 from aiops.net.environment import Surroundings
 from aiops.net.update_thread import Applier
 from aiops.net.yielding import yielding
-from aiops.pacing import Pacing
-from aiops.shards.links import Links
+from aiops.serving.acceptor import Connections
+from aiops.serving.pacing import Pacing
+from aiops.serving.shard_links import Links
 from aiops.store.resources import Machine
 from aiops.wire.connection import SMALL
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from aiops.config import Config
-from aiops.peer import Peer
+from aiops.serving.config import Config
+from aiops.serving.peer import Peer
 
 CONFIG = Config(stall_deadline=30.0, min_rate=1024, heartbeat=20.0)
 

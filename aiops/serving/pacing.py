@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Self
 
 from aiops.bandwidth.token_bucket import Budget
-from aiops.config import Config
 from aiops.engine.events import Paced, Shares
 from aiops.net.environment import Surroundings
 from aiops.net.paced_transport import PacedLink, Pacer
-from aiops.peer import Peer
+from aiops.serving.config import Config
+from aiops.serving.peer import Peer
 
 _EVERY = 0.1
 """Seconds between two looks at what crosses."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import weakref
 
-from aiops.config import Config
 from aiops.errors import AiopsError, DeadlineExceeded
 from aiops.model.layout import Bytes
 from aiops.model.shared_memory import Segment
 from aiops.net.transport import Link
+from aiops.serving.config import Config
 from aiops.store.snapshots import Lease
 from aiops.wire.handshake import Greeter
 from aiops.wire.messages import Message, Parts, Ping

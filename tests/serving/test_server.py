@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 import aiops
-from aiops import keeping
 from aiops.algorithms.base import Algorithm
 from aiops.algorithms.optimizers import sgd
 from aiops.client import Client, Worker
 from aiops.errors import ConflictError, ConnectionLost, Unavailable, UsageError
-from aiops.files import read_model, write_model
 from aiops.kernels.rule import Rule
 from aiops.model.layout import Array
+from aiops.serving import persistence
+from aiops.serving.safetensors_io import read_model, write_model
 from aiops.store.parameters import Job
 from tests.peers import eventually
 from tests.proxy import Proxy
@@ -136,7 +136,7 @@ class TestSaving:
             write_model(where, arrays, version, tables)
             versions.append(version)
 
-        monkeypatch.setattr(keeping, "write_model", slow)
+        monkeypatch.setattr(persistence, "write_model", slow)
         settings: dict[str, Any] = {"save": path, "save_every": 0.001, "set": {"lr": 1}}
         with ServerThread(policy="asgd", kernels="numpy", **settings) as server:
             with Worker(server.url, {"w": np.zeros(3, np.float32)}) as worker:
@@ -210,7 +210,7 @@ class TestFailure:
         """
         with (  # noqa: PT012  (it is the end of the server that raises)
             pytest.raises(ZeroDivisionError),
-            ServerThread(policy="tests.test_server:Failing", kernels="numpy") as server,
+            ServerThread(policy="tests.serving.test_server:Failing", kernels="numpy") as server,
             Client(server.url) as observer,
             Worker(server.url, {"w": np.zeros(3, np.float32)}) as worker,
         ):

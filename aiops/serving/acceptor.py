@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from aiops.config import Config
 from aiops.engine.buffer_pool import Pool
 from aiops.engine.events import Effect, Event, Joined, Left, Received, Warm
 from aiops.errors import AiopsError, DeadlineExceeded, Unavailable
@@ -18,9 +17,10 @@ from aiops.net.environment import Surroundings
 from aiops.net.paced_transport import PacedLink
 from aiops.net.transport import Link
 from aiops.net.unix_socket import peer_process, welcome
-from aiops.pacing import Pacing
-from aiops.peer import Peer
-from aiops.profiling import Receiving
+from aiops.serving.config import Config
+from aiops.serving.pacing import Pacing
+from aiops.serving.peer import Peer
+from aiops.serving.profiling import Receiving
 from aiops.store.resources import Measure, unmeasured
 from aiops.wire.connection import Wire
 from aiops.wire.handshake import Greeter

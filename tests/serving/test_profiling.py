@@ -14,7 +14,7 @@ from rich.console import Console
 import aiops
 from aiops.commands import stats
 from aiops.errors import UsageError
-from aiops.profiling import WHAT, Profile
+from aiops.serving.profiling import WHAT, Profile
 from tests.support import PATIENCE, ServerThread
 
 

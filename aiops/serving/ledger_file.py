@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from aiops import newfiles
+from aiops.serving import new_files
 
 EVERY = 1.0
 """Seconds between two lines."""
@@ -22,7 +22,7 @@ class LedgerFile:
     Parameters
     ----------
     path
-        Of this run's own: see `aiops.newfiles.begin`.
+        Of this run's own: see `aiops.serving.new_files.begin`.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class LedgerFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = newfiles.begin("ledger", path)
+        self._file = new_files.begin("ledger", path)
         self.error = ""
         if self._file.name != str(path):
             _log.info("--ledger: %s is there already; this run's is %s", path, self._file.name)
@@ -62,7 +62,7 @@ class LedgerFile:
 
     def discard(self) -> None:
         """Remove it: the run that it is of did not begin."""
-        newfiles.discard(self._file)
+        new_files.discard(self._file)
 
     def _end(self, error: OSError, when: str) -> None:
         if not self.error:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from aiops.errors import UsageError
-from aiops.files import read_model, read_tables, write_model
 from aiops.model.layout import dtype_named
 from aiops.model.tables import NamedTable, Table, Tables
+from aiops.serving.safetensors_io import read_model, read_tables, write_model
 
 
 def test_every_dtype_comes_back_as_it_was(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ import typer
 
 from aiops import cli
 from aiops.commands import serve as serve_command
-from aiops.config import Config, read_file
 from aiops.errors import ConflictError, UsageError
 from aiops.server import Server
+from aiops.serving.config import Config, read_file
 from tests.support import PATIENCE
 
 # Per field three values that work: for the file, the variable and the flag; then how TOML has one.
