@@ -11,7 +11,7 @@ def main() -> None:
     """Run the command line."""
     if sys.argv[1:2] == ["serve"]:
         leave_blas_alone()
-    from aiops.cli import main as run
+    from aiops.cli.main import main as run
 
     run()
 

@@ -444,6 +444,6 @@ def following(config: Config) -> Config:
 
 
 if __name__ == "__main__":
-    from aiops.cli import server_main
+    from aiops.cli.main import server_main
 
     server_main()

@@ -105,7 +105,7 @@ EXTRAS: Mapping[str, str] = {
 }
 """Packages that may be missing, and the modules that import them as they are imported."""
 
-ENTRANCES = {("aiops.server", "aiops.cli")}
+ENTRANCES = {("aiops.server", "aiops.cli.main")}
 """``python -m aiops.server`` is the command line's; the import runs only then."""
 
 ROOT = Path(aiops.__file__).parent

@@ -112,7 +112,7 @@ class Algorithm:
     saved_up: ClassVar[bool] = True
     """Whether a gradient may hold what was left out of earlier ones, and so be many times one."""
     family: ClassVar[str] = "other"
-    """The heading that it is listed under: any words; ours are in `aiops.pages.catalog`."""
+    """The heading that it is listed under: any words; ours are in `aiops.cli.policy_catalog`."""
     neighbours: ClassVar[str] = ""
     """The names of those that its page compares it with, the nearest first, with spaces between."""
 

@@ -9,9 +9,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from aiops.cli.policy_catalog import built_in
 from aiops.errors import AiopsError
 from aiops.pages import experiments
-from aiops.pages.catalog import built_in
 from aiops.pages.curves import Curves
 from aiops.pages.markdown import pages
 from aiops.pages.plots import draw_all

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from aiops.algorithms.base import Algorithm
-from aiops.pages import catalog, docstring
-from aiops.pages.catalog import TOPICS, built_in, facts, families
+from aiops.cli import policy_catalog, policy_docstring
+from aiops.cli.policy_catalog import TOPICS, built_in, facts, families
+from aiops.cli.policy_docstring import Block
+from aiops.cli.policy_settings import OWN, Group, grouped
 from aiops.pages.curves import Curves
-from aiops.pages.docstring import Block
-from aiops.pages.settings import OWN, Group, grouped
 
 _REPOSITORY = "../.."  # of the pages' folder
 _SETTINGS = "Settings"
@@ -35,7 +35,7 @@ def pages(curves: Curves | None = None) -> dict[str, str]:
 
 def algorithm_page(name: str, kind: type[Algorithm], curves: Curves | None = None) -> str:
     """Return an algorithm's page."""
-    page, known = docstring.read(kind.__doc__), facts(kind)
+    page, known = policy_docstring.read(kind.__doc__), facts(kind)
     lines = [
         f"# `{name}`",
         _generated(kind.__module__),
@@ -49,7 +49,7 @@ def algorithm_page(name: str, kind: type[Algorithm], curves: Curves | None = Non
                 ("the server keeps, for each parameter", known.memory),
             ],
         ),
-        f"```console\n$ {catalog.command(name, kind)}\n```",
+        f"```console\n$ {policy_catalog.command(name, kind)}\n```",
         f"## {_SETTINGS}",
         "Given as `--set key=value`.",
         *(_group(group) for group in grouped(kind)),
@@ -65,7 +65,7 @@ def algorithm_page(name: str, kind: type[Algorithm], curves: Curves | None = Non
 
 def topic_page(topic: str) -> str:
     """Return the page of what several algorithms share."""
-    page = docstring.read(importlib.import_module(TOPICS[topic]).__doc__)
+    page = policy_docstring.read(importlib.import_module(TOPICS[topic]).__doc__)
     lines = [f"# {topic.capitalize()}", _generated(TOPICS[topic]), _inline(page.summary)]
     lines += _blocks(page.body)
     for heading, blocks in page.sections.items():
@@ -82,7 +82,7 @@ def index_page(curves: Curves | None = None) -> str:
         _generated("aiops.algorithms"),
         "The server's `--policy NAME` chooses one; workers need no flags. `aiops policies NAME`"
         " shows these pages in the terminal. What is said of waiting, workers and memory holds for"
-        f" the default settings and {catalog.WORKERS} workers; memory is in arrays of the model's"
+        f" the default settings and {policy_catalog.WORKERS} workers; memory is in arrays of the model's"
         " size, at the server, besides the parameters themselves.",
     ]
     head = ("`--policy`", "in one line", "waits for", "a worker", "memory")
@@ -93,7 +93,7 @@ def index_page(curves: Curves | None = None) -> str:
             link = f"[`{name}`]({name}.md)"
             summary = _inline(kinds[name].summary())
             rows.append((link, summary, known.waits_for, known.worker, known.memory))
-        lines += [f"## {family.capitalize()}", catalog.FAMILIES.get(family, "")]
+        lines += [f"## {family.capitalize()}", policy_catalog.FAMILIES.get(family, "")]
         lines.append(_table(head, rows))
     topics = [f"[{topic}]({topic}.md)" for topic in TOPICS]
     lines += [
@@ -178,11 +178,11 @@ def _joined(parts: Iterable[str]) -> str:
 
 
 def _inline(text: str) -> str:
-    return docstring.marked(text, _link)
+    return policy_docstring.marked(text, _link)
 
 
 def _link(reference: str) -> str | None:
-    target = catalog.references().get(reference)
+    target = policy_catalog.references().get(reference)
     if target is None:
         return None
     return f"[{target if target in TOPICS else f'``{target}``'}]({target}.md)"

@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 import aiops
 from aiops import testing
 from aiops.bandwidth.token_bucket import Budget
-from aiops.commands.stats import tables
+from aiops.cli.stats import tables
 from aiops.common import urls
 from aiops.engine.engine import Engine
 from aiops.engine.events import Paced

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aiops import cli
+from aiops.cli import main
 from aiops.errors import UsageError
 from benchmarks import compare, report
 from benchmarks.compare import Cell, Pair
@@ -27,7 +27,7 @@ def bench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         monkeypatch.setattr(sys, "path", list(sys.path))
         monkeypatch.setattr(sys, "argv", ["aiops", "bench", *arguments])
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            main.main()
         return ended.value.code, *capsys.readouterr()
 
     return run

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from aiops.commands import bench
+from aiops.cli import bench
 from aiops.errors import UsageError
 from benchmarks import report, suite
 from benchmarks.suite import ENTRIES, Clock, Entry

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aiops.commands.bandwidth import _cases
+from aiops.cli.bandwidth import _cases
 from aiops.errors import AiopsError
 from aiops.experiments.bandwidth.case import Case
 from aiops.experiments.bandwidth.presets import PRESETS

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aiops.cli import main
+from aiops.cli.main import main
 from aiops.experiments.catalog import EXPERIMENTS
 
 FEW = ["softsync-staleness", "--iterations", "50", "--seeds", "1", "--jobs", "2"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aiops.commands.bandwidth import table
+from aiops.cli.bandwidth import table
 from aiops.errors import UsageError
 from aiops.experiments.bandwidth import plots
 from aiops.experiments.bandwidth.case import Case

@@ -8,8 +8,8 @@ import pytest
 
 from aiops.algorithms import find
 from aiops.algorithms.base import Algorithm
-from aiops.pages.catalog import FAMILIES, built_in, command, facts, families
-from aiops.pages.settings import OWN, grouped
+from aiops.cli.policy_catalog import FAMILIES, built_in, command, facts, families
+from aiops.cli.policy_settings import OWN, grouped
 
 NAMES = sorted(built_in())
 

@@ -7,8 +7,9 @@ import doctest
 import pytest
 
 from aiops.algorithms import optimizers, schedules
-from aiops.pages import catalog, docstring, plots, settings
-from aiops.pages.docstring import Block
+from aiops.cli import policy_catalog, policy_docstring, policy_settings
+from aiops.cli.policy_docstring import Block
+from aiops.pages import plots
 
 TEXT = """It halves.
 
@@ -49,7 +50,7 @@ TEXT = """It halves.
 
 
 def test_all_kinds_of_blocks() -> None:
-    page = docstring.read(TEXT)
+    page = policy_docstring.read(TEXT)
     assert page.summary == "It halves."
     assert page.body == [
         Block("math", "θ ← θ/2\n\ng ← 0"),
@@ -63,19 +64,21 @@ def test_all_kinds_of_blocks() -> None:
 
 @pytest.mark.parametrize("empty", [None, ""])
 def test_none(empty: str | None) -> None:
-    assert docstring.read(empty) == docstring.Page("")
+    assert policy_docstring.read(empty) == policy_docstring.Page("")
 
 
 def test_one_line() -> None:
-    assert docstring.read("Alone.") == docstring.Page("Alone.")
+    assert policy_docstring.read("Alone.") == policy_docstring.Page("Alone.")
 
 
 def test_marks() -> None:
     text = "``lr``, see `SASGD` and `other`; \\|g\\| of *Title*"
-    assert docstring.plain(text) == "lr, see SASGD and other; |g| of *Title*"
-    assert docstring.plain(text, str.lower) == "lr, see sasgd and other; |g| of *Title*"
+    assert policy_docstring.plain(text) == "lr, see SASGD and other; |g| of *Title*"
+    assert policy_docstring.plain(text, str.lower) == "lr, see sasgd and other; |g| of *Title*"
     link = {"SASGD": "[s](s.md)"}.get
-    assert docstring.marked(text, link) == "`lr`, see [s](s.md) and `other`; \\|g\\| of *Title*"
+    assert (
+        policy_docstring.marked(text, link) == "`lr`, see [s](s.md) and `other`; \\|g\\| of *Title*"
+    )
 
 
 @pytest.mark.parametrize(
@@ -86,12 +89,14 @@ def test_marks() -> None:
     ],
 )
 def test_the_shared_tables_name_all_there_are(module: object, names: list[str]) -> None:
-    tables = [block for block in docstring.read(module.__doc__).body if block.kind == "table"]
+    tables = [
+        block for block in policy_docstring.read(module.__doc__).body if block.kind == "table"
+    ]
     cells = [row[0].strip("`").partition(":")[0] for row in tables[0].rows[1:]]
     assert cells == names
 
 
-@pytest.mark.parametrize("module", [catalog, docstring, plots, settings])
+@pytest.mark.parametrize("module", [policy_catalog, policy_docstring, plots, policy_settings])
 def test_examples(module: object) -> None:
     results = doctest.testmod(module)  # type: ignore[arg-type]
     assert results.attempted > 0

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from aiops.algorithms import BUILT_IN
+from aiops.cli.policy_catalog import TOPICS
 from aiops.errors import UsageError
 from aiops.pages.__main__ import EXPERIMENTS, RESULTS, main, update
-from aiops.pages.catalog import TOPICS
 from aiops.pages.curves import Curve, Curves
 from aiops.pages.experiments import page
 from aiops.pages.markdown import pages

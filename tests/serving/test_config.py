@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import typer
 
-from aiops import cli
-from aiops.commands import serve as serve_command
+from aiops.cli import main
+from aiops.cli import serve as serve_command
 from aiops.errors import ConflictError, UsageError
 from aiops.server import Server
 from aiops.serving.config import Config, read_file
@@ -341,7 +341,7 @@ class TestCommandLine:
         monkeypatch.setattr(sys, "argv", ["aiops.server", "--port", "0", *flags])
         monkeypatch.setattr(serve_command, "_log_to_stderr", lambda config: None)
         with pytest.raises(SystemExit) as caught:
-            cli.server_main()
+            main.server_main()
         out, err = capsys.readouterr()
         assert caught.value.code == 2
         assert out == ""

@@ -17,8 +17,8 @@ import pytest
 from rich.console import Console
 
 import aiops
+from aiops.cli import stats
 from aiops.client import Client, Worker
-from aiops.commands import stats
 from aiops.engine.journal import Replayed, replay
 from aiops.errors import UsageError
 from aiops.model.layout import Array

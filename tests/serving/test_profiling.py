@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 import aiops
-from aiops.commands import stats
+from aiops.cli import stats
 from aiops.errors import UsageError
 from aiops.serving.profiling import WHAT, Profile
 from tests.support import PATIENCE, ServerThread

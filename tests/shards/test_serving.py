@@ -14,8 +14,8 @@ from safetensors.numpy import load_file
 
 import aiops
 from aiops import testing
+from aiops.cli.stats import tables
 from aiops.client import AsyncClient, AsyncWorker
-from aiops.commands.stats import tables
 from aiops.errors import ConnectionLost
 from tests.support import assert_same
 

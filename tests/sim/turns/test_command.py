@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aiops import cli
+from aiops.cli import main
 from aiops.serving.safetensors_io import read_model
 from aiops.sim.turns.dispatcher import Dispatcher
 from aiops.sim.turns.run import Run, simulate
@@ -27,7 +27,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         words = ["aiops", "simulate", *SMALL.split(), *arguments.split(), *more]
         monkeypatch.setattr(sys, "argv", words)
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            main.main()
         said = capsys.readouterr()
         assert isinstance(ended.value.code, int | None)
         return ended.value.code or 0, said.out, said.err

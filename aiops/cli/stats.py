@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from aiops.algorithms import BUILT_IN, find
-from aiops.commands.flags import Json, Timeout, Token, Url
+from aiops.cli.flags import Json, Timeout, Token, Url
 from aiops.common import formatting, ledger_tables
 from aiops.errors import ConnectionLost
 

@@ -17,11 +17,11 @@ from rich.cells import cell_len
 from rich.console import Console
 
 import aiops
-from aiops import cli
 from aiops.algorithms import BUILT_IN
-from aiops.commands.stats import tables
+from aiops.cli import main
+from aiops.cli.policy_catalog import TOPICS
+from aiops.cli.stats import tables
 from aiops.compiled import COMPILED
-from aiops.pages.catalog import TOPICS
 from aiops.serving.safetensors_io import read_model
 from tests.support import Process, ServerThread
 
@@ -55,7 +55,7 @@ def aiops_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     def run(*arguments: str) -> Done:
         monkeypatch.setattr(sys, "argv", ["aiops", *arguments])
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            main.main()
         said = capsys.readouterr()
         status = ended.value.code or 0
         assert isinstance(status, int)

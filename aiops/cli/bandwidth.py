@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from aiops.commands.flags import Json
+from aiops.cli.flags import Json
 from aiops.common import formatting, ledger_tables
 from aiops.errors import AiopsError, UsageError, nearest
 

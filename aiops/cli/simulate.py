@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from aiops.commands.flags import Json
-from aiops.commands.interrupts import INTERRUPTED, interrupts
+from aiops.cli.flags import Json
+from aiops.cli.interrupts import INTERRUPTED, interrupts
 from aiops.common import formatting
 from aiops.common.jsonable import plain
 from aiops.errors import UsageError

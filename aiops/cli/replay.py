@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from aiops.commands.flags import Json
+from aiops.cli.flags import Json
 from aiops.errors import UsageError
 
 Journal = Annotated[Path, typer.Argument(help="What `aiops serve --record` wrote.")]

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from aiops.commands.flags import Json
+from aiops.cli.flags import Json
 from aiops.common import formatting
 from aiops.errors import UsageError
 from aiops.net.cpu_count import usable

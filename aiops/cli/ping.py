@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiops.commands.flags import Timeout, Token, Url
+from aiops.cli.flags import Timeout, Token, Url
 from aiops.common import formatting
 
 

@@ -11,8 +11,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from aiops import cli
-from aiops.commands.cluster import cluster
+from aiops.cli import main
+from aiops.cli.cluster import cluster
 from aiops.errors import AiopsError
 from aiops.sim.cluster.workload import Training
 
@@ -108,7 +108,7 @@ def test_what_is_refused_is_one_line(
     flags = "--workers 3 --policy softsync --set n=9"
     monkeypatch.setattr(sys, "argv", ["aiops", "cluster", *flags.split()])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        main.main()
     assert ended.value.code == 2
     said = capfd.readouterr()
     assert (said.out, said.err.count("\n")) == ("", 1)

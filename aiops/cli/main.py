@@ -8,16 +8,16 @@ from typing import Annotated
 import typer
 
 import aiops
-from aiops.commands import bench, experiment
-from aiops.commands.bandwidth import bandwidth
-from aiops.commands.cluster import cluster
-from aiops.commands.demo import demo
-from aiops.commands.ping import ping
-from aiops.commands.policies import policies
-from aiops.commands.replay import replay
-from aiops.commands.serve import serve
-from aiops.commands.simulate import simulate
-from aiops.commands.stats import stats
+from aiops.cli import bench, experiment
+from aiops.cli.bandwidth import bandwidth
+from aiops.cli.cluster import cluster
+from aiops.cli.demo import demo
+from aiops.cli.ping import ping
+from aiops.cli.policies import policies
+from aiops.cli.replay import replay
+from aiops.cli.serve import serve
+from aiops.cli.simulate import simulate
+from aiops.cli.stats import stats
 from aiops.errors import AiopsError
 
 app = typer.Typer(

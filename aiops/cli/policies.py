@@ -17,11 +17,11 @@ from rich.text import Text
 
 from aiops.algorithms import BUILT_IN, available, find
 from aiops.algorithms.base import Algorithm
+from aiops.cli import policy_catalog, policy_docstring
+from aiops.cli.policy_catalog import TOPICS
+from aiops.cli.policy_docstring import Block
+from aiops.cli.policy_settings import OWN, Group, grouped
 from aiops.errors import UsageError, nearest
-from aiops.pages import catalog, docstring
-from aiops.pages.catalog import TOPICS
-from aiops.pages.docstring import Block
-from aiops.pages.settings import OWN, Group, grouped
 
 Name = Annotated[
     str | None,
@@ -80,10 +80,10 @@ def _loaded() -> tuple[dict[str, type[Algorithm]], dict[str, str]]:
 
 def _list(console: Console, kinds: dict[str, type[Algorithm]], broken: dict[str, str]) -> None:
     width = max(map(len, [*kinds, *broken])) + 2
-    for family, names in catalog.families(kinds).items():
+    for family, names in policy_catalog.families(kinds).items():
         console.print(Text(family.capitalize(), style="bold cyan"))
         for name in names:
-            _entry(console, name, docstring.plain(kinds[name].summary()), width)
+            _entry(console, name, policy_docstring.plain(kinds[name].summary()), width)
         console.print()
     for name, why in broken.items():
         _entry(console, name, why, width)
@@ -111,8 +111,8 @@ def _line(console: Console, name: str, text: str, width: int) -> None:
 
 
 def _show(console: Console, name: str, kind: type[Algorithm]) -> None:
-    page, known = docstring.read(kind.__doc__), catalog.facts(kind)
-    command = catalog.command(name, kind)  # first of all: it refuses what cannot work
+    page, known = policy_docstring.read(kind.__doc__), policy_catalog.facts(kind)
+    command = policy_catalog.command(name, kind)  # first of all: it refuses what cannot work
     console.print(Text.assemble((name, "bold cyan"), ("  " + kind.family, "dim")))
     console.print()
     console.print(_prose(page.summary or "It has no docstring."))
@@ -139,7 +139,7 @@ def _show(console: Console, name: str, kind: type[Algorithm]) -> None:
 
 
 def _show_topic(console: Console, topic: str, as_json: bool) -> None:
-    page = docstring.read(importlib.import_module(TOPICS[topic]).__doc__)
+    page = policy_docstring.read(importlib.import_module(TOPICS[topic]).__doc__)
     if as_json:
         tables = [block.rows for block in page.body if block.kind == "table"]
         rows = [
@@ -196,17 +196,17 @@ def _table(console: Console, block: Block) -> None:
 
 def _prose(text: str) -> Text:
     """Return it without marks, titles in italics, references as what one types to follow them."""
-    parts = re.split(r"\*([^*]+)\*", docstring.plain(text, _reference))
+    parts = re.split(r"\*([^*]+)\*", policy_docstring.plain(text, _reference))
     return Text.assemble(*((part, "italic" if n % 2 else "") for n, part in enumerate(parts)))
 
 
 def _reference(name: str) -> str:
-    target = catalog.references().get(name, name)
+    target = policy_catalog.references().get(name, name)
     return f"aiops policies {target}" if target in TOPICS else target
 
 
 def _plain(text: str) -> str:
-    return docstring.plain(text)
+    return policy_docstring.plain(text)
 
 
 # ---------------------------------------------------------------- for tools
@@ -223,7 +223,7 @@ def _listed(name: str, kind: type[Algorithm]) -> dict[str, Any]:
 
 
 def _described(name: str, kind: type[Algorithm]) -> dict[str, Any]:
-    page, known = docstring.read(kind.__doc__), catalog.facts(kind)
+    page, known = policy_docstring.read(kind.__doc__), policy_catalog.facts(kind)
     settings = [
         {
             "name": setting.name,
@@ -245,7 +245,7 @@ def _described(name: str, kind: type[Algorithm]) -> dict[str, Any]:
         "worker": known.worker,
         "waits_for": known.waits_for,
         "memory": known.memory,
-        "command": catalog.command(name, kind),
+        "command": policy_catalog.command(name, kind),
         "file": inspect.getsourcefile(kind),
     }
 
