@@ -5,7 +5,7 @@
                                [--rounds 3] [--json out.json] [--plot out.png]
 
 Each case is run for real (a server process, workers in threads, all connections through one link
-of a stated rate and delay, `aiops.throttle`) and in virtual time (`aiops.testing.simulate`), told
+of a stated rate and delay, `aiops.lab.slow_link`) and in virtual time (`aiops.testing.simulate`), told
 the same and nothing else. Real workers do not compute but sleep, for the very times that the
 virtual ones draw, so that two cores are enough for any number of them. Time is counted from when
 all workers are connected until the last one has said goodbye. Nothing is fitted.
@@ -27,7 +27,8 @@ import numpy as np
 
 import aiops
 from aiops.errors import UsageError
-from aiops.experiments.figure import Figure, Panel
+from aiops.lab.experiments.figure import Figure, Panel
+from aiops.lab.slow_link import DEPTH, Throttle
 from aiops.serving.config import Config
 from aiops.testing import (
     Cluster,
@@ -40,7 +41,6 @@ from aiops.testing import (
     Straggler,
     simulate,
 )
-from aiops.throttle import DEPTH, Throttle
 from benchmarks import plots, report
 from benchmarks.serving import serving
 

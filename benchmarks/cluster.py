@@ -25,7 +25,7 @@ import numpy as np
 
 import aiops
 from aiops.errors import UsageError
-from aiops.experiments.figure import Figure, Panel
+from aiops.lab.experiments.figure import Figure, Panel
 from aiops.serving.config import Config
 from aiops.sim.virtual.world import World
 from aiops.testing import Cluster, Deadweight, Host, Line, Links, LogNormal, simulate

@@ -23,9 +23,9 @@ from rich.console import Group
 from rich.table import Table
 
 from aiops.codecs import Codec, find
-from aiops.experiments.figure import Figure, Line, Panel
 from aiops.kernels import Kernel, Rule, Spans, build
 from aiops.kernels.vocabulary import Array
+from aiops.lab.experiments.figure import Figure, Line, Panel
 from benchmarks import plots, report
 from benchmarks.codec_peers import peers
 from benchmarks.compare import Cell

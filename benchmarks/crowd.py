@@ -22,8 +22,8 @@ import aiops
 from aiops.client.params import Params
 from aiops.common.closing import Closing
 from aiops.errors import ConnectionLost
+from aiops.lab.slow_link import Throttle
 from aiops.model.layout import Array
-from aiops.throttle import Throttle
 from benchmarks.footprint import busy_seconds
 
 TABLE = "rows"

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from aiops.experiments.figure import Figure, Panel
 from aiops.kernels import Rule, Spans, cupy_device
 from aiops.kernels.device import Device
 from aiops.kernels.fused_gpu import DeviceKernel
 from aiops.kernels.source_gpu import Kinds
+from aiops.lab.experiments.figure import Figure, Panel
 from aiops.model.layout import Cover, Layout
 from aiops.model.shared_memory import Memory
 from aiops.store.cuda_backend import PageLocked

@@ -20,9 +20,9 @@ from rich.table import Table
 from aiops.algorithms import BUILT_IN, find
 from aiops.algorithms.optimizers import OPTIMIZERS
 from aiops.errors import UsageError, nearest
-from aiops.experiments.figure import Figure, Panel
 from aiops.kernels import Rule, Spans, build
 from aiops.kernels.vocabulary import Array
+from aiops.lab.experiments.figure import Figure, Panel
 from benchmarks import plots, report
 from benchmarks.compare import Cell
 

@@ -5,7 +5,7 @@
                               [--json out.json] [--plot out.png]
 
 One server process and one worker, with a proxy between them that carries so many bits per second
-each way (`aiops.throttle`). A cycle pushes a gradient, has the server apply it, and brings the
+each way (`aiops.lab.slow_link`). A cycle pushes a gradient, has the server apply it, and brings the
 parameters after it; gradients and increments travel in the codec. Every round takes the codecs in
 turn, so that what the machine does meanwhile meets all; ratios are to raw in the same round.
 """
@@ -25,8 +25,8 @@ import aiops
 from aiops.bandwidth.units import parse_rate
 from aiops.codecs.choice import Choice
 from aiops.errors import UsageError
-from aiops.experiments.figure import Figure, Panel
-from aiops.throttle import Throttle
+from aiops.lab.experiments.figure import Figure, Panel
+from aiops.lab.slow_link import Throttle
 from benchmarks import plots, report
 from benchmarks.compare import Cell
 from benchmarks.serving import serving

@@ -37,7 +37,7 @@ from rich.table import Table
 
 from aiops.algorithms import find
 from aiops.errors import UsageError, nearest
-from aiops.experiments.figure import Figure, Line, Panel
+from aiops.lab.experiments.figure import Figure, Line, Panel
 from benchmarks import report
 from benchmarks.compare import Cell
 from benchmarks.footprint import Sample, Watch, family, footprint

@@ -22,7 +22,7 @@ from typing import Any
 from rich.table import Table
 
 from aiops.errors import UsageError, nearest
-from aiops.experiments.figure import Figure, Panel
+from aiops.lab.experiments.figure import Figure, Panel
 from benchmarks import plots, report
 from benchmarks.compare import Cell
 from benchmarks.peers import lanes

@@ -1,4 +1,4 @@
-"""What the benchmarks' figures have in common; `aiops.experiments.drawing` draws them."""
+"""What the benchmarks' figures have in common; `aiops.lab.experiments.drawing` draws them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aiops.experiments.figure import Line, Panel
+from aiops.lab.experiments.figure import Line, Panel
 from benchmarks import report
 
 

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from aiops.algorithms import find
 from aiops.errors import UsageError
-from aiops.experiments.figure import Figure, Line, Panel
+from aiops.lab.experiments.figure import Figure, Line, Panel
 from benchmarks import plots, report
 from benchmarks.compare import Cell
 from benchmarks.peers import policy as peer

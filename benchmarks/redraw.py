@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aiops.errors import UsageError
-from aiops.experiments import drawing
+from aiops.lab.experiments import drawing
 from benchmarks import compare
 
 

@@ -26,8 +26,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from aiops.errors import UsageError
-from aiops.experiments import drawing
-from aiops.experiments.figure import Figure
+from aiops.lab.experiments import drawing
+from aiops.lab.experiments.figure import Figure
 from benchmarks.machine import describe as describe
 from benchmarks.machine import machine as machine
 

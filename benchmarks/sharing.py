@@ -23,10 +23,10 @@ from rich.table import Table
 from aiops.algorithms import find as find_policy
 from aiops.codecs import find
 from aiops.errors import UsageError
-from aiops.experiments.figure import Figure, Panel
 from aiops.kernels import PACKED, Spans, build
 from aiops.kernels.sharing import Together, alone, copy, update
 from aiops.kernels.vocabulary import Array
+from aiops.lab.experiments.figure import Figure, Panel
 from aiops.net.thread_pool import HANDS, hands_of
 from benchmarks import plots, report
 from benchmarks.compare import Cell

@@ -25,7 +25,7 @@ import numpy as np
 
 from aiops import kernels
 from aiops.errors import UsageError
-from aiops.experiments.figure import Figure, Line, Panel
+from aiops.lab.experiments.figure import Figure, Line, Panel
 from aiops.model.arena import Arena
 from aiops.model.layout import Array
 from aiops.sim.turns.run import Run

@@ -44,7 +44,7 @@ from rich.table import Table
 import aiops
 from aiops.algorithms import find
 from aiops.errors import UsageError, nearest
-from aiops.experiments.figure import Figure, Line, Panel
+from aiops.lab.experiments.figure import Figure, Line, Panel
 from benchmarks import report
 from benchmarks.compare import Cell
 from benchmarks.crowd import PATIENCE, Crowd, Governor, Tally, model

@@ -28,9 +28,9 @@ from rich.table import Table
 from aiops.algorithms import find
 from aiops.client import Client
 from aiops.errors import UsageError, nearest
-from aiops.experiments.figure import Figure, Panel
 from aiops.kernels import Spans, build, resolve
 from aiops.kernels.vocabulary import Array
+from aiops.lab.experiments.figure import Figure, Panel
 from benchmarks import plots, report
 from benchmarks.compare import Cell
 from benchmarks.serving import serving

@@ -32,7 +32,7 @@ import numpy as np
 
 import aiops
 from aiops.errors import UsageError
-from aiops.experiments.figure import Figure, Panel
+from aiops.lab.experiments.figure import Figure, Panel
 from benchmarks import plots, report
 from benchmarks.compare import Cell
 from benchmarks.serving import serving

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 import aiops
-from aiops.workloads import MLP, batches, load
+from aiops.lab.workloads import MLP, batches, load
 
 WORKERS, STEPS, BATCH_SIZE = 3, 500, 32
 

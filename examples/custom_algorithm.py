@@ -26,7 +26,7 @@ import aiops
 from aiops.algorithms.base import Algorithm
 from aiops.kernels.rule import Rule
 from aiops.kernels.vocabulary import Array, Scalar, sign
-from aiops.workloads import MLP, batches, load
+from aiops.lab.workloads import MLP, batches, load
 
 
 def signum(

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import aiops
-from aiops.workloads import MLP, batches, load
+from aiops.lab.workloads import MLP, batches, load
 
 STEPS, BATCH_SIZE = 1000, 32
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from aiops.client.torch import RemoteOptimizer  # aiops
-from aiops.workloads import batches, load
+from aiops.lab.workloads import batches, load
 
 STEPS, BATCH_SIZE = 600, 32
 

@@ -35,7 +35,7 @@ def test_block_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import aiops
-    from aiops.workloads import MLP
+    from aiops.lab.workloads import MLP
 
     monkeypatch.chdir(tmp_path)  # some write files
     with ServerThread(policy="fasgd") as server:

@@ -16,7 +16,7 @@ import pytest
 import aiops
 from aiops.algorithms import available, find
 from aiops.errors import AiopsError
-from aiops.workloads import MLP, batches, load
+from aiops.lab.workloads import MLP, batches, load
 from tests.contract.cases import others
 from tests.support import PATIENCE, Process, ServerThread, server_process
 

@@ -20,8 +20,8 @@ from aiops.common import formatting, ledger_tables
 from aiops.errors import AiopsError, UsageError, nearest
 
 if TYPE_CHECKING:
-    from aiops.experiments.bandwidth.case import Case
-    from aiops.experiments.bandwidth.results import Results, Row
+    from aiops.lab.experiments.bandwidth.case import Case
+    from aiops.lab.experiments.bandwidth.results import Results, Row
 
 Preset = Annotated[str | None, typer.Option(help="quick, pareto, figures, budget or link.")]
 Policy = Annotated[str | None, typer.Option(help="Algorithm: a name, or package.module:Class.")]
@@ -118,8 +118,8 @@ def _cases(
     from dataclasses import replace
     from itertools import product
 
-    from aiops.experiments.bandwidth.case import Case
-    from aiops.experiments.bandwidth.presets import PRESETS
+    from aiops.lab.experiments.bandwidth.case import Case
+    from aiops.lab.experiments.bandwidth.presets import PRESETS
 
     if preset is not None and preset not in PRESETS:
         raise UsageError(f"no preset is called {preset!r}; {nearest(preset, PRESETS)}")
@@ -139,8 +139,8 @@ def _cases(
 
 def _run(cases: list[Case], out: Path, plot: bool, *, again: bool, as_json: bool) -> int:
     """Run what has not been run; show all; return the exit status."""
-    from aiops.experiments.bandwidth import plots
-    from aiops.experiments.bandwidth.results import Results, write_csv
+    from aiops.lab.experiments.bandwidth import plots
+    from aiops.lab.experiments.bandwidth.results import Results, write_csv
 
     if out.suffix != ".json":
         raise UsageError(f"--out {out}: name a .json file")
@@ -170,10 +170,10 @@ def _run(cases: list[Case], out: Path, plot: bool, *, again: bool, as_json: bool
 
 
 def _carry_out(cases: Sequence[Case], results: Results, console: Console) -> int:
-    from aiops.demo.children import Interrupted
-    from aiops.experiments.bandwidth.results import row_of
-    from aiops.experiments.bandwidth.run import carry_out
-    from aiops.experiments.material import Material
+    from aiops.lab.demo.children import Interrupted
+    from aiops.lab.experiments.bandwidth.results import row_of
+    from aiops.lab.experiments.bandwidth.run import carry_out
+    from aiops.lab.experiments.material import Material
 
     status = 0
     columns = (TextColumn("{task.description:.50}", markup=False), BarColumn())
@@ -221,7 +221,7 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def _lines(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
-    from aiops.experiments.bandwidth.results import total
+    from aiops.lab.experiments.bandwidth.results import total
 
     for row in rows:
         yield (

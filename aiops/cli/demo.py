@@ -14,9 +14,9 @@ from rich.console import Console
 from aiops.errors import AiopsError, UsageError
 
 if TYPE_CHECKING:
-    from aiops.demo.record import Record
-    from aiops.demo.settings import Settings
-    from aiops.workloads import Dataset
+    from aiops.lab.demo.record import Record
+    from aiops.lab.demo.settings import Settings
+    from aiops.lab.workloads import Dataset
 
 Policy = Annotated[str, typer.Option(help="Algorithm: a name, or package.module:Class.")]
 Workers = Annotated[int, typer.Option(help="How many workers.")]
@@ -53,9 +53,9 @@ def demo(
     Shows a live table and saves a plot. Ctrl-C stops it and shows what there is. The exit status
     is 0 when training came to its end, 1 when a process failed, 130 after Ctrl-C.
     """
-    from aiops.demo import plot as figure
-    from aiops.demo.settings import Settings
-    from aiops.workloads import load
+    from aiops.lab.demo import plot as figure
+    from aiops.lab.demo.settings import Settings
+    from aiops.lab.workloads import load
 
     settings = Settings.make(
         policy=policy,
@@ -75,10 +75,10 @@ def demo(
 
 def _run(settings: Settings, data: Dataset, plot: Path | None, *, as_json: bool) -> int:
     """Run the demo, and return the exit status."""
-    from aiops.demo.children import Interrupted
-    from aiops.demo.display import display_for, print_summary
-    from aiops.demo.record import Record
-    from aiops.demo.run import run
+    from aiops.lab.demo.children import Interrupted
+    from aiops.lab.demo.display import display_for, print_summary
+    from aiops.lab.demo.record import Record
+    from aiops.lab.demo.run import run
 
     console = Console(stderr=as_json, highlight=False)
     record, status = Record(settings), 0
@@ -106,7 +106,7 @@ def _report(failed: AiopsError) -> None:
 
 def _draw(record: Record, path: Path) -> str | None:
     """Save the plot; that it cannot be is no reason to lose the results."""
-    from aiops.demo.plot import save
+    from aiops.lab.demo.plot import save
 
     try:
         save(record, path)

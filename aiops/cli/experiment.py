@@ -18,9 +18,9 @@ from aiops.errors import UsageError
 from aiops.net.cpu_count import usable
 
 if TYPE_CHECKING:
-    from aiops.experiments.case import Case
-    from aiops.experiments.course import Course
-    from aiops.experiments.experiment import Findings
+    from aiops.lab.experiments.case import Case
+    from aiops.lab.experiments.course import Course
+    from aiops.lab.experiments.experiment import Findings
 
 _STOPPED = 130  # exit status after Ctrl-C
 _WIDE = 200  # characters of a line that no terminal breaks
@@ -43,7 +43,7 @@ Estimate = Annotated[bool, typer.Option("--estimate", help="Only say how long it
 @app.command("list")
 def list_(as_json: Json = False) -> None:
     """Name the experiments, and what their sources claim."""
-    from aiops.experiments.catalog import EXPERIMENTS
+    from aiops.lab.experiments.catalog import EXPERIMENTS
 
     rows: list[dict[str, Any]] = [
         {
@@ -84,9 +84,9 @@ def run(
 
     What has been run is kept in --out and is not run again. Ctrl-C keeps what is finished.
     """
-    from aiops.experiments.catalog import find
-    from aiops.experiments.course import Course
-    from aiops.experiments.runs import Folder
+    from aiops.lab.experiments.catalog import find
+    from aiops.lab.experiments.course import Course
+    from aiops.lab.experiments.runs import Folder
 
     experiment = find(name)
     knobs = knob or []
@@ -120,7 +120,7 @@ def _say_what_is_foreign(course: Course, console: Console) -> None:
 
 
 def _say_how_long(course: Course, jobs: int, console: Console) -> None:
-    from aiops.experiments import estimate
+    from aiops.lab.experiments import estimate
 
     cases = course.foreseen()
     if cases:
@@ -163,7 +163,7 @@ def _carry_out(course: Course, jobs: int, screen: _Screen) -> int:
 
 def _show(course: Course, command: str, *, draw: bool, as_json: bool) -> None:
     """Write and print what has been found; drawing takes longer than one waits after Ctrl-C."""
-    from aiops.experiments import report
+    from aiops.lab.experiments import report
 
     experiment, scale, folder = course.experiment, course.scale, course.folder
     if not report.finished(experiment, scale, folder.runs):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from aiops.experiments.catalog import EXPERIMENTS
-from aiops.experiments.estimate import foreseen
-from aiops.experiments.experiment import Experiment, Scale
-from aiops.experiments.runs import Runs
+from aiops.lab.experiments.catalog import EXPERIMENTS
+from aiops.lab.experiments.estimate import foreseen
+from aiops.lab.experiments.experiment import Experiment, Scale
+from aiops.lab.experiments.runs import Runs
 
 _HEAD = """\
 # Experiments by name
@@ -54,7 +54,7 @@ which takes three.
 _TAIL = """\
 ## To add one
 
-Declare it in `aiops/experiments/papers/` and name it in `aiops/experiments/catalog.py`. `cases`
+Declare it in `aiops/lab/experiments/papers/` and name it in `aiops/lab/experiments/catalog.py`. `cases`
 yields the runs as values; where they depend on others (a learning rate from a pool, a coin as
 often heads as a gate opened) it is called again when those are finished. `findings` and `figure`
 are pure functions of the finished runs. A run is a `Simulation`, or a frozen dataclass that is

@@ -14,8 +14,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from aiops.demo.children import DemoFailed, Interrupted
 from aiops.errors import AiopsError, UsageError
+from aiops.lab.demo.children import DemoFailed, Interrupted
 from benchmarks import report
 from benchmarks.algorithms import accuracy, idle, plots, straggler, tables
 from benchmarks.algorithms.cases import Case, chosen, grid

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aiops.demo.plot import STYLE
 from aiops.errors import UsageError
+from aiops.lab.demo.plot import STYLE
 from benchmarks.algorithms import accuracy, idle, straggler
 from benchmarks.algorithms.tables import grouped
 

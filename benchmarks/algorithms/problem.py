@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from aiops.common.closing import Closing
-from aiops.workloads import MLP, load
-from aiops.workloads.dataset import Dataset
+from aiops.lab.workloads import MLP, load
+from aiops.lab.workloads.dataset import Dataset
 
 HELD_OUT = 5_000
 """Training examples that are kept apart to choose settings with; the test set is not for that."""

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from aiops.client.aio import AsyncClient
-from aiops.demo.children import ONE_CORE, Child, Family
-from aiops.demo.run import LOOK_DEADLINE, READY_DEADLINE, STALL_DEADLINE, START_DEADLINE
+from aiops.lab.demo.children import ONE_CORE, Child, Family
+from aiops.lab.demo.run import LOOK_DEADLINE, READY_DEADLINE, STALL_DEADLINE, START_DEADLINE
 from aiops.net import signals
 from benchmarks.algorithms.cases import Case
 from benchmarks.algorithms.link import Line, Proxy

@@ -18,10 +18,10 @@ from typing import Any, Protocol
 import numpy as np
 
 import aiops
-from aiops.demo.worker import PATIENCE, say
 from aiops.errors import AiopsError
+from aiops.lab.demo.worker import PATIENCE, say
+from aiops.lab.workloads import MLP, batches
 from aiops.net.child_guard import Leash
-from aiops.workloads import MLP, batches
 
 Compute = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """Parameters → gradients."""

@@ -11,7 +11,7 @@ import pytest
 
 from aiops import errors
 from aiops.algorithms import BUILT_IN
-from aiops.workloads import load
+from aiops.lab.workloads import load
 from benchmarks import algorithms
 from benchmarks.algorithms import cases, command, idle, plots, straggler, tables
 from benchmarks.algorithms.cases import Case

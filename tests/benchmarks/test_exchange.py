@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aiops.errors import UsageError
-from aiops.experiments import drawing
+from aiops.lab.experiments import drawing
 from benchmarks import exchange, report
 from benchmarks.exchange import KIB, MIB, Options
 from benchmarks.peers import base, turn

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import aiops
-from aiops.experiments.figure import Figure, Line, Panel
+from aiops.lab.experiments.figure import Figure, Line, Panel
 from benchmarks import report
 from benchmarks.serving import serving
 from tests.benchmarks.test_exchange import gone

@@ -11,9 +11,9 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from aiops.errors import UsageError
+from aiops.lab.workloads import MLP, batches, load
+from aiops.lab.workloads.dataset import Dataset
 from aiops.model.layout import Array
-from aiops.workloads import MLP, batches, load
-from aiops.workloads.dataset import Dataset
 
 Gradient: TypeAlias = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 """From parameters to the gradients of the next mini-batch; the arrays may be the same each time."""
@@ -39,7 +39,7 @@ class Training:
     Parameters
     ----------
     data
-        A data set or its name (`aiops.workloads.load`).
+        A data set or its name (`aiops.lab.workloads.load`).
     hidden
         Units of its hidden layers.
     batch_size

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from aiops.client.params import Params
 from aiops.errors import UsageError, nearest
+from aiops.lab.workloads import MLP, load
+from aiops.lab.workloads.dataset import Dataset
 from aiops.model.layout import Array, Ints
-from aiops.workloads import MLP, load
-from aiops.workloads.dataset import Dataset
 
 ORDERS = ("random", "sequential")
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from aiops.errors import UsageError
+from aiops.lab.workloads import load
 from aiops.sim.turns.run import Run
 from aiops.sim.turns.selection import Recorded
 from aiops.sim.turns.task import ORDERS, Batches, Perceptron
-from aiops.workloads import load
 from tests.sim.turns.cases import TASK, simulation
 
 

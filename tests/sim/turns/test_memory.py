@@ -16,10 +16,10 @@ from aiops.engine.engine import Engine
 from aiops.engine.events import Event, Options
 from aiops.engine.journal import Journal, replay
 from aiops.errors import BadPush, ConflictError
+from aiops.lab.workloads.digits import load_digits
+from aiops.lab.workloads.mlp import MLP
 from aiops.model.layout import Array
 from aiops.sim.turns.memory import MemoryServer, Seat
-from aiops.workloads.digits import load_digits
-from aiops.workloads.mlp import MLP
 
 DIGITS = load_digits()
 START: dict[str, Array] = {

@@ -1,0 +1,158 @@
+"""What an experiment is: a claim, the runs that try it, and what they say about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from aiops.errors import UsageError, nearest
+from aiops.lab.experiments.case import Case
+from aiops.lab.experiments.figure import Figure
+from aiops.lab.experiments.runs import Finished, Runs
+from aiops.sim.turns.simulation import Simulation
+
+MOST_SEEDS = 1000
+"""Reported runs have seeds below this one; those of pools have it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """How large an experiment is made.
+
+    Attributes
+    ----------
+    base
+        The simulation of which all others are variations.
+    seeds
+        How many runs each curve has, from seed 0 up.
+    knobs
+        Settings that the source leaves open, as chosen.
+    """
+
+    base: Simulation
+    seeds: int = 3
+    knobs: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check the number of seeds."""
+        if not 1 <= self.seeds <= MOST_SEEDS:
+            raise UsageError(f"--seeds must be 1 to {MOST_SEEDS:,}, not {self.seeds:,}")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the runs say about a claim.
+
+    Attributes
+    ----------
+    agrees
+        Whether they agree with it; None: it cannot be told.
+    text
+        Why, in figures.
+    """
+
+    agrees: bool | None
+    text: str
+
+    @property
+    def word(self) -> str:
+        """The verdict in a word or three."""
+        return {True: "agrees", False: "does not agree", None: "cannot be told"}[self.agrees]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the runs came to.
+
+    Attributes
+    ----------
+    table
+        A row for each line of the table: its cells by their columns' names.
+    verdicts
+        What they say about the source's claim, part by part.
+    numbers
+        What else belongs into the summary, as JSON has it.
+    """
+
+    table: Sequence[Mapping[str, Any]]
+    verdicts: Sequence[Verdict]
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _curve(run: Finished) -> Iterable[Mapping[str, Any]]:
+    found: Iterable[Mapping[str, Any]] = run.result["curve"]
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """An experiment, as it is declared.
+
+    Attributes
+    ----------
+    name, title
+        What it is called on the command line, and on paper.
+    source
+        The paper, and which of its figures.
+    claim
+        What the source says, in a sentence.
+    quick, full
+        The two scales: one that takes less than a minute on two processors, and the paper's.
+    cases
+        Returns the runs, given those finished so far: all that can be known by now. It is asked
+        again when these are settled, until it names no new one.
+    findings, figure
+        What the finished runs came to, and how they are drawn; of any part of the runs.
+    samples
+        A run's lines in ``curves.csv``; default: its curve.
+    knobs
+        Settings that the source leaves open: their values, the first of them the default.
+    note
+        What one should know of how it is done here.
+    """
+
+    name: str
+    title: str
+    source: str
+    claim: str
+    quick: Scale
+    full: Scale
+    cases: Callable[[Any, Runs], Iterable[Case]]
+    findings: Callable[[Any, Runs], Findings]
+    figure: Callable[[Any, Runs], Figure]
+    samples: Callable[[Finished], Iterable[Mapping[str, Any]]] = _curve
+    knobs: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    note: str = ""
+
+    def scale(
+        self,
+        *,
+        full: bool,
+        seeds: int | None = None,
+        iterations: int | None = None,
+        knobs: Sequence[str] = (),
+    ) -> Scale:
+        """Return the scale that a user asks for.
+
+        Raises
+        ------
+        UsageError
+            When there cannot be such a one.
+        """
+        scale = self.full if full else self.quick
+        if seeds is not None:
+            scale = replace(scale, seeds=seeds)
+        if iterations is not None:
+            scale = replace(scale, base=replace(scale.base, iterations=iterations))
+        chosen = {key: values[0] for key, values in self.knobs.items()}
+        for item in knobs:
+            key, _equals, value = item.partition("=")
+            if key not in self.knobs:
+                offer = nearest(key, self.knobs) if self.knobs else "it has none"
+                raise UsageError(f"{self.name} has no knob {key!r}; {offer}")
+            if value not in self.knobs[key]:
+                offer = nearest(value, self.knobs[key])
+                raise UsageError(f"{self.name}: {key} cannot be {value!r}; {offer}")
+            chosen[key] = value
+        return replace(scale, knobs=chosen)

@@ -1,0 +1,208 @@
+"""FASGD's future work: a bandwidth budget, and how it is best spent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+from aiops.lab.experiments.case import Case
+from aiops.lab.experiments.experiment import MOST_SEEDS, Experiment, Findings, Scale, Verdict
+from aiops.lab.experiments.figure import Figure, Line, Panel
+from aiops.lab.experiments.papers import gated
+from aiops.lab.experiments.papers.gated import OPEN, Group, Trials
+from aiops.lab.experiments.runs import Finished, Runs, gathered
+from aiops.lab.experiments.stats import said, tails
+from aiops.sim.turns.simulation import Simulation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budgets(Scale):
+    """Which budgets there are, and how they are divided.
+
+    Attributes
+    ----------
+    budgets
+        Bytes for each gradient computed, as shares of what crosses without a gate.
+    splits
+        What share of the budget pushes have.
+    """
+
+    budgets: tuple[float, ...]
+    splits: tuple[float, ...]
+
+
+QUICK = Budgets(
+    base=Simulation(
+        dataset="digits", hidden=32, lr=0.01, clients=4, batch_size=16, iterations=4000, samples=40
+    ),
+    seeds=3,
+    budgets=(0.2,),
+    splits=(0.3, 0.7),
+)
+FULL = Budgets(
+    base=Simulation(dataset="mnist", lr=0.005, iterations=100_000, samples=100),
+    seeds=3,
+    budgets=(0.5, 0.25, 0.1, 0.05),
+    splits=(0.25, 0.5, 0.75),
+)
+
+BY = {"whole model": "model", "tensor by tensor": "tensor"}
+_DEVIATION = 0.0125  # v̄ as it is over most of a run: where constants begin
+_WAYS = ("push", "fetch")
+
+
+@dataclass(frozen=True)
+class Spending:
+    """One way to spend a budget."""
+
+    budget: float
+    pushes: float
+    by: str
+
+    @property
+    def label(self) -> str:
+        """It as a curve's name."""
+        return f"{self.pushes:.0%} for pushes, {self.by}"
+
+    @property
+    def panel(self) -> str:
+        """The panel that it belongs to."""
+        return f"budget {self.budget:.0%}"
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Which share of the potential pushes and fetches it affords."""
+        both = 2 * self.budget
+        wanted = {"push": both * self.pushes, "fetch": both * (1 - self.pushes)}
+        return {way: min(share, 1.0) for way, share in wanted.items()}
+
+    def gate(self, constants: Mapping[str, float]) -> str:
+        """Return the gate with such constants."""
+        written = ",".join(f"c_{way}={constants[way]:.4g}" for way in _WAYS)
+        return f"bfasgd:{written},by={BY[self.by]}"
+
+
+def spendings(scale: Budgets) -> list[Spending]:
+    """Return all ways to spend all budgets."""
+    found = [Spending(b, s, by) for b in scale.budgets for s in scale.splits for by in BY]
+    return found
+
+
+def cases(scale: Budgets, runs: Runs) -> Iterator[Case]:
+    """Yield a trial of each, at guessed constants; then the runs at those that hit the budget."""
+    work = replace(scale.base, seed=MOST_SEEDS)
+    open_trial = Case(OPEN, OPEN, MOST_SEEDS, work, role="pool")
+    yield open_trial
+    yield from gated.reported(scale, OPEN, {OPEN: ""})
+    for way in spendings(scale):
+        guess = {w: _DEVIATION * (1 / share - 1) for w, share in way.shares.items()}
+        whole = runs.find(open_trial)
+        if whole is None:
+            continue
+
+        def measured(run: Finished, whole: Finished = whole) -> dict[str, float]:
+            return {w: traffic(run)[w] / traffic(whole)[w] for w in _WAYS}
+
+        trials = Trials(scale, way.panel, way.label, way.gate, measured)
+        tried, constants = trials.approach(guess, way.shares, runs)
+        yield from tried
+        if constants is not None:
+            yield from gated.reported(scale, way.panel, {way.label: way.gate(constants)})
+
+
+def traffic(run: Finished) -> dict[str, float]:
+    """Return the bytes each way, for each gradient computed, without those of the beginning."""
+    first, last = run.result["curve"][0], run.last
+    names = {"push": "pushed", "fetch": "fetched"}
+    return {way: (last[name] - first[name]) / last["iteration"] for way, name in names.items()}
+
+
+def spent(group: Group, base: Group) -> float:
+    """Return the bytes for each gradient as a share of those without a gate."""
+    ours, whole = (fmean(sum(traffic(run).values()) for run in runs) for runs in (group, base))
+    return ours / whole
+
+
+def groups(scale: Budgets, runs: Runs) -> dict[tuple[str, str], Group]:
+    """Return the reported runs by panel and curve."""
+    found = runs.of(cases(scale, runs))
+    return dict(gathered([run for run in found if run.case.role == "reported"]))
+
+
+def findings(scale: Budgets, runs: Runs) -> Findings:
+    """Say which division is best under each budget, and whether tensors are best chosen apart."""
+    found = groups(scale, runs)
+    base = found.get((OPEN, OPEN))
+    if not base:
+        return Findings([], [Verdict(None, "nothing has been run without a gate")])
+    table = []
+    for (panel, label), group in found.items():
+        row: dict[str, Any] = {"budget": panel, "spent on": label, "error %": said(tails(group))}
+        row["bytes of no gate's"] = f"{spent(group, base):.1%}"
+        table.append(row | {"points": f"{100 * gated.loss(group, base):+.2f}"})
+    verdicts = [_apart(scale, found, budget) for budget in scale.budgets]
+    return Findings(table, verdicts)
+
+
+def _apart(scale: Budgets, found: Mapping[tuple[str, str], Group], budget: float) -> Verdict:
+    """Compare the best way to spend a budget on tensors with the best on the whole model."""
+    best: dict[str, tuple[float, Spending]] = {}
+    for way in spendings(scale):
+        group = found.get((way.panel, way.label))
+        if group and way.budget == budget:
+            error = fmean(tails(group))
+            if way.by not in best or error < best[way.by][0]:
+                best[way.by] = error, way
+    if len(best) < len(BY):
+        return Verdict(None, f"budget {budget:.0%}: not all has been run")
+    whole, apart = (best[by][1] for by in BY)
+    text = f"budget {budget:.0%}: best is {100 * best[whole.by][0]:.2f} % with {whole.label}, and"
+    text += f" {100 * best[apart.by][0]:.2f} % with {apart.label}"
+    if gated.level(found[whole.panel, whole.label], found[apart.panel, apart.label]):
+        return Verdict(None, f"{text}: the seeds' ranges overlap")
+    return Verdict(best[apart.by][0] < best[whole.by][0], text)
+
+
+def figure(scale: Budgets, runs: Runs) -> Figure:
+    """Draw the error against the bytes, and the learning curves of each budget."""
+    found = groups(scale, runs)
+    base = found.get((OPEN, OPEN), [])
+    lines = []
+    for way in spendings(replace(scale, budgets=scale.budgets[:1])):
+        mine = [g for (_panel, label), g in found.items() if label == way.label]
+        lines.append(
+            Line(
+                way.label,
+                [100 * spent(group, base) for group in mine],
+                [[100 * tails(group)[seed] for group in mine] for seed in range(_least(mine))],
+            )
+        )
+    panels = [Panel("Error", "bytes (% of no gate's)", "validation error (%)", lines, log="x")]
+    for budget in scale.budgets:
+        title = f"budget {budget:.0%}"
+        of_panel = {label: group for (panel, label), group in found.items() if panel == title}
+        panels.append(gated.errors(title, of_panel))
+    return Figure("What a budget is best spent on", panels, columns=2 if len(panels) < 5 else 3)
+
+
+def _least(groups: list[Group]) -> int:
+    return min(map(len, groups), default=0)
+
+
+EXPERIMENT = Experiment(
+    name="bfasgd-budget",
+    title="A byte budget per gradient: between pushes and fetches, and between tensors",
+    source="Odena, Faster Asynchronous SGD (2016), section 5 (future work)",
+    claim="With a fixed bandwidth budget it may pay to divide it among the tensors by their"
+    " gradient statistics.",
+    quick=QUICK,
+    full=FULL,
+    cases=cases,
+    findings=findings,
+    figure=figure,
+    note="The gate's constants are chosen so that a run spends the budget: from a trial on a seed"
+    " of its own. An order of turns has no clock, so a budget is bytes for each gradient computed."
+    " All runs have the same learning rate.",
+)

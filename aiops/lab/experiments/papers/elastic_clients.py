@@ -1,0 +1,278 @@
+"""FASGD's practical application: clients added as the gate closes, the traffic steady."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from aiops.client.params import Params
+from aiops.lab.experiments.case import Case, Result, Tell
+from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
+from aiops.lab.experiments.figure import Figure, Line, Panel, curve
+from aiops.lab.experiments.runs import Finished, Runs, gathered
+from aiops.lab.experiments.stats import said, tails
+from aiops.lab.experiments.works import perceptron
+from aiops.sim.turns.memory import MemoryServer, Seat
+from aiops.sim.turns.simulation import Simulation
+from aiops.sim.turns.task import Batches, Perceptron
+
+_GROWTH = 1.25  # from one round to the next, at most
+_NEW = 0.05  # weight of a round in the mean bytes of a turn: a gate is a matter of chance
+
+
+@dataclass(frozen=True)
+class Elastic:
+    """Clients take turns, round by round; their number is fixed, or grows as traffic allows.
+
+    In a round each client computes one mini-batch, in an order drawn anew: the clients are equally
+    fast, and a round is a time. The traffic allowed is what the first clients need without a gate.
+
+    Attributes
+    ----------
+    simulation
+        What is trained; its ``clients`` are those of the beginning, its ``iterations`` the turns
+        of a run that does not grow.
+    most
+        How many clients there may be.
+    """
+
+    simulation: Simulation
+    most: int
+
+    @property
+    def rounds(self) -> int:
+        """How many there are."""
+        return self.simulation.iterations // self.simulation.clients
+
+    def __call__(self, tell: Tell) -> Result:
+        """Run it."""
+        run = self.simulation
+        with threadpool_limits(1):
+            crowd = _Crowd(run, self.most)
+            marks = {round(self.rounds * k / run.samples) for k in range(1, run.samples + 1)}
+            curve = [crowd.sample(0)]
+            for number in range(1, self.rounds + 1):
+                crowd.round()
+                if number in marks:
+                    curve.append(crowd.sample(number))
+                tell(number * run.clients)
+            return {"digest": crowd.digest(), "diverged": None, "curve": curve}
+
+
+class _Crowd:
+    """A server, and clients that become more."""
+
+    def __init__(self, run: Simulation, most: int) -> None:
+        self._task: Perceptron = perceptron(run.dataset, run.hidden)
+        self._engine = replace(run, clients=most).engine()
+        self._server = MemoryServer(self._engine, handed=True)
+        self._initial = self._task.initial(run.seed)
+        self._batches = Batches(self._task.examples, run.batch_size, run.seed, run.order)
+        self._random = np.random.default_rng([run.seed, 5])
+        self._most = most
+        self._seats: list[Seat] = []
+        self._turns = 0
+        self._join(run.clients)
+        store = self._engine.store
+        assert store is not None
+        self._turn = 2.0 * store.current.arena.data.nbytes  # bytes of a turn, of late
+        self._allowed = run.clients * self._turn
+        self._sampled = 0, self._bytes()  # the round of the last sample, and the bytes by then
+        self._room = self._seats[0].params.like()
+
+    def _join(self, count: int) -> None:
+        for _ in range(count):
+            name = f"client-{len(self._seats)}"
+            self._seats.append(Seat(self._server, name, self._initial))
+
+    def round(self) -> None:
+        """Have every client take a turn; then see how many more there can be."""
+        before = self._bytes()
+        for place in self._random.permutation(len(self._seats)):
+            rows = self._batches.rows(self._turns)
+            self._seats[place].step(lambda params, rows=rows: self._gradient(params, rows))
+            self._turns += 1
+        taken = (self._bytes() - before) / len(self._seats)
+        self._turn += _NEW * (taken - self._turn)
+        affordable = self._allowed / max(self._turn, 1.0)
+        wanted = min(affordable, math.ceil(_GROWTH * len(self._seats)), self._most)
+        self._join(max(int(wanted) - len(self._seats), 0))
+
+    def _gradient(self, params: Params, rows: Any) -> Params:
+        self._task.gradient(params, rows, self._room)
+        return self._room
+
+    def _bytes(self) -> int:
+        account = self._engine.crew.ledger()
+        return int(account["pushed"]["bytes"] + account["fetched"]["bytes"])
+
+    def sample(self, number: int) -> dict[str, Any]:
+        """Return how far it is."""
+        store = self._engine.store
+        assert store is not None
+        cost, error = self._task.validate(store.current.arena.shown)
+        rounds, nbytes = number - self._sampled[0], self._bytes()
+        each = (nbytes - self._sampled[1]) / max(rounds, 1)
+        self._sampled = number, nbytes
+        counts = {"clients": len(self._seats), "round_bytes": each, "bytes": nbytes}
+        found = {"iteration": self._turns, "round": number, "error": error, "cost": cost}
+        counts["allowed"] = self._allowed
+        return {**found, **counts, "vbar": store.vbar(), "version": store.version}
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the parameters."""
+        store = self._engine.store
+        assert store is not None
+        return hashlib.sha256(store.current.arena.data.data).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crowds(Scale):
+    """How many clients there are at first, the base's, and at most."""
+
+    most: int
+
+
+QUICK = Crowds(
+    base=Simulation(
+        dataset="digits",
+        hidden=32,
+        lr=0.005,
+        gate="bfasgd:c_push=0.03,c_fetch=0.125",
+        clients=4,
+        iterations=4000,
+        samples=40,
+    ),
+    seeds=3,
+    most=32,
+)
+FULL = Crowds(
+    base=Simulation(
+        dataset="mnist",
+        lr=0.005,
+        gate="bfasgd:c_push=0.03,c_fetch=0.06",
+        clients=8,
+        iterations=80_000,
+        samples=100,
+    ),
+    seeds=3,
+    most=64,
+)
+
+FIXED, GROWING = "fixed", "growing"
+
+
+def cases(scale: Crowds, runs: Runs) -> Iterator[Case]:
+    """Yield as many clients as at first, and as many as traffic allows."""
+    for label, most in ((FIXED, scale.base.clients), (GROWING, scale.most)):
+        for seed in range(scale.seeds):
+            work = Elastic(replace(scale.base, seed=seed), most)
+            yield Case("clients", label, seed, work)
+
+
+def groups(scale: Crowds, runs: Runs) -> dict[str, list[Finished]]:
+    """Return the finished runs by curve."""
+    return {name: group for (_panel, name), group in gathered(runs.of(cases(scale, runs))).items()}
+
+
+def needed(run: Finished, error: float) -> float | None:
+    """Return the rounds after which an error is reached for good; None: it is not."""
+    reached = None
+    for sample in run.result["curve"]:
+        if sample["error"] > error:
+            reached = None
+        elif reached is None:
+            reached = float(sample["round"])
+    return reached
+
+
+def findings(scale: Crowds, runs: Runs) -> Findings:
+    """Compare the rounds to an error, and see whether traffic is steady."""
+    found = groups(scale, runs)
+    table = []
+    for label, group in found.items():
+        rest = [s for run in group for s in run.result["curve"] if s["round"]]
+        table.append(
+            {
+                "clients": label,
+                "in the end": f"{fmean(run.last['clients'] for run in group):.0f}",
+                "error %": said(tails(group)),
+                "bytes of a round, least to most": _range(rest),
+                "gradients": f"{fmean(run.last['iteration'] for run in group):,.0f}",
+            }
+        )
+    if len(found) < 2:
+        return Findings(table, [Verdict(None, "not both have been run")])
+    return Findings(table, [_steady(scale, found[GROWING]), _sooner(found)])
+
+
+def _range(samples: Sequence[Mapping[str, Any]]) -> str:
+    values = [sample["round_bytes"] for sample in samples]
+    return f"{min(values):,.0f} to {max(values):,.0f}" if values else "–"
+
+
+def _steady(scale: Crowds, group: Sequence[Finished]) -> Verdict:
+    """Say whether the traffic of the second half is within a fifth of what is allowed."""
+    shares, full = [], []
+    for run in group:
+        curve = run.result["curve"]
+        later = [s["round_bytes"] for s in curve[len(curve) // 2 :]]
+        shares.append(fmean(later) / run.last["allowed"])
+        full.append(run.last["clients"] == scale.most)
+    text = f"growing: a round of the second half has {fmean(shares):.2f} times the bytes allowed,"
+    text += f" with {fmean(run.last['clients'] for run in group):.0f} clients in the end"
+    if all(full):
+        return Verdict(None, f"{text}, the most there may be")
+    return Verdict(all(0.8 <= share <= 1.2 for share in shares), text)
+
+
+def _sooner(found: Mapping[str, Sequence[Finished]]) -> Verdict:
+    """Say whether more clients reach what fewer reach in the end, in fewer rounds."""
+    error = fmean(tails(found[FIXED]))
+    rounds = [needed(run, error) for run in found[GROWING]]
+    last = fmean(run.last["round"] for run in found[FIXED])
+    text = f"{100 * error:.2f} %, where fixed clients end after {last:,.0f} rounds,"
+    reached = [value for value in rounds if value is not None]
+    if len(reached) < len(rounds):
+        said = f"growing ones reach and keep in {len(reached)} of {len(rounds)} runs"
+        return Verdict(False if not reached else None, f"{text} {said}")
+    text = f"{text} growing ones reach after {fmean(reached):,.0f}"
+    return Verdict(max(reached) < last, text)
+
+
+def figure(scale: Crowds, runs: Runs) -> Figure:
+    """Draw errors, clients and bytes by rounds."""
+    found = groups(scale, runs)
+
+    def lines(name: str, times: float = 1.0) -> list[Line]:
+        return [curve(label, g, name, times, x="round") for label, g in found.items()]
+
+    panels = [
+        Panel("Learning", "rounds", "validation error (%)", lines("error", 100), log="y"),
+        Panel("Clients", "rounds", "clients", lines("clients"), bottom=0),
+        Panel("Traffic", "rounds", "bytes of a round (MB)", lines("round_bytes", 1e-6), bottom=0),
+    ]
+    return Figure("Clients added as the gate closes", panels, columns=3)
+
+
+EXPERIMENT = Experiment(
+    name="elastic-clients",
+    title="Clients added as B-FASGD's gate closes, with steady traffic",
+    source="Odena, Faster Asynchronous SGD (2016), section 4.2",
+    claim="As the gate closes, more clients can be provisioned while training goes on, and"
+    " bandwidth use stays steady.",
+    quick=QUICK,
+    full=FULL,
+    cases=cases,
+    findings=findings,
+    figure=figure,
+    note="In a round every client computes one mini-batch, so a round is a time. The traffic"
+    " allowed is what the first clients need without a gate.",
+)

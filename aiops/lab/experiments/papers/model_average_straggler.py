@@ -1,0 +1,189 @@
+"""Bagua's asynchronous model average: one slow worker, and what the others lose by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+import numpy as np
+
+from aiops.lab.experiments.case import Case
+from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
+from aiops.lab.experiments.figure import Figure, Line, Panel
+from aiops.lab.experiments.race import Race, over
+from aiops.lab.experiments.runs import Finished, Runs, gathered
+from aiops.lab.experiments.stats import said
+from aiops.sim.cluster.spec import Links
+from aiops.sim.turns.simulation import Simulation
+
+RULES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "model average": ("average", ("lr=0.1", "interval=0.5", "grace=0.1")),
+    "synchronous": ("hardsync", ("lr=0.1",)),
+    "parameter server": ("asgd", ("lr=0.04",)),
+}
+AVERAGE, SYNCHRONOUS, SERVER = RULES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stragglers(Scale):
+    """How slow the slow worker is.
+
+    Attributes
+    ----------
+    times
+        How many times as long it takes; 1, all are alike, comes first.
+    link
+        What the server's link carries each way, and each worker's.
+    """
+
+    times: tuple[float, ...]
+    link: str
+
+
+QUICK = Stragglers(
+    base=Simulation(
+        dataset="digits", hidden=32, clients=4, batch_size=16, iterations=2400, samples=20
+    ),
+    seeds=3,
+    times=(1.0, 4.0, 10.0),
+    link="15Mbit/s",
+)
+FULL = Stragglers(
+    base=Simulation(dataset="mnist", clients=8, batch_size=32, iterations=40_000, samples=100),
+    seeds=3,
+    times=(1.0, 2.0, 5.0, 10.0),
+    link="1Gbit/s",
+)
+
+_KEPT = 0.9  # of the others' pace: a straggler that costs no more is borne
+_NEAR = 0.01  # errors within a point are level
+
+
+def cases(scale: Stragglers, runs: Runs) -> Iterator[Case]:
+    """Yield each rule beside each straggler."""
+    links = Links(worker=scale.link, server=scale.link, latency=0.0002)
+    for times in scale.times:
+        for label, (policy, settings) in RULES.items():
+            for seed in range(scale.seeds):
+                task = replace(scale.base, seed=seed)
+                yield Case(
+                    title(times), label, seed, Race(task, policy, settings, times, links=links)
+                )
+
+
+def title(times: float) -> str:
+    """Return a panel's name."""
+    return f"one worker {times:g} times slower" if times > 1 else "all alike"
+
+
+Groups = Mapping[tuple[str, str], Sequence[Finished]]
+
+
+def throughput(run: Finished) -> float:
+    """Return all workers' mini-batches per virtual second."""
+    return float(run.last["iteration"]) / float(run.result["seconds"])
+
+
+def others(run: Finished) -> float:
+    """Return the mini-batches per virtual second of a worker that is not slow."""
+    steps: Sequence[int] = run.result["steps"]
+    return fmean(steps[1:]) / float(run.result["seconds"])
+
+
+def kept(scale: Stragglers, found: Groups, times: float, label: str) -> float | None:
+    """Return which share of their pace the others keep; None while that is not known."""
+    groups = [found.get((title(t), label)) for t in (scale.times[0], times)]
+    paces = [fmean(map(others, group)) for group in groups if group]
+    return paces[1] / paces[0] if len(paces) == len(groups) else None
+
+
+def error_at(run: Finished, seconds: float) -> float:
+    """Return the test error at a time, as read off the curve."""
+    return float(np.interp(seconds, run.series("seconds"), run.series("error")))
+
+
+def findings(scale: Stragglers, runs: Runs) -> Findings:
+    """Compare paces with those of healthy workers, and errors at equal work and at equal time."""
+    found = gathered(runs.of(cases(scale, runs)))
+    table = []
+    for (panel, label), group in found.items():
+        until = min(
+            (fmean(run.result["seconds"] for run in runs_) for (p, _), runs_ in found.items()
+             if p == panel),
+        )  # fmt: skip
+        times = next(times for times in scale.times if title(times) == panel)
+        share = kept(scale, found, times, label)
+        table.append(
+            {
+                "straggler": panel,
+                "rule": label,
+                "mini-batches/s": f"{fmean(map(throughput, group)):.1f}",
+                "the others keep": f"{share:.0%}" if share is not None else "–",
+                "idle": f"{fmean(run.result['idle'] for run in group):.1%}",
+                "error %": said([run.last["error"] for run in group]),
+                "at equal time": said([error_at(run, until) for run in group]),
+                "MB": f"{fmean(run.last['bytes'] for run in group) / 1e6:,.1f}",
+            }
+        )
+    slow = [times for times in scale.times if times > 1]
+    return Findings(table, [v for t in slow for v in (_pace(scale, found, t), _errors(found, t))])
+
+
+def _pace(scale: Stragglers, found: Groups, times: float) -> Verdict:
+    shares = {label: kept(scale, found, times, label) for label in RULES}
+    if None in shares.values():
+        return Verdict(None, f"{title(times)}: not all has been run")
+    text = ", ".join(f"{share:.0%} ({label})" for label, share in shares.items())
+    ours, theirs = shares[AVERAGE], shares[SYNCHRONOUS]
+    agrees = ours is not None and theirs is not None and ours >= _KEPT > theirs
+    return Verdict(agrees, f"{title(times)}: of their pace the others keep {text}")
+
+
+def _errors(found: Groups, times: float) -> Verdict:
+    errors = {
+        label: fmean(run.last["error"] for run in found[title(times), label])
+        for label in RULES
+        if (title(times), label) in found
+    }
+    if len(errors) < len(RULES):
+        return Verdict(None, f"{title(times)}: errors are not known yet")
+    text = ", ".join(f"{100 * error:.2f} % ({label})" for label, error in errors.items())
+    level = errors[AVERAGE] <= errors[SYNCHRONOUS] + _NEAR
+    return Verdict(level, f"{title(times)}: error after the same number of mini-batches: {text}")
+
+
+def figure(scale: Stragglers, runs: Runs) -> Figure:
+    """Draw the throughput by straggler, and the errors by time."""
+    found = gathered(runs.of(cases(scale, runs)))
+    lines = []
+    for label in RULES:
+        groups = [found.get((title(times), label), []) for times in scale.times]
+        least = min(map(len, groups))
+        ys = [[throughput(group[seed]) for group in groups] for seed in range(least)]
+        lines.append(Line(label, list(scale.times), ys))
+    xlabel = "times as slow as the others"
+    panels = [Panel("Throughput", xlabel, "mini-batches per second", lines, bottom=0)]
+    for times in scale.times:
+        lines = [over(label, found.get((title(times), label), []), "seconds") for label in RULES]
+        panels.append(Panel(title(times), "virtual seconds", "test error (%)", lines, log="y"))
+    return Figure("One slow worker", panels, columns=2)
+
+
+EXPERIMENT = Experiment(
+    name="model-average-straggler",
+    title="Asynchronous model average beside one slow worker",
+    source="Bagua, Asynchronous Model Average",
+    claim="Synchronous workers wait for the slowest in each iteration, which can harm the whole"
+    " system dramatically; workers that average their models asynchronously do not.",
+    quick=QUICK,
+    full=FULL,
+    cases=cases,
+    findings=findings,
+    figure=figure,
+    note="The real averagers, in virtual time: ring, lock and meeting point are those of real runs."
+    " Synchronous: a mean gradient of all workers in each step, by a server. Mini-batches take"
+    " 50 ms (log-normal, sigma 0.25). All runs have the same number of mini-batches, and at equal"
+    " time is when the first rule has done them. The average's error is that of the mean of all"
+    " workers' models.",
+)

@@ -1,0 +1,103 @@
+"""A demo as a figure."""
+
+from __future__ import annotations
+
+import builtins
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiops.errors import UsageError
+from aiops.lab.demo import plot
+from aiops.lab.demo.record import Record
+from tests.lab.demo.conftest import report
+
+pytest.importorskip("matplotlib")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "begins"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")]
+)
+def test_is_saved_in_every_format(
+    suffix: str, begins: bytes, record: Record, tmp_path: Path
+) -> None:
+    path = tmp_path / "new" / f"demo{suffix}"
+    plot.save(record, path)
+    assert path.read_bytes().startswith(begins)
+
+
+def drawn(record: Record) -> Any:
+    from matplotlib.figure import Figure
+
+    figure = Figure(layout="constrained")
+    plot.draw(record, figure)
+    return figure
+
+
+def test_shows_what_was_seen(record: Record) -> None:
+    figure = drawn(record)
+    loss, accuracy, staleness, traffic = figure.axes
+    assert figure.get_suptitle() == ("fasgd on digits: 2 workers, 200 updates in 2.0 s")
+    assert loss.lines[0].get_xydata().tolist() == [[0, 2.5], [80, 0.5], [200, 0.25]]
+    assert accuracy.lines[0].get_ydata().tolist() == [10, 90, 95]
+    assert [bar.get_height() for bar in staleness.patches] == [25, 50, 0, 25]
+    assert [line.get_ydata().tolist() for line in traffic.lines] == [
+        [0, 2000, 8000],
+        [0, 4000, 16000],
+    ]
+    assert [text.get_text() for text in traffic.get_legend().get_texts()] == [
+        "pushed 8.0 kB",
+        "fetched 16.0 kB",
+    ]
+
+
+def test_a_diverged_run_can_be_drawn_too(record: Record, tmp_path: Path) -> None:
+    record.seconds = 3.0
+    record.note(report(300, {"0": 300}, 1), 300, math.nan, 0.1)
+    plot.save(record, tmp_path / "demo.png")
+    assert drawn(record).axes[0].lines[0].get_xdata().tolist() == [0, 80, 200]
+
+
+def test_a_long_tail_of_staleness_is_left_out(record: Record) -> None:
+    record.seconds = 3.0
+    record.note(report(300, {"0": 990, "2": 9, "700": 1}, 1), 300, 0.1, 0.9)
+    staleness = drawn(record).axes[2]
+    assert len(staleness.patches) == 3
+    assert "largest 700" in staleness.texts[0].get_text()
+
+
+@pytest.mark.parametrize(
+    ("out", "means"),
+    [("out", "out/demo.png"), ("a.b/c", "a.b/c/demo.png"), ("x/y.svg", "x/y.svg")],
+)
+def test_where_it_goes(out: str, means: str) -> None:
+    assert plot.place(Path(out)) == Path(means)
+
+
+def test_a_folder_may_have_a_dot(tmp_path: Path) -> None:
+    folder = tmp_path / "run.1"
+    folder.mkdir()
+    assert plot.place(folder) == folder / "demo.png"
+
+
+def test_without_matplotlib(
+    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(UsageError, match=r"pip install 'aiops-ps\[demo\]'"):
+        plot.save(record, tmp_path / "demo.png")
+
+
+def test_where_it_cannot_go(record: Record, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UsageError, match="cannot write the plot"):
+        plot.save(record, tmp_path / "file" / "demo.png")
