@@ -43,8 +43,8 @@ bench: $(VENV)/.dev
 	@$(BIN)/aiops bench all $(ARGS)
 
 docs: $(VENV)/.dev
-	@$(BIN)/python -m aiops.wire_examples docs/wire.md
-	@$(BIN)/python -m aiops.pages docs/algorithms
+	@$(BIN)/python -m docs._tools.wire docs/wire.md
+	@$(BIN)/python -m docs._tools.pages docs/algorithms
 
 golden: $(VENV)/.dev
 	@$(BIN)/python -m tests.kernels.test_source

@@ -11,7 +11,7 @@ from aiops.algorithms import find
 from aiops.serving.config import Config, read_file
 from tests.support import ServerThread
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCKS = [
     pytest.param(block, id=f"{page.name}-{number}")

@@ -15,11 +15,11 @@ import pytest
 from aiops.algorithms import BUILT_IN
 from aiops.cli.policy_catalog import TOPICS
 from aiops.errors import UsageError
-from aiops.pages.__main__ import EXPERIMENTS, RESULTS, main, update
-from aiops.pages.curves import Curve, Curves
-from aiops.pages.experiments import page
-from aiops.pages.markdown import pages
-from aiops.pages.plots import limits, spread
+from docs._tools.pages.__main__ import EXPERIMENTS, RESULTS, main, update
+from docs._tools.pages.curves import Curve, Curves
+from docs._tools.pages.experiments import page
+from docs._tools.pages.markdown import pages
+from docs._tools.pages.plots import limits, spread
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 FOLDER = DOCS / "algorithms"

@@ -1,16 +1,16 @@
-"""``python -m aiops.wire_examples docs/wire.md``: bring the page up to date."""
+"""``python -m docs._tools.wire docs/wire.md``: bring the page up to date."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from aiops.wire_examples.page import update
+from docs._tools.wire.page import update
 
 
 def main() -> None:
     """Rewrite the pages named on the command line."""
-    parser = argparse.ArgumentParser(prog="python -m aiops.wire_examples", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m docs._tools.wire", description=main.__doc__)
     parser.add_argument("page", nargs="*", type=Path, default=[Path("docs/wire.md")])
     for path in parser.parse_args().page:
         update(path)

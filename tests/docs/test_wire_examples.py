@@ -28,14 +28,14 @@ from aiops.wire.handshake import proof as our_proof
 from aiops.wire.messages import KINDS, Message
 from aiops.wire.shared_payloads import Shared
 from aiops.wire.state_machine import HANDSHAKE, Side
-from aiops.wire_examples import page, vectors
-from aiops.wire_examples.__main__ import main
+from docs._tools.wire import page, vectors
+from docs._tools.wire.__main__ import main
 from tests import foreign
 from tests.foreign import ForeignClient
 from tests.support import PATIENCE, ServerThread
 from tests.wire.test_connection import OTHER, Landing, feed, no_place
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "wire.md").read_text(encoding="utf-8")
 VECTORS: dict[str, Any] = json.loads((DOCS / vectors.NAME).read_text(encoding="utf-8"))
 TALKS: list[dict[str, Any]] = VECTORS["conversations"]

@@ -12,7 +12,7 @@ import pytest
 from aiops.algorithms import find
 from tests.support import PATIENCE, Process, server_process
 
-FOLDER = Path(__file__).parent.parent / "examples"
+FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted(path.name for path in FOLDER.glob("*.py") if not path.name.startswith("_"))
 NEEDS = {"pytorch_loop.py": "torch", "jax_loop.py": "jax"}
 

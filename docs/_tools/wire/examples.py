@@ -23,7 +23,7 @@ from aiops.wire.messages import Message, Part
 from aiops.wire.shared_payloads import Shared
 from aiops.wire.sinks import Sink
 from aiops.wire.state_machine import HANDSHAKE, Side
-from aiops.wire_examples.sharded import exchange
+from docs._tools.wire.sharded import exchange
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from aiops.wire.fields import Offered
 from aiops.wire.handshake import proof
 from aiops.wire.messages import Message
 from aiops.wire.state_machine import Side
-from aiops.wire_examples.examples import NONCES, TOKEN, Example, conversations, hello, one_of_each
+from docs._tools.wire.examples import NONCES, TOKEN, Example, conversations, hello, one_of_each
 
 NAME = "wire-vectors.json"
 """The file's name, beside the page."""

@@ -18,8 +18,8 @@ from aiops.wire.connection import Limits
 from aiops.wire.fields import MAX_AXES, MAX_COUNT, TYPES
 from aiops.wire.messages import Message
 from aiops.wire.state_machine import HANDSHAKE
-from aiops.wire_examples import vectors
-from aiops.wire_examples.examples import Example, conversations, one_of_each
+from docs._tools.wire import vectors
+from docs._tools.wire.examples import Example, conversations, one_of_each
 
 _ROW = 40  # bytes per line of an example
 

@@ -13,7 +13,7 @@ from aiops.cli import policy_catalog, policy_docstring
 from aiops.cli.policy_catalog import TOPICS, built_in, facts, families
 from aiops.cli.policy_docstring import Block
 from aiops.cli.policy_settings import OWN, Group, grouped
-from aiops.pages.curves import Curves
+from docs._tools.pages.curves import Curves
 
 _REPOSITORY = "../.."  # of the pages' folder
 _SETTINGS = "Settings"

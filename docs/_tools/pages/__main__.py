@@ -1,4 +1,4 @@
-"""``python -m aiops.pages docs/algorithms``: write the pages, and draw what was measured.
+"""``python -m docs._tools.pages docs/algorithms``: write the pages, and draw what was measured.
 
 docs/experiments.md is written as well.
 """
@@ -11,10 +11,10 @@ from pathlib import Path
 
 from aiops.cli.policy_catalog import built_in
 from aiops.errors import AiopsError
-from aiops.pages import experiments
-from aiops.pages.curves import Curves
-from aiops.pages.markdown import pages
-from aiops.pages.plots import draw_all
+from docs._tools.pages import experiments
+from docs._tools.pages.curves import Curves
+from docs._tools.pages.markdown import pages
+from docs._tools.pages.plots import draw_all
 
 RESULTS = Path("results", "algorithms.json")
 """The learning curves, beside the folder of the pages."""
@@ -55,12 +55,12 @@ def update(folder: Path) -> None:
 
 def main() -> None:
     """Write the pages into the folder named on the command line."""
-    parser = argparse.ArgumentParser(prog="python -m aiops.pages", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m docs._tools.pages", description=main.__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=Path("docs/algorithms"))
     try:
         update(parser.parse_args().folder)
     except AiopsError as error:
-        print(f"aiops.pages: {error}", file=sys.stderr)
+        print(f"docs._tools.pages: {error}", file=sys.stderr)
         raise SystemExit(2) from None
 
 

@@ -20,7 +20,7 @@ from aiops.lab.workloads import MLP, batches, load
 from tests.contract.cases import others
 from tests.support import PATIENCE, Process, ServerThread, server_process
 
-PAGE = (Path(__file__).parent.parent / "docs" / "guide-own-algorithm.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "guide-own-algorithm.md").read_text("utf-8")
 FILES = dict(re.findall(r"```python (\w+\.py)\n(.*?)```", PAGE, re.DOTALL))
 ENTRY_POINTS = "".join(re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL))
 QUOTED = dict(re.findall(r"^\| (.+?) \| ((?:rule|policy|signum) .+?) \|$", PAGE, re.MULTILINE))
@@ -182,7 +182,7 @@ def test_what_the_contract_is_run_over() -> None:
     command = re.search(r'AIOPS_CONTRACT="(.+)" make test ARGS="(\S+) -k signum"', PAGE)
     assert command, "the guide's command"
     assert others(command[1]) == {command[1]: ("signum:Signum", {"lr": "0.02"})}
-    assert (Path(__file__).parent.parent / command[2]).exists()
+    assert (Path(__file__).parents[2] / command[2]).exists()
     assert others("") == {}
     assert list(others("a:B; c:D k=1;")) == ["a:B", "c:D k=1"]
 

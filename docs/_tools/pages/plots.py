@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 
 from aiops.errors import UsageError
-from aiops.pages.curves import Curve, Curves
+from docs._tools.pages.curves import Curve, Curves
 
 _INK, _GRID = "#2b2b2b", "#e3e3e3"
 _SUBJECT = "#d55e00"

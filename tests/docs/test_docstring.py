@@ -9,7 +9,7 @@ import pytest
 from aiops.algorithms import optimizers, schedules
 from aiops.cli import policy_catalog, policy_docstring, policy_settings
 from aiops.cli.policy_docstring import Block
-from aiops.pages import plots
+from docs._tools.pages import plots
 
 TEXT = """It halves.
 
