@@ -2,8 +2,8 @@
 
 It moves bytes, keeps time, runs kernels on its applier thread (they release the GIL, so fetches and
 pushes go on meanwhile), and carries out what the engine decides. A `Server` is its life: it opens,
-listens, has the engine handle one event after the other, drains and closes. `Connections` bring the
-events, the `Performer` carries out the effects.
+listens, has the engine handle one event after the other, drains and closes. `Acceptor` bring the
+events, the `EffectRunner` carries out the effects.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from aiops.errors import ConnectionLost, UsageError, nearest
 from aiops.model.shared_memory import Memory, SharedMemory
 from aiops.net.environment import SURROUNDINGS
 from aiops.net.socket_options import narrow, unpace
-from aiops.serving.acceptor import Brain, Connections
+from aiops.serving.acceptor import Acceptor, Coordinator
 from aiops.serving.config import Config
-from aiops.serving.effects import Performer
+from aiops.serving.effects import EffectRunner
 from aiops.serving.pacing import Pacing
-from aiops.serving.persistence import Keeping
+from aiops.serving.persistence import Persistence
 from aiops.serving.profiling import Profile
-from aiops.serving.shard_links import Links
-from aiops.serving.unix_listener import Nearby
+from aiops.serving.shard_links import ShardLinks
+from aiops.serving.unix_listener import UnixListener
 from aiops.shards.collecting import Collecting
 from aiops.shards.follower import Follower
 from aiops.shards.lead import Lead
-from aiops.store.resources import Machine, unmeasured
+from aiops.store.resources import Resources, unmeasured
 
 _log = logging.getLogger("aiops.server")
 
@@ -69,7 +69,7 @@ class Server:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self._here = here = SURROUNDINGS.get()
+        self._env = here = SURROUNDINGS.get()
         self._now = here.now
         algorithm = find(config.policy).make(config.settings())
         options = dataclasses.replace(config.options(), run=here.token_bytes(8).hex())
@@ -86,34 +86,34 @@ class Server:
 
             memory = PageLocked(memory, device)
         measure = self._profile.measure if self._profile is not None else unmeasured
-        together = here.together if config.threads is None else here.shared(config.threads)
-        self._machine = machine = Machine(memory, together, measure, device, later=True)
-        self._links: Links | None = None  # to the followers
+        parallel_map = here.parallel_map if config.threads is None else here.shared(config.threads)
+        self._machine = machine = Resources(memory, parallel_map, measure, device, later=True)
+        self._links: ShardLinks | None = None  # to the followers
         self._lead: Lead | None = None
-        self._brain: Brain
+        self._coordinator: Coordinator
         if config.follower:
-            self._brain = Follower(algorithm, options, machine)
+            self._coordinator = Follower(algorithm, options, machine)
         else:
-            self._brain = self._engine = Engine(algorithm, options, machine)
+            self._coordinator = self._engine = Engine(algorithm, options, machine)
             if self._profile is not None:
                 self._engine.profile = self._profile.report
             if config.sharded:
-                self._brain = self._lead = Lead(self._engine, config.reach())
+                self._coordinator = self._lead = Lead(self._engine, config.reach())
                 self._links = self._reaching(options.run)
-        self._handle = machine.measure("policy", self._brain.handle)
-        self.connections = Connections(
-            *(config, self._brain, here, self._pacing, self.post, self._stir, self._flush),
+        self._handle = machine.measure("policy", self._coordinator.handle)
+        self.connections = Acceptor(
+            *(config, self._coordinator, here, self._pacing, self.post, self._stir, self._flush),
             machine.measure,
         )
-        self._nearby: Nearby | None = None
+        self._unix_listener: UnixListener | None = None
         if near and here.beside is not None:
-            self._nearby = Nearby(here.beside, self.connections.accept_near)
-        self._keeping: Keeping | None = None
+            self._unix_listener = UnixListener(here.beside, self.connections.accept_near)
+        self._persistence: Persistence | None = None
         if not config.follower:
             collect = self._collect if self._lead is not None else None
-            self._keeping = Keeping(config, self._engine, self._now, collect)
-            self._engine.file_errors = self._keeping.errors
-        self._performer: Performer | None = None
+            self._persistence = Persistence(config, self._engine, self._now, collect)
+            self._engine.file_errors = self._persistence.errors
+        self._runner: EffectRunner | None = None
         self._events: deque[Event] = deque()
         self._handling = False
         self._listener: asyncio.Server | None = None
@@ -121,14 +121,14 @@ class Server:
         self._broken = False  # an update failed midway: the parameters cannot be trusted any more
         self._changed: asyncio.Event | None = None  # set when something happens
 
-    def _reaching(self, run: str) -> Links:
+    def _reaching(self, run: str) -> ShardLinks:
         """Return what reaches the followers."""
         assert self._lead is not None
         config, algorithm = self.config, self._engine.algorithm
-        return Links(
+        return ShardLinks(
             [(host or _nearest(config.host), port) for host, port in config.reach()],
             *(config.token, run, algorithm.name, algorithm.settings()),
-            *(config.heartbeat, self._here),
+            *(config.heartbeat, self._env),
             *(self._lead.place_told, self.post),
         )
 
@@ -142,36 +142,36 @@ class Server:
     async def start(self) -> str:
         """Open everything and listen; return the URL to join."""
         loop = asyncio.get_running_loop()
-        preparation = self._brain.preparation()  # from here on nobody waits for it
+        preparation = self._coordinator.preparation()  # from here on nobody waits for it
         self._ended = loop.create_future()
-        self._performer = Performer(
-            loop, self._here, self.connections, self._pacing, self.post, self._failed, self._machine
+        self._runner = EffectRunner(
+            loop, self._env, self.connections, self._pacing, self.post, self._failed, self._machine
         )
-        self._performer.links, self._performer.end = self._links, self._end
+        self._runner.links, self._runner.end = self._links, self._end
         try:
             if self._links is not None:
                 await self._links.connect(self.config.hello_deadline)
-            model = self._keeping.open() if self._keeping is not None else None
+            model = self._persistence.open() if self._persistence is not None else None
             if model is not None:
                 self.post(model)
             self._listener = await self._listen(loop)
         except BaseException:
             if self._links is not None:
                 self._links.end()
-            self._performer.close()
-            if self._keeping is not None:
-                self._keeping.discard()
+            self._runner.close()
+            if self._persistence is not None:
+                self._persistence.discard()
             raise
-        if self._keeping is not None:
-            self._keeping.begin(loop)
-        for pool in self._brain.pools:
+        if self._persistence is not None:
+            self._persistence.begin(loop)
+        for pool in self._coordinator.pools:
             pool.wake = partial(loop.call_soon_threadsafe, pool.settle)
         self.connections.begin(loop)
-        if self._nearby is not None:
-            self._nearby.begin(sock.getsockname()[:2] for sock in self._listener.sockets)
+        if self._unix_listener is not None:
+            self._unix_listener.begin(sock.getsockname()[:2] for sock in self._listener.sockets)
         if self._pacing is not None:
             self._pacing.begin(loop)
-        self._performer.perform(preparation)
+        self._runner.perform(preparation)
         return self.url
 
     async def _listen(self, loop: asyncio.AbstractEventLoop) -> asyncio.Server:
@@ -223,7 +223,7 @@ class Server:
         Who ends a service often asks all its processes at once, and a lead needs its followers
         until it has saved the model.
         """
-        if isinstance(self._brain, Follower) and self._brain.led:
+        if isinstance(self._coordinator, Follower) and self._coordinator.led:
             _log.info("asked to end: its lead has %g s to end first", _LEAD_ENDS)
             asyncio.get_running_loop().call_later(_LEAD_ENDS, self.stop)
         else:
@@ -249,17 +249,17 @@ class Server:
 
     async def _close(self) -> None:
         """Drain: let the outstanding update finish, send every answer, save, close."""
-        assert self._performer is not None
+        assert self._runner is not None
         if self._listener is not None:
             self._listener.close()
-        if self._nearby is not None:
-            self._nearby.end()
-        if self._keeping is not None:
-            self._keeping.stop()
+        if self._unix_listener is not None:
+            self._unix_listener.end()
+        if self._persistence is not None:
+            self._persistence.stop()
         if not self._broken:
             self.post(Stopping(self._now()))
             await self._drain()
-        self._performer.stop()
+        self._runner.stop()
         if self._pacing is not None:
             self._pacing.stop()
         if self._broken:  # they have been told, and go when they have heard it
@@ -268,12 +268,12 @@ class Server:
         await self._all_gone()
         if self._pacing is not None:
             self._pacing.pacer.stop()
-        for pool in self._brain.pools:
+        for pool in self._coordinator.pools:
             pool.wake = None
-        self._performer.close()
+        self._runner.close()
         try:
-            if self._keeping is not None:
-                await self._keeping.end()
+            if self._persistence is not None:
+                await self._persistence.end()
         finally:
             if self._links is not None:
                 self._links.end()
@@ -285,10 +285,10 @@ class Server:
         loop, connections = asyncio.get_running_loop(), self.connections
         moved = began = loop.time()
         sent = -1
-        while not self._brain.idle or connections.unsent:
+        while not self._coordinator.idle or connections.unsent:
             now, before = loop.time(), sent
             sent = connections.sent
-            if sent != before or not self._brain.idle:
+            if sent != before or not self._coordinator.idle:
                 moved = now
             if now - began >= self.config.drain_deadline or now - moved >= _UNMOVED:
                 return
@@ -324,15 +324,15 @@ class Server:
         self._events.append(event)
         if self._handling:
             return
-        assert self._performer is not None
+        assert self._runner is not None
         self._handling = True
         try:
             while self._events:
                 event = self._events.popleft()
-                if self._keeping is not None and self._keeping.recording:
-                    self._keeping.note(event)
+                if self._persistence is not None and self._persistence.recording:
+                    self._persistence.note(event)
                 for effect in self._handle(event):
-                    self._performer.perform(effect)
+                    self._runner.perform(effect)
         except Exception as error:  # a policy's, say: whose pushes would come again and again
             if self._listener is None:  # it has not begun yet, and does not
                 raise
@@ -351,10 +351,10 @@ class Server:
 
     def _flush(self) -> None:
         """Carry out what follows from having placed something, unless an event is being handled."""
-        if self._lead is None or self._handling or self._performer is None:
+        if self._lead is None or self._handling or self._runner is None:
             return
-        for effect in self._brain.flush():
-            self._performer.perform(effect)
+        for effect in self._coordinator.flush():
+            self._runner.perform(effect)
 
 
 def _brief(error: BaseException) -> str:

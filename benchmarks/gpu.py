@@ -26,8 +26,8 @@ from aiops.model.layout import Cover, Layout
 from aiops.model.shared_memory import Memory
 from aiops.store.cuda_backend import PageLocked
 from aiops.store.gradient import Gradient
-from aiops.store.parameters import Job, Store
-from aiops.store.resources import Machine
+from aiops.store.parameters import Store, UpdateJob
+from aiops.store.resources import Resources
 from benchmarks import kernels, plots, report
 from benchmarks.compare import Cell
 
@@ -92,7 +92,7 @@ def _kernels(
 
 def _pushes(device: Device, size: int, repeats: int, rule: Rule) -> dict[str, dict[str, Any]]:
     layout = Layout.of({"w": np.empty(size, np.float32)})
-    machine = Machine(PageLocked(Memory(), device), device=device)
+    machine = Resources(PageLocked(Memory(), device), device=device)
     arena = machine.memory.holding(layout, np.zeros(layout.nbytes, np.uint8))
     store = Store(layout, rule, arena=arena, machine=machine)
     data = machine.memory.buffer(layout.nbytes)
@@ -111,7 +111,7 @@ def _pushes(device: Device, size: int, repeats: int, rule: Rule) -> dict[str, di
         stream.finish()
 
     def push() -> None:
-        job = Job(store, Gradient(data, cover), steps=np.full(1, 0.01), touched=layout.all)
+        job = UpdateJob(store, Gradient(data, cover), steps=np.full(1, 0.01), touched=layout.all)
         job.base, job.target = store.current, store.begin()
         store.commit(job.target, job.touched, job.run())
 

@@ -23,7 +23,7 @@ import numpy as np
 
 import aiops
 from aiops.bandwidth.units import parse_rate
-from aiops.codecs.choice import Choice
+from aiops.codecs.choice import CodecChoice
 from aiops.errors import UsageError
 from aiops.lab.experiments.figure import Figure, Panel
 from aiops.lab.slow_link import Throttle
@@ -55,7 +55,7 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
     """
     if min(options.mib, options.rounds) < 1 or "raw" not in options.codecs:
         raise UsageError("numbers are positive, and raw is among the codecs: it is compared with")
-    Choice.of(options.codecs)
+    CodecChoice.of(options.codecs)
     for rate in options.rates:
         parse_rate("--rates", rate)
     about = report.machine()

@@ -24,7 +24,7 @@ from aiops.algorithms import find as find_policy
 from aiops.codecs import find
 from aiops.errors import UsageError
 from aiops.kernels import PACKED, Spans, build
-from aiops.kernels.sharing import Together, alone, copy, update
+from aiops.kernels.sharing import ParallelMap, copy, serial_map, update
 from aiops.kernels.vocabulary import Array
 from aiops.lab.experiments.figure import Figure, Panel
 from aiops.net.thread_pool import HANDS, hands_of
@@ -37,7 +37,7 @@ _RULE = "fasgd"
 _TENSORS = 16
 _ROWS = 1024
 
-Task = tuple[Callable[[Together], object], Callable[[], Array]]
+Task = tuple[Callable[[ParallelMap], object], Callable[[], Array]]
 """What is done, by whom; and what returns what that has left behind, and begins anew."""
 
 
@@ -85,16 +85,16 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
 
 def _rounds(task: Task, options: Options) -> list[dict[str, float]]:
     do, left = task
-    ways = {"alone_ms": alone, "shared_ms": hands_of(options.threads).all}
-    for together in ways.values():
-        do(together)  # compiles, and touches every page
+    ways = {"alone_ms": serial_map, "shared_ms": hands_of(options.threads).all}
+    for parallel_map in ways.values():
+        do(parallel_map)  # compiles, and touches every page
         left()
     found = []
     for _ in range(options.rounds):
         took, made = {}, []
-        for way, together in ways.items():
+        for way, parallel_map in ways.items():
             before = time.perf_counter()
-            do(together)
+            do(parallel_map)
             took[way] = 1e3 * (time.perf_counter() - before)
             made.append(left())
         if not np.array_equal(made[0], made[1]):
@@ -108,7 +108,7 @@ def _tasks(elements: int) -> dict[str, Task]:
     other = np.empty_like(tensor)
     tasks: dict[str, Task] = {
         "copy": (
-            lambda together: copy(other.view(np.uint8), tensor.view(np.uint8), together),
+            lambda parallel_map: copy(other.view(np.uint8), tensor.view(np.uint8), parallel_map),
             lambda: other[::4096].copy(),
         ),
         f"{_RULE} of float32": _updating(tensor, None),
@@ -139,9 +139,9 @@ def _updating(tensor: Array, codec: str | None) -> Task:
     state = [np.full(tensor.size, value, np.float32) for value in rule.state.values()]
     first = [array[::4096].copy() for array in state]
 
-    def do(together: Together) -> None:
+    def do(parallel_map: ParallelMap) -> None:
         arrays = 1.0, base, grad, target, state
-        update(kernel, together, spans, *arrays, whole=codec is not None)
+        update(kernel, parallel_map, spans, *arrays, whole=codec is not None)
 
     def left() -> Array:
         found = target[::4096].copy()
@@ -157,10 +157,10 @@ def _encoding(name: str, tensor: Array, *, feedback: bool) -> Task:
     mine, theirs = (find(name).encoder(_shape(tensor), feedback=feedback) for _ in range(2))
     made = memoryview(b"")
 
-    def do(together: Together) -> None:
+    def do(parallel_map: ParallelMap) -> None:
         nonlocal made
-        encoder = mine if together is alone else theirs
-        encoder.together = together
+        encoder = mine if parallel_map is serial_map else theirs
+        encoder.parallel_map = parallel_map
         made = encoder.encode(tensor)
 
     def left() -> Array:
@@ -174,7 +174,7 @@ def _decoding(name: str, tensor: Array) -> Task:
     encoded = bytes(codec.encoder(shape, feedback=False).encode(tensor))
     payload = np.frombuffer(encoded, np.uint8)
     return (
-        lambda together: together(codec.pieces(payload, shape, out)),
+        lambda parallel_map: parallel_map(codec.pieces(payload, shape, out)),
         lambda: out[::4096].copy(),
     )
 

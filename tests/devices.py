@@ -8,7 +8,7 @@ import importlib.util
 from aiops.kernels.device import Device
 from aiops.model.shared_memory import Memory
 from aiops.store.cuda_backend import PageLocked
-from aiops.store.resources import Machine
+from aiops.store.resources import Resources
 from tests.emulated import COMPILER, EmulatedDevice
 
 
@@ -40,6 +40,6 @@ def device_named(name: str) -> Device:
     return found
 
 
-def machine_with(device: Device) -> Machine:
+def machine_with(device: Device) -> Resources:
     """A machine that keeps its models there."""
-    return Machine(PageLocked(Memory(), device), device=device)
+    return Resources(PageLocked(Memory(), device), device=device)

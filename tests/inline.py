@@ -29,7 +29,7 @@ from aiops.engine.events import (
 )
 from aiops.model.arena import aligned
 from aiops.model.layout import Array, Layout, split
-from aiops.store.resources import Machine
+from aiops.store.resources import Resources
 from aiops.store.snapshots import Lease
 from aiops.wire import messages
 from aiops.wire.messages import Ack, Error, Message, Part
@@ -47,7 +47,7 @@ class Inline:
         algorithm: Algorithm | str,
         settings: Mapping[str, Any] | None = None,
         hold: bool = False,
-        machine: Machine | None = None,
+        machine: Resources | None = None,
         **options: Any,
     ) -> None:
         if isinstance(algorithm, str):

@@ -21,7 +21,7 @@ import numpy as np
 from aiops.common import urls
 from aiops.model.layout import Array, Layout
 from aiops.wire import messages
-from aiops.wire.connection import Wire
+from aiops.wire.connection import Connection
 from aiops.wire.handshake import proof
 from aiops.wire.messages import Message, Part, Welcome
 from aiops.wire.sinks import Sink
@@ -90,7 +90,7 @@ class Peer:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self.sock.settimeout(PATIENCE)
         self.sock.connect(urls.parse(url))
-        self.wire = Wire("client", self._place)
+        self.wire = Connection("client", self._place)
         self.wire.state = "open"  # this side may say anything; what it hears is not policed
         self.payloads: list[bytearray] = []
         self._heard: list[tuple[Message, Sink | None]] = []

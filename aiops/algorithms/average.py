@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from aiops.algorithms.base import Algorithm, Policy, Verdict
+from aiops.algorithms.base import Algorithm, Decision, Policy
 from aiops.errors import ConflictError
 
 
 class NoGradients(Policy):
     """Take no gradients at all: the workers keep theirs."""
 
-    def push(self, worker: int, staleness: int) -> Verdict:
+    def push(self, worker: int, staleness: int) -> Decision:
         """Refuse it."""
-        return Verdict(
+        return Decision(
             False,
             why="this server takes no gradients: its workers train models of their own and average"
             " them; use aiops.client.ModelAverager, or start the server with another --policy",

@@ -1,7 +1,7 @@
 """What an algorithm is: a value of three parts.
 
 * A **policy** decides, on integers alone (workers, versions, staleness): use this gradient now,
-  collect it, hold the answer, ignore it, refuse it. It returns a `Verdict` and touches nothing.
+  collect it, hold the answer, ignore it, refuse it. It returns a `Decision` and touches nothing.
 * A **rule** is the mathematics of one update (`aiops.kernels.rule.Rule`), and with it a learning
   rate per update.
 * A **client plan** is what the server tells the workers to do (`aiops.client.routines`); a plain
@@ -28,7 +28,7 @@ from aiops.kernels.reader import read
 from aiops.kernels.rule import Rule
 
 
-class Verdict(NamedTuple):
+class Decision(NamedTuple):
     """What is to become of a gradient.
 
     ``use``
@@ -48,22 +48,22 @@ class Verdict(NamedTuple):
     why: str = ""
 
 
-APPLY = Verdict(True, divide=1)
+APPLY = Decision(True, divide=1)
 """Take a step with this gradient alone, at once."""
-COLLECT = Verdict(True)
+COLLECT = Decision(True)
 """Add it to the sum, and answer at once."""
-IGNORE = Verdict(False)
+IGNORE = Decision(False)
 """Do nothing with it; its worker gets the parameters and goes on."""
 
 
 class Policy:
     """The decisions of one run; made anew for each server. Derive and override."""
 
-    def push(self, worker: int, staleness: int) -> Verdict:
+    def push(self, worker: int, staleness: int) -> Decision:
         """Decide on a gradient of a worker (``staleness`` ≥ 0: the largest over its tensors)."""
         raise NotImplementedError
 
-    def crew(self, waited_for: frozenset[int]) -> Verdict | None:
+    def crew(self, waited_for: frozenset[int]) -> Decision | None:
         """Hear which workers are waited for now; return a verdict if that completes a sum.
 
         Called when a worker joins, leaves, falls silent past its deadline, or speaks again.
@@ -82,7 +82,7 @@ class Policy:
 class Immediate(Policy):
     """Every gradient is applied at once: no worker ever waits for another."""
 
-    def push(self, worker: int, staleness: int) -> Verdict:
+    def push(self, worker: int, staleness: int) -> Decision:
         """Apply it."""
         return APPLY
 

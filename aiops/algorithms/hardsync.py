@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from aiops.algorithms.base import Policy, Verdict
+from aiops.algorithms.base import Decision, Policy
 from aiops.algorithms.optimised import Optimised
 from aiops.algorithms.policies import Barrier
 from aiops.errors import UsageError
@@ -18,19 +18,19 @@ class Rejecting(Policy):
         self.count = count
         self.collected = 0
 
-    def push(self, worker: int, staleness: int) -> Verdict:
+    def push(self, worker: int, staleness: int) -> Decision:
         """Refuse a stale gradient; its worker recomputes the same mini-batch."""
         if staleness > 0:
-            return Verdict(
+            return Decision(
                 False,
                 why=f"the gradient is {staleness} versions old, and hardsync takes none that is:"
                 " compute it again on the parameters that come with this answer",
             )
         self.collected += 1
         if self.collected < self.count:
-            return Verdict(True)
+            return Decision(True)
         self.collected = 0
-        return Verdict(True, divide=self.count)
+        return Decision(True, divide=self.count)
 
 
 @dataclass(frozen=True, kw_only=True)

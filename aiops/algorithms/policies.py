@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiops.algorithms.base import APPLY, COLLECT, IGNORE, Policy, Verdict
+from aiops.algorithms.base import APPLY, COLLECT, IGNORE, Decision, Policy
 
 
 class Barrier(Policy):
@@ -17,21 +17,21 @@ class Barrier(Policy):
         self.given: set[int] = set()
         self.waited_for: frozenset[int] = frozenset()
 
-    def push(self, worker: int, staleness: int) -> Verdict:
+    def push(self, worker: int, staleness: int) -> Decision:
         """Collect it; the last one of the round takes the step."""
         if self.fresh and staleness:
             return IGNORE
         if worker in self.given:
             why = "one gradient per worker and round: wait for the answer to your last push"
-            return Verdict(False, why=why)
+            return Decision(False, why=why)
         self.given.add(worker)
-        return Verdict(True, divide=self._complete(), hold=True)
+        return Decision(True, divide=self._complete(), hold=True)
 
-    def crew(self, waited_for: frozenset[int]) -> Verdict | None:
+    def crew(self, waited_for: frozenset[int]) -> Decision | None:
         """See whether the round is complete without those who went."""
         self.waited_for = waited_for
         divide = self._complete() if self.given else None
-        return None if divide is None else Verdict(True, divide=divide)
+        return None if divide is None else Decision(True, divide=divide)
 
     def _complete(self) -> int | None:
         """Return how many gave a gradient, when nobody else is waited for."""
@@ -49,7 +49,7 @@ class Counting(Policy):
         self.count = count
         self.collected = 0
 
-    def push(self, worker: int, staleness: int) -> Verdict:
+    def push(self, worker: int, staleness: int) -> Decision:
         """Collect it, and take the step when it completes the count."""
         if self.count == 1:
             return APPLY
@@ -57,4 +57,4 @@ class Counting(Policy):
         if self.collected < self.count:
             return COLLECT
         self.collected = 0
-        return Verdict(True, divide=self.count)
+        return Decision(True, divide=self.count)

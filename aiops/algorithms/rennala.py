@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aiops.algorithms.base import IGNORE, Policy, Verdict
+from aiops.algorithms.base import IGNORE, Decision, Policy
 from aiops.algorithms.optimised import Optimised
 from aiops.algorithms.policies import Counting
 
@@ -12,7 +12,7 @@ from aiops.algorithms.policies import Counting
 class CurrentOnly(Counting):
     """Count gradients of the current version; ignore all others."""
 
-    def push(self, worker: int, staleness: int) -> Verdict:
+    def push(self, worker: int, staleness: int) -> Decision:
         """Collect it if it is of the current version."""
         return super().push(worker, staleness) if staleness == 0 else IGNORE
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aiops.algorithms.base import APPLY, IGNORE, Policy, Verdict
+from aiops.algorithms.base import APPLY, IGNORE, Decision, Policy
 from aiops.algorithms.optimised import Optimised
 
 
@@ -14,7 +14,7 @@ class Fresh(Policy):
     def __init__(self, delay: int) -> None:
         self.delay = delay
 
-    def push(self, worker: int, staleness: int) -> Verdict:
+    def push(self, worker: int, staleness: int) -> Decision:
         """Look at its staleness."""
         return APPLY if staleness < self.delay else IGNORE
 

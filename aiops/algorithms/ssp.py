@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from aiops.algorithms.base import Policy, Verdict
+from aiops.algorithms.base import Decision, Policy
 from aiops.algorithms.local import Inner
 from aiops.algorithms.optimised import Optimised
 
@@ -22,12 +22,12 @@ class Bounded(Policy):
         self.clocks: dict[int, int] = {}  # of those who are waited for
         self.floor = 0  # where the slowest was last
 
-    def push(self, worker: int, staleness: int) -> Verdict:
+    def push(self, worker: int, staleness: int) -> Decision:
         """Apply it, and count it."""
         self.clocks[worker] = self.clocks.get(worker, self.floor) + 1
-        return Verdict(True, divide=1, hold=True)
+        return Decision(True, divide=1, hold=True)
 
-    def crew(self, waited_for: frozenset[int]) -> Verdict | None:
+    def crew(self, waited_for: frozenset[int]) -> Decision | None:
         """Start newcomers, and who comes back, at the slowest clock."""
         self.floor = min(self.clocks.values(), default=self.floor)
         # Announced workers that have not come yet (negative numbers) stand at 0.

@@ -30,7 +30,6 @@ from aiops.model.layout import Array, Ints, Layout
 from aiops.wire.fields import LONGEST, Wants
 from aiops.wire.messages import (
     Ack,
-    Again,
     Error,
     Fetch,
     FetchRows,
@@ -40,9 +39,10 @@ from aiops.wire.messages import (
     Parts,
     Push,
     PushRows,
+    Reapply,
     TableRows,
 )
-from aiops.wire.traffic import Kind, Traffic
+from aiops.wire.traffic import KindTraffic, Traffic
 
 RAW = "raw"
 
@@ -108,7 +108,7 @@ class Ledger:
             assert isinstance(message, PushRows | FetchRows)
             if taken:
                 self.rows_pushed[message.table] += sum(part.nbytes for part in message.parts)
-        elif kind is not Fetch and kind is not Again:
+        elif kind is not Fetch and kind is not Reapply:
             return
         self._open[message.id] = message
 
@@ -123,7 +123,7 @@ class Ledger:
             if isinstance(message, TableRows) and taken:
                 self.rows_fetched[request.table] += sum(part.nbytes for part in message.parts)
             return
-        assert isinstance(request, Push | Again | Fetch)
+        assert isinstance(request, Push | Reapply | Fetch)
         if isinstance(message, Ack) and not isinstance(request, Fetch):
             self._settle_push(request, message.used)
             if not request.fetch:
@@ -194,7 +194,7 @@ class Ledger:
         elif layout is not None:
             tally.room(layout, layout.nbytes)[tensors] += layout.nbytes_each[tensors]
 
-    def _settle_push(self, request: Push | Again, used: bool) -> None:
+    def _settle_push(self, request: Push | Reapply, used: bool) -> None:
         """Note, once, what the acknowledgement of a push means for its gradients."""
         if request.seq <= self._settled:
             return
@@ -388,7 +388,7 @@ def _told(counts: Array) -> list[int]:
 
 
 def _direction(
-    kinds: Mapping[str, Kind], nbytes: int, flow: Flow, sent: int, rows: Counter[int]
+    kinds: Mapping[str, KindTraffic], nbytes: int, flow: Flow, sent: int, rows: Counter[int]
 ) -> dict[str, Any]:
     """Return what crossed one way: ``bytes`` is the sum of all the others.
 

@@ -51,8 +51,8 @@ class _Seen:
 
 
 @dataclass(slots=True)
-class Crossing:
-    """What crossed under a budget between two looks; see `aiops.engine.events.Paced`."""
+class BudgetSample:
+    """What crossed under a budget between two looks; see `aiops.engine.events.BudgetTick`."""
 
     time: float
     nbytes: int
@@ -64,7 +64,7 @@ class Crossing:
 
 
 @dataclass(slots=True)
-class Controller:
+class GateController:
     """The constants of the gates, and the shares of the workers.
 
     Parameters
@@ -96,13 +96,13 @@ class Controller:
     _sizes: list[float] = field(default_factory=lambda: [0.0, 0.0])  # bytes, and transmissions
     _sent: int = 0  # transmissions since the last look
     _seen: dict[int, _Seen] = field(default_factory=dict)
-    _last: Crossing | None = None
+    _last: BudgetSample | None = None
     _pressed: list[float] = field(default_factory=lambda: [0.0, 0.0])  # bytes, and bytes possible
 
     @classmethod
     def beside(
         cls, gate: Mapping[str, Any] | None, budget: int | None, each: int | None
-    ) -> Controller | None:
+    ) -> GateController | None:
         """Return what steers a gate, by its entry in the client plan; None without a budget.
 
         The gate's own constants are where it begins, and their ratio is kept.
@@ -150,7 +150,7 @@ class Controller:
         """Forget a connection."""
         self._seen.pop(peer, None)
 
-    def paced(self, crossing: Crossing, workers: int) -> None:
+    def paced(self, crossing: BudgetSample, workers: int) -> None:
         """Take a look: what crossed since the last, with so many workers connected."""
         last = self._time if self._time is not None else crossing.time - _BEAT
         self._time, self._last = crossing.time, crossing

@@ -38,7 +38,7 @@ _SPARE = 64  # the part of a second's budget that is kept for those who just com
 _IDLE = 1.0  # seconds after which nothing is remembered of who went
 
 
-class Bucket:
+class TokenBucket:
     """What may cross per second: at most ``rate`` bytes in any second, earned evenly.
 
     A token bucket makes the traffic smooth (it fills at 0.96 of the rate, and holds 1/8 s of it, so
@@ -100,7 +100,7 @@ class Bucket:
         self._advance(now)
         return self._window
 
-    def absorb(self, other: Bucket, now: float) -> None:
+    def absorb(self, other: TokenBucket, now: float) -> None:
         """Take over what another bucket of the same rate has counted: the two were one flow."""
         self._advance(now)
         other._advance(now)
@@ -139,7 +139,7 @@ class _Flow:
     """One connection under a budget."""
 
     weight: float = 1.0
-    own: Bucket | None = None
+    own: TokenBucket | None = None
     key: str | None = None  # whose bucket that is
     wants: list[int] = field(default_factory=lambda: [0, 0])  # by way
     way: Way = IN  # which is looked at first
@@ -167,10 +167,10 @@ class Budget:
         least, most = _QUANTUM
         self.quantum = max(least, min(most, rate // _TURNS))
         self._crumb = max(1, min(self.quantum, rate // _CRUMB))
-        self.total = Bucket(total, now) if total is not None else None
+        self.total = TokenBucket(total, now) if total is not None else None
         self._each = each
         self._flows: dict[int, _Flow] = {}
-        self._owners: dict[str, Bucket] = {}
+        self._owners: dict[str, TokenBucket] = {}
         self._gone: deque[tuple[float, str]] = deque()  # owners to be forgotten, and when
         self._line: deque[int] = deque()
         self.spent = 0  # bytes that have crossed so far
@@ -180,7 +180,7 @@ class Budget:
 
     def open(self, flow: int, now: float) -> None:
         """Let a connection take part."""
-        own = Bucket(self._each, now) if self._each is not None else None
+        own = TokenBucket(self._each, now) if self._each is not None else None
         self._flows[flow] = _Flow(own=own)
 
     def join(self, flow: int, client: str, now: float) -> None:

@@ -23,7 +23,7 @@ from aiops.model.tables import Table
 from aiops.net.dns import addresses, first_reached
 from aiops.net.unix_socket import welcomed
 from aiops.wire import messages
-from aiops.wire.shared_payloads import Shared
+from aiops.wire.shared_payloads import SharedPayloads
 
 
 class AsyncClient(Facade, AsyncClosing):
@@ -52,7 +52,7 @@ class AsyncClient(Facade, AsyncClosing):
         self._connection: AsyncConnection | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] | None = None
-        self._attempts = Attempts(self.url, self._here.below, 0.0)
+        self._attempts = Attempts(self.url, self._env.below, 0.0)
 
     # ------------------------------------------------------------ what it can do
 
@@ -295,19 +295,19 @@ class AsyncClient(Facade, AsyncClosing):
         """Connect to the first of the server's addresses that answers."""
         loop = asyncio.get_running_loop()
         left = self._attempts.until - loop.time()
-        hosts = self._here.known(self._host) or await addresses(self._host, left)
+        hosts = self._env.known(self._host) or await addresses(self._host, left)
         return await first_reached(hosts, self._attempts.until, self._reach)
 
     async def _reach(self, host: str) -> tuple[asyncio.Transport, AsyncConnection]:
         loop = asyncio.get_running_loop()
-        near = self._here.nearby(host, self._port)
+        near = self._env.nearby(host, self._port)
         if near is None:
-            return await self._here.dialled(lambda: AsyncConnection(self._talk), host, self._port)
+            return await self._env.dialled(lambda: AsyncConnection(self._talk), host, self._port)
         side = None
         try:
             await _readable(near)
             side = welcomed(near)
-            shared = Shared(partial(side.attach, private=False), side.pass_on)
+            shared = SharedPayloads(partial(side.attach, private=False), side.pass_on)
             return await loop.create_unix_connection(
                 lambda: AsyncConnection(self._talk, shared, side, host), sock=near
             )
@@ -322,12 +322,12 @@ class AsyncClient(Facade, AsyncClosing):
 
         async def reach(host: str) -> None:
             made = partial(AsyncConnection(branch).following, lead)
-            await self._here.dialled(made, host, branch.port)
+            await self._env.dialled(made, host, branch.port)
 
         until = self._attempts.until
         left = until - asyncio.get_running_loop().time()
         try:
-            hosts = self._here.known(branch.host) or await addresses(branch.host, left)
+            hosts = self._env.known(branch.host) or await addresses(branch.host, left)
             async with asyncio.timeout_at(until):
                 await first_reached(hosts, until, reach)
         except OSError as error:

@@ -9,8 +9,8 @@ from aiops.client.branch import Branch
 from aiops.client.conversation import Conversation
 from aiops.errors import AiopsError, ConnectionLost
 from aiops.net.socket_options import tune
-from aiops.net.unix_socket import Side
-from aiops.wire.shared_payloads import Shared
+from aiops.net.unix_socket import UnixSide
+from aiops.wire.shared_payloads import SharedPayloads
 
 _CHUNK = 1 << 20  # bytes handed to the transport at once
 _GOODBYE = 1.0  # seconds that a last message may take to go out
@@ -45,8 +45,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def __init__(
         self,
         talk: Conversation | Branch,
-        shared: Shared | None = None,
-        side: Side | None = None,
+        shared: SharedPayloads | None = None,
+        side: UnixSide | None = None,
         host: str = "",
     ) -> None:
         self._talk, self._shared, self._side = talk, shared, side

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import aiops
 from aiops.errors import ConnectionLost, RemoteProtocolError, refusal
 from aiops.wire import handshake, messages
-from aiops.wire.connection import Buffer, Place, Wire
+from aiops.wire.connection import Buffer, Connection, SinkFor
 from aiops.wire.messages import Attached, Challenge, Error, Message, Ping, Portion
-from aiops.wire.shared_payloads import Shared
+from aiops.wire.shared_payloads import SharedPayloads
 from aiops.wire.sinks import Discard, Sink
 
 if TYPE_CHECKING:
@@ -37,7 +37,12 @@ class Branch:
     """
 
     def __init__(
-        self, talk: Dialogue, shard: int, host: str, port: int, wire: Callable[[Place], Wire]
+        self,
+        talk: Dialogue,
+        shard: int,
+        host: str,
+        port: int,
+        wire: Callable[[SinkFor], Connection],
     ) -> None:
         self._talk, self.shard, self.host, self.port = talk, shard, host, port
         self.server = f"shard {shard} at {host}:{port}"
@@ -50,7 +55,7 @@ class Branch:
 
     # ------------------------------------------------------------ the connection
 
-    def connected(self, shared: Shared | None = None) -> list[Buffer]:
+    def connected(self, shared: SharedPayloads | None = None) -> list[Buffer]:
         """Begin on its connection; return what to send."""
         self._hello = self._talk.follow()
         self._say(self._hello)

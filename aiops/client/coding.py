@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from aiops.codecs import Codec, Encoder, NotFinite, raw
-from aiops.codecs.choice import Choice
+from aiops.codecs.choice import CodecChoice
 from aiops.errors import BadPush
-from aiops.kernels.sharing import Together, alone
+from aiops.kernels.sharing import ParallelMap, serial_map
 from aiops.model.layout import Array, Bytes, Layout, Tensor
 from aiops.model.placement import Placement
 
@@ -35,18 +35,18 @@ class Coding:
         Which codec each is pushed in.
     placement
         Where the model lies, if not on one server.
-    together
+    parallel_map
         Who shares in encoding large tensors.
     """
 
     def __init__(
         self,
         layout: Layout,
-        choice: Choice,
+        choice: CodecChoice,
         placement: Placement | None = None,
-        together: Together = alone,
+        parallel_map: ParallelMap = serial_map,
     ) -> None:
-        self._together = together
+        self._parallel_map = parallel_map
         self._pieces = [
             [(piece, choice.codec(piece)) for piece in _pieces(tensor, placement)]
             for tensor in layout.tensors
@@ -60,14 +60,14 @@ class Coding:
         layout: Layout,
         plan: Mapping[str, Any],
         placement: Placement | None = None,
-        together: Together = alone,
+        parallel_map: ParallelMap = serial_map,
     ) -> Coding | None:
         """Return what a client plan asks for; None: everything travels raw.
 
         A codec that is not known here is not used: a server takes raw tensors at any time.
         """
-        choice = Choice.told(plan.get("push_codec", ()))
-        return cls(layout, choice, placement, together) if choice else None
+        choice = CodecChoice.told(plan.get("push_codec", ()))
+        return cls(layout, choice, placement, parallel_map) if choice else None
 
     def coded(self, index: int) -> bool:
         """Whether a tensor, or a piece of it, travels coded."""
@@ -109,7 +109,7 @@ class Coding:
         encoder = self._encoders.get(piece.offset)
         if encoder is None:
             encoder = self._encoders[piece.offset] = codec.encoder(piece.shape, feedback=True)
-            encoder.together = self._together
+            encoder.parallel_map = self._parallel_map
         with np.errstate(over="ignore"):  # a float64 beyond float32: the encoder refuses infinities
             single = values.astype(np.float32, copy=False)
         assert encoder.rest is not None, "it was made with feedback"

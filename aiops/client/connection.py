@@ -23,9 +23,9 @@ from aiops.net.busy_poll import Spin
 from aiops.net.dns import addresses_waited_for
 from aiops.net.environment import SURROUNDINGS
 from aiops.net.socket_options import tune
-from aiops.net.unix_socket import Side, welcomed
+from aiops.net.unix_socket import UnixSide, welcomed
 from aiops.wire.connection import Buffer
-from aiops.wire.shared_payloads import Shared
+from aiops.wire.shared_payloads import SharedPayloads
 
 _MOMENT = 0.001
 """Seconds between two requests within which what can wait (a pong, say) waits for the second."""
@@ -50,10 +50,10 @@ class Connection:
 
     def __init__(self, talk: Conversation, host: str, port: int) -> None:
         self._talk, self._host, self._port = talk, host, port
-        self._here = SURROUNDINGS.get()
+        self._env = SURROUNDINGS.get()
         self.socket: socket.socket | None = None
         self._dialling: socket.socket | None = None  # what is being connected
-        self._near: Side | None = None  # on a connection within this machine
+        self._near: UnixSide | None = None  # on a connection within this machine
         self._lines: list[Line] = []  # to all shards, where there are several
         self._spin = Spin()
         self._poll: Any = None  # of the socket, where a system has that
@@ -101,7 +101,7 @@ class Connection:
                     if ready:  # it was there until now
                         trying = min(until, time.monotonic() + attempting)
                     if attempts is None:
-                        attempts = Attempts(talk.server, self._here.below, trying)
+                        attempts = Attempts(talk.server, self._env.below, trying)
                     attempts.until = trying
                     self._interrupted.wait(attempts.pause(time.monotonic(), error))
         except BaseException:  # whatever it was, it may have come in mid-message
@@ -270,14 +270,14 @@ class Connection:
             self._poll.register(sock, select.POLLIN)
         shared = None
         if self._near is not None:
-            shared = Shared(partial(self._near.attach, private=False), self._near.pass_on)
+            shared = SharedPayloads(partial(self._near.attach, private=False), self._near.pass_on)
         self._send(self._talk.connected(shared), until)
 
     def _reached(self, until: float) -> socket.socket:
         """Return a socket that is connected to the server; on this machine, if it is here."""
         hosts = self._addresses(self._host, until)
         for host in hosts:
-            near = self._here.nearby(host, self._port)
+            near = self._env.nearby(host, self._port)
             if near is not None:
                 self.socket = near
                 self._check_interrupted()
@@ -289,7 +289,7 @@ class Connection:
         return sock
 
     def _addresses(self, host: str, until: float) -> Sequence[str]:
-        known = self._here.known(host)
+        known = self._env.known(host)
         return known or addresses_waited_for(host, self._left(until), self._check_interrupted)
 
     def _dialled(self, hosts: Sequence[str], port: int, until: float) -> socket.socket:
@@ -301,7 +301,7 @@ class Connection:
         return self._dial(hosts[-1], port, self._left(until))
 
     def _dial(self, host: str, port: int, seconds: float) -> socket.socket:
-        self._dialling = sock = self._here.unconnected(host)
+        self._dialling = sock = self._env.unconnected(host)
         try:
             self._check_interrupted()  # it may have come too early to find this socket
             sock.settimeout(seconds)

@@ -111,7 +111,7 @@ class Conversation(Dialogue):
         def make(id: int) -> Message:
             self._want(request, into, wanted)
             asked = request.have, request.wants
-            return messages.Again(id, seq, into is not None, *asked, self._increments)
+            return messages.Reapply(id, seq, into is not None, *asked, self._increments)
 
         what = "the answer to its push"
         request = Request(what, make, self._receipt, into=into, connection=at.connection)
@@ -179,7 +179,7 @@ class Conversation(Dialogue):
         return self._ask(
             Request(
                 "the others of a round",
-                lambda id: messages.Meet(id, host, port, rounds, digest, nonce),
+                lambda id: messages.JoinRound(id, host, port, rounds, digest, nonce),
                 finish,
             )
         )

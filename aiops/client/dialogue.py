@@ -30,7 +30,7 @@ from aiops.client.params import Params
 from aiops.client.requests import News, Request
 from aiops.client.rows import Rows, RowsInto
 from aiops.client.shards import Shards
-from aiops.codecs.choice import Choice
+from aiops.codecs.choice import CodecChoice
 from aiops.errors import (
     AiopsError,
     ConnectionLost,
@@ -41,13 +41,13 @@ from aiops.errors import (
     UsageError,
     refusal,
 )
-from aiops.kernels.sharing import Together, alone
+from aiops.kernels.sharing import ParallelMap, serial_map
 from aiops.model.layout import Layout
 from aiops.model.tables import Tables
 from aiops.wire import handshake, messages
-from aiops.wire.connection import Buffer, Limits, Place, Places, Wire
+from aiops.wire.connection import Buffer, Connection, Limits, Places, SinkFor
 from aiops.wire.messages import Ack, Error, Message, Model, Parts, Welcome
-from aiops.wire.shared_payloads import Shared
+from aiops.wire.shared_payloads import SharedPayloads
 from aiops.wire.sinks import Discard, Sink
 
 _LIMITS = Limits(header=8 << 20)  # a model comes back with offsets: longer than it was offered
@@ -56,9 +56,9 @@ _NEWS = (Ack, messages.Params)
 _LONGEST_NAME = 1024  # bytes: the whole greeting must stay under 4 KiB
 
 
-def stream(place: Place) -> Wire:
+def stream(place: SinkFor) -> Connection:
     """Return a client's end of a connection that carries bytes."""
-    return Wire("client", place, _LIMITS)
+    return Connection("client", place, _LIMITS)
 
 
 class Dialogue:
@@ -82,7 +82,7 @@ class Dialogue:
         Whether the driver answers pings even when nobody waits for a request.
     wire
         Makes this side's end of a connection.
-    together
+    parallel_map
         Who shares in copying what is large, to and from memory that a server shares.
 
     Raises
@@ -101,8 +101,8 @@ class Dialogue:
         token: str | None,
         nonce: Callable[[], bytes],
         pongs: bool,
-        wire: Callable[[Place], Wire] = stream,
-        together: Together = alone,
+        wire: Callable[[SinkFor], Connection] = stream,
+        parallel_map: ParallelMap = serial_map,
     ) -> None:
         if len(name.encode()) > _LONGEST_NAME:
             text = (
@@ -111,7 +111,7 @@ class Dialogue:
             raise UsageError(text)
         self.server, self.client, self.name, self.role = server, client, name, role
         self.token, self._nonce, self.pongs = token, nonce, pongs
-        self._make_wire, self._together = wire, together
+        self._make_wire, self._parallel_map = wire, parallel_map
         self.wire = wire(self._place)
         self._out: list[Buffer] = []
         self._back: list[Buffer] = []  # to be said before that: what is given back
@@ -133,13 +133,13 @@ class Dialogue:
         self._increments = False  # whether coded increments can be read here
         self._outbox: Outbox | None = None  # where a connection within one machine was made
         self._room: Params | None = None  # where nothing can be lent
-        self.shards = Shards(self, wire, together)
+        self.shards = Shards(self, wire, parallel_map)
         self.ledger = Ledger(own=True)
         self.ledger.traffic = self.wire.traffic
 
     # ------------------------------------------------------------ the connection
 
-    def connected(self, shared: Shared | None = None) -> list[Buffer]:
+    def connected(self, shared: SharedPayloads | None = None) -> list[Buffer]:
         """Begin on a new connection; return what to send.
 
         ``shared``: what both sides will have shown each other, if it is within one machine.
@@ -152,7 +152,7 @@ class Dialogue:
         if shared is not None:
             shared.give_back = partial(self._give_back, self.wire)
             self.wire.shared = shared
-            self._outbox = self._outbox or Outbox(self._together)
+            self._outbox = self._outbox or Outbox(self._parallel_map)
         self.ledger.disconnected()
         self._out, self._back, self._challenge = [], [], None
         self._hello = messages.Hello(
@@ -335,7 +335,7 @@ class Dialogue:
             places = request.lent.places
         self._send(message, request.payloads, places)
 
-    def _give_back(self, wire: Wire, id: int) -> None:
+    def _give_back(self, wire: Connection, id: int) -> None:
         """Tell the server that parameters it has lent are not read any more."""
         if wire is self.wire and wire.state == "open":
             self._back.extend(wire.send(messages.Release(id)))
@@ -364,7 +364,7 @@ class Dialogue:
             into = self.shards.place(request, message.id, parts)
         else:
             asked = request.have, request.wants
-            into = Into(request.into, parts, *asked, self.server, self._together)
+            into = Into(request.into, parts, *asked, self.server, self._parallel_map)
         self._unheard.append(into)
         return into
 
@@ -511,7 +511,7 @@ class Dialogue:
         if self.welcome is None or self.layout is None:
             return
         plan = self.welcome.plan
-        self._coding = Coding.planned(self.layout, plan, self.shards.placement, self._together)
+        self._coding = Coding.planned(self.layout, plan, self.shards.placement, self._parallel_map)
         # Who only looks on is shown the model itself.
-        increments = Choice.told(plan.get("fetch_codec", ()))
+        increments = CodecChoice.told(plan.get("fetch_codec", ()))
         self._increments = self.role == "worker" and bool(increments)

@@ -36,7 +36,7 @@ class Facade:
         check_timeout(timeout)
         self.timeout = timeout
         self._closed = False
-        self._here = here = SURROUNDINGS.get()
+        self._env = here = SURROUNDINGS.get()
         self._talk = Conversation(
             urls.write(self._host, self._port),
             client=here.token_bytes(16).hex(),
@@ -45,7 +45,7 @@ class Facade:
             token=token or os.environ.get("AIOPS_TOKEN"),
             nonce=lambda: here.token_bytes(16),
             pongs=pongs,
-            together=here.together,
+            parallel_map=here.parallel_map,
         )
         shards = self._talk.shards
         shards.host, shards.followers = self._host, tuple(followers)

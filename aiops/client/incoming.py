@@ -9,12 +9,12 @@ import numpy as np
 from aiops.client.params import Params
 from aiops.codecs import codec_named, raw
 from aiops.errors import BadPush, RemoteProtocolError
-from aiops.kernels.sharing import Together, alone, copy
+from aiops.kernels.sharing import ParallelMap, copy, serial_map
 from aiops.model.layout import Bytes, Ints, Tensor, level_of
 from aiops.model.placement import Pieces
 from aiops.wire.fields import Wants
 from aiops.wire.messages import Part, Parts
-from aiops.wire.shared_payloads import Lent
+from aiops.wire.shared_payloads import LentPayload
 from aiops.wire.sinks import Sink
 
 
@@ -63,7 +63,7 @@ class Into(Sink):
         What was asked for (without ``wants``: all), and which versions were held then.
     server
         Who sends, for people.
-    together
+    parallel_map
         Who shares in copying what is lent.
     pieces
         The model's tensors as they are coded, if they lie on several shards. How long an increment
@@ -82,11 +82,11 @@ class Into(Sink):
         have: int,
         wants: Wants,
         server: str,
-        together: Together = alone,
+        parallel_map: ParallelMap = serial_map,
         pieces: Pieces | None = None,
     ) -> None:
         self._params, self.parts, self._server = params, parts, server
-        self._together, self._cut = together, pieces
+        self._parallel_map, self._cut = parallel_map, pieces
         self._data: memoryview | None = None  # of the arena, once something is written there
         layout = params.layout
         whole = len(parts) == 1 and parts[0][:4] == (0, layout.nbytes, raw.NAME, layout.nbytes)
@@ -195,12 +195,12 @@ class Into(Sink):
             self._data = self._params.own().data.data
         return self._data[self.parts[part].start + offset : self.parts[part].stop]
 
-    def adopt(self, lent: Lent) -> bool:
+    def adopt(self, lent: LentPayload) -> bool:
         """Have the parameters be what is lent, if they may; copy a whole model at one go."""
         if not self._whole:
             return False
         if not self._params.lend(lent):
-            copy(self._params.own().data, lent.data, self._together)
+            copy(self._params.own().data, lent.data, self._parallel_map)
             lent.give_back()
         return True
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from aiops.client.params import Params
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Layout
-from aiops.wire.shared_payloads import Lent
+from aiops.wire.shared_payloads import LentPayload
 
 
 class Leased(Params):
@@ -25,7 +25,7 @@ class Leased(Params):
         """Whether the arrays are the server's."""
         return self._give_back is not None
 
-    def lend(self, lent: Lent) -> bool:
+    def lend(self, lent: LentPayload) -> bool:
         """Read this version from here on."""
         self.let_go()
         self.arena, self._give_back = lent.arena(self.layout), lent.give_back

@@ -15,7 +15,7 @@ from aiops.common import urls
 from aiops.errors import ConnectionLost, DeadlineExceeded, RemoteProtocolError, Unauthorised
 from aiops.net.environment import SURROUNDINGS
 from aiops.net.socket_options import tune
-from aiops.wire.connection import Limits, Wire
+from aiops.wire.connection import Connection, Limits
 from aiops.wire.messages import Chunk, Error, Greet, Message, Part, Round
 from aiops.wire.sinks import Sink
 from aiops.wire.state_machine import Side
@@ -60,7 +60,7 @@ class Link:
         sock.setblocking(False)
         tune(sock)
         self.sock, self.name, self.patience = sock, name, patience
-        self.wire = Wire(side, _no_place, _LIMITS)
+        self.wire = Connection(side, _no_place, _LIMITS)
 
     async def receive(self) -> list[tuple[Message, Sink | None]]:
         """Receive what there is, or wait for something; return the messages now whole."""

@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from aiops.kernels.sharing import Together, alone, copy
+from aiops.kernels.sharing import ParallelMap, copy, serial_map
 from aiops.model.arena import Arena
 from aiops.model.layout import Bytes, Layout
 from aiops.model.shared_memory import Segment
@@ -54,12 +54,12 @@ class Outbox:
 
     Parameters
     ----------
-    together
+    parallel_map
         Who shares in copying what is large.
     """
 
-    def __init__(self, together: Together = alone) -> None:
-        self._together = together
+    def __init__(self, parallel_map: ParallelMap = serial_map) -> None:
+        self._parallel_map = parallel_map
         self._rooms: WeakSet[Segment] = WeakSet()
         self._lent: WeakSet[Segment] = WeakSet()  # those that the server may be reading
         self._kept: list[Segment] = []
@@ -91,7 +91,7 @@ class Outbox:
                 found[number] = (copied, begin)
                 for view in payloads[number]:
                     end = begin + len(view)
-                    copy(copied.data[begin:end], np.frombuffer(view, np.uint8), self._together)
+                    copy(copied.data[begin:end], np.frombuffer(view, np.uint8), self._parallel_map)
                     begin = end
         lending, places = Lending(copied=copied), []
         for place in found:

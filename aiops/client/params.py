@@ -12,7 +12,7 @@ import numpy.typing as npt
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Ints, Layout
 from aiops.wire.fields import Wants
-from aiops.wire.shared_payloads import Lent
+from aiops.wire.shared_payloads import LentPayload
 
 
 class Stamped(Protocol):
@@ -110,7 +110,7 @@ class Params(Mapping[str, Array]):
             self.held[first:last] = version
         self.held[list(late)] = kept
 
-    def lend(self, lent: Lent) -> bool:
+    def lend(self, lent: LentPayload) -> bool:
         """Be offered a whole version as it lies, instead of a copy; return whether it is taken.
 
         These arrays stay the same, so it is not.

@@ -16,10 +16,10 @@ from aiops.client.incoming import Into, PortionInto
 from aiops.client.params import Params
 from aiops.client.requests import Request
 from aiops.errors import Refused, RemoteProtocolError, Unauthorised, UsageError
-from aiops.kernels.sharing import Together
+from aiops.kernels.sharing import ParallelMap
 from aiops.model.layout import Layout
 from aiops.model.placement import Placement
-from aiops.wire.connection import Buffer, Place, Wire
+from aiops.wire.connection import Buffer, Connection, SinkFor
 from aiops.wire.messages import Message, Parts, Portion, Push
 from aiops.wire.sinks import Discard, Sink
 
@@ -37,7 +37,7 @@ class Shards:
         The dialogue, which is with the lead.
     wire
         Makes this side's end of a connection.
-    together
+    parallel_map
         Who shares in copying what is large.
 
     Attributes
@@ -52,8 +52,10 @@ class Shards:
         Where the model lies, if not all of it on the lead.
     """
 
-    def __init__(self, talk: Dialogue, wire: Callable[[Place], Wire], together: Together) -> None:
-        self._talk, self._make_wire, self._together = talk, wire, together
+    def __init__(
+        self, talk: Dialogue, wire: Callable[[SinkFor], Connection], parallel_map: ParallelMap
+    ) -> None:
+        self._talk, self._make_wire, self._parallel_map = talk, wire, parallel_map
         self.branches: list[Branch] = []
         self.host = ""
         self.followers: tuple[tuple[str, int], ...] = ()
@@ -171,7 +173,7 @@ class Shards:
         whole = tuple(part for theirs in pieces for part in theirs)
         assert isinstance(request.into, Params)
         asked = request.have, request.wants
-        into = Into(request.into, whole, *asked, server, self._together, placement.all)
+        into = Into(request.into, whole, *asked, server, self._parallel_map, placement.all)
         into.missing = {shard for shard in range(1, len(pieces)) if pieces[shard]}
         self._intos[id] = into
         return into

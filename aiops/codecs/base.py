@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from aiops.errors import AiopsError, UsageError, nearest
 from aiops.kernels import at_hand, surveyor
-from aiops.kernels.sharing import LARGE, PIECE, Together, alone, survey
+from aiops.kernels.sharing import LARGE, PIECE, ParallelMap, serial_map, survey
 
 __all__ = [
     "CHUNK",
@@ -177,7 +177,7 @@ class Encoder:
     """Writes one tensor of one client, step after step; derive one with :meth:`write`.
 
     ``rest`` is float32[n], what has been encoded so far less what was decoded of it, or None
-    without feedback. ``payload`` has room for the codec's ``most`` bytes. ``together`` may be set:
+    without feedback. ``payload`` has room for the codec's ``most`` bytes. ``parallel_map`` may be set:
     who shares the work of a large tensor; the bytes do not depend on it.
     """
 
@@ -190,7 +190,7 @@ class Encoder:
         self.payload: Bytes = np.empty(codec.most(shape), np.uint8)
         self._survey = surveyor(SINGLE, backend)
         self._last: memoryview | None = None
-        self.together: Together = alone
+        self.parallel_map: ParallelMap = serial_map
 
     @property
     def backend(self) -> str:
@@ -225,7 +225,7 @@ class Encoder:
 
     def look_over(self, values: Floats) -> None:
         """Raise `NotFinite` if an element is unfit."""
-        self._refuse_unfit(values, 0, survey(self._survey, values, self.together))
+        self._refuse_unfit(values, 0, survey(self._survey, values, self.parallel_map))
 
     def write(self, values: Floats) -> int:
         """Encode float32[n] (n > 0, all fit) into ``payload``; return how many bytes that took."""
@@ -272,7 +272,7 @@ class ChunkEncoder(Encoder):
         if values.nbytes < LARGE:
             write(0, self.size)
         else:
-            self.together([partial(write, *part) for part in parts(self.size)])
+            self.parallel_map([partial(write, *part) for part in parts(self.size)])
         if unfit:
             start, index = min(unfit)
             self._refuse_unfit(values[start:], start, index)

@@ -21,13 +21,13 @@ SMALL = 1024
 
 
 @dataclass(frozen=True)
-class Choice:
+class CodecChoice:
     """The codecs of one direction: pairs of a pattern of names and a codec, the last to fit."""
 
     pairs: tuple[tuple[str, Codec], ...] = ()
 
     @classmethod
-    def of(cls, specs: Sequence[str]) -> Choice:
+    def of(cls, specs: Sequence[str]) -> CodecChoice:
         """Read what a user wrote: ``codec`` or ``codec@pattern`` each.
 
         Raises
@@ -46,7 +46,7 @@ class Choice:
         return cls(tuple(pairs))
 
     @classmethod
-    def told(cls, rows: Any) -> Choice | None:
+    def told(cls, rows: Any) -> CodecChoice | None:
         """Read what the other side announces; None if it has a codec that is not known here."""
         pairs = []
         try:

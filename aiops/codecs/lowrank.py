@@ -35,7 +35,7 @@ from aiops.codecs.base import (
 from aiops.errors import UsageError
 from aiops.kernels import at_hand, survey
 from aiops.kernels.rows import First, first_rows
-from aiops.kernels.sharing import LARGE, PIECE, Together, add, alone
+from aiops.kernels.sharing import LARGE, PIECE, ParallelMap, add, serial_map
 
 __all__ = ["HEADER", "LANES", "LowRank"]
 
@@ -118,7 +118,7 @@ class LowRank(Codec):
         backend: str = "auto",
     ) -> None:
         """See `Codec.decode`."""
-        alone(cls.pieces(payload, shape, out, add=add, backend=backend))
+        serial_map(cls.pieces(payload, shape, out, add=add, backend=backend))
 
     @classmethod
     def pieces(
@@ -195,16 +195,16 @@ class _Encoder(Encoder):
     def write(self, values: Floats) -> int:
         exact = values
         if self.rest is not None:
-            exact = add(self.rest, values, self.together)
+            exact = add(self.rest, values, self.parallel_map)
         whole = exact.reshape(self._rows, self._columns)
-        rank, backend, together = len(self._q), self.backend, self.together
+        rank, backend, parallel_map = len(self._q), self.backend, self.parallel_map
         _seed(self._q)
-        p = times(whole, self._q, backend, together)
+        p = times(whole, self._q, backend, parallel_map)
         _orthonormalise(p)
         cut = HEADER + rank * self._rows * WIDTHS[self._form]
         self._store(p, self.payload[HEADER:cut])
         p, _ = _factors(self.payload, self._rows, self._columns, backend)
-        q = transposed_times(whole, p, backend, together)
+        q = transposed_times(whole, p, backend, parallel_map)
         self._q[:] = q
         self._store(q, self.payload[cut:])
         p, q = _factors(self.payload, self._rows, self._columns, backend)
@@ -212,7 +212,7 @@ class _Encoder(Encoder):
             q *= np.float32(0.5)
             self._store(q, self.payload[cut:])
         if self.rest is not None:
-            together(products(p, q, whole, -1, backend))
+            parallel_map(products(p, q, whole, -1, backend))
         return len(self.payload)
 
     def _store(self, factor: Floats, section: Bytes) -> None:
@@ -253,7 +253,7 @@ def _orthonormalise(p: Floats) -> None:
         column[:] = wide
 
 
-def times(whole: Floats, q: Floats, backend: str, together: Together = alone) -> Floats:
+def times(whole: Floats, q: Floats, backend: str, parallel_map: ParallelMap = serial_map) -> Floats:
     """Return M·Q as float32[r, a], of float32[a, b] and float32[r, b]."""
     rank, (rows, columns) = len(q), whole.shape
     p = np.empty((rank, rows), np.float32)
@@ -261,7 +261,7 @@ def times(whole: Floats, q: Floats, backend: str, together: Together = alone) ->
         from aiops.codecs import lowrank_cpu
 
         times = lowrank_cpu.loops()[0]
-        together([partial(times, whole, q, p, *rows) for rows in _cuts(rows, whole)])
+        parallel_map([partial(times, whole, q, p, *rows) for rows in _cuts(rows, whole)])
         return p
     padded = np.zeros((min(ROWS, rows), -(-columns // LANES) * LANES), np.float32)
     for start in range(0, rows, ROWS):
@@ -279,7 +279,9 @@ def times(whole: Floats, q: Floats, backend: str, together: Together = alone) ->
     return p
 
 
-def transposed_times(whole: Floats, p: Floats, backend: str, together: Together = alone) -> Floats:
+def transposed_times(
+    whole: Floats, p: Floats, backend: str, parallel_map: ParallelMap = serial_map
+) -> Floats:
     """Return Mᵀ·P as float32[r, b], of float32[a, b] and float32[r, a]: row after row."""
     q = np.zeros((len(p), whole.shape[1]), np.float32)
     if backend == "numba":
@@ -287,7 +289,7 @@ def transposed_times(whole: Floats, p: Floats, backend: str, together: Together 
 
         times = lowrank_cpu.loops()[1]
         cuts = _cuts(whole.shape[1], whole, LINE)
-        together([partial(times, whole, p, q, *columns) for columns in cuts])
+        parallel_map([partial(times, whole, p, q, *columns) for columns in cuts])
         return q
     for index, row in enumerate(whole):
         q += p[:, index, None] * row

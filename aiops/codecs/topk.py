@@ -211,11 +211,11 @@ class _Encoder(Encoder):
                 unfit.append((start, index))
 
         cuts = list(parts(self.size)) if values.nbytes >= LARGE else [(0, self.size)]
-        histograms = topk_cpu.histograms(exact, cuts, ready, self.together)
+        histograms = topk_cpu.histograms(exact, cuts, ready, self.parallel_map)
         if unfit:
             start, index = min(unfit)
             self._refuse_unfit(values[start:], start, index)
-        topk_cpu.largest(exact, self._indices, cuts, histograms, self.together)
+        topk_cpu.largest(exact, self._indices, cuts, histograms, self.parallel_map)
 
 
 def _header(payload: Bytes) -> tuple[int, int]:

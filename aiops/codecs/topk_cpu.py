@@ -21,7 +21,7 @@ from numba import types
 from aiops.codecs.base import CHUNK, Floats
 from aiops.codecs.topk import GAP_BYTES, MAGNITUDE
 from aiops.kernels.jit_cpu import array_of, compiled
-from aiops.kernels.sharing import Together
+from aiops.kernels.sharing import ParallelMap
 
 __all__ = ["Loops", "histograms", "largest", "loops"]
 
@@ -70,7 +70,7 @@ def histograms(
     exact: Floats,
     cuts: Sequence[tuple[int, int]],
     ready: Callable[[int, int], None],
-    together: Together,
+    parallel_map: ParallelMap,
 ) -> Histograms:
     """Return how many elements each of some ``cuts`` has in every bin, int64[cuts, BINS].
 
@@ -85,7 +85,7 @@ def histograms(
             ready(start, stop)
             loops().count(bits[start:stop], strands[number])
 
-    together([partial(count, number, *cut) for number, cut in enumerate(cuts)])
+    parallel_map([partial(count, number, *cut) for number, cut in enumerate(cuts)])
     found: Histograms = strands.sum(axis=1, dtype=np.int64)
     return found
 
@@ -95,7 +95,7 @@ def largest(
     indices: Indices,
     cuts: Sequence[tuple[int, int]],
     histograms: Histograms,
-    together: Together,
+    parallel_map: ParallelMap,
 ) -> None:
     """Write the indices of the elements with the largest magnitudes, in order."""
     bits, kept = exact.view(np.uint32), indices.size
@@ -108,7 +108,7 @@ def largest(
         at = slice(ends[number - 1] if number else 0, ends[number])
         loops().gather(bits[low:high], low, _U(edge) << _S20, candidates[at], places[at])
 
-    together([partial(gather, number, *cut) for number, cut in enumerate(cuts)])
+    parallel_map([partial(gather, number, *cut) for number, cut in enumerate(cuts)])
     bound, wanted = _U(edge) << _S20, kept - above
     close = candidates[candidates < _U(edge + 1) << _S20]
     for shift, mask in ((_S10, _M10), (_U(0), _M10)):

@@ -1,6 +1,6 @@
 """What a payload must pass before it may touch anything.
 
-The wire asks `Intake.place` where a message's payloads belong, as soon as its header is complete.
+The wire asks `Admission.place` where a message's payloads belong, as soon as its header is complete.
 A push that does not fit the model is drained and refused; one that fits gets a buffer from a pool
 with a total bound (when it is empty the peer waits unread), and is looked over as it comes
 (`aiops.engine.receive`).
@@ -14,11 +14,11 @@ from functools import partial
 from aiops import kernels
 from aiops.bandwidth.units import too_slow
 from aiops.codecs import BUILT_IN, codec_named, raw
-from aiops.engine.buffer_pool import Pool
-from aiops.engine.receive import CodedIncoming, Incoming, RawIncoming
+from aiops.engine.buffer_pool import BufferPool
+from aiops.engine.receive import CodedIncoming, PushSink, RawIncoming
 from aiops.errors import BadPush, NotReady, Refused, UsageError, nearest
 from aiops.kernels.scan import Surveyor
-from aiops.kernels.sharing import Together, alone, survey
+from aiops.kernels.sharing import ParallelMap, serial_map, survey
 from aiops.model.arena import aligned
 from aiops.model.layout import Bytes, Cover, Layout
 from aiops.model.tables import MAX_ROWS_BYTES
@@ -28,7 +28,7 @@ from aiops.wire.sinks import Discard, Sink
 _ROOM = 64 << 20  # bytes: what pushes may take, or so many models
 
 
-class Intake:
+class Admission:
     """Decides where the payloads of a server's incoming messages belong.
 
     Parameters
@@ -39,7 +39,7 @@ class Intake:
         Whose kernels survey what comes.
     buffers
         The pool holds at least so many models, and at least 64 MiB.
-    together
+    parallel_map
         Who shares in surveying what is large, and comes all at once.
     make
         Makes a buffer for a push.
@@ -51,14 +51,14 @@ class Intake:
         backend: str = "auto",
         buffers: int = 4,
         *,
-        together: Together = alone,
+        parallel_map: ParallelMap = serial_map,
         make: Callable[[int], Bytes] = aligned,
     ) -> None:
         self.max_model = max_model
-        self._backend, self._together = backend, together
+        self._backend, self._parallel_map = backend, parallel_map
         self._surveys: list[Surveyor] = []  # one per section
         self.buffers = buffers
-        self.pool, self.answers = Pool(_ROOM, make), Pool(4 * MAX_ROWS_BYTES)
+        self.pool, self.answers = BufferPool(_ROOM, make), BufferPool(4 * MAX_ROWS_BYTES)
         self.lacking = self.pool  # where `place` found no room last
         self.layout: Layout | None = None
         self.place_rows: Callable[[FetchRows | PushRows], Sink | None] | None = None
@@ -77,13 +77,17 @@ class Intake:
         self.pool.bound = max(_ROOM, self.buffers * layout.nbytes)
 
     @property
-    def pools(self) -> tuple[Pool, Pool]:
+    def pools(self) -> tuple[BufferPool, BufferPool]:
         """Where pushes get their buffers, and where those do who ask for rows."""
         return self.pool, self.answers
 
     def _surveys_of(self, layout: Layout) -> list[Surveyor]:
         return [
-            partial(survey, kernels.surveyor(section.dtype, self._backend), together=self._together)
+            partial(
+                survey,
+                kernels.surveyor(section.dtype, self._backend),
+                parallel_map=self._parallel_map,
+            )
             for section in layout.sections
         ]
 
@@ -147,7 +151,7 @@ class Intake:
                 f"a model of {layout.nbytes} bytes does not fit into this server's memory"
             ) from None
         self._defining = True
-        return Offer(buffer, lengths, layout, cover, self, self._surveys_of(layout))
+        return OfferSink(buffer, lengths, layout, cover, self, self._surveys_of(layout))
 
     def offer_ended(self) -> None:
         """The offer being received is complete, or lost: the next may come."""
@@ -155,7 +159,7 @@ class Intake:
         self.pool.retry()
 
 
-class Offer(Incoming):
+class OfferSink(PushSink):
     """The sink of an offered model."""
 
     __slots__ = ("_intake", "layout")
@@ -166,12 +170,12 @@ class Offer(Incoming):
         lengths: list[int],
         layout: Layout,
         cover: Cover,
-        intake: Intake,
+        intake: Admission,
         surveys: Sequence[Surveyor],
     ) -> None:
         super().__init__(buffer, lengths, layout, cover, None, surveys)
         self.layout = layout
-        self._intake: Intake | None = intake
+        self._intake: Admission | None = intake
 
     def free(self) -> None:
         """Let the next offer come."""

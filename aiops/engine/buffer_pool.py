@@ -9,7 +9,7 @@ from aiops.model.arena import aligned
 from aiops.model.layout import Bytes
 
 
-class Pool:
+class BufferPool:
     """Receive buffers with a bound on their total; who finds it empty waits in line.
 
     Parameters

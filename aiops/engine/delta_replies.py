@@ -8,13 +8,13 @@ from dataclasses import replace
 from aiops.engine.events import Effect, Reply
 from aiops.engine.membership import Member
 from aiops.model.layout import Ints
-from aiops.store.delta_replica import Shadow, ShadowJob
+from aiops.store.delta_replica import DeltaReplica, ReplicaJob
 from aiops.store.parameters import Store
 from aiops.store.snapshots import Wanted
 from aiops.wire.messages import Ack, Params
 
 
-class Shadowing:
+class DeltaReplies:
     """One engine's coded answers.
 
     Parameters
@@ -30,14 +30,14 @@ class Shadowing:
     def __init__(
         self,
         store: Store,
-        shadow: Shadow,
+        shadow: DeltaReplica,
         effects: list[Effect],
-        queue: Callable[[Shadowing], None],
+        queue: Callable[[DeltaReplies], None],
     ) -> None:
         self.shadow, self._store = shadow, store
         self._effects, self._queue = effects, queue
         self._queued = False
-        self._job: ShadowJob | None = None
+        self._job: ReplicaJob | None = None
         self._waiting: list[tuple[int, Ack | Params, Wanted, Member | None]] = []
 
     def answer(
@@ -64,7 +64,7 @@ class Shadowing:
         waiting, self._waiting = self._waiting, []
         return [(peer, message.id) for peer, message, _wanted, _member in waiting]
 
-    def issue(self) -> ShadowJob:
+    def issue(self) -> ReplicaJob:
         """Fix what the shadow is to follow, now that its turn has come."""
         self._job = self.shadow.follow(self._store.current)
         return self._job

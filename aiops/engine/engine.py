@@ -18,23 +18,23 @@ from typing import Any
 
 from aiops.algorithms.base import Algorithm
 from aiops.bandwidth import gates
-from aiops.bandwidth.gate_controller import Controller, Crossing
-from aiops.codecs.choice import Choice
+from aiops.bandwidth.gate_controller import BudgetSample, GateController
+from aiops.codecs.choice import CodecChoice
 from aiops.engine import statistics, validation
-from aiops.engine.admission import Intake, Offer
-from aiops.engine.buffer_pool import Pool
-from aiops.engine.delta_replies import Shadowing
+from aiops.engine.admission import Admission, OfferSink
+from aiops.engine.buffer_pool import BufferPool
+from aiops.engine.delta_replies import DeltaReplies
 from aiops.engine.events import (
     Applied,
+    BudgetTick,
+    DistributeModel,
     Drop,
     Effect,
     Event,
-    Hand,
     Initialised,
     Joined,
     Left,
     Options,
-    Paced,
     Received,
     Reply,
     Shares,
@@ -42,15 +42,15 @@ from aiops.engine.events import (
     Tick,
     Warm,
 )
-from aiops.engine.membership import Crew, Member
-from aiops.engine.receive import Incoming
+from aiops.engine.membership import Member, Membership
+from aiops.engine.receive import PushSink
 from aiops.engine.registration import Definition, compare, fill, given, offered, table_stores
-from aiops.engine.rendezvous import Meeting
-from aiops.engine.replies import Answers, Pending
+from aiops.engine.rendezvous import Rendezvous
+from aiops.engine.replies import PendingPush, Replies
 from aiops.engine.sharded_options import check_sharded
-from aiops.engine.table_receive import RowsIncoming, RowsIntake
-from aiops.engine.table_requests import RowsDesk
-from aiops.engine.update_queue import Updates
+from aiops.engine.table_receive import RowsSink, TableAdmission
+from aiops.engine.table_requests import TableRequests
+from aiops.engine.update_queue import UpdateQueue
 from aiops.errors import (
     BadPush,
     ConflictError,
@@ -61,27 +61,27 @@ from aiops.model.arena import aligned
 from aiops.model.layout import Array, Ints
 from aiops.model.placement import Placement
 from aiops.model.tables import NamedTable, Tables
-from aiops.store.delta_replica import Shadow
+from aiops.store.delta_replica import DeltaReplica
 from aiops.store.parameters import Store
-from aiops.store.resources import Machine
+from aiops.store.resources import Resources
 from aiops.store.snapshots import Version
-from aiops.store.sparse_table import TableStore
-from aiops.store.warmup import Preparation
+from aiops.store.sparse_table import SparseTable
+from aiops.store.warmup import Warmup
 from aiops.wire import messages
 from aiops.wire.messages import (
-    Again,
     Define,
     Describe,
     Fetch,
     FetchRows,
     Hello,
+    JoinRound,
     Leave,
-    Meet,
     Message,
     Ping,
     Pong,
     Push,
     PushRows,
+    Reapply,
     Report,
     Stats,
     Welcome,
@@ -111,10 +111,10 @@ class Engine:
         self,
         algorithm: Algorithm,
         options: Options | None = None,
-        machine: Machine | None = None,
+        machine: Resources | None = None,
     ) -> None:
         self.algorithm, self.options = algorithm, options or Options()
-        self._machine = machine or Machine()
+        self._machine = machine or Resources()
         workers, deadline = self.options.workers, self.options.worker_deadline
         algorithm.check(workers, self.options.relaxed)
         told = {"patience": deadline, "heartbeat": self.options.heartbeat}
@@ -122,28 +122,31 @@ class Engine:
         if self.options.shards > 1:
             check_sharded(self.options)
         recall = self._plan_gate()
-        self.codecs = Choice.of(self.options.push_codec), Choice.of(self.options.fetch_codec)
+        self.codecs = (
+            CodecChoice.of(self.options.push_codec),
+            CodecChoice.of(self.options.fetch_codec),
+        )
         self._check_codecs()
         for key, choice in zip(("push_codec", "fetch_codec"), self.codecs, strict=True):
             if choice:
                 self.plan[key] = choice.announced
         self.store: Store | None = None
-        self.rows: RowsDesk | None = None
+        self.rows: TableRequests | None = None
         self.stopping = False
         self._effects: list[Effect] = []
-        self.crew = Crew(workers, deadline)
-        self.intake = Intake(
+        self.crew = Membership(workers, deadline)
+        self.intake = Admission(
             self.options.max_model,
             self.options.backend,
-            together=self._machine.together,
+            parallel_map=self._machine.parallel_map,
             make=self._machine.memory.buffer,
         )
-        self.answers = Answers(self._effects)
-        self.updates = Updates(algorithm, workers, self.crew, self.answers, self._effects)
+        self.answers = Replies(self._effects)
+        self.updates = UpdateQueue(algorithm, workers, self.crew, self.answers, self._effects)
         self.updates.recall.bound = recall
-        self.meeting = Meeting(self.plan.get("average"), self._effects)
+        self.meeting = Rendezvous(self.plan.get("average"), self._effects)
         budget, each = self.options.budget, self.options.worker_budget
-        self.budget = Controller.beside(self.plan.get("gate"), budget, each)
+        self.budget = GateController.beside(self.plan.get("gate"), budget, each)
         self.answers.budget = self.budget
         self.intake.budget = min(filter(None, (budget, each)), default=None)
         self.pace = statistics.Pace()
@@ -197,7 +200,7 @@ class Engine:
         return self.intake.place(message)
 
     def wait(self, again: Callable[[], bool]) -> None:
-        """Stand in the line of those whom `place` had no room for; see `Pool.wait`."""
+        """Stand in the line of those whom `place` had no room for; see `BufferPool.wait`."""
         self.intake.lacking.wait(again)
 
     def flush(self) -> list[Effect]:
@@ -209,14 +212,14 @@ class Engine:
         backend, (pushed, fetched) = self.options.backend, self.codecs
         codecs = (codec for _pattern, codec in (*pushed.pairs, *fetched.pairs))
         rule = self.algorithm.rule() if self._machine.device is None else None
-        return Warm(Preparation(rule, backend, codecs).steps())
+        return Warm(Warmup(rule, backend, codecs).steps())
 
     def overdue(self, now: float, patience: Callable[[int], float]) -> list[tuple[int, str]]:
         """Return the connections that are to be dropped: the shell knows those by itself."""
         return []
 
     @property
-    def pools(self) -> Sequence[Pool]:
+    def pools(self) -> Sequence[BufferPool]:
         """Where payloads get their buffers."""
         return self.intake.pools
 
@@ -237,11 +240,11 @@ class Engine:
 
     def of_shadow(self, version: Version) -> bool:
         """Say whether a version is one of the parameters as clients of coded fetches hold them."""
-        shadowing = self.answers.shadowing
-        return shadowing is not None and shadowing.shadow.owns(version)
+        delta_replies = self.answers.delta_replies
+        return delta_replies is not None and delta_replies.shadow.owns(version)
 
     @property
-    def tables(self) -> Sequence[TableStore]:
+    def tables(self) -> Sequence[SparseTable]:
         """The model's tables."""
         return self.rows.stores if self.rows else ()
 
@@ -288,10 +291,10 @@ class Engine:
         workers = max(self.options.workers or 1, len(self.crew.present()))
         return {**self.plan, "seconds_per_byte": self.budget.seconds_per_byte(workers)}
 
-    def _on_paced(self, event: Paced) -> None:
+    def _on_paced(self, event: BudgetTick) -> None:
         if self.budget is None:
             return
-        crossing = Crossing(
+        crossing = BudgetSample(
             *(event.time, event.nbytes, event.second, event.peak),
             *(event.backlog, event.busy, event.pressed),
         )
@@ -369,7 +372,7 @@ class Engine:
         return [(store.named, *store.stored()) for store in self.tables]
 
     def _on_meet(self, event: Received) -> None:
-        assert isinstance(event.message, Meet)
+        assert isinstance(event.message, JoinRound)
         member = self.crew.at(event.peer)
         if member is None or not member.worker:
             raise Refused("an observer may not average; connect with role='worker'")
@@ -390,7 +393,7 @@ class Engine:
     def _on_define(self, event: Received) -> None:
         message, sink = event.message, event.sink
         assert isinstance(message, Define)
-        offer = sink if isinstance(sink, Offer) else None
+        offer = sink if isinstance(sink, OfferSink) else None
         try:
             fault = getattr(sink, "fault", None)
             if isinstance(fault, Refused):
@@ -437,26 +440,26 @@ class Engine:
                 f" fit this server's memory: {error}"
             ) from None
         if placement is not None:
-            self._effects.append(Hand(placement, definition.data))
+            self._effects.append(DistributeModel(placement, definition.data))
         self.store.read_packed({codec.name for _pattern, codec in self.codecs[0].pairs})
         self.intake.defined(held)
         self.crew.defined(layout)
         self.answers.store = self.store
         self.updates.begin(self.store)
         if self.codecs[1]:
-            shadow = Shadow(
+            shadow = DeltaReplica(
                 *(self.store.current, self.codecs[1], options.backend, options.fetch_lag),
                 placement=placement,
-                together=self._machine.together,
+                parallel_map=self._machine.parallel_map,
             )
             queue = partial(self.updates.work, first=True)
-            self.answers.shadowing = Shadowing(self.store, shadow, self._effects, queue)
+            self.answers.delta_replies = DeltaReplies(self.store, shadow, self._effects, queue)
         self._tables = tables
         self.answers.tables = self._tables.described
-        self.rows = RowsDesk(
+        self.rows = TableRequests(
             self.algorithm, options.workers, stores, self.answers, self.updates.work
         )
-        rows_intake = RowsIntake(self._tables, self.intake, options.backend)
+        rows_intake = TableAdmission(self._tables, self.intake, options.backend)
         self.intake.place_rows = rows_intake.place
         tables_warm = [table.warm for table in stores]
         self._effects.append(Warm([*self.store.warming(), *tables_warm]))
@@ -472,17 +475,17 @@ class Engine:
             member.last_seq = message.seq
             fault = self._fault(member, message, sink)
             if fault is None:
-                assert isinstance(sink, Incoming)
-                self.updates.push(Pending(event.peer, message, sink, member))
+                assert isinstance(sink, PushSink)
+                self.updates.push(PendingPush(event.peer, message, sink, member))
                 return
             self.answers.refuse_at_once(event, member, fault)
-        if isinstance(sink, Incoming):
+        if isinstance(sink, PushSink):
             sink.free()
 
     def _on_again(self, event: Received) -> None:
         """Apply a worker's last gradient again; that it is not kept any more is no error."""
         message = event.message
-        assert isinstance(message, Again)
+        assert isinstance(message, Reapply)
         member = self.crew.at(event.peer)
         if member is None or self.answers.repeated(event, member):
             return
@@ -492,16 +495,16 @@ class Engine:
             self.answers.refuse_at_once(event, member, fault)
             return
         recalled = self.updates.recall.find(member.number)
-        self.updates.push(Pending(event.peer, message, recalled, member))
+        self.updates.push(PendingPush(event.peer, message, recalled, member))
 
     def _fault(
-        self, member: Member, message: Push | Again | PushRows, sink: Sink | None = None
+        self, member: Member, message: Push | Reapply | PushRows, sink: Sink | None = None
     ) -> Refused | None:
         """Return why a push cannot be taken whatever the policy, or None."""
         unready = validation.unready(member, self.store, stopping=self.stopping)
         if unready is not None or self.store is None:
             return unready
-        if isinstance(message, Again):
+        if isinstance(message, Reapply):
             return validation.beyond(self.store, message)
         return validation.unfit(self.store, message, sink)
 
@@ -519,13 +522,13 @@ class Engine:
         if member is not None and not (rows and rows.repeated(event, member)):
             member.last_seq = message.seq
             fault = self._fault(member, message, sink)
-            if fault is None and rows is not None and isinstance(sink, RowsIncoming):
+            if fault is None and rows is not None and isinstance(sink, RowsSink):
                 fault = rows.fault(sink, message)
             if fault is None and rows is not None:
                 rows.push(event, member)
                 return
             self.answers.refuse_at_once(event, member, fault or BadPush("it pushes no row"))
-        if isinstance(sink, Incoming):
+        if isinstance(sink, PushSink):
             sink.free()
 
     # ------------------------------------------------------------ statistics
@@ -543,15 +546,15 @@ _HANDLERS: dict[type, Callable[[Engine, Any], None]] = {
     Tick: Engine._on_tick,
     Applied: Engine._on_applied,
     Stopping: Engine._on_stopping,
-    Paced: Engine._on_paced,
+    BudgetTick: Engine._on_paced,
 }
 
-_TRANSMISSIONS = (Push, Again, Fetch, PushRows, FetchRows)
+_TRANSMISSIONS = (Push, Reapply, Fetch, PushRows, FetchRows)
 """What a gate lets through, or not."""
 
 _MESSAGES: dict[type[Message], Callable[[Engine, Received], None]] = {
     Push: Engine._on_push,
-    Again: Engine._on_again,
+    Reapply: Engine._on_again,
     Fetch: Engine._on_fetch,
     FetchRows: Engine._on_fetch_rows,
     PushRows: Engine._on_push_rows,
@@ -561,5 +564,5 @@ _MESSAGES: dict[type[Message], Callable[[Engine, Received], None]] = {
     Ping: Engine._on_ping,
     Pong: Engine._on_pong,
     Leave: Engine._on_leave,
-    Meet: Engine._on_meet,
+    JoinRound: Engine._on_meet,
 }

@@ -13,14 +13,14 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from aiops.common.frozen import value
-from aiops.engine.table_receive import RowsIncoming
+from aiops.engine.table_receive import RowsSink
 from aiops.errors import UsageError
 from aiops.model.layout import Bytes, Ints
 from aiops.model.placement import Placement
-from aiops.store.delta_replica import ShadowJob
-from aiops.store.parameters import Job
+from aiops.store.delta_replica import ReplicaJob
+from aiops.store.parameters import UpdateJob
 from aiops.store.snapshots import Lease
-from aiops.store.sparse_table import RowJob
+from aiops.store.sparse_table import TableJob
 from aiops.wire.messages import Greeting, Message
 from aiops.wire.sinks import Sink
 from aiops.wire.traffic import Traffic
@@ -95,7 +95,7 @@ class Stopping:
 
 
 @value
-class Paced:
+class BudgetTick:
     """What crossed under a bandwidth budget since the last such event, about 0.1 s ago.
 
     ``nbytes`` crossed, both ways; ``second`` of them and before in the last second, ``peak`` in the
@@ -132,7 +132,7 @@ class Lost:
 
 
 Event: TypeAlias = (
-    Initialised | Joined | Received | Left | Tick | Applied | Stopping | Paced | Told | Lost
+    Initialised | Joined | Received | Left | Tick | Applied | Stopping | BudgetTick | Told | Lost
 )
 
 # ---------------------------------------------------------------- effects
@@ -145,7 +145,7 @@ class Reply:
     peer: int
     message: Message
     lease: Lease | None = None
-    rows: RowsIncoming | None = None
+    rows: RowsSink | None = None
 
 
 @value
@@ -153,7 +153,7 @@ class Apply:
     """Run a kernel (`run`, on any thread) and come back with `Applied`."""
 
     ticket: int
-    job: Job | RowJob | ShadowJob
+    job: UpdateJob | TableJob | ReplicaJob
 
     @property
     def run(self) -> Callable[[], Ints]:
@@ -206,7 +206,7 @@ class Shares:
 
 
 @value
-class Hand:
+class DistributeModel:
     """The model is defined: the followers are to be handed their parts of it, ``data`` as a whole.
 
     The first part is the engine's own.
@@ -232,7 +232,9 @@ class End:
     why: str = ""
 
 
-Effect: TypeAlias = Reply | Apply | Warm | Drop | WakeAt | Note | Shares | Hand | Order | End
+Effect: TypeAlias = (
+    Reply | Apply | Warm | Drop | WakeAt | Note | Shares | DistributeModel | Order | End
+)
 
 
 # ---------------------------------------------------------------- how an engine is run
@@ -252,7 +254,7 @@ class Options:
     ``run``: what this run is called, random (clients are told, so that they notice another).
     ``budget``, ``worker_budget``: bytes per second, both ways, of all clients together and of each.
     ``gate``: `aiops.bandwidth.gates.find` knows it. ``recall``: bytes of gradients kept to be applied again.
-    ``push_codec``, ``fetch_codec``: `aiops.codecs.choice.Choice` reads them. ``fetch_lag``: by how
+    ``push_codec``, ``fetch_codec``: `aiops.codecs.choice.CodecChoice` reads them. ``fetch_lag``: by how
     many versions coded parameters may be behind, 0: as many as seems best. ``shards``: how many
     servers the model is spread over, this one included. ``shard_bytes``: over fewer, where one
     would hold less than so many bytes.

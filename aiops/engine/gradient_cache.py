@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from aiops.engine.receive import Incoming
+from aiops.engine.receive import PushSink
 from aiops.model.layout import Cover
 from aiops.store.gradient import Gradient
 
 
-class Recalled:
+class CachedGradient:
     """The sink of a gradient that is applied again: it is the cache's, so nothing is given back.
 
     Parameters
@@ -43,7 +43,7 @@ class Recalled:
         """Leave it to the cache."""
 
 
-class Recall:
+class GradientCache:
     """The cache.
 
     Parameters
@@ -58,7 +58,7 @@ class Recall:
         self.evicted = 0  # gradients that gave way
         self._kept: OrderedDict[int, Gradient] = OrderedDict()
 
-    def keep(self, worker: int, sink: Incoming) -> None:
+    def keep(self, worker: int, sink: PushSink) -> None:
         """Keep a worker's gradient, which has been applied, in the place of its last one."""
         self.forget(worker)
         if not self.bound:
@@ -71,12 +71,12 @@ class Recall:
             self.forget(next(iter(self._kept)))
             self.evicted += 1
 
-    def find(self, worker: int) -> Recalled:
+    def find(self, worker: int) -> CachedGradient:
         """Return a worker's last gradient, or nothing, if it is not kept any more."""
         gradient = self._kept.get(worker)
         if gradient is not None:
             self._kept.move_to_end(worker)
-        return Recalled(gradient)
+        return CachedGradient(gradient)
 
     def forget(self, worker: int) -> None:
         """Let a worker's gradient go."""

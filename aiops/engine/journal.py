@@ -21,19 +21,19 @@ from aiops.engine.engine import Engine
 from aiops.engine.events import (
     Applied,
     Apply,
+    BudgetTick,
     Effect,
     Event,
     Initialised,
     Joined,
     Left,
     Options,
-    Paced,
     Received,
     Reply,
     Stopping,
     Tick,
 )
-from aiops.engine.receive import Incoming
+from aiops.engine.receive import PushSink
 from aiops.errors import UsageError, refusal
 from aiops.model.arena import aligned
 from aiops.wire import messages
@@ -109,7 +109,7 @@ def digest(engine: Engine) -> str:
 def _payload(event: Event) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
     if isinstance(event, Initialised):
         return event.data
-    if isinstance(event, Received) and isinstance(event.sink, Incoming):
+    if isinstance(event, Received) and isinstance(event.sink, PushSink):
         return event.sink.buffer if event.sink.fault is None else None
     return None
 
@@ -128,7 +128,7 @@ def _row(event: Event) -> list[Any]:
         return [event.time, "left", event.peer]
     if isinstance(event, Applied):
         return [event.time, "applied", event.ticket, event.sums.astype("<i8").tobytes()]
-    if isinstance(event, Paced):
+    if isinstance(event, BudgetTick):
         counts = event.nbytes, event.second, event.peak, event.backlog, event.busy
         return [event.time, "paced", *counts, int(event.pressed)]
     return [event.time, "stopping" if isinstance(event, Stopping) else "tick"]
@@ -255,7 +255,7 @@ def _event(engine: Engine, row: Any, payload: bytes | None) -> Event:
         return Applied(time, row[2], np.frombuffer(row[3], "<i8").astype(np.int64))  # its own copy
     if kind == "paced":
         nbytes, second, peak, backlog, busy, pressed = row[2:]
-        return Paced(time, nbytes, second, peak, backlog, busy, bool(pressed))
+        return BudgetTick(time, nbytes, second, peak, backlog, busy, bool(pressed))
     return Stopping(time) if kind == "stopping" else Tick(time)
 
 
@@ -270,7 +270,7 @@ def _sink(engine: Engine, message: Message, fault: Any, payload: bytes | None) -
     for pool in engine.intake.pools:  # what was recorded fitted; nobody else takes from them here
         pool.bound = 1 << 62
     sink = engine.intake.place(message)
-    assert isinstance(sink, Incoming), "the record holds a payload that the replay would not take"
+    assert isinstance(sink, PushSink), "the record holds a payload that the replay would not take"
     sink.view(0, 0)[:] = payload
     sink.filled(0, 0, len(payload))
     return sink

@@ -93,7 +93,7 @@ class Member:
         }
 
 
-class Crew:
+class Membership:
     """All members, and who among them is waited for.
 
     Parameters

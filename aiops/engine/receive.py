@@ -14,20 +14,20 @@ from itertools import accumulate
 import numpy as np
 
 from aiops.codecs import codec_named, raw
-from aiops.engine.buffer_pool import Pool
+from aiops.engine.buffer_pool import BufferPool
 from aiops.errors import BadPush, Refused
 from aiops.kernels.scan import Surveyor
 from aiops.model.layout import Array, Bytes, Cover, Layout
 from aiops.store.gradient import Gradient, rows_in
 from aiops.wire.messages import Part, Parts
-from aiops.wire.shared_payloads import Lent
+from aiops.wire.shared_payloads import LentPayload
 from aiops.wire.sinks import Sink
 
 _ALIGNMENT = 8  # bytes: of the largest items
 SURVEY = 256 * 1024  # bytes per survey: within the cache, whatever the size of the chunks
 
 
-class Incoming(Sink):
+class PushSink(Sink):
     """The sink of one push or one offered model: a buffer, surveyed as it fills."""
 
     __slots__ = (
@@ -41,7 +41,7 @@ class Incoming(Sink):
         lengths: list[int],
         layout: Layout,
         cover: Cover,
-        pool: Pool | None,
+        pool: BufferPool | None,
         surveys: Sequence[Surveyor],
     ) -> None:
         self.buffer, self.cover, self._layout, self._pool = buffer, cover, layout, pool
@@ -124,12 +124,12 @@ class Incoming(Sink):
         return bad_value(self._layout, here, float(typed[index]))
 
 
-class RawIncoming(Incoming):
+class RawIncoming(PushSink):
     """The sink of one push whose parts are all raw."""
 
     __slots__ = ()
 
-    def adopt(self, lent: Lent) -> bool:
+    def adopt(self, lent: LentPayload) -> bool:
         """Use the payload as it lies: it must stay as it is until this has been freed, or kept."""
         payload = lent.data
         if len(payload) != len(self.buffer) or payload.ctypes.data % _ALIGNMENT:
@@ -140,7 +140,7 @@ class RawIncoming(Incoming):
         return True
 
 
-class CodedIncoming(Incoming):
+class CodedIncoming(PushSink):
     """The sink of one push with coded parts."""
 
     __slots__ = ("_next", "_parts")
@@ -151,7 +151,7 @@ class CodedIncoming(Incoming):
         parts: Parts,
         layout: Layout,
         cover: Cover,
-        pool: Pool,
+        pool: BufferPool,
         surveys: list[Surveyor],
     ) -> None:
         self.buffer, self.cover, self._layout, self._pool = buffer, cover, layout, pool

@@ -8,14 +8,14 @@ import numpy as np
 
 from aiops.algorithms.base import Algorithm
 from aiops.common.frozen import value
-from aiops.engine.admission import Offer
+from aiops.engine.admission import OfferSink
 from aiops.engine.events import Initialised
 from aiops.errors import BadPush, ConflictError, UsageError
 from aiops.kernels.rule import Rule
 from aiops.model.arena import aligned
 from aiops.model.layout import Bytes, Layout
 from aiops.model.tables import ID_BYTES, Tables
-from aiops.store.sparse_table import TableStore
+from aiops.store.sparse_table import SparseTable
 from aiops.wire.messages import Define
 
 
@@ -39,7 +39,7 @@ class Definition:
 
 
 def offered(
-    message: Define, offer: Offer | None, algorithm: Algorithm, max_model: int
+    message: Define, offer: OfferSink | None, algorithm: Algorithm, max_model: int
 ) -> Definition:
     """Return the model that a worker offers to a server that has none.
 
@@ -83,7 +83,7 @@ def given(event: Initialised, algorithm: Algorithm) -> Definition:
     return Definition(layout, event.data[: layout.nbytes], tables)
 
 
-def fill(event: Initialised, stores: Sequence[TableStore], place: int) -> None:
+def fill(event: Initialised, stores: Sequence[SparseTable], place: int) -> None:
     """Put the rows that a server is given at its start into its tables.
 
     ``place``: where they begin in the event's bytes.
@@ -118,10 +118,10 @@ def compare(layout: Layout, tables: Tables, message: Define) -> None:
 
 def table_stores(
     tables: Tables, rule: Rule, backend: str, *, later: bool = False
-) -> tuple[TableStore, ...]:
+) -> tuple[SparseTable, ...]:
     """Make room for the rows of tables, of which none takes memory yet.
 
-    ``later``: see `aiops.store.resources.Machine`.
+    ``later``: see `aiops.store.resources.Resources`.
 
     Raises
     ------
@@ -129,7 +129,7 @@ def table_stores(
         When the system has no room for them.
     """
     try:
-        return tuple(TableStore(named, rule, backend, later=later) for named in tables.each)
+        return tuple(SparseTable(named, rule, backend, later=later) for named in tables.each)
     except (MemoryError, OSError) as error:
         nbytes = sum(named.table.nbytes for named in tables.each)
         raise BadPush(

@@ -27,21 +27,21 @@ from aiops.common import urls
 from aiops.engine.events import Effect, Reply, WakeAt
 from aiops.errors import BadPush, Refused, Unavailable
 from aiops.model.layout import Layout
-from aiops.wire.messages import Error, Meet, Round
+from aiops.wire.messages import Error, JoinRound, Round
 
 
 @dataclass(slots=True)
 class _Seat:
     """A worker that averages: its request while it is ready, and what is known of it."""
 
-    request: Meet | None = None
+    request: JoinRound | None = None
     host: str = ""
     since: float = 0.0
     new: bool = True
     awaited: bool = True
 
 
-class Meeting:
+class Rendezvous:
     """One server's rounds.
 
     Parameters
@@ -58,7 +58,7 @@ class Meeting:
         self._stopping = False
         self.rounds = 0
 
-    def meet(self, peer: int, message: Meet, layout: Layout, now: float) -> None:
+    def meet(self, peer: int, message: JoinRound, layout: Layout, now: float) -> None:
         """Hear that a worker is ready, or (port 0) that it is no longer.
 
         Raises
@@ -110,7 +110,7 @@ class Meeting:
 
     # ------------------------------------------------------------ inside
 
-    def _check_address(self, peer: int, message: Meet) -> None:
+    def _check_address(self, peer: int, message: JoinRound) -> None:
         """Refuse an address that the others cannot reach: it would cost all of them every round."""
         host = message.host
         if message.port >= 1 << 16 or not _is_literal(host):
@@ -126,7 +126,7 @@ class Meeting:
                     " address that all others can reach to the worker on loopback"
                 )
 
-    def _ready(self) -> dict[int, tuple[int, Meet]]:
+    def _ready(self) -> dict[int, tuple[int, JoinRound]]:
         """Return who is ready: connection and request, in the order of the connections."""
         return {
             peer: (peer, seat.request)
@@ -134,7 +134,7 @@ class Meeting:
             if seat.request is not None
         }
 
-    def _withdraw(self, peer: int, seat: _Seat | None, message: Meet) -> None:
+    def _withdraw(self, peer: int, seat: _Seat | None, message: JoinRound) -> None:
         if seat is not None:
             seat.awaited = False
             if seat.request is not None:
@@ -142,7 +142,7 @@ class Meeting:
                 seat.request = None
         self._dismiss(peer, message)
 
-    def _dismiss(self, peer: int, request: Meet) -> None:
+    def _dismiss(self, peer: int, request: JoinRound) -> None:
         self._effects.append(Reply(peer, Round(request.id, 0, 0, (), b"")))
 
     def _form(self, now: float) -> None:
@@ -175,7 +175,7 @@ class Meeting:
         first, *others = sorted(since)
         return first + interval + grace if baseless or not others else others[0] + grace
 
-    def _answer(self, ready: dict[int, tuple[int, Meet]], settled: bool) -> None:
+    def _answer(self, ready: dict[int, tuple[int, JoinRound]], settled: bool) -> None:
         """Tell everybody who is ready of the others."""
         self.rounds += 1
         members = tuple(

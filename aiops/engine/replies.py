@@ -10,34 +10,34 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from aiops.bandwidth.gate_controller import Controller
+from aiops.bandwidth.gate_controller import GateController
 from aiops.engine import validation
-from aiops.engine.delta_replies import Shadowing
+from aiops.engine.delta_replies import DeltaReplies
 from aiops.engine.events import Effect, Received, Reply
-from aiops.engine.gradient_cache import Recalled
+from aiops.engine.gradient_cache import CachedGradient
 from aiops.engine.membership import Member
-from aiops.engine.receive import Incoming
+from aiops.engine.receive import PushSink
 from aiops.errors import BadPush, NotReady, Refused, StaleGradient
 from aiops.store.parameters import Store
 from aiops.store.snapshots import Wanted
 from aiops.wire.fields import Sparse
-from aiops.wire.messages import Ack, Again, Error, Fetch, Model, Params, Parts, Push, PushRows
+from aiops.wire.messages import Ack, Error, Fetch, Model, Params, Parts, Push, PushRows, Reapply
 
 
 @dataclass(slots=True)
-class Pending:
+class PendingPush:
     """A push on its way through the engine, and whom to answer."""
 
     peer: int | None
-    message: Push | Again
-    sink: Incoming | Recalled
+    message: Push | Reapply
+    sink: PushSink | CachedGradient
     member: Member
     staleness: int = 0
     mean_staleness: float = 0.0
     made: bool = False  # its step is in a published version, though its answer is held
 
 
-class Answers:
+class Replies:
     """One engine's answers.
 
     Parameters
@@ -49,12 +49,12 @@ class Answers:
     def __init__(self, effects: list[Effect]) -> None:
         self.effects = effects
         self.store: Store | None = None
-        self.budget: Controller | None = None
-        self.shadowing: Shadowing | None = None  # answers coded fetches, where there are any
+        self.budget: GateController | None = None
+        self.delta_replies: DeltaReplies | None = None  # answers coded fetches, where there are any
         self.tables: Sparse = ()
         self.now = 0.0
         self.refused: Counter[str] = Counter()
-        self._pending: dict[tuple[str, int], Pending] = {}  # by client and seq, unanswered
+        self._pending: dict[tuple[str, int], PendingPush] = {}  # by client and seq, unanswered
         # Those who wait for an update in place: connection, request, what to do then.
         self._readers: list[tuple[int, int, Callable[[], None]]] = []
 
@@ -70,9 +70,9 @@ class Answers:
         store = self._defined()
         wanted = self._wanted(message)
         said = store.vbar(), store.vbars(), self._gate(store)
-        if message.coded and self.shadowing is not None:
+        if message.coded and self.delta_replies is not None:
             params = Params(message.id, store.version, (), *said)
-            self.shadowing.answer(peer, params, wanted, member)
+            self.delta_replies.answer(peer, params, wanted, member)
             return
         if not store.readable:
             again = partial(self.fetch, peer, message, member)
@@ -98,29 +98,29 @@ class Answers:
     def left(self, peer: int) -> None:
         """Forget a connection: what its pushes come to is only remembered."""
         self._readers = [reader for reader in self._readers if reader[0] != peer]
-        if self.shadowing is not None:
-            self.shadowing.left(peer)
+        if self.delta_replies is not None:
+            self.delta_replies.left(peer)
         for pending in self._pending.values():
             if pending.peer == peer:
                 pending.peer = None
 
     # ------------------------------------------------------------ pushes
 
-    def expect(self, pending: Pending) -> None:
+    def expect(self, pending: PendingPush) -> None:
         """Take note of a push that will be answered later."""
         self._pending[pending.member.client, pending.message.seq] = pending
 
     def waiting(self) -> list[tuple[int, int]]:
         """Forget those who wait to be sent parameters; return their connections and requests."""
         readers, self._readers = self._readers, []
-        coded = self.shadowing.abandon() if self.shadowing is not None else []
+        coded = self.delta_replies.abandon() if self.delta_replies is not None else []
         return [(peer, id) for peer, id, _answer in readers] + coded
 
-    def unanswered(self) -> list[Pending]:
+    def unanswered(self) -> list[PendingPush]:
         """Return the pushes that are to be answered later."""
         return list(self._pending.values())
 
-    def acknowledge(self, pending: Pending, used: bool = True) -> None:
+    def acknowledge(self, pending: PendingPush, used: bool = True) -> None:
         """Answer a push whose gradient has been used (or is ignored)."""
         store, member, message = self._defined(), pending.member, pending.message
         if used:
@@ -129,7 +129,7 @@ class Answers:
             member.ignored += 1
         member.staleness = pending.staleness
         parts: Parts = ()
-        coded = message.fetch and message.coded and self.shadowing is not None
+        coded = message.fetch and message.coded and self.delta_replies is not None
         if pending.peer is not None and message.fetch and not coded:
             self._note_sent(store, member)
             parts = store.current.parts_for(self._wanted(message))
@@ -147,12 +147,12 @@ class Answers:
         )
         self._settle(pending, ack)
         if pending.peer is not None and coded:
-            assert self.shadowing is not None
-            self.shadowing.answer(pending.peer, ack, self._wanted(message), member)
+            assert self.delta_replies is not None
+            self.delta_replies.answer(pending.peer, ack, self._wanted(message), member)
         elif pending.peer is not None:  # no update is under way, so the parameters can be read
             self.effects.append(Reply(pending.peer, ack, store.lease() if parts else None))
 
-    def refuse(self, pending: Pending, fault: Refused) -> None:
+    def refuse(self, pending: PendingPush, fault: Refused) -> None:
         """Refuse a push that was queued; one to be computed again brings the parameters with it."""
         message, lease, store = pending.message, None, self._defined()
         error = self._count(pending.member, message.id, fault)
@@ -160,7 +160,9 @@ class Answers:
         pending.sink.free()
         if pending.peer is None:
             return
-        wants = message.fetch and not (message.coded and self.shadowing)  # else it must ask again
+        wants = message.fetch and not (
+            message.coded and self.delta_replies
+        )  # else it must ask again
         parts = store.current.parts_for(self._wanted(message)) if wants else ()
         if isinstance(fault, StaleGradient) and parts and store.readable:
             self._note_sent(store, pending.member)
@@ -171,7 +173,7 @@ class Answers:
     def refuse_at_once(self, event: Received, member: Member, fault: Refused) -> None:
         """Refuse a push that nobody needs to look at."""
         message = event.message
-        assert isinstance(message, Push | Again | PushRows)
+        assert isinstance(message, Push | Reapply | PushRows)
         error = self._count(member, message.id, fault)
         member.remember(message.seq, error)
         self.effects.append(Reply(event.peer, error))
@@ -186,7 +188,7 @@ class Answers:
         Returns whether it had come before.
         """
         message = event.message
-        assert isinstance(message, Push | Again)
+        assert isinstance(message, Push | Reapply)
         pending = self._pending.get((member.client, message.seq))
         if pending is None and message.seq > member.last_seq:
             return False
@@ -224,7 +226,7 @@ class Answers:
         """Return the constants of the gates, where a budget chooses them."""
         return self.budget.constants(store.vbar()) if self.budget is not None else ()
 
-    def _wanted(self, message: Fetch | Push | Again) -> Wanted:
+    def _wanted(self, message: Fetch | Push | Reapply) -> Wanted:
         """Return what a request wants, checked."""
         store = self._defined()
         wanted = Wanted(message.have, message.wants)
@@ -240,15 +242,15 @@ class Answers:
             member.sent = store.lease()
 
     def _acknowledge_again(
-        self, peer: int, message: Push | Again, ack: Ack, member: Member
+        self, peer: int, message: Push | Reapply, ack: Ack, member: Member
     ) -> None:
         """Send an acknowledgement again, with what are now the parameters if it asks for them."""
         store = self._defined()
         said = (ack.used, ack.staleness, ack.mean_staleness, ack.vbar, ack.vbars)
         parts: Parts = ()
-        if message.fetch and message.coded and self.shadowing is not None:
+        if message.fetch and message.coded and self.delta_replies is not None:
             answer = Ack(message.id, ack.version, store.version, *said, (), self._gate(store))
-            self.shadowing.answer(peer, answer, self._wanted(message), member)
+            self.delta_replies.answer(peer, answer, self._wanted(message), member)
             return
         if message.fetch:
             if not store.readable:
@@ -260,7 +262,7 @@ class Answers:
         answer = Ack(message.id, ack.version, store.version, *said, parts, self._gate(store))
         self.effects.append(Reply(peer, answer, store.lease() if parts else None))
 
-    def _settle(self, pending: Pending, answer: Ack | Error) -> None:
+    def _settle(self, pending: PendingPush, answer: Ack | Error) -> None:
         member = pending.member
         member.answered = self.now
         member.remember(pending.message.seq, answer)

@@ -33,7 +33,7 @@ class Pace:
 def report(engine: Engine, now: float) -> dict[str, Any]:
     """Return an engine's statistics, plain values all the way down; ``now`` in its seconds."""
     store, updates, answers = engine.store, engine.updates, engine.answers
-    pool, rows, shadowing = engine.intake.pool, engine.intake.answers, answers.shadowing
+    pool, rows, delta_replies = engine.intake.pool, engine.intake.answers, answers.delta_replies
     workers, without_line = engine.crew.lines(now)
     used, vbar = sum(updates.staleness.values()), store.vbar() if store else None
     return {
@@ -63,7 +63,7 @@ def report(engine: Engine, now: float) -> dict[str, Any]:
         "rows_bytes_peak": rows.peak,
         "waiting": len(updates.held),
         "waited_for": sorted(engine.crew.waited_for()),
-        "shadow": shadowing.shadow.report() if shadowing else None,
+        "shadow": delta_replies.shadow.report() if delta_replies else None,
         "averages": engine.meeting.report(),
         "ledger": engine.crew.ledger(),
         "budget": engine.budget.report(vbar) if engine.budget else None,

@@ -14,9 +14,9 @@ from itertools import accumulate
 import numpy as np
 
 from aiops import kernels
-from aiops.engine.admission import Intake, check_codecs
-from aiops.engine.buffer_pool import Pool
-from aiops.engine.receive import SURVEY, Incoming
+from aiops.engine.admission import Admission, check_codecs
+from aiops.engine.buffer_pool import BufferPool
+from aiops.engine.receive import SURVEY, PushSink
 from aiops.errors import BadPush
 from aiops.kernels.scan import Surveyor
 from aiops.model.layout import Array, Bytes, Ints
@@ -26,7 +26,7 @@ from aiops.wire.messages import FetchRows, PushRows
 _LEAST = 4096  # bytes: sizes are rounded up to powers of two, so that buffers can be used again
 
 
-class RowsIncoming(Incoming):
+class RowsSink(PushSink):
     """The sink of one message about rows."""
 
     __slots__ = ("_named", "_whole", "grads", "out", "pushed", "version", "wanted")
@@ -38,7 +38,7 @@ class RowsIncoming(Incoming):
         pushed: int,
         wanted: int,
         version: int,
-        pool: Pool,
+        pool: BufferPool,
         check_ids: Surveyor,
         survey: Surveyor,
     ) -> None:
@@ -105,7 +105,7 @@ class RowsIncoming(Incoming):
         )
 
 
-class RowsIntake:
+class TableAdmission:
     """Decides where the payloads of messages about rows belong.
 
     Parameters
@@ -118,7 +118,7 @@ class RowsIntake:
         Whose kernels survey what comes.
     """
 
-    def __init__(self, tables: Tables, intake: Intake, backend: str = "auto") -> None:
+    def __init__(self, tables: Tables, intake: Admission, backend: str = "auto") -> None:
         self._tables, self._intake = tables.each, intake
         self._surveys = [
             (
@@ -128,7 +128,7 @@ class RowsIntake:
             for named in tables.each
         ]
 
-    def place(self, message: FetchRows | PushRows) -> RowsIncoming | None:
+    def place(self, message: FetchRows | PushRows) -> RowsSink | None:
         """Return where a message's payloads go; None: no room now.
 
         Raises
@@ -151,4 +151,4 @@ class RowsIntake:
             self._intake.lacking = pool
             return None
         surveys = self._surveys[number]
-        return RowsIncoming(whole, named, pushed, wanted, version, pool, *surveys)
+        return RowsSink(whole, named, pushed, wanted, version, pool, *surveys)

@@ -13,33 +13,33 @@ from dataclasses import dataclass
 from aiops.algorithms.base import Algorithm
 from aiops.engine.events import Received, Reply
 from aiops.engine.membership import Member
-from aiops.engine.replies import Answers
-from aiops.engine.table_receive import RowsIncoming
+from aiops.engine.replies import Replies
+from aiops.engine.table_receive import RowsSink
 from aiops.errors import BadPush, Refused
 from aiops.model.layout import Ints
 from aiops.model.tables import rows_parts
-from aiops.store.sparse_table import RowJob, TableStore
+from aiops.store.sparse_table import SparseTable, TableJob
 from aiops.wire.messages import Error, FetchRows, PushRows, TableRows
 
 
 @dataclass(slots=True, eq=False)
-class RowsWork:
+class TableWork:
     """A message about rows on its way through the engine.
 
     What it is about is fixed when it comes: of a push that is repeated meanwhile only the number of
     the request counts, and where it came from.
     """
 
-    desk: RowsDesk
+    desk: TableRequests
     peer: int
     id: int
     table: int
-    sink: RowsIncoming
+    sink: RowsSink
     member: Member | None = None  # None: it pushes nothing, or what it pushed was applied before
     seq: int = 0
     staleness: int = 0
 
-    def issue(self) -> RowJob:
+    def issue(self) -> TableJob:
         """Fix what is to be done, now that its turn has come."""
         return self.desk.issue(self)
 
@@ -48,7 +48,7 @@ class RowsWork:
         self.desk.applied(self, sums)
 
 
-class RowsDesk:
+class TableRequests:
     """One engine's tables.
 
     Parameters
@@ -67,14 +67,14 @@ class RowsDesk:
         self,
         algorithm: Algorithm,
         workers: int | None,
-        stores: Sequence[TableStore],
-        answers: Answers,
-        queue: Callable[[RowsWork], None],
+        stores: Sequence[SparseTable],
+        answers: Replies,
+        queue: Callable[[TableWork], None],
     ) -> None:
         self._algorithm, self.stores = algorithm, stores
         self._rate = algorithm.rates(workers)
         self._answers, self._effects, self._queue = answers, answers.effects, queue
-        self._pending: dict[tuple[str, int], RowsWork] = {}  # by client and seq, unanswered
+        self._pending: dict[tuple[str, int], TableWork] = {}  # by client and seq, unanswered
 
     # ------------------------------------------------------------ requests
 
@@ -82,23 +82,23 @@ class RowsDesk:
         """Send rows when their turn comes."""
         message, sink = event.message, event.sink
         assert isinstance(message, FetchRows)
-        if not isinstance(sink, RowsIncoming):
+        if not isinstance(sink, RowsSink):
             raise BadPush("the request names no row: ask for at least one")
         if sink.fault is not None:
             sink.free()
             raise sink.fault
-        self._queue(RowsWork(self, event.peer, message.id, message.table, sink))
+        self._queue(TableWork(self, event.peer, message.id, message.table, sink))
 
     def push(self, event: Received, member: Member) -> None:
         """Apply a push that is new and that every check lets pass, when its turn comes."""
         message, sink = event.message, event.sink
         assert isinstance(message, PushRows)
-        assert isinstance(sink, RowsIncoming)
-        work = RowsWork(self, event.peer, message.id, message.table, sink, member, message.seq)
+        assert isinstance(sink, RowsSink)
+        work = TableWork(self, event.peer, message.id, message.table, sink, member, message.seq)
         self._pending[member.client, message.seq] = work
         self._queue(work)
 
-    def fault(self, sink: RowsIncoming, message: PushRows) -> Refused | None:
+    def fault(self, sink: RowsSink, message: PushRows) -> Refused | None:
         """Return why a push of rows cannot be applied, or None."""
         store = self.stores[message.table]
         if sink.fault is None and sink.version > store.version:
@@ -125,11 +125,9 @@ class RowsDesk:
         elif isinstance(answer, Error):
             again = Error(message.id, answer.code, answer.text, answer.details, False)
             self._effects.append(Reply(event.peer, again))
-        elif (
-            isinstance(answer, TableRows) and isinstance(sink, RowsIncoming) and sink.fault is None
-        ):
+        elif isinstance(answer, TableRows) and isinstance(sink, RowsSink) and sink.fault is None:
             if len(sink.wanted):  # the rows it asks for, as they are now
-                work = RowsWork(self, event.peer, message.id, message.table, sink)
+                work = TableWork(self, event.peer, message.id, message.table, sink)
                 work.staleness = answer.staleness
                 self._queue(work)
                 return True
@@ -142,17 +140,17 @@ class RowsDesk:
             )
             error = Error(message.id, fault.code, str(fault), fault.details, False)
             self._effects.append(Reply(event.peer, error))
-        if isinstance(sink, RowsIncoming):
+        if isinstance(sink, RowsSink):
             sink.free()
         return True
 
     # ------------------------------------------------------------ when their turn comes
 
-    def issue(self, work: RowsWork) -> RowJob:
+    def issue(self, work: TableWork) -> TableJob:
         """Fix a push's staleness and learning rate."""
         sink = work.sink
         store = self.stores[work.table]
-        job = RowJob(store)
+        job = TableJob(store)
         if work.member is not None:
             work.staleness = store.version - sink.version
             job.pushed, job.grads = sink.pushed, sink.grads
@@ -161,7 +159,7 @@ class RowsDesk:
             job.wanted, job.out = sink.wanted, sink.out
         return job
 
-    def applied(self, work: RowsWork, sums: Ints) -> None:
+    def applied(self, work: TableWork, sums: Ints) -> None:
         """Answer a piece of work, which is done."""
         sink, member, store = work.sink, work.member, self.stores[work.table]
         if member is not None:
@@ -184,7 +182,7 @@ class RowsDesk:
             sink.free()
         self._effects.append(Reply(work.peer, answer, rows=sink if wanted else None))
 
-    def _refuse(self, work: RowsWork, member: Member, store: TableStore, place: int) -> None:
+    def _refuse(self, work: TableWork, member: Member, store: SparseTable, place: int) -> None:
         row = int(work.sink.pushed[place])
         fault = BadPush(
             f"table {store.named.name!r}: the gradients of row {row} (first at {place} of the push)"

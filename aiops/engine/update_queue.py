@@ -11,34 +11,34 @@ from typing import Protocol
 
 import numpy as np
 
-from aiops.algorithms.base import Algorithm, Policy, Verdict
+from aiops.algorithms.base import Algorithm, Decision, Policy
 from aiops.engine.events import Applied, Apply, Effect, Note, WakeAt
-from aiops.engine.gradient_cache import Recall, Recalled
-from aiops.engine.membership import Crew
-from aiops.engine.receive import Incoming
-from aiops.engine.replies import Answers, Pending
+from aiops.engine.gradient_cache import CachedGradient, GradientCache
+from aiops.engine.membership import Membership
+from aiops.engine.receive import PushSink
+from aiops.engine.replies import PendingPush, Replies
 from aiops.errors import Refused, StaleGradient, Unavailable
 from aiops.model.layout import Array, Cover, Ints
-from aiops.store.delta_replica import ShadowJob
-from aiops.store.parameters import Job, Store
+from aiops.store.delta_replica import ReplicaJob
+from aiops.store.parameters import Store, UpdateJob
 from aiops.store.snapshots import Lease, Version
-from aiops.store.sparse_table import RowJob
+from aiops.store.sparse_table import TableJob
 
 _EXACT = 1024
 """A staleness below this has a bar of its own in the histogram; above, powers of two have one."""
 
 
-class Work(Protocol):
+class QueuedWork(Protocol):
     """Work on rows of a table or on the shadow, which takes its turn among the updates."""
 
-    def issue(self) -> RowJob | ShadowJob:
+    def issue(self) -> TableJob | ReplicaJob:
         """Return what is to be done, now that its turn has come."""
 
     def applied(self, sums: Ints) -> None:
         """Hear that it is done."""
 
 
-class Updates:
+class UpdateQueue:
     """One engine's updates.
 
     Parameters
@@ -57,8 +57,8 @@ class Updates:
         self,
         algorithm: Algorithm,
         workers: int | None,
-        crew: Crew,
-        answers: Answers,
+        crew: Membership,
+        answers: Replies,
         effects: list[Effect],
     ) -> None:
         self._algorithm, self._crew, self._answers = algorithm, crew, answers
@@ -68,9 +68,9 @@ class Updates:
         self._linear = algorithm.linear
         self._recompute = bool(algorithm.plan(workers).get("recompute"))
         self._store: Store | None = None
-        self._queue: deque[Pending | Verdict | Work] = deque()
-        self._outstanding: tuple[int, Job, Pending | None, Verdict] | None = None
-        self._working: tuple[int, Work] | None = None  # the same, when it is rows
+        self._queue: deque[PendingPush | Decision | QueuedWork] = deque()
+        self._outstanding: tuple[int, UpdateJob, PendingPush | None, Decision] | None = None
+        self._working: tuple[int, QueuedWork] | None = None  # the same, when it is rows
         self._tickets = 0
         self._stopping = False
         self._sum = np.zeros(0, bool)  # which tensors the sum in progress holds
@@ -79,8 +79,8 @@ class Updates:
         self._even: dict[int, tuple[Array, float, Array]] = {}  # see `_steps`; by staleness
         self._level_scalars: tuple[int, Array | None] = (-1, None)  # see `_scalars`
         self._sent: Lease | None = None  # on what the outstanding update reads, if nobody has one
-        self.recall = Recall(0)
-        self.held: list[Pending] = []  # used, and to be answered when the policy says so
+        self.recall = GradientCache(0)
+        self.held: list[PendingPush] = []  # used, and to be answered when the policy says so
         self._held_since = 0.0
         # Who is waited for, as the policy was told. It takes time to say when they are thousands,
         # and most policies do not listen.
@@ -114,7 +114,7 @@ class Updates:
 
     # ------------------------------------------------------------ what happens
 
-    def push(self, pending: Pending) -> None:
+    def push(self, pending: PendingPush) -> None:
         """Take a gradient that passed every check."""
         self._answers.expect(pending)
         self._queue.append(pending)
@@ -123,7 +123,7 @@ class Updates:
             self.crew_changed()
         self._advance()
 
-    def work(self, work: Work, *, first: bool = False) -> None:
+    def work(self, work: QueuedWork, *, first: bool = False) -> None:
         """Have work on rows, or on the shadow, take its turn (``first``: before all that wait)."""
         if first:
             self._queue.appendleft(work)
@@ -212,13 +212,13 @@ class Updates:
                 self._sent = None
             self._let_go(published=True)
             self._answers.readable_again()
-        if item is not None and isinstance(item.sink, Incoming):
+        if item is not None and isinstance(item.sink, PushSink):
             self.recall.keep(item.member.number, item.sink)
         self._advance()
 
     # ------------------------------------------------------------ inside
 
-    def _answer_or_hold(self, item: Pending, verdict: Verdict, published: bool) -> None:
+    def _answer_or_hold(self, item: PendingPush, verdict: Decision, published: bool) -> None:
         item.made = published
         ending = self._stopping and published
         if not verdict.hold or ending or self._policy.may_go(item.member.number, published):
@@ -252,15 +252,15 @@ class Updates:
         """Issue the next kernel's work, if none is outstanding."""
         while self._outstanding is None and self._working is None and self._queue:
             item = self._queue.popleft()
-            if isinstance(item, Verdict):
+            if isinstance(item, Decision):
                 self._issue(None, item)
                 continue
-            if not isinstance(item, Pending):
+            if not isinstance(item, PendingPush):
                 self._tickets += 1
                 self._working = (self._tickets, item)
                 self._effects.append(Apply(self._tickets, item.issue()))
                 continue
-            if isinstance(item.sink, Recalled) and item.sink.gradient is None:
+            if isinstance(item.sink, CachedGradient) and item.sink.gradient is None:
                 self._answers.acknowledge(item, used=False)
                 continue
             stale = self._note_staleness(item)
@@ -277,7 +277,7 @@ class Updates:
                 kind = StaleGradient if self._recompute else Refused
                 self._answers.refuse(item, kind(verdict.why, staleness=item.staleness))
 
-    def _alone(self, verdict: Verdict) -> Verdict:
+    def _alone(self, verdict: Decision) -> Decision:
         """Refuse to collect where the rule compares each gradient with what its worker was sent."""
         if verdict.divide == 1 and not self._collected:
             return verdict
@@ -285,9 +285,9 @@ class Updates:
             f"{self._algorithm.name}: its rule reads what each gradient's worker was sent, so its"
             " policy must take a step with each gradient alone, at once (divide=1)"
         )
-        return Verdict(False, why=why)
+        return Decision(False, why=why)
 
-    def _note_staleness(self, item: Pending) -> Ints | None:
+    def _note_staleness(self, item: PendingPush) -> Ints | None:
         """Fill in a push's staleness; return it per tensor if the tensors differ in it."""
         assert self._store is not None
         cover, current = item.sink.cover, self._store.current
@@ -345,7 +345,7 @@ class Updates:
         assert found is not None
         return found if touched is store.layout.all else found[: len(touched)]
 
-    def _read(self, item: Pending) -> Version | None:
+    def _read(self, item: PendingPush) -> Version | None:
         """Return what the rule reads beside the parameters: the version that the worker was sent.
 
         A worker of which that is not known any more (its connection was lost meanwhile) is taken
@@ -362,11 +362,13 @@ class Updates:
         self._sent = store.lease()  # it also keeps the update from being done in place
         return self._sent.version
 
-    def _issue(self, item: Pending | None, verdict: Verdict, stale: Ints | None = None) -> None:
+    def _issue(
+        self, item: PendingPush | None, verdict: Decision, stale: Ints | None = None
+    ) -> None:
         """Fix everything about the next piece of kernel work, and send it off."""
         store = self._store
         assert store is not None
-        job = Job(store, None)
+        job = UpdateJob(store, None)
         direct = verdict.divide == 1 and not self._collected and item is not None
         if item is not None:
             cover = item.sink.cover

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from aiops.engine.membership import Member
-from aiops.engine.receive import Incoming
+from aiops.engine.receive import PushSink
 from aiops.errors import BadPush, NotReady, Refused, Unavailable
 from aiops.store.parameters import Store
 from aiops.store.snapshots import Wanted
-from aiops.wire.messages import Again, Push, PushRows
+from aiops.wire.messages import Push, PushRows, Reapply
 from aiops.wire.sinks import Discard, Sink
 
 
@@ -28,14 +28,14 @@ def unfit(store: Store, message: Push | PushRows, sink: Sink | None) -> Refused 
     """Return what is wrong with a push, or None."""
     if isinstance(sink, Discard) and isinstance(sink.fault, Refused):
         return sink.fault
-    if not isinstance(sink, Incoming):
+    if not isinstance(sink, PushSink):
         return BadPush("the push holds no tensor: push at least one")
     if sink.fault is not None or isinstance(message, PushRows):
         return sink.fault
     return _ahead(store, sink) or beyond(store, message)
 
 
-def beyond(store: Store, message: Push | Again) -> Refused | None:
+def beyond(store: Store, message: Push | Reapply) -> Refused | None:
     """Refuse to look for tensors that the model does not have."""
     if not message.wants:
         return None
@@ -46,7 +46,7 @@ def beyond(store: Store, message: Push | Again) -> Refused | None:
     return None
 
 
-def _ahead(store: Store, sink: Incoming) -> BadPush | None:
+def _ahead(store: Store, sink: PushSink) -> BadPush | None:
     """Refuse a gradient of a version that does not exist yet."""
     cover, current = sink.cover, store.current
     if cover.level is not None and current.level is not None and cover.level <= current.level:

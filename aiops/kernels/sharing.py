@@ -1,6 +1,6 @@
 """Large work cut into pieces, which several threads can share.
 
-Whoever has threads hands in a `Together`; what is done is the same to the bit, whoever does it: a
+Whoever has threads hands in a `ParallelMap`; what is done is the same to the bit, whoever does it: a
 kernel's elements do not depend on each other, and its sums are exact.
 """
 
@@ -19,9 +19,9 @@ from aiops.kernels.vocabulary import Array
 __all__ = [
     "LARGE",
     "PIECE",
-    "Together",
+    "ParallelMap",
     "add",
-    "alone",
+    "serial_map",
     "copy",
     "cut",
     "filled",
@@ -29,7 +29,7 @@ __all__ = [
     "update",
 ]
 
-Together: TypeAlias = Callable[[Sequence[Callable[[], Any]]], None]
+ParallelMap: TypeAlias = Callable[[Sequence[Callable[[], Any]]], None]
 """Does all of these, in any order."""
 
 LARGE = 8 << 20
@@ -39,21 +39,21 @@ PIECE = 1 << 20
 """Bytes of parameters that one takes at a time, at least, and an eighth of all."""
 
 
-def alone(pieces: Sequence[Callable[[], Any]]) -> None:
+def serial_map(pieces: Sequence[Callable[[], Any]]) -> None:
     """Do them one after the other."""
     for piece in pieces:
         piece()
 
 
-def copy(target: Array, source: Array, together: Together) -> None:
+def copy(target: Array, source: Array, parallel_map: ParallelMap) -> None:
     """Copy an array of bytes."""
-    if together is alone or len(source) < LARGE:
+    if parallel_map is serial_map or len(source) < LARGE:
         target[:] = source
         return
-    together([partial(np.copyto, target[at], source[at]) for at in _slices(source)])
+    parallel_map([partial(np.copyto, target[at], source[at]) for at in _slices(source)])
 
 
-def filled(size: int, dtype: np.dtype[Any], value: float, together: Together) -> Array:
+def filled(size: int, dtype: np.dtype[Any], value: float, parallel_map: ParallelMap) -> Array:
     """Return a new flat array that holds a value.
 
     Zeros take no time: what nobody has written to yet is zero, and takes no memory either.
@@ -61,25 +61,25 @@ def filled(size: int, dtype: np.dtype[Any], value: float, together: Together) ->
     if value == 0.0 and not np.signbit(value):
         return np.zeros(size, dtype)
     array = np.empty(size, dtype)
-    if together is alone or array.nbytes < LARGE:
+    if parallel_map is serial_map or array.nbytes < LARGE:
         array.fill(value)
         return array
-    together([partial(array[at].fill, value) for at in _slices(array)])
+    parallel_map([partial(array[at].fill, value) for at in _slices(array)])
     return array
 
 
-def add(target: Array, other: Array, together: Together) -> Array:
+def add(target: Array, other: Array, parallel_map: ParallelMap) -> Array:
     """Add to a flat array another of its dtype; return it."""
-    if together is alone or target.nbytes < LARGE:
+    if parallel_map is serial_map or target.nbytes < LARGE:
         target += other
         return target
-    together([partial(np.add, target[at], other[at], out=target[at]) for at in _slices(target)])
+    parallel_map([partial(np.add, target[at], other[at], out=target[at]) for at in _slices(target)])
     return target
 
 
-def survey(find: Callable[[Array], int], array: Array, together: Together) -> int:
+def survey(find: Callable[[Array], int], array: Array, parallel_map: ParallelMap) -> int:
     """Return the first index that ``find`` finds in a flat array, or -1."""
-    if together is alone or array.nbytes < LARGE:
+    if parallel_map is serial_map or array.nbytes < LARGE:
         return find(array)
     found: list[int] = []
 
@@ -88,13 +88,13 @@ def survey(find: Callable[[Array], int], array: Array, together: Together) -> in
         if index >= 0:
             found.append(at.start + index)
 
-    together([partial(look, at) for at in _slices(array)])
+    parallel_map([partial(look, at) for at in _slices(array)])
     return min(found, default=-1)
 
 
 def update(
     kernel: Kernel,
-    together: Together,
+    parallel_map: ParallelMap,
     spans: Spans,
     factor: float,
     base: Array,
@@ -110,7 +110,7 @@ def update(
     ``whole``: no span is cut, because each has a payload of its own.
     """
     arrays = factor, base, grad, target, state, reads
-    if together is alone or target.nbytes < LARGE:
+    if parallel_map is serial_map or target.nbytes < LARGE:
         return kernel(spans, *arrays)
     most = _each(target.nbytes) // target.itemsize
     parts = list(_rows(spans, most) if whole else cut(spans, most))
@@ -119,7 +119,7 @@ def update(
     def run(number: int) -> None:
         found[number] = kernel(parts[number][1], *arrays)
 
-    together([partial(run, number) for number in range(len(parts))])
+    parallel_map([partial(run, number) for number in range(len(parts))])
     sums = np.zeros(len(spans), np.int64)
     for (rows, _part), some in zip(parts, found, strict=True):
         np.add.at(sums, rows, some)

@@ -80,7 +80,7 @@ class Spin:
         self._rest = 1
 
 
-class Lookout:
+class BusyPoll:
     """Has an event loop look for a next message a while before it sleeps for one.
 
     Parameters

@@ -13,7 +13,7 @@ import sys
 import threading
 
 
-class Leash:
+class ChildGuard:
     """Watch standard input from a thread: its first line is the word to go, its end is our end."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Leash:
 def main() -> None:
     """Run a module as ``python -m`` does, on a leash."""
     del sys.argv[0]
-    Leash()
+    ChildGuard()
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 

@@ -23,7 +23,7 @@ from aiops.net.busy_poll import Spin
 from aiops.net.dns import Addresses, literal
 from aiops.net.socket_options import unpace
 from aiops.net.thread_pool import HANDS, hands_of
-from aiops.net.update_thread import Applier, ApplierThread
+from aiops.net.update_thread import KernelRunner, UpdateThread
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
@@ -81,7 +81,7 @@ def _device(name: str) -> Device | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class Environment:
     """Where something runs; by default a process of a real machine.
 
     Attributes
@@ -95,7 +95,7 @@ class Surroundings:
         kernel raises.
     spin
         Makes what looks for a message for a while before sleeping for it.
-    together
+    parallel_map
         Has several threads do pieces of large work.
     shared
         Makes what has so many threads do that, the one that asks for it included.
@@ -122,11 +122,11 @@ class Surroundings:
     now: Callable[[], float] = time.monotonic
     token_bytes: Callable[[int], bytes] = secrets.token_bytes
     below: Callable[[int], int] = secrets.randbelow
-    applier: Callable[[asyncio.AbstractEventLoop, Callable[[BaseException], None]], Applier] = (
-        ApplierThread
-    )
+    applier: Callable[
+        [asyncio.AbstractEventLoop, Callable[[BaseException], None]], KernelRunner
+    ] = UpdateThread
     spin: Callable[[], Spin] = Spin
-    together: Together = HANDS.all
+    parallel_map: Together = HANDS.all
     shared: Callable[[int], Together] = lambda threads: hands_of(threads).all
     identity: Callable[[], str] = _identity
     listening: Callable[[str], socket.socket] = _listening
@@ -139,7 +139,7 @@ class Surroundings:
     device: Callable[[str], Device | None] = _device
 
 
-_REAL = Surroundings()
+_REAL = Environment()
 
-SURROUNDINGS: ContextVar[Surroundings] = ContextVar("SURROUNDINGS", default=_REAL)
+SURROUNDINGS: ContextVar[Environment] = ContextVar("SURROUNDINGS", default=_REAL)
 """Those of the current context."""

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from aiops.bandwidth.token_bucket import IN, OUT, Budget, Way
 from aiops.net.socket_options import narrow, readable
-from aiops.net.transport import Link, Owner
-from aiops.wire.connection import Wire
+from aiops.net.transport import MessageTransport, TransportOwner
+from aiops.wire.connection import Connection
 
 _PACED = "paced"  # why a peer is not read from
 _SOONEST = 0.001  # seconds: what event loops' timers can tell apart
@@ -36,15 +36,15 @@ class Pacer:
     def __init__(self, budget: Budget, clock: Callable[[], float], narrowed: int) -> None:
         self.budget, self.now = budget, clock
         self.narrowed = narrowed
-        self._links: dict[int, PacedLink] = {}
-        self._by_number: dict[int, PacedLink] = {}
+        self._links: dict[int, PacedTransport] = {}
+        self._by_number: dict[int, PacedTransport] = {}
         self._flows = 0
         self._serving = False
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0  # when the timer rings
         self._waited = False  # somebody has stood in line since the last look
 
-    def open(self, link: PacedLink) -> int:
+    def open(self, link: PacedTransport) -> int:
         """Let a connection take part; return its number here."""
         self._flows += 1
         self._links[self._flows] = link
@@ -58,7 +58,7 @@ class Pacer:
             self.serve()
 
     def ask(self, flow: int, way: Way, nbytes: int) -> None:
-        """Have `PacedLink.granted` called when so many bytes may move, some at a time."""
+        """Have `PacedTransport.granted` called when so many bytes may move, some at a time."""
         if flow in self._links:
             self.budget.ask(flow, way, nbytes)
             self.serve()
@@ -110,8 +110,8 @@ class Pacer:
         return sum(link.busy for link in self._links.values())
 
 
-class PacedLink(Link):
-    """A `Link` that moves what a `Pacer` grants it.
+class PacedTransport(MessageTransport):
+    """A `MessageTransport` that moves what a `Pacer` grants it.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ class PacedLink(Link):
 
     _at_once = -1  # everything is queued
 
-    def __init__(self, wire: Wire, owner: Owner, pacer: Pacer) -> None:
+    def __init__(self, wire: Connection, owner: TransportOwner, pacer: Pacer) -> None:
         super().__init__(wire, owner)
         self._pacer = pacer
         self._allowed = 0  # bytes granted that may be read

@@ -58,7 +58,7 @@ class _Task:
             raise self._error
 
 
-class Hands:
+class ThreadPool:
     """The threads of this process that help.
 
     Parameters
@@ -117,11 +117,11 @@ class Hands:
             del task
 
 
-HANDS = Hands(min(MOST, usable()) - 1)
+HANDS = ThreadPool(min(MOST, usable()) - 1)
 """Those of this process, where nobody has said how many."""
 
 
 @functools.cache
-def hands_of(threads: int) -> Hands:
+def hands_of(threads: int) -> ThreadPool:
     """Return those that are so many threads with the one that asks; always the same ones."""
-    return Hands(threads - 1)
+    return ThreadPool(threads - 1)

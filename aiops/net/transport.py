@@ -14,9 +14,9 @@ from typing import Protocol, cast
 
 from aiops.errors import AiopsError, ConnectionLost, RemoteProtocolError
 from aiops.net.socket_options import tune, unacknowledged
-from aiops.net.unix_socket import Side
+from aiops.net.unix_socket import UnixSide
 from aiops.store.snapshots import Lease
-from aiops.wire.connection import Buffer, Wire
+from aiops.wire.connection import Buffer, Connection
 from aiops.wire.messages import Message
 from aiops.wire.sinks import Sink
 
@@ -24,24 +24,26 @@ _CHUNK = 1 << 20  # handed to the transport at once
 _BEHIND = 4 << 20  # a peer with so much unsent is not read from
 
 
-class Owner(Protocol):
+class TransportOwner(Protocol):
     """Whoever a link works for."""
 
-    def link_made(self, link: Link) -> None:
+    def link_made(self, link: MessageTransport) -> None:
         """Hear that the connection is there."""
 
-    def link_heard(self, link: Link, messages: list[tuple[Message, Sink | None]]) -> None:
+    def link_heard(
+        self, link: MessageTransport, messages: list[tuple[Message, Sink | None]]
+    ) -> None:
         """Take whole messages."""
 
-    def link_stuck(self, link: Link) -> None:
-        """Hear that a payload has no room: have `Link.resume` called when there may be."""
+    def link_stuck(self, link: MessageTransport) -> None:
+        """Hear that a payload has no room: have `MessageTransport.resume` called when there may be."""
 
-    def link_lost(self, link: Link, error: AiopsError) -> None:
+    def link_lost(self, link: MessageTransport, error: AiopsError) -> None:
         """Hear that the connection is gone, and why."""
 
 
-class Link(asyncio.BufferedProtocol):
-    """One connection. `aiops.net.paced_transport.PacedLink` is one under a bandwidth budget.
+class MessageTransport(asyncio.BufferedProtocol):
+    """One connection. `aiops.net.paced_transport.PacedTransport` is one under a bandwidth budget.
 
     Parameters
     ----------
@@ -53,11 +55,11 @@ class Link(asyncio.BufferedProtocol):
 
     _at_once = _CHUNK  # a buffer of at most so many bytes is written without being queued
 
-    def __init__(self, wire: Wire, owner: Owner) -> None:
+    def __init__(self, wire: Connection, owner: TransportOwner) -> None:
         self.wire, self._owner = wire, owner
         self.transport: asyncio.Transport | None = None
         self.peer_name = "a peer"
-        self.side: Side | None = None  # where segments come, on a connection within one machine
+        self.side: UnixSide | None = None  # where segments come, on a connection within one machine
         self.number = 0
         self._out: deque[tuple[memoryview, Lease | None]] = deque()
         self._unsent = 0  # bytes in _out

@@ -42,7 +42,7 @@ def listen(host: str, port: int) -> socket.socket | None:
     return sock
 
 
-class Side:
+class UnixSide:
     """The side channel of a connection: a socket that file descriptors of segments go through.
 
     Each segment is sent there just before the message that is about it, so whoever hears of it
@@ -76,7 +76,7 @@ class Side:
         self._sock.close()
 
 
-def welcome(sock: socket.socket) -> Side | None:
+def welcome(sock: socket.socket) -> UnixSide | None:
     """Begin a connection that was accepted: send its side channel; None if nobody takes it."""
     ours, theirs = socket.socketpair()
     with theirs:
@@ -85,10 +85,10 @@ def welcome(sock: socket.socket) -> Side | None:
         except OSError:
             ours.close()
             return None
-    return Side(ours)
+    return UnixSide(ours)
 
 
-def welcomed(sock: socket.socket) -> Side:
+def welcomed(sock: socket.socket) -> UnixSide:
     """Begin a connection that was made: receive its side channel, which is the first to come.
 
     Raises
@@ -103,7 +103,7 @@ def welcomed(sock: socket.socket) -> Side:
     if not stat.S_ISSOCK(os.fstat(side).st_mode):
         os.close(side)
         raise ConnectionResetError("the server sent no side channel")
-    return Side(socket.socket(fileno=side))
+    return UnixSide(socket.socket(fileno=side))
 
 
 def reach(host: str, port: int) -> socket.socket | None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 T = TypeVar("T")
 
 
-class Applier(Protocol):
+class KernelRunner(Protocol):
     """Whatever runs updates for an event loop.
 
     Attributes
@@ -36,8 +36,8 @@ class Applier(Protocol):
 _Task: TypeAlias = tuple[Callable[[], Any], Callable[[Any], None]]
 
 
-class ApplierThread:
-    """An `Applier` beside the event loop: one thread (kernels release the GIL).
+class UpdateThread:
+    """An `KernelRunner` beside the event loop: one thread (kernels release the GIL).
 
     Parameters
     ----------

@@ -9,29 +9,29 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from aiops.engine.buffer_pool import Pool
+from aiops.engine.buffer_pool import BufferPool
 from aiops.engine.events import Effect, Event, Joined, Left, Received, Warm
 from aiops.errors import AiopsError, DeadlineExceeded, Unavailable
-from aiops.net.busy_poll import Lookout
-from aiops.net.environment import Surroundings
-from aiops.net.paced_transport import PacedLink
-from aiops.net.transport import Link
+from aiops.net.busy_poll import BusyPoll
+from aiops.net.environment import Environment
+from aiops.net.paced_transport import PacedTransport
+from aiops.net.transport import MessageTransport
 from aiops.net.unix_socket import peer_process, welcome
 from aiops.serving.config import Config
 from aiops.serving.pacing import Pacing
 from aiops.serving.peer import Peer
 from aiops.serving.profiling import Receiving
 from aiops.store.resources import Measure, unmeasured
-from aiops.wire.connection import Wire
+from aiops.wire.connection import Connection
 from aiops.wire.handshake import Greeter
 from aiops.wire.messages import Error, Message, Release, Share
-from aiops.wire.shared_payloads import Shared
+from aiops.wire.shared_payloads import SharedPayloads
 from aiops.wire.sinks import Sink
 
 _log = logging.getLogger("aiops.server")
 
 
-class Brain(Protocol):
+class Coordinator(Protocol):
     """What decides for a server: an engine, a lead or a follower."""
 
     def handle(self, event: Event) -> list[Effect]:
@@ -42,7 +42,7 @@ class Brain(Protocol):
         """Whether nothing is outstanding and nothing queued."""
 
     @property
-    def pools(self) -> Sequence[Pool]:
+    def pools(self) -> Sequence[BufferPool]:
         """Where payloads get their buffers."""
 
     def place(self, peer: int, message: Message) -> Sink | None:
@@ -65,14 +65,14 @@ def _nowhere(message: Message) -> Sink | None:
     raise AssertionError("its place is asked of the connections")
 
 
-class Connections:
+class Acceptor:
     """All connections of one server, and what it knows of each.
 
     Parameters
     ----------
     config
         The server's: its token, its deadlines, how many connections it takes.
-    brain
+    coordinator
         What decides: asked where payloads go.
     here
         The server's clock and entropy.
@@ -98,15 +98,15 @@ class Connections:
     def __init__(
         self,
         config: Config,
-        brain: Brain,
-        here: Surroundings,
+        coordinator: Coordinator,
+        here: Environment,
         pacing: Pacing | None,
         post: Callable[[Event], None],
         gone: Callable[[], None],
         placed: Callable[[], None] = lambda: None,
         measure: Measure = unmeasured,
     ) -> None:
-        self._config, self._brain, self._here, self._pacing = config, brain, here, pacing
+        self._config, self._coordinator, self._env, self._pacing = config, coordinator, here, pacing
         self._post, self._gone, self._placed, self._now = post, gone, placed, here.now
         self._measure = measure
         self.peers: dict[int, Peer] = {}
@@ -114,28 +114,28 @@ class Connections:
         self.most = config.max_connections
         if pacing is not None:
             self.most = min(self.most, pacing.most)
-        self._lookout = Lookout(here.spin())
+        self._busy_poll = BusyPoll(here.spin())
         self._sweeper: asyncio.TimerHandle | None = None
 
     def accept(self) -> asyncio.BufferedProtocol:
         """Return the protocol of a new connection."""
         return self._counted(self._link())
 
-    def _link(self) -> Link:
-        wire = Wire("server", _nowhere)
+    def _link(self) -> MessageTransport:
+        wire = Connection("server", _nowhere)
         if self._pacing is None:
-            link = Link(wire, self)
+            link = MessageTransport(wire, self)
         else:
-            link = PacedLink(wire, self, self._pacing.pacer)
+            link = PacedTransport(wire, self, self._pacing.pacer)
         wire.place = partial(self._place, link)
         return link
 
-    def _place(self, link: Link, message: Message) -> Sink | None:
-        sink = self._brain.place(link.number, message)
+    def _place(self, link: MessageTransport, message: Message) -> Sink | None:
+        sink = self._coordinator.place(link.number, message)
         self._placed()
         return sink
 
-    def _counted(self, link: Link) -> asyncio.BufferedProtocol:
+    def _counted(self, link: MessageTransport) -> asyncio.BufferedProtocol:
         return link if self._measure is unmeasured else Receiving(link, self._measure)
 
     async def accept_near(self, sock: socket.socket) -> None:
@@ -145,7 +145,7 @@ class Connections:
             sock.close()
             return
         link = self._link()
-        link.wire.shared = Shared(partial(side.attach, private=True), side.pass_on)
+        link.wire.shared = SharedPayloads(partial(side.attach, private=True), side.pass_on)
         link.side, link.peer_name = side, f"process {peer_process(sock)} on this machine"
         await asyncio.get_running_loop().connect_accepted_socket(lambda: self._counted(link), sock)
 
@@ -155,13 +155,13 @@ class Connections:
         shortest = min(config.hello_deadline, config.stall_deadline, config.heartbeat)
         self._sweeper = loop.call_later(min(1.0, shortest / 4), self.begin, loop)
         now = self._now()
-        crowded = [pool.waiting > 0 for pool in self._brain.pools]
+        crowded = [pool.waiting > 0 for pool in self._coordinator.pools]
         for peer in list(self.peers.values()):
             error = peer.judge(config, now, *crowded)
             if error is not None:
                 _log.warning("dropping %s: %s", peer.link.peer_name, error)
                 peer.link.fault(error)
-        for number, why in self._brain.overdue(now, self._patience):
+        for number, why in self._coordinator.overdue(now, self._patience):
             late = self.peers.get(number)
             if late is not None:
                 _log.warning("dropping %s: %s", late.link.peer_name, why)
@@ -197,11 +197,11 @@ class Connections:
 
     # ------------------------------------------------------------ what links tell
 
-    def link_made(self, link: Link) -> None:
+    def link_made(self, link: MessageTransport) -> None:
         """Greet a new connection, or refuse one too many."""
         self._numbers += 1
         link.number = self._numbers
-        nonce = self._here.token_bytes(16)
+        nonce = self._env.token_bytes(16)
         greeter = Greeter(self._config.token, nonce, follower=self._config.follower)
         self.peers[link.number] = Peer(link, greeter, self._now())
         if len(self.peers) > self.most:
@@ -209,7 +209,9 @@ class Connections:
             link.send(link.wire.send(Error(0, Unavailable.code, text, {}, True)))
             link.close()
 
-    def link_heard(self, link: Link, messages: list[tuple[Message, Sink | None]]) -> None:
+    def link_heard(
+        self, link: MessageTransport, messages: list[tuple[Message, Sink | None]]
+    ) -> None:
         """Pass messages on to the engine, those before the welcome to the greeter."""
         peer = self.peers[link.number]
         now = self._now()
@@ -222,7 +224,7 @@ class Connections:
                 self._post(Received(now, link.number, message, sink))
             else:
                 self._greet(peer, message)
-        self._lookout.heard()
+        self._busy_poll.heard()
 
     def _greet(self, peer: Peer, message: Message) -> None:
         link, greeter = peer.link, peer.greeter
@@ -236,17 +238,17 @@ class Connections:
         assert greeter.hello is not None
         peer.joined = True
         hello = greeter.hello
-        if isinstance(link, PacedLink):
+        if isinstance(link, PacedTransport):
             link.joined(hello.client)
         _log.info("%s %r joined from %s", hello.role, hello.name, link.peer_name)
         traffic = link.wire.traffic
         self._post(Joined(self._now(), link.number, hello, greeter.proof, traffic))
 
-    def link_stuck(self, link: Link) -> None:
+    def link_stuck(self, link: MessageTransport) -> None:
         """Let a peer wait in line for a receive buffer."""
-        self._brain.wait(link.resume)
+        self._coordinator.wait(link.resume)
 
-    def link_lost(self, link: Link, error: AiopsError) -> None:
+    def link_lost(self, link: MessageTransport, error: AiopsError) -> None:
         """Tell the engine that a connection is gone."""
         link.wire.place = _nowhere  # it knew the link, which knows its wire: both can go now
         peer = self.peers.pop(link.number, None)

@@ -25,15 +25,15 @@ from aiops.engine.events import (
     WakeAt,
     Warm,
 )
-from aiops.engine.table_receive import RowsIncoming
+from aiops.engine.table_receive import RowsSink
 from aiops.model.layout import Ints
-from aiops.net.environment import Surroundings
-from aiops.net.update_thread import Applier
+from aiops.net.environment import Environment
+from aiops.net.update_thread import KernelRunner
 from aiops.net.yielding import yielding
-from aiops.serving.acceptor import Connections
+from aiops.serving.acceptor import Acceptor
 from aiops.serving.pacing import Pacing
-from aiops.serving.shard_links import Links
-from aiops.store.resources import Machine
+from aiops.serving.shard_links import ShardLinks
+from aiops.store.resources import Resources
 from aiops.wire.connection import SMALL
 
 _log = logging.getLogger("aiops.server")
@@ -47,7 +47,7 @@ _HEADER = 1024
 """More than the header of an answer that brings rows has."""
 
 
-class Performer:
+class EffectRunner:
     """Does what one server's engine decides; what comes of it is posted.
 
     Parameters
@@ -69,14 +69,14 @@ class Performer:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        here: Surroundings,
-        connections: Connections,
+        here: Environment,
+        connections: Acceptor,
         pacing: Pacing | None,
         post: Callable[[Event], None],
         failed: Callable[[BaseException], None],
-        machine: Machine | None = None,
+        machine: Resources | None = None,
     ) -> None:
-        self._measure = measure = (machine or Machine()).measure
+        self._measure = measure = (machine or Resources()).measure
         self._perform = {
             kind: measure("send", do) if kind is Reply else do for kind, do in _PERFORM.items()
         }
@@ -84,11 +84,11 @@ class Performer:
         self._peers, self._pacing = connections.peers, pacing
         self._make_applier = partial(here.applier, loop, failed)
         self._applier = self._make_applier()
-        self._warmer: Applier | None = None  # what makes kernels ready, while it has to
+        self._warmer: KernelRunner | None = None  # what makes kernels ready, while it has to
         self._closing = False
         self._gentle_until = 0.0  # until when making them ready is not to hold the loop up
         self._cold = 0  # kernels being made ready; updates meanwhile are the applier's
-        self.links: Links | None = None  # to followers, if there are any
+        self.links: ShardLinks | None = None  # to followers, if there are any
         self.end: Callable[[str], None] = lambda why: None  # has the server end
         self._tick: asyncio.TimerHandle | None = None
 
@@ -136,7 +136,7 @@ class Performer:
         lease.release()
         peer.link.send(buffers, lease)
 
-    def _reply_rows(self, effect: Reply, rows: RowsIncoming) -> None:
+    def _reply_rows(self, effect: Reply, rows: RowsSink) -> None:
         """Send rows from the buffer that they were gathered in."""
         peer = self._peers.get(effect.peer)
         if peer is None or peer.link.wire.state == "closed":
@@ -226,14 +226,14 @@ def _nothing(_done: None = None) -> None:
     pass
 
 
-_PERFORM: Mapping[type[Any], Callable[[Performer, Any], None]] = {
-    Reply: Performer._reply,
-    Apply: Performer._apply,
-    Warm: Performer._warm_up,
-    Drop: Performer._drop,
-    WakeAt: Performer._wake_at,
-    Note: Performer._note,
-    Shares: Performer._share,
-    Order: Performer._order,
-    End: Performer._finish,
+_PERFORM: Mapping[type[Any], Callable[[EffectRunner, Any], None]] = {
+    Reply: EffectRunner._reply,
+    Apply: EffectRunner._apply,
+    Warm: EffectRunner._warm_up,
+    Drop: EffectRunner._drop,
+    WakeAt: EffectRunner._wake_at,
+    Note: EffectRunner._note,
+    Shares: EffectRunner._share,
+    Order: EffectRunner._order,
+    End: EffectRunner._finish,
 }

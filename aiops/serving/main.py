@@ -10,7 +10,7 @@ from collections.abc import Callable
 from aiops.net import signals
 from aiops.server import Server
 from aiops.serving.config import Config
-from aiops.serving.shard_processes import Children
+from aiops.serving.shard_processes import ShardProcesses
 
 _log = logging.getLogger("aiops.server")
 
@@ -38,7 +38,7 @@ async def run(config: Config, announce: Callable[[str], None]) -> None:
             server.stop_with_lead()
 
     with signals.heard(end):
-        async with Children(config) as children:
+        async with ShardProcesses(config) as children:
             server = Server(children.config)
             url = await server.start()
             if ending:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Self
 
 from aiops.bandwidth.token_bucket import Budget
-from aiops.engine.events import Paced, Shares
-from aiops.net.environment import Surroundings
-from aiops.net.paced_transport import PacedLink, Pacer
+from aiops.engine.events import BudgetTick, Shares
+from aiops.net.environment import Environment
+from aiops.net.paced_transport import PacedTransport, Pacer
 from aiops.serving.config import Config
 from aiops.serving.peer import Peer
 
@@ -28,7 +28,7 @@ class Pacing:
     pacer
         What grants the connections their turns.
     post
-        Told every so often what has crossed (`Paced`), while anything does.
+        Told every so often what has crossed (`BudgetTick`), while anything does.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class Pacing:
         Connections that the budget has bytes for.
     """
 
-    def __init__(self, pacer: Pacer, post: Callable[[Paced], None]) -> None:
+    def __init__(self, pacer: Pacer, post: Callable[[BudgetTick], None]) -> None:
         self.pacer, self._post = pacer, post
         self.most = pacer.narrowed // _CONNECTION
         self._next: asyncio.TimerHandle | None = None
@@ -44,7 +44,9 @@ class Pacing:
         self._idle = True  # nothing was on its way then
 
     @classmethod
-    def of(cls, config: Config, here: Surroundings, post: Callable[[Paced], None]) -> Self | None:
+    def of(
+        cls, config: Config, here: Environment, post: Callable[[BudgetTick], None]
+    ) -> Self | None:
         """Return that of a server; None when it has no budget."""
         total, each = config.budgets()
         rates = [rate for rate in (total, each) if rate is not None]
@@ -62,7 +64,7 @@ class Pacing:
         busy, pressed = pacer.busy(), pacer.pressed()
         idle, self._idle = self._idle, not (crossed or second or busy)
         if not (idle and self._idle):  # there is nothing new about nothing
-            self._post(Paced(now, crossed, second, peak, budget.wanted, busy, pressed))
+            self._post(BudgetTick(now, crossed, second, peak, budget.wanted, busy, pressed))
 
     def stop(self) -> None:
         """Look no more; the connections that are there are still paced."""
@@ -73,5 +75,5 @@ class Pacing:
         """Give these peers their shares of the budget."""
         for number, weight in shares.weights:
             peer = peers.get(number)
-            if peer is not None and isinstance(peer.link, PacedLink):
+            if peer is not None and isinstance(peer.link, PacedTransport):
                 self.pacer.budget.weigh(peer.link.flow, weight)

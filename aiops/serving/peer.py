@@ -7,7 +7,7 @@ import weakref
 from aiops.errors import AiopsError, DeadlineExceeded
 from aiops.model.layout import Bytes
 from aiops.model.shared_memory import Segment
-from aiops.net.transport import Link
+from aiops.net.transport import MessageTransport
 from aiops.serving.config import Config
 from aiops.store.snapshots import Lease
 from aiops.wire.handshake import Greeter
@@ -28,7 +28,7 @@ class Peer:
         "slow_out",
     )
 
-    def __init__(self, link: Link, greeter: Greeter, now: float) -> None:
+    def __init__(self, link: MessageTransport, greeter: Greeter, now: float) -> None:
         self.link, self.greeter = link, greeter
         self.joined = False
         self.since = now
@@ -69,7 +69,7 @@ class Peer:
     def lost(self) -> None:
         """Nobody can tell any more what it reads of what it was lent."""
         for lease in self._lent.values():
-            lease.forsake()
+            lease.abandon()
         self._lent.clear()
 
     def judge(

@@ -39,7 +39,7 @@ _REPEAT = 60.0
 """Seconds after which an error that lasts is logged again."""
 
 
-class Keeping:
+class Persistence:
     """One server's files.
 
     Parameters

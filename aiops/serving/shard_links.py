@@ -18,10 +18,10 @@ from aiops.errors import (
     UsageError,
 )
 from aiops.net.dns import addresses, first_reached
-from aiops.net.environment import Surroundings
-from aiops.net.transport import Link
+from aiops.net.environment import Environment
+from aiops.net.transport import MessageTransport
 from aiops.wire import handshake
-from aiops.wire.connection import Limits, Wire
+from aiops.wire.connection import Connection, Limits
 from aiops.wire.messages import (
     PROTOCOL,
     Attached,
@@ -40,12 +40,12 @@ _log = logging.getLogger("aiops.server")
 _LIMITS = Limits(header=64 << 20)
 
 
-class Follower:
+class FollowerLink:
     """One follower, as its lead sees it."""
 
     def __init__(self, shard: int, name: str) -> None:
         self.shard, self.name = shard, name
-        self.link: Link | None = None
+        self.link: MessageTransport | None = None
         self.hello: Lead | None = None
         self.challenge: Challenge | None = None
         self.attached = False
@@ -54,7 +54,7 @@ class Follower:
         self.pinged = False
 
 
-class Links:
+class ShardLinks:
     """All of them.
 
     Parameters
@@ -83,18 +83,18 @@ class Links:
         policy: str,
         settings: Mapping[str, Any],
         heartbeat: float,
-        here: Surroundings,
+        here: Environment,
         place: Callable[[int, Message], Sink],
         post: Callable[[Event], None],
     ) -> None:
         self._addresses, self._token, self._run = addresses, token, run
         self._policy, self._settings = policy, settings
-        self._heartbeat, self._here, self._place, self._post = heartbeat, here, place, post
+        self._heartbeat, self._env, self._place, self._post = heartbeat, here, place, post
         self._followers = [
-            Follower(shard, f"shard {shard} of {len(addresses) + 1} at {host}:{port}")
+            FollowerLink(shard, f"shard {shard} of {len(addresses) + 1} at {host}:{port}")
             for shard, (host, port) in enumerate(addresses, 1)
         ]
-        self._by_link: dict[Link, Follower] = {}
+        self._by_link: dict[MessageTransport, FollowerLink] = {}
         self._stirred = asyncio.Event()
         self._sweeper: asyncio.TimerHandle | None = None
         self._ending = False
@@ -125,17 +125,17 @@ class Links:
                 ) from None
         self._sweep(loop)
 
-    async def _reach(self, follower: Follower, host: str, port: int, until: float) -> None:
-        wire = Wire("client", partial(self._place, follower.shard), _LIMITS)
-        link = Link(wire, self)
+    async def _reach(self, follower: FollowerLink, host: str, port: int, until: float) -> None:
+        wire = Connection("client", partial(self._place, follower.shard), _LIMITS)
+        link = MessageTransport(wire, self)
         follower.link = link
         self._by_link[link] = follower
 
         async def reach(address: str) -> None:
-            await self._here.dialled(lambda: link, address, port)
+            await self._env.dialled(lambda: link, address, port)
 
         left = until - asyncio.get_running_loop().time()
-        await first_reached(self._here.known(host) or await addresses(host, left), until, reach)
+        await first_reached(self._env.known(host) or await addresses(host, left), until, reach)
 
     @property
     def unsent(self) -> bool:
@@ -166,10 +166,10 @@ class Links:
 
     # ------------------------------------------------------------ what links tell
 
-    def link_made(self, link: Link) -> None:
+    def link_made(self, link: MessageTransport) -> None:
         """Introduce the lead."""
         follower = self._by_link[link]
-        follower.heard = (self._here.now(), 0)
+        follower.heard = (self._env.now(), 0)
         follower.hello = Lead(
             id=0,
             protocol=PROTOCOL,
@@ -178,14 +178,16 @@ class Links:
             name=follower.name,
             run=self._run,
             pongs=True,
-            nonce=self._here.token_bytes(16),
+            nonce=self._env.token_bytes(16),
             agent=f"aiops-python/{aiops.__version__}",
             policy=self._policy,
             settings=self._settings,
         )
         link.send(link.wire.send(follower.hello))
 
-    def link_heard(self, link: Link, messages: list[tuple[Message, Sink | None]]) -> None:
+    def link_heard(
+        self, link: MessageTransport, messages: list[tuple[Message, Sink | None]]
+    ) -> None:
         """Pass on what a follower says."""
         follower = self._by_link[link]
         try:
@@ -194,7 +196,9 @@ class Links:
         except AiopsError as error:
             link.fault(error)
 
-    def _hear(self, follower: Follower, link: Link, message: Message, sink: Sink | None) -> None:
+    def _hear(
+        self, follower: FollowerLink, link: MessageTransport, message: Message, sink: Sink | None
+    ) -> None:
         assert follower.hello is not None
         if isinstance(message, Challenge):
             follower.challenge = message
@@ -212,29 +216,29 @@ class Links:
             raise ConnectionLost(message.text)
         elif not isinstance(message, Pong):
             try:
-                self._post(Told(self._here.now(), follower.shard, message, sink))
+                self._post(Told(self._env.now(), follower.shard, message, sink))
             except RemoteProtocolError as error:
                 link.fault(error)
 
-    def link_stuck(self, link: Link) -> None:
+    def link_stuck(self, link: MessageTransport) -> None:
         """A follower's payloads always have room."""
         raise AssertionError("what followers send has a place")
 
-    def link_lost(self, link: Link, error: AiopsError) -> None:
+    def link_lost(self, link: MessageTransport, error: AiopsError) -> None:
         """Tell that a follower is gone, and why."""
         follower = self._by_link[link]
         follower.lost = error
         self._stirred.set()
         if follower.attached and not self._ending:
             why = f"{follower.name} is gone ({error})"
-            self._post(Lost(self._here.now(), follower.shard, why))
+            self._post(Lost(self._env.now(), follower.shard, why))
 
     # ------------------------------------------------------------ signs of life
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         """Ping who is silent; lose who does not answer."""
         self._sweeper = loop.call_later(min(1.0, self._heartbeat / 4), self._sweep, loop)
-        now = self._here.now()
+        now = self._env.now()
         for follower in self._followers:
             link = follower.link
             if link is None or follower.lost is not None:

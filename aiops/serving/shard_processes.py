@@ -47,7 +47,7 @@ _HANDED = (
 """What a follower is told of its lead's settings; its token by the environment."""
 
 
-class Children(AsyncClosing):
+class ShardProcesses(AsyncClosing):
     """The followers of a server. ``async with Children(config) as children`` ends them again.
 
     Parameters

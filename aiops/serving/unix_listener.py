@@ -12,7 +12,7 @@ from aiops.net.unix_socket import same_user
 _log = logging.getLogger("aiops.server")
 
 
-class Nearby:
+class UnixListener:
     """Accepts the connections of clients on this machine, of the same user only.
 
     Parameters

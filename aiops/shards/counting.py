@@ -11,7 +11,7 @@ from aiops.wire.fields import LONGEST
 from aiops.wire.traffic import Traffic
 
 
-class Counting:
+class PushCounts:
     """One count of all followers, and the requests for statistics that wait for it.
 
     Parameters

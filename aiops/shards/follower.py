@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from aiops.algorithms.base import Algorithm
-from aiops.codecs.choice import Choice
-from aiops.engine.admission import Intake
-from aiops.engine.buffer_pool import Pool
+from aiops.codecs.choice import CodecChoice
+from aiops.engine.admission import Admission
+from aiops.engine.buffer_pool import BufferPool
 from aiops.engine.events import (
     Applied,
     Apply,
@@ -37,13 +37,13 @@ from aiops.errors import Refused, RemoteProtocolError
 from aiops.model.arena import aligned
 from aiops.model.layout import Bytes, Layout
 from aiops.model.placement import RAW, Placement
-from aiops.shards.orders import SHADOW, Work
-from aiops.shards.receive import Rooms
-from aiops.store.delta_replica import Shadow, ShadowJob
-from aiops.store.parameters import Job, Store
-from aiops.store.resources import Machine
+from aiops.shards.orders import SHADOW, ShardWork
+from aiops.shards.receive import ShardBuffers
+from aiops.store.delta_replica import DeltaReplica, ReplicaJob
+from aiops.store.parameters import Store, UpdateJob
+from aiops.store.resources import Resources
 from aiops.store.snapshots import Lease, Version
-from aiops.store.warmup import Preparation
+from aiops.store.warmup import Warmup
 from aiops.wire.messages import (
     PROTOCOL,
     Arrived,
@@ -117,14 +117,16 @@ class Follower:
         self,
         algorithm: Algorithm,
         options: Options,
-        machine: Machine | None = None,
+        machine: Resources | None = None,
     ) -> None:
         self.algorithm, self.options = algorithm, options
-        self._machine = machine or Machine()
-        together = self._machine.together
+        self._machine = machine or Resources()
+        parallel_map = self._machine.parallel_map
         make = self._machine.memory.buffer
-        self.intake = Intake(options.max_model, options.backend, together=together, make=make)
-        self._rooms = Rooms(self.intake)
+        self.intake = Admission(
+            options.max_model, options.backend, parallel_map=parallel_map, make=make
+        )
+        self._rooms = ShardBuffers(self.intake)
         self.store: Store | None = None
         self._lead: int | None = None  # its connection
         self._run = ""
@@ -132,9 +134,11 @@ class Follower:
         self._peers: dict[tuple[str, int], int] = {}
         self._traffic: dict[int, Traffic] = {}  # of the clients that are there, by connection
         self._past: OrderedDict[str, Traffic] = OrderedDict()  # of their earlier ones, by client
-        self._shadow: Shadow | None = None  # the parameters as clients of coded fetches hold them
-        self._outstanding: tuple[int, Job | ShadowJob] | None = None
-        self._computed: Job | None = None  # done, and not published yet
+        self._shadow: DeltaReplica | None = (
+            None  # the parameters as clients of coded fetches hold them
+        )
+        self._outstanding: tuple[int, UpdateJob | ReplicaJob] | None = None
+        self._computed: UpdateJob | None = None  # done, and not published yet
         self._held: dict[tuple[int, bool], Lease] = {}  # by version, and whether the shadow's
         self._effects: list[Effect] = []
 
@@ -166,14 +170,14 @@ class Follower:
     def preparation(self) -> Warm:
         """Return what is to be done as soon as the server listens, and must be done."""
         rule = self.algorithm.rule() if self._machine.device is None else None
-        return Warm(Preparation(rule, self.options.backend).steps())
+        return Warm(Warmup(rule, self.options.backend).steps())
 
     def overdue(self, now: float, patience: Callable[[int], float]) -> list[tuple[int, str]]:
         """Return the connections that are to be dropped: the shell knows those by itself."""
         return []
 
     @property
-    def pools(self) -> Sequence[Pool]:
+    def pools(self) -> Sequence[BufferPool]:
         """Where portions get their buffers."""
         return self.intake.pools
 
@@ -312,15 +316,15 @@ class Follower:
         except MemoryError as error:
             raise ValueError(f"there is no room for its part of the model: {error}") from None
         self.store.read_packed(message.plan.get("push_codecs", ()))
-        choice = Choice.told(message.plan.get("fetch_codec", ()))
+        choice = CodecChoice.told(message.plan.get("fetch_codec", ()))
         if choice is None:
             raise ValueError("parameters are to be sent in a codec that is not known here")
         if choice:
-            self._shadow = Shadow(
+            self._shadow = DeltaReplica(
                 *(self.store.current, choice, self.options.backend),
                 placement=placement,
                 shard=message.number,
-                together=self._machine.together,
+                parallel_map=self._machine.parallel_map,
             )
         self.intake.defined(layout)
         self._rooms.begin(layout.begin)
@@ -346,8 +350,8 @@ class Follower:
         if SHADOW in message.work:
             self._follow_model(message)
             return
-        work = Work(message.work, len(store.layout.tensors))
-        job = Job(store, None, factor=work.factor, measure=work.measure)
+        work = ShardWork(message.work, len(store.layout.tensors))
+        job = UpdateJob(store, None, factor=work.factor, measure=work.measure)
         covered = None
         if message.number:
             job.gradient = self._rooms.gradient(message.number)
@@ -382,7 +386,7 @@ class Follower:
         assert self._outstanding is not None
         ticket, job = self._outstanding
         self._outstanding = None
-        if isinstance(job, ShadowJob):
+        if isinstance(job, ReplicaJob):
             job.shadow.followed(job, event.sums)
         elif job.target is not None:
             self._computed = job

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from aiops.engine.events import Received
-from aiops.engine.receive import Incoming
+from aiops.engine.receive import PushSink
 from aiops.errors import Refused
 from aiops.model.layout import Bytes, Cover
 from aiops.store.gradient import Gradient
@@ -43,7 +43,7 @@ class Coming:
 
     number: int
     peer: int
-    sink: Incoming | Nothing | Discard  # of the portion that is the lead's
+    sink: PushSink | Nothing | Discard  # of the portion that is the lead's
     cover: Cover | None  # of the whole push; None: it is refused already
     missing: set[int]  # followers that have not said that their portions are there
     since: float
@@ -58,7 +58,7 @@ class Coming:
         return self.event is not None and (not self.missing or self.cover is None)
 
 
-class Gathered(Incoming):
+class Gathered(PushSink):
     """The sink of a push that is there on all shards.
 
     Parameters
@@ -76,7 +76,7 @@ class Gathered(Incoming):
     def __init__(self, coming: Coming, nothing: Gradient, forget: Callable[[bool], None]) -> None:
         assert coming.cover is not None
         own = coming.sink
-        self._own = own if isinstance(own, Incoming) else None
+        self._own = own if isinstance(own, PushSink) else None
         self.cover, self.number = coming.cover, coming.number
         self.fault = coming.fault
         if self._own is not None and self._own.fault is not None:

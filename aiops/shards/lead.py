@@ -17,15 +17,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from aiops.engine.buffer_pool import Pool
+from aiops.engine.buffer_pool import BufferPool
 from aiops.engine.engine import Engine
 from aiops.engine.events import (
     Applied,
     Apply,
+    DistributeModel,
     Drop,
     Effect,
     Event,
-    Hand,
     Joined,
     Left,
     Lost,
@@ -36,23 +36,22 @@ from aiops.engine.events import (
     Told,
     Warm,
 )
-from aiops.engine.replies import Pending
+from aiops.engine.replies import PendingPush
 from aiops.errors import Refused, RemoteProtocolError, Unavailable, refusal
 from aiops.model.arena import aligned
 from aiops.model.layout import split
 from aiops.model.placement import RAW, Placement, empty_cover, ranges_of
 from aiops.shards.collecting import Collecting
-from aiops.shards.counting import Counting
+from aiops.shards.counting import PushCounts
 from aiops.shards.follower import LOST
 from aiops.shards.gathering import Coming, Gathered, Gathering, Nothing
 from aiops.shards.orders import send, send_coded
 from aiops.shards.updating import Updating
-from aiops.store.delta_replica import ShadowJob
+from aiops.store.delta_replica import ReplicaJob
 from aiops.store.gradient import Gradient
-from aiops.store.parameters import Job
+from aiops.store.parameters import UpdateJob
 from aiops.wire.fields import Apart
 from aiops.wire.messages import (
-    Again,
     Arrived,
     Begin,
     Count,
@@ -68,6 +67,7 @@ from aiops.wire.messages import (
     Model,
     Portion,
     Push,
+    Reapply,
     Report,
     Stats,
     Welcome,
@@ -101,7 +101,7 @@ class Lead:
         self._held: set[tuple[int, bool]] = set()
         self._broken: dict[int, str] = {}  # followers that are gone, and why
         self._nothing = Gradient(aligned(0), empty_cover())
-        self._counting: Counting | None = None
+        self._counting: PushCounts | None = None
         self._counts = 0
         self._collecting: dict[int, Collecting] = {}
         self._collected = 0
@@ -125,7 +125,7 @@ class Lead:
         return self.engine.idle
 
     @property
-    def pools(self) -> Sequence[Pool]:
+    def pools(self) -> Sequence[BufferPool]:
         """Where payloads get their buffers."""
         return self.engine.pools
 
@@ -213,7 +213,7 @@ class Lead:
         if coming is not None and coming.cover is not None:
             forget = partial(self._forget, coming.number)
             event = replace(event, sink=Gathered(coming, self._nothing, forget))
-        if self._broken and isinstance(event.message, Push | Again | Fetch):
+        if self._broken and isinstance(event.message, Push | Reapply | Fetch):
             if isinstance(event.sink, Gathered):
                 event.sink.free()
             self._out.append(Reply(event.peer, self._unavailable(event.message.id)))
@@ -230,7 +230,7 @@ class Lead:
         """Have the followers say what has crossed there, before the engine reports."""
         if self._counting is None:
             self._counts += 1
-            self._counting = Counting(self._counts, len(self.addresses))
+            self._counting = PushCounts(self._counts, len(self.addresses))
             for shard in range(1, len(self.addresses) + 1):
                 self._order(shard, Count(self._counts))
         self._counting.asked.append(event)
@@ -240,7 +240,7 @@ class Lead:
         if counting is not None and counting.counted(message.id, shard, message.clients):
             self._report(counting)
 
-    def _report(self, counting: Counting) -> None:
+    def _report(self, counting: PushCounts) -> None:
         self._counting = None
         for member in self.engine.crew:
             member.apart = counting.clients.get(member.client, member.apart)
@@ -323,7 +323,7 @@ class Lead:
             collecting.fail(self._why())
         self._collecting.clear()
 
-    def _refuse(self, pending: Pending) -> None:
+    def _refuse(self, pending: PendingPush) -> None:
         if pending.peer is not None:
             self._out.append(Reply(pending.peer, self._unavailable(pending.message.id)))
             pending.peer = None
@@ -376,7 +376,9 @@ class Lead:
                 self._out.append(effect)
             else:
                 translate(self, effect)
-        if any(type(effect) is Hand for effect in effects):  # it comes first of all orders
+        if any(
+            type(effect) is DistributeModel for effect in effects
+        ):  # it comes first of all orders
             mine = self._out[begun:]
             mine.sort(key=lambda e: not (type(e) is Order and type(e.message) is Begin))
             self._out[begun:] = mine
@@ -393,7 +395,7 @@ class Lead:
             self._all(Hold(0, version, False, shadow))
         self._held = held
 
-    def _on_hand(self, effect: Hand) -> None:
+    def _on_hand(self, effect: DistributeModel) -> None:
         self.placement = placement = effect.placement
         self._alone = placement.used == [0]
         self._updating.defined(placement)
@@ -414,7 +416,7 @@ class Lead:
             self._out.append(Order(shard, message, views))
 
     def _on_apply(self, effect: Apply) -> None:
-        if isinstance(effect.job, Job | ShadowJob) and not self._alone:
+        if isinstance(effect.job, UpdateJob | ReplicaJob) and not self._alone:
             self._updating.begin(effect)
         self._out.append(effect)
 
@@ -502,7 +504,7 @@ _HANDLERS: dict[type, Callable[[Lead, Any], None]] = {
 }
 
 _EFFECTS: dict[type, Callable[[Lead, Any], None]] = {
-    Hand: Lead._on_hand,
+    DistributeModel: Lead._on_hand,
     Apply: Lead._on_apply,
     Reply: Lead._on_reply,
 }

@@ -14,7 +14,7 @@ import numpy as np
 from aiops.errors import RemoteProtocolError
 from aiops.model.layout import Array, Ints
 from aiops.model.placement import RAW, Placement, ranges_of
-from aiops.store.parameters import Job
+from aiops.store.parameters import UpdateJob
 from aiops.wire.messages import Part, Send, SendCoded
 
 SHADOW = "shadow"
@@ -22,7 +22,7 @@ SHADOW = "shadow"
 
 
 def work_of(
-    job: Job, shard: int, placement: Placement, *, sent: int, shadow: bool = False
+    job: UpdateJob, shard: int, placement: Placement, *, sent: int, shadow: bool = False
 ) -> dict[str, Any]:
     """Return what one shard has to do of a job, as `aiops.wire.messages.Use` carries it.
 
@@ -66,7 +66,7 @@ def send_coded(id: int, client: str, epoch: int, version: int, parts: Sequence[P
     return SendCoded(id, client, epoch, version, whole, steps)
 
 
-class Work:
+class ShardWork:
     """What a follower has to do, read and checked.
 
     Parameters

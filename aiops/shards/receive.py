@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from aiops.engine.admission import Intake
-from aiops.engine.receive import Incoming
+from aiops.engine.admission import Admission
+from aiops.engine.receive import PushSink
 from aiops.errors import BadPush, Refused
 from aiops.model.placement import moved, ranges_of
 from aiops.store.gradient import Gradient
@@ -27,7 +27,7 @@ _MOST = 4096
 
 
 @dataclass(slots=True, eq=False)
-class Expected:
+class ExpectedPortion:
     """One portion, from being expected until it is forgotten."""
 
     number: int
@@ -40,7 +40,7 @@ class Expected:
     fault: Refused | None = None
 
 
-class Rooms:
+class ShardBuffers:
     """One follower's rooms.
 
     Parameters
@@ -49,13 +49,13 @@ class Rooms:
         Places what comes; its pool bounds it.
     """
 
-    def __init__(self, intake: Intake) -> None:
+    def __init__(self, intake: Admission) -> None:
         self._intake = intake
         intake.pool.given = self._grant
         self._begin = 0  # the first byte of the arena that is held here
-        self._by_number: dict[int, Expected] = {}
-        self._by_key: dict[tuple[str, int, int], Expected] = {}
-        self._line: deque[Expected] = deque()  # without room yet
+        self._by_number: dict[int, ExpectedPortion] = {}
+        self._by_key: dict[tuple[str, int, int], ExpectedPortion] = {}
+        self._line: deque[ExpectedPortion] = deque()  # without room yet
         self._waiting: list[Callable[[], bool]] = []  # connections whose next portion has no room
         self._discards: dict[tuple[str, int], int] = {}  # by connection: expected to be thrown away
 
@@ -77,7 +77,7 @@ class Rooms:
         key = order.client, order.epoch, order.request
         if order.id in self._by_number or key in self._by_key:
             raise ValueError(f"push {order.id} is expected twice")
-        room = Expected(order.id, key, order.ranges)
+        room = ExpectedPortion(order.id, key, order.ranges)
         if not order.ranges:
             count = self._discards[key[:2]] = self._discards.get(key[:2], 0) + 1
             if count > _MOST:
@@ -95,7 +95,7 @@ class Rooms:
             return
         sink = room.sink
         if keep:
-            if room.gradient is not None and isinstance(sink, Incoming):
+            if room.gradient is not None and isinstance(sink, PushSink):
                 data = sink.keep().data
                 room.gradient = Gradient(data, room.gradient.cover, room.gradient.parts)
                 room.sink = None
@@ -107,7 +107,7 @@ class Rooms:
         self._release(room)
         if room.gradient is None:
             room.ranges = ()  # what still comes of it is thrown away
-        elif isinstance(sink, Incoming):
+        elif isinstance(sink, PushSink):
             sink.free()
         self._grant()
 
@@ -142,7 +142,7 @@ class Rooms:
         self._grant()
         return sink
 
-    def arrived(self, client: str, epoch: int, message: Portion) -> Expected | None:
+    def arrived(self, client: str, epoch: int, message: Portion) -> ExpectedPortion | None:
         """Take a whole portion; return what the lead is to hear of, or None if nobody waits."""
         room = self._by_key.pop((client, epoch, message.id), None)
         if room is None:
@@ -150,11 +150,11 @@ class Rooms:
         self._forget_discards(client, epoch, message.id)
         sink = room.sink
         if room.number not in self._by_number:  # forgotten while it came
-            if isinstance(sink, Incoming):
+            if isinstance(sink, PushSink):
                 sink.free()
                 self._grant()
             return None
-        if isinstance(sink, Incoming):
+        if isinstance(sink, PushSink):
             room.fault, room.gradient = sink.fault, sink.take()
         else:
             fault = sink.fault if isinstance(sink, Discard) else None
@@ -182,7 +182,7 @@ class Rooms:
 
     # ------------------------------------------------------------ inside
 
-    def _placed(self, room: Expected, message: Portion) -> Sink:
+    def _placed(self, room: ExpectedPortion, message: Portion) -> Sink:
         if ranges_of(message.parts) != room.ranges:
             raise BadPush("a portion of the push has other parts than its header said")
         parts = moved(message.parts, -self._begin)
@@ -206,7 +206,7 @@ class Rooms:
             waiting, self._waiting = self._waiting, []
             self._waiting = [again for again in waiting if not again()] + self._waiting
 
-    def _release(self, room: Expected) -> None:
+    def _release(self, room: ExpectedPortion) -> None:
         """Count no longer what was reserved."""
         if room.reserved:
             self._intake.pool.unreserve(room.reserved)

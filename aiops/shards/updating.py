@@ -12,8 +12,8 @@ from aiops.errors import RemoteProtocolError
 from aiops.model.layout import Ints
 from aiops.model.placement import Placement
 from aiops.shards.orders import SHADOW, work_of
-from aiops.store.delta_replica import UNTOUCHED, ShadowJob
-from aiops.store.parameters import Job
+from aiops.store.delta_replica import UNTOUCHED, ReplicaJob
+from aiops.store.parameters import UpdateJob
 from aiops.store.snapshots import Version
 from aiops.store.updater import clipping
 from aiops.wire.messages import Done, Message, Use
@@ -24,7 +24,7 @@ class _Update:
     """The update that is outstanding."""
 
     ticket: int
-    job: Job | ShadowJob
+    job: UpdateJob | ReplicaJob
     missing: set[int] = field(default_factory=set)  # shards that have not done their part
     sums: list[Ints] = field(default_factory=list)  # by shard
 
@@ -70,9 +70,9 @@ class Updating:
     def begin(self, effect: Apply) -> None:
         """Begin an update."""
         job = effect.job
-        assert isinstance(job, Job | ShadowJob)
+        assert isinstance(job, UpdateJob | ReplicaJob)
         self._update = update = _Update(effect.ticket, job)
-        if isinstance(job, ShadowJob):
+        if isinstance(job, ReplicaJob):
             self._have_followed(update, job)
             return
         job.measure = bool(job.clip) and job.target is not None
@@ -99,14 +99,14 @@ class Updating:
             raise RemoteProtocolError(f"shard {event.shard} did update {message.id} unasked")
         assert placement is not None
         sums, job = np.frombuffer(message.sums, "<i8").astype(np.int64), update.job
-        if isinstance(job, ShadowJob):
+        if isinstance(job, ReplicaJob):
             expected = [len(placement.layouts[event.shard].tensors)]
         else:
             rows = placement.rows(event.shard, job.touched)
             expected = [0, 1 if job.measure else rows.stop - rows.start]
         if len(sums) not in expected:
             raise RemoteProtocolError(f"shard {event.shard} has sums of {len(sums)} tensors")
-        if isinstance(job, Job) and not job.measure:
+        if isinstance(job, UpdateJob) and not job.measure:
             self.versions[event.shard - 1] = self._computing
         return self._take(event.shard, sums, event.time)
 
@@ -120,15 +120,15 @@ class Updating:
         job = update.job
         if update.missing:
             return None
-        if isinstance(job, Job) and job.measure:
+        if isinstance(job, UpdateJob) and job.measure:
             self._step(update, job)
             return None
         self._update = None
-        if isinstance(job, ShadowJob):
+        if isinstance(job, ReplicaJob):
             return Applied(time, update.ticket, np.concatenate(update.sums))
         return Applied(time, update.ticket, placement.sums(job.touched, update.sums))
 
-    def _step(self, update: _Update, job: Job) -> None:
+    def _step(self, update: _Update, job: UpdateJob) -> None:
         """All of a gradient has been measured: take the step with what it is clipped to."""
         squares = sum(float(mine.view(np.float64).sum()) for mine in update.sums)
         job.factor *= clipping(job.clip, job.factor, squares)
@@ -138,7 +138,7 @@ class Updating:
         self._issue(update, job)
         self._carry_out(Apply(update.ticket, job))
 
-    def _have_followed(self, update: _Update, job: ShadowJob) -> None:
+    def _have_followed(self, update: _Update, job: ReplicaJob) -> None:
         """Order the followers to bring their parts of the shadow up to the model."""
         placement = self._placement
         assert placement is not None
@@ -148,7 +148,7 @@ class Updating:
             work = {SHADOW: job.shadow.oldest}
             self._order(shard, Use(update.ticket, 0, job.model.number, work))
 
-    def _issue(self, update: _Update, job: Job) -> None:
+    def _issue(self, update: _Update, job: UpdateJob) -> None:
         """Order the followers to do their parts."""
         placement = self._placement
         assert placement is not None

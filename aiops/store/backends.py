@@ -1,7 +1,7 @@
 """Where a store's arithmetic is done: on the host, or on a device with memory of its own.
 
 A `Stepping` (`aiops.store.updater`) is the same on both. Its arrays are flat, and slices and views of
-them are the same memory; what they hold only its `Place` knows.
+them are the same memory; what they hold only its `ComputeBackend` knows.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import numpy as np
 
 from aiops import kernels
 from aiops.kernels.rule import Rule
-from aiops.kernels.sharing import Together, filled, update
+from aiops.kernels.sharing import ParallelMap, filled, update
 from aiops.kernels.spans import Kernel, Spans
 from aiops.model.arena import Arena, aligned
 from aiops.model.layout import Array, Bytes, Ints, Layout, compute_dtype
 from aiops.store.gradient import Gradient
-from aiops.store.resources import Machine
+from aiops.store.resources import Resources
 from aiops.store.snapshots import Version
 
 
-class Place(Protocol):
+class ComputeBackend(Protocol):
     """What a `Stepping` asks of where it is.
 
     Attributes
@@ -104,42 +104,42 @@ class Place(Protocol):
         """Return what an array holds, to be looked at."""
 
 
-class Host:
+class HostBackend:
     """The host's own memory, and kernels for its processors."""
 
     joins = True
 
-    def __init__(self, layout: Layout, backend: str, machine: Machine) -> None:
+    def __init__(self, layout: Layout, backend: str, machine: Resources) -> None:
         self._layout, self._wish = layout, backend
         self._build = kernels.build_later if machine.later else kernels.build
         self._first: Kernel | None = None  # of those made here
-        self._together: Together = machine.together
+        self._parallel_map: ParallelMap = machine.parallel_map
         self._dense = machine.measure("decode", Gradient.dense)
         self._decoded: Bytes | None = None
 
     @property
     def backend(self) -> str:
-        """See `Place`."""
+        """See `ComputeBackend`."""
         return kernels.at_hand(self._wish) if self._first is None else self._first.backend
 
     def array(self, size: int, dtype: np.dtype[Any], value: float | None = None) -> Array:
-        """See `Place`."""
+        """See `ComputeBackend`."""
         if value is None:
             return np.empty(size, dtype)
-        return filled(size, dtype, value, self._together)
+        return filled(size, dtype, value, self._parallel_map)
 
     def kernel(self, rule: Rule, dtype: np.dtype[Any], codec: str | None = None) -> Kernel:
-        """See `Place`."""
+        """See `ComputeBackend`."""
         made = self._build(rule, dtype, self._wish, codec)
         self._first = self._first or made
         return made
 
     def folding(self, rule: Rule, dtype: np.dtype[Any]) -> Kernel:
-        """See `Place`."""
+        """See `ComputeBackend`."""
         return self.kernel(rule, compute_dtype(dtype))
 
     def widened(self, gradient: Array) -> Array:
-        """See `Place`."""
+        """See `ComputeBackend`."""
         wide: Array = gradient.astype(compute_dtype(gradient.dtype), copy=False)
         return wide
 
@@ -156,27 +156,27 @@ class Host:
         *,
         whole: bool = False,
     ) -> Ints:
-        """See `Place`."""
+        """See `ComputeBackend`."""
         arrays = factor, base, grad, target, state, reads
-        return update(kernel, self._together, spans, *arrays, whole=whole)
+        return update(kernel, self._parallel_map, spans, *arrays, whole=whole)
 
     def sum_squares(self, array: Array) -> float:
-        """See `Place`."""
+        """See `ComputeBackend`."""
         return kernels.sum_squares(array, self._wish)
 
     def narrow(self, target: Array, master: Array) -> None:
-        """See `Place`."""
+        """See `ComputeBackend`."""
         with np.errstate(over="ignore"):
             target[:] = master
 
     def taken(self, gradient: Gradient) -> Gradient:
-        """See `Place`."""
+        """See `ComputeBackend`."""
         return gradient
 
     def dense(self, gradient: Gradient) -> Gradient:
-        """See `Place`."""
+        """See `ComputeBackend`."""
         found: Gradient = self._dense(
-            gradient, self._layout, self._room, self._wish, self._together
+            gradient, self._layout, self._room, self._wish, self._parallel_map
         )
         return found
 
@@ -186,35 +186,35 @@ class Host:
         return self._decoded
 
     def read_packed(self) -> frozenset[str]:
-        """See `Place`."""
+        """See `ComputeBackend`."""
         return kernels.PACKED
 
     def parameters(self, version: Version) -> Sequence[Array]:
-        """See `Place`."""
+        """See `ComputeBackend`."""
         return version.arena.sections
 
     def sent(self, version: Version, current: Version) -> Sequence[Array]:
-        """See `Place`."""
+        """See `ComputeBackend`."""
         return version.arena.sections
 
     def load(self, arena: Arena, masters: Sequence[Array | None]) -> None:
-        """See `Place`."""
+        """See `ComputeBackend`."""
         for master, section in zip(masters, arena.sections, strict=True):
             if master is not None:
                 np.copyto(master, section)
 
     def begin(self, base: Version, target: Version, whole: bool, wanted: bool) -> None:
-        """See `Place`."""
+        """See `ComputeBackend`."""
         if target is not base and not whole:
             np.copyto(target.arena.data, base.arena.data)
 
     def end(self, target: Version, wanted: bool) -> None:
-        """See `Place`."""
+        """See `ComputeBackend`."""
 
     def remaining(self, version: Version) -> Callable[[], None] | None:
-        """See `Place`."""
+        """See `ComputeBackend`."""
         return None
 
     def shown(self, array: Array) -> Array:
-        """See `Place`."""
+        """See `ComputeBackend`."""
         return array

@@ -33,9 +33,9 @@ from aiops.kernels.tools_gpu import DeviceTools
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Ints, Layout, compute_dtype
 from aiops.model.shared_memory import Memory
-from aiops.store.backends import Host
+from aiops.store.backends import HostBackend
 from aiops.store.gradient import Gradient
-from aiops.store.resources import Machine
+from aiops.store.resources import Resources
 from aiops.store.snapshots import Version
 
 _PIECE = 1 << 18  # elements that are filled with a value at a time
@@ -44,7 +44,7 @@ PORTION = 8 << 20
 """Bytes of a gradient that are brought at a time, while what came before is updated and shown."""
 
 
-class OnDevice:
+class CudaBackend:
     """Implements `Place`; arrays are `DeviceArray`.
 
     Parameters
@@ -67,11 +67,11 @@ class OnDevice:
 
     joins = False
 
-    def __init__(self, device: Device, layout: Layout, backend: str, machine: Machine) -> None:
+    def __init__(self, device: Device, layout: Layout, backend: str, machine: Resources) -> None:
         self._device, self._layout = device, layout
         self._stream, self._up, self._down = (device.stream() for _ in range(3))
         self._tools = DeviceTools(device, self._stream)
-        self._host = Host(layout, backend, machine)
+        self._host = HostBackend(layout, backend, machine)
         self._uploaded = machine.measure("upload", self._upload)
         self._downloaded = machine.measure("download", self._download)
         self._arrived = machine.measure("upload", self._arrive)

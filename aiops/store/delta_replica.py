@@ -22,12 +22,12 @@ from typing import NamedTuple
 import numpy as np
 
 from aiops.codecs import Codec, Encoder, NotFinite, raw
-from aiops.codecs.choice import Choice
-from aiops.kernels.sharing import Together, alone
+from aiops.codecs.choice import CodecChoice
+from aiops.kernels.sharing import ParallelMap, serial_map
 from aiops.model.arena import Arena
 from aiops.model.layout import MAX_PART, MAX_TENSORS, Array, Bytes, Ints, split
 from aiops.model.placement import Pieces, Placement
-from aiops.store.snapshots import Lease, Shelf, Version, Wanted
+from aiops.store.snapshots import Lease, SnapshotPool, Version, Wanted
 from aiops.wire.fields import Ranges
 from aiops.wire.messages import Part, Parts
 
@@ -58,7 +58,7 @@ class Increment:
     nbytes: int
 
 
-class Shadow:
+class DeltaReplica:
     """One model's shadow.
 
     Parameters
@@ -73,31 +73,31 @@ class Shadow:
         Versions that the shadow may be behind when it is asked for; 0: half of what lies between
         two fetches of a worker, so that one finds about two increments.
     live
-        At most so many of its versions are alive (`aiops.store.snapshots.Shelf`).
+        At most so many of its versions are alive (`aiops.store.snapshots.SnapshotPool`).
     placement, shard
         Where the model lies, if not on one server, and which of the shards this is: of a follower
         (from 1) the version is of its pieces, and it keeps its increments until it is told.
-    together
+    parallel_map
         Who shares in encoding large tensors.
     """
 
     def __init__(
         self,
         current: Version,
-        choice: Choice,
+        choice: CodecChoice,
         backend: str = "auto",
         lag: int = 0,
         live: int = 4,
         placement: Placement | None = None,
         shard: int = 0,
-        together: Together = alone,
+        parallel_map: ParallelMap = serial_map,
     ) -> None:
         layout, held = current.layout, current.arena.layout
         self.layout, self._lag = layout, lag
         arena = Arena(held)
         arena.data[:] = current.arena.data
         versions = current.tensor_versions, current.level, current.changed.copy()
-        self._shelf = Shelf(Version(current.number, arena, *versions, layout), live)
+        self._snapshots = SnapshotPool(Version(current.number, arena, *versions, layout), live)
         pieces = Pieces.of(layout) if placement is None else placement.all
         self._codecs = _codecs(pieces, choice)
         if placement is not None and shard:
@@ -110,9 +110,9 @@ class Shadow:
         for piece, (tensor, codec) in enumerate(zip(self._own, self._codecs, strict=False)):
             if codec is not None:
                 encoder = codec.encoder(tensor.shape, feedback=False, backend=backend)
-                encoder.together = together
+                encoder.parallel_map = parallel_map
                 self._encoders[piece] = encoder
-        self._backend, self._together = backend, together
+        self._backend, self._parallel_map = backend, parallel_map
         self._differences = np.empty(
             max((self._own[piece].size for piece in self._encoders), default=0), np.float32
         )
@@ -131,7 +131,7 @@ class Shadow:
     @property
     def current(self) -> Version:
         """The newest version of the shadow; its number is that of the model that it follows."""
-        return self._shelf.current
+        return self._snapshots.current
 
     @property
     def oldest(self) -> int:
@@ -140,12 +140,12 @@ class Shadow:
 
     def owns(self, version: Version) -> bool:
         """Say whether a version is one of the shadow's, and not the model's."""
-        return version in self._shelf
+        return version in self._snapshots
 
     @property
     def copies(self) -> int:
         """How many slow readers were given a copy."""
-        return self._shelf.copies
+        return self._snapshots.copies
 
     @property
     def lag(self) -> int:
@@ -154,7 +154,7 @@ class Shadow:
 
     def lease(self) -> Lease:
         """Take hold of its newest version."""
-        return self._shelf.lease()
+        return self._snapshots.lease()
 
     def asked(self, version: int, wanted: Wanted) -> None:
         """Take note of a fetch at a model version."""
@@ -186,7 +186,7 @@ class Shadow:
                 continue
             for piece, step in steps:
                 _add(parts, coded, self._range(piece), step, version)
-        return tuple(parts), self._shelf.lease(coded) if parts else None
+        return tuple(parts), self._snapshots.lease(coded) if parts else None
 
     def _steps(self, index: int, have: int) -> list[tuple[int, Coded]] | None:
         """Return the increments of a tensor's pieces since a version, each with its piece.
@@ -240,11 +240,11 @@ class Shadow:
             version = int(self.current.tensor_versions[piece])
             for step in found[-number:]:
                 _add(parts, coded, (start, stop), step, version)
-        return tuple(parts), self._shelf.lease(coded)
+        return tuple(parts), self._snapshots.lease(coded)
 
     # ------------------------------------------------------------ following the model
 
-    def follow(self, model: Version) -> ShadowJob:
+    def follow(self, model: Version) -> ReplicaJob:
         """Return the work that brings the shadow up to a version of the model.
 
         The model may not change while it is done, and nobody may read the shadow.
@@ -252,13 +252,13 @@ class Shadow:
         owners = self._pieces.owners[: len(self._own)]
         changed = model.changed[owners] > self.current.number
         behind = np.flatnonzero(self._behind | changed)
-        return ShadowJob(self, model, self._shelf.target(), behind)
+        return ReplicaJob(self, model, self._snapshots.target(), behind)
 
-    def followed(self, job: ShadowJob, told: Ints) -> None:
+    def followed(self, job: ReplicaJob, told: Ints) -> None:
         """Publish what the work has done; ``told`` is what it returned, on all shards."""
         target, model, owners = job.target, job.model, self._pieces.owners
         target.follow(model, np.unique(owners[told != UNTOUCHED]))
-        self._shelf.publish(target)
+        self._snapshots.publish(target)
         self._behind = job.behind
         self._since[owners[told == WHOLE]] = model.number
         coded = {}
@@ -285,10 +285,10 @@ class Shadow:
         self._kept -= self._increments.popleft().nbytes
         del self._points[next(iter(self._points))]
 
-    def encode(self, job: ShadowJob) -> Ints:
+    def encode(self, job: ReplicaJob) -> Ints:
         """Do the work (on any thread): encode the differences, and add what they decode to.
 
-        Returns what there is to be told of each piece that is here (`ShadowJob.run`).
+        Returns what there is to be told of each piece that is here (`ReplicaJob.run`).
         """
         base, target = self.current.arena, job.target.arena
         if target is not base:
@@ -318,7 +318,7 @@ class Shadow:
             return None
         codec = encoder.codec
         how = payload, encoder.shape, shadow
-        self._together(codec.pieces(*how, add=True, backend=self._backend))
+        self._parallel_map(codec.pieces(*how, add=True, backend=self._backend))
         return payload
 
     def report(self) -> dict[str, int | float]:
@@ -331,10 +331,10 @@ class Shadow:
         }
 
 
-class ShadowJob:
+class ReplicaJob:
     """The shadow's work, which takes its turn among the updates."""
 
-    def __init__(self, shadow: Shadow, model: Version, target: Version, pieces: Ints) -> None:
+    def __init__(self, shadow: DeltaReplica, model: Version, target: Version, pieces: Ints) -> None:
         self.shadow = shadow
         self.model, self.target, self.pieces = model, target, pieces
         self.payloads: dict[int, Bytes] = {}
@@ -350,7 +350,7 @@ class ShadowJob:
         return self.shadow.encode(self)
 
 
-def _codecs(pieces: Pieces, choice: Choice) -> list[Codec | None]:
+def _codecs(pieces: Pieces, choice: CodecChoice) -> list[Codec | None]:
     """Return which codec each piece travels in: for all pieces of a tensor the same, or none."""
     found: list[Codec | None] = []
     for tensor, (first, last) in zip(pieces.layout.tensors, pairwise(pieces.firsts), strict=True):

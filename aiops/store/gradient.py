@@ -10,7 +10,7 @@ import numpy as np
 
 from aiops import kernels
 from aiops.codecs import codec_named, raw
-from aiops.kernels.sharing import LARGE, Together, alone
+from aiops.kernels.sharing import LARGE, ParallelMap, serial_map
 from aiops.model.layout import Array, Bytes, Cover, Ints, Layout, Section
 from aiops.wire.messages import Parts
 
@@ -33,14 +33,14 @@ class Gradient:
     number: int = 0
     let_go: Callable[[], None] | None = None
     whole: Cover | None = None
-    groups: list[Group] | None = None
+    groups: list[CodedGroup] | None = None
 
     def dense(
         self,
         layout: Layout,
         room: Callable[[], Bytes],
         backend: str,
-        together: Together = alone,
+        parallel_map: ParallelMap = serial_map,
     ) -> Gradient:
         """Return the same with every tensor raw, decoded into ``room()`` if need be."""
         if not self.parts:
@@ -61,10 +61,10 @@ class Gradient:
             assert codec is not None
             typed = target.view(tensor.dtype)
             if tensor.dtype == np.float32:
-                if together is alone or typed.nbytes < LARGE:
+                if parallel_map is serial_map or typed.nbytes < LARGE:
                     codec.decode(payload, tensor.shape, typed, backend=backend)
                 else:
-                    together(codec.pieces(payload, tensor.shape, typed, backend=backend))
+                    parallel_map(codec.pieces(payload, tensor.shape, typed, backend=backend))
                 continue
             single = np.empty(typed.size, np.float32)
             codec.decode(payload, tensor.shape, single, backend=backend)
@@ -73,7 +73,7 @@ class Gradient:
 
 
 @dataclass(slots=True)
-class Group:
+class CodedGroup:
     """The tensors of a gradient that a kernel can read in one call.
 
     ``codec``: how they are written. ``rows``: which of the cover's tensors. ``source``: where each
@@ -88,7 +88,7 @@ class Group:
 
 def groups(
     layout: Layout, gradient: Gradient, readable: Container[str], *, join: bool = True
-) -> list[Group] | None:
+) -> list[CodedGroup] | None:
     """Return a coded gradient's tensors by codec, for kernels that read payloads themselves.
 
     None if one is in a codec that is not ``readable``, or is no whole tensor. ``join``: bring raw
@@ -125,7 +125,7 @@ def groups(
         begin += part.nbytes
     joined = np.concatenate(raws).view(np.float32) if raws else None  # aligned; they are small
     return [
-        Group(
+        CodedGroup(
             codec,
             np.array(rows[codec], np.int64),
             np.array(sources[codec], np.int64),

@@ -22,17 +22,17 @@ from aiops.errors import UsageError
 from aiops.kernels.rule import Rule
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Ints, Layout
-from aiops.store.backends import Host, Place
+from aiops.store.backends import ComputeBackend, HostBackend
 from aiops.store.gradient import Gradient
-from aiops.store.resources import Machine
-from aiops.store.snapshots import Lease, Shelf, Version
-from aiops.store.updater import NONE, Stepping, Work
+from aiops.store.resources import Resources
+from aiops.store.snapshots import Lease, SnapshotPool, Version
+from aiops.store.updater import NONE, KernelWork, Updater
 
 _F4 = np.dtype("<f4")
 
 
 @dataclass(slots=True)
-class Job:
+class UpdateJob:
     """One kernel's work, fixed when it is issued; `run` may be called on another thread.
 
     With ``weights`` it first adds ``weights[t] · g`` to the accumulator. With a ``target`` it then
@@ -111,22 +111,22 @@ class Store:
         live: int = 8,
         relaxed: bool = False,
         arena: Arena | None = None,
-        machine: Machine | None = None,
+        machine: Resources | None = None,
         held: Layout | None = None,
     ) -> None:
-        machine = machine or Machine()
+        machine = machine or Resources()
         self.layout, self.rule, self.relaxed = layout, rule, relaxed
         self.held = held = layout if held is None else held
         device = machine.device
-        place: Place = Host(held, backend, machine)
+        place: ComputeBackend = HostBackend(held, backend, machine)
         if device is not None:
-            from aiops.store.cuda_backend import OnDevice
+            from aiops.store.cuda_backend import CudaBackend
 
-            place = OnDevice(device, held, backend, machine)
-        self.stepping = Stepping(held, rule, place)
+            place = CudaBackend(device, held, backend, machine)
+        self.stepping = Updater(held, rule, place)
         levels = np.zeros(len(layout.tensors), np.int64)
         first = Version(0, arena or Arena(held), levels, 0, layout=layout)
-        self._shelf = Shelf(first, live, machine.memory)
+        self._snapshots = SnapshotPool(first, live, machine.memory)
         if arena is not None:
             self.stepping.load(arena)
         self._cut_to_held: tuple[Array | None, Array | None, Array | None, Array | None] | None = (
@@ -146,7 +146,7 @@ class Store:
     @property
     def current(self) -> Version:
         """The newest version."""
-        return self._shelf.current
+        return self._snapshots.current
 
     @property
     def version(self) -> int:
@@ -161,17 +161,17 @@ class Store:
     @property
     def alive(self) -> int:
         """How many versions are alive."""
-        return self._shelf.alive
+        return self._snapshots.alive
 
     @property
     def spare(self) -> int:
         """How many arenas are kept for versions to come."""
-        return self._shelf.spare
+        return self._snapshots.spare
 
     @property
     def copies(self) -> int:
         """How many slow readers were given a copy."""
-        return self._shelf.copies
+        return self._snapshots.copies
 
     @property
     def backend(self) -> str:
@@ -196,7 +196,7 @@ class Store:
         self._read = self.current.number
         if self.relaxed:
             return Lease(self.current, None)
-        return self._shelf.lease()
+        return self._snapshots.lease()
 
     # ------------------------------------------------------------ writing
 
@@ -216,7 +216,7 @@ class Store:
         self.stepping.load(self.current.arena)
 
     def read_packed(self, codecs: Iterable[str]) -> None:
-        """See `aiops.store.updater.Stepping.read_packed`."""
+        """See `aiops.store.updater.Updater.read_packed`."""
         self.stepping.read_packed(codecs)
 
     def warm(self) -> None:
@@ -240,7 +240,7 @@ class Store:
         if self.relaxed:
             self.busy = True
             return self.current
-        target = self._shelf.target(spare)
+        target = self._snapshots.target(spare)
         self.busy = target is self.current
         if not self.busy and self.current.fill is not None:  # its readers go on, and need it all
             self.current.arena  # noqa: B018
@@ -251,7 +251,7 @@ class Store:
         self.busy = False
         target.fill = self.stepping.place.remaining(target)
         target.advance(self.current.number + 1, touched)
-        self._shelf.publish(target)
+        self._snapshots.publish(target)
         if self.rule.statistic is not None:
             if touched is self.layout.all:
                 self.sums = sums
@@ -259,7 +259,7 @@ class Store:
                 self.sums[touched] = sums
             self._total = int(np.add.reduce(self.sums))
 
-    def step(self, job: Job) -> Ints:
+    def step(self, job: UpdateJob) -> Ints:
         """Run the rule for a job (on any thread; one at a time)."""
         if self.held is not self.layout:
             job = self._of_held(job)
@@ -267,12 +267,14 @@ class Store:
         assert base is not None
         assert target is not None
         assert steps is not None
-        work = Work(job.gradient, job.weights, job.factor, job.clip, base, target, job.touched)
+        work = KernelWork(
+            job.gradient, job.weights, job.factor, job.clip, base, target, job.touched
+        )
         work.steps, work.scalars, work.sent = steps, job.scalars, job.sent
         work.wanted = self._wanted
         return self.stepping.step(work)
 
-    def squares(self, job: Job) -> float:
+    def squares(self, job: UpdateJob) -> float:
         """Return the sum of squares of what a job's step is taken with, as far as it is held here.
 
         The job's factor is not in it.
@@ -281,7 +283,7 @@ class Store:
             job = self._of_held(job)
         return self.stepping.squares(job.gradient if job.weights is None else None, job.touched)
 
-    def _of_held(self, job: Job) -> Job:
+    def _of_held(self, job: UpdateJob) -> UpdateJob:
         """Return what a job comes to here, where only the first tensors are held."""
         count = int(np.searchsorted(job.touched, len(self.held.tensors)))
         whole = count == len(self.held.tensors)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from aiops.kernels.device import Device
-from aiops.kernels.sharing import Together, alone
+from aiops.kernels.sharing import ParallelMap, serial_map
 from aiops.model.shared_memory import Memory
 
 Measure: TypeAlias = Callable[[str, Callable[..., Any]], Callable[..., Any]]
@@ -20,14 +20,14 @@ def unmeasured(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class Resources:
     """By default memory of its own, one thread, and nobody who counts.
 
     Attributes
     ----------
     memory
         Where versions of the parameters are made.
-    together
+    parallel_map
         Who shares large work.
     measure
         Counts where time goes.
@@ -39,7 +39,7 @@ class Machine:
     """
 
     memory: Memory = field(default_factory=Memory)
-    together: Together = alone
+    parallel_map: ParallelMap = serial_map
     measure: Measure = unmeasured
     device: Device | None = None
     later: bool = False

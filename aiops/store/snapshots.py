@@ -94,7 +94,7 @@ class Version:
 
     __slots__ = (
         *("_changed", "_parts", "fill", "layout", "lent", "level", "number", "readers", "room"),
-        *("spoilt", "tensor_versions"),
+        *("poisoned", "tensor_versions"),
     )
 
     def __init__(
@@ -115,7 +115,7 @@ class Version:
         self._changed = changed
         self.readers: set[Lease] = set()
         self.lent = 0  # of these, those to whom it is lent: they read it in its memory
-        self.spoilt = False  # somebody may read its arena for ever: it is never written to again
+        self.poisoned = False  # somebody may read its arena for ever: it is never written to again
         self._parts: Parts | None = None
 
     @property
@@ -259,9 +259,9 @@ class Lease:
         """End the lease; payloads still out keep the version alive until they are let go."""
         self._close()
 
-    def forsake(self) -> None:
+    def abandon(self) -> None:
         """End the lease of a reader that was lost, and may read on: nobody can tell it."""
-        self.version.spoilt = True
+        self.version.poisoned = True
         self._close()
 
     def _close(self) -> None:
@@ -272,7 +272,7 @@ class Lease:
             self._returned.append(self)
 
 
-class Shelf:
+class SnapshotPool:
     """The versions of one model that are alive: those that somebody reads, and the current one.
 
     Parameters
@@ -320,7 +320,7 @@ class Shelf:
         ``spare``: not in place, since the current version may still be asked for.
         """
         self.settle()
-        if not (self.current.readers or self.current.spoilt or spare):
+        if not (self.current.readers or self.current.poisoned or spare):
             return self.current
         if len(self._alive) >= self.live and self._busy >= self.live:
             self._evict()
@@ -360,7 +360,7 @@ class Shelf:
         if version.readers or version is self.current:
             return
         del self._alive[version]
-        if not version.spoilt:
+        if not version.poisoned:
             self._spare.append(version.room)
 
     def _evict(self) -> None:

@@ -36,7 +36,7 @@ _AT_ONCE = 1 << 16  # rows, when all of them are gone through
 
 
 @dataclass(slots=True)
-class RowJob:
+class TableJob:
     """One piece of work on a table, fixed when it is issued: a push, a gather, or first one and
     then the other.
 
@@ -44,7 +44,7 @@ class RowJob:
     ``step``: learning rate times modulation. ``wanted``, ``out``: the rows to gather, and where to.
     """
 
-    store: TableStore
+    store: SparseTable
     pushed: Ints | None = None
     grads: Array | None = None
     step: float = 0.0
@@ -74,7 +74,7 @@ class RowJob:
         return done
 
 
-class TableStore:
+class SparseTable:
     """One table's rows, the rule's state for them, and the kernels that update them.
 
     Parameters
@@ -137,7 +137,7 @@ class TableStore:
         self._mover.gather(self._store, ids, out)
 
     def update(self, ids: Ints, grads: Array, step: float) -> Ints:
-        """Apply one push: gradients of the same row are added up first. See `RowJob.run`."""
+        """Apply one push: gradients of the same row are added up first. See `TableJob.run`."""
         if len(ids) > self._room:
             self._make_room(len(ids))
         unique, total, work = self._unique, self._total, self._work

@@ -1,6 +1,6 @@
 """The arithmetic of one store: gradients are added up, and steps are taken with them.
 
-It is the same wherever it is done, which is its `Place`'s business (`aiops.store.backends`).
+It is the same wherever it is done, which is its `ComputeBackend`'s business (`aiops.store.backends`).
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from aiops.codecs.raw import NAME as RAW
 from aiops.kernels.rule import Rule
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Ints, Layout, compute_dtype
-from aiops.store.backends import Place
-from aiops.store.gradient import Gradient, Group, groups, rows_in, section_size, spans_of
+from aiops.store.backends import ComputeBackend
+from aiops.store.gradient import CodedGroup, Gradient, groups, rows_in, section_size, spans_of
 from aiops.store.snapshots import Version
 
 NONE = np.empty(0, np.int64)
 
 
 @dataclass(slots=True)
-class Work:
+class KernelWork:
     """What an update is of.
 
-    The attributes are those of `aiops.store.parameters.Job`, as far as they are held here; ``gradient`` lies
+    The attributes are those of `aiops.store.parameters.UpdateJob`, as far as they are held here; ``gradient`` lies
     where the arithmetic is done. ``wanted``: the version made will be read before long.
     """
 
@@ -44,7 +44,7 @@ class Work:
     wanted: bool = False
 
 
-class Stepping:
+class Updater:
     """The optimiser's state, the sum in progress, and the kernels.
 
     Parameters
@@ -57,7 +57,7 @@ class Stepping:
         Where it is done.
     """
 
-    def __init__(self, layout: Layout, rule: Rule, place: Place) -> None:
+    def __init__(self, layout: Layout, rule: Rule, place: ComputeBackend) -> None:
         self.layout, self.rule, self.place = layout, rule, place
         self.kernels = [place.kernel(rule, s.dtype) for s in layout.sections]
         # The same for a collected gradient, which is in the compute dtype already.
@@ -128,7 +128,7 @@ class Stepping:
 
     # ------------------------------------------------------------ a step
 
-    def step(self, work: Work) -> Ints:
+    def step(self, work: KernelWork) -> Ints:
         """Take a step; return the statistic's fixed-point sums of the tensors touched."""
         place, whole = self.place, len(work.touched) == len(self.layout.tensors)
         place.begin(work.base, work.target, whole, work.wanted)
@@ -142,7 +142,7 @@ class Stepping:
         place.end(work.target, work.wanted)
         return sums
 
-    def _step_from(self, work: Work, gradient: Gradient) -> Ints:
+    def _step_from(self, work: KernelWork, gradient: Gradient) -> Ints:
         if gradient.groups is not None:
             return self._step_packed(work, gradient, gradient.groups)
         sums, calls = [], []
@@ -167,14 +167,14 @@ class Stepping:
             sums.append(self.place.update(self.kernels[index], spans, *arrays))
         return sums[0] if len(sums) == 1 else np.concatenate(sums)
 
-    def _arrays(self, work: Work, index: int) -> tuple[Array, Array, list[Array]]:
+    def _arrays(self, work: KernelWork, index: int) -> tuple[Array, Array, list[Array]]:
         """Return a section's base, target and what is read beside them."""
         master, place = self.masters[index], self.place
         source = place.parameters(work.base)[index] if master is None else master
         sent = [] if work.sent is None else [self._sent[index]]
         return source, place.parameters(work.target)[index], sent
 
-    def _step_packed(self, work: Work, gradient: Gradient, found: list[Group]) -> Ints:
+    def _step_packed(self, work: KernelWork, gradient: Gradient, found: list[CodedGroup]) -> Ints:
         """Update from payloads: all tensors are float32, so there is one section and no master."""
         tensors = gradient.cover.tensors
         sums = np.zeros(len(tensors), np.int64)
@@ -211,7 +211,7 @@ class Stepping:
             self._spans[index] = (steps, scalars, spans)
         return spans
 
-    def _step_from_sum(self, work: Work) -> Ints:
+    def _step_from_sum(self, work: KernelWork) -> Ints:
         sums, calls = [], []
         for index, section in enumerate(self.layout.sections):
             rows = rows_in(work.touched, section)
@@ -271,7 +271,7 @@ class Accumulator:
     def __init__(
         self,
         layout: Layout,
-        place: Place,
+        place: ComputeBackend,
         folds: Sequence[tuple[kernels.Kernel, kernels.Kernel]],
     ) -> None:
         self.layout, self._place = layout, place

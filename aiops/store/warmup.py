@@ -16,10 +16,10 @@ from aiops import kernels
 from aiops.codecs import Codec
 from aiops.kernels.rule import Rule
 
-__all__ = ["Preparation"]
+__all__ = ["Warmup"]
 
 
-class Preparation:
+class Warmup:
     """A promise that `steps` are done, in order, on any thread; NumPy works meanwhile (`at_hand`).
 
     Parameters

@@ -27,7 +27,7 @@ from aiops.model.layout import Bytes
 from aiops.wire import messages
 from aiops.wire.decoding import decode
 from aiops.wire.messages import Message, Parts, Share
-from aiops.wire.shared_payloads import Lent, Shared
+from aiops.wire.shared_payloads import LentPayload, SharedPayloads
 from aiops.wire.sinks import Sink, copy
 from aiops.wire.state_machine import HANDSHAKE, KNOWN, Side
 from aiops.wire.traffic import Traffic
@@ -53,12 +53,12 @@ class Limits:
     parts: int = 1 << 16
 
 
-Place: TypeAlias = Callable[[Message], "Sink | None"]
+SinkFor: TypeAlias = Callable[[Message], "Sink | None"]
 Places: TypeAlias = Sequence[tuple[int, int] | None]
 """For each payload: the number of a segment and an offset in it, or None if it is sent."""
 
 
-class Wire:
+class Connection:
     """One connection, seen from one side.
 
     Parameters
@@ -84,7 +84,7 @@ class Wire:
 
     _room = _HEAD
 
-    def __init__(self, side: Side, place: Place, limits: Limits | None = None) -> None:
+    def __init__(self, side: Side, place: SinkFor, limits: Limits | None = None) -> None:
         self._side: Side = side
         self.place = place
         self.limits = limits or Limits()
@@ -99,7 +99,7 @@ class Wire:
         self._sink: Sink | None = None
         self._part = self._filled = 0  # which payload is being received, and how much is there
         self._inside = False  # its prefix has been read
-        self.shared: Shared | None = None
+        self.shared: SharedPayloads | None = None
         self._borrowed = False  # payloads of this message were copied from where they are lent
 
     # ------------------------------------------------------------ sending
@@ -400,7 +400,7 @@ class Wire:
         """Take a payload that is lent, as it lies if that will do; count it as if it had come."""
         assert self._message is not None
         assert self.shared is not None
-        lent = Lent(data, partial(self.shared.give_back, self._message.id))
+        lent = LentPayload(data, partial(self.shared.give_back, self._message.id))
         adopted = len(self._parts) == 1 and sink.adopt(lent)
         if not adopted:
             copy(data.data, sink, self._part, 0)

@@ -135,7 +135,7 @@ class Push(Message):
 
 
 @value
-class Again(Message):
+class Reapply(Message):
     """Apply this client's last gradient again, as stale as it is by now (B-FASGD's skipped push).
 
     It takes the place of a push, and is answered like one.
@@ -210,7 +210,7 @@ class Leave(Message):
 
 
 @value
-class Meet(Message):
+class JoinRound(Message):
     """Be ready to average models with other workers, who reach this one at ``host`` and ``port``.
 
     With ``port`` 0: be ready no longer, and be waited for by nobody until the next `meet`; one
@@ -617,8 +617,8 @@ Greeting: TypeAlias = Hello | Follow | Lead
 KINDS: Mapping[str, type[Message]] = {
     cls.kind: cls
     for cls in (
-        *(Hello, Prove, Define, Describe, Push, Again, Fetch, FetchRows, PushRows, Stats),
-        *(Ping, Leave, Meet),
+        *(Hello, Prove, Define, Describe, Push, Reapply, Fetch, FetchRows, PushRows, Stats),
+        *(Ping, Leave, JoinRound),
         *(Challenge, Welcome, Model, Ack, Params, TableRows, Report, Round, Pong, Error),
         *(Share, Release, Follow, Attached, Portion),
         *(Lead, Begin, Expect, Use, Send, SendCoded, Hold, Forget, Count, Arrived, Done, Counted),

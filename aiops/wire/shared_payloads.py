@@ -19,13 +19,13 @@ from aiops.model.shared_memory import Segment
 from aiops.wire.messages import Share
 
 if TYPE_CHECKING:
-    from aiops.wire.connection import Buffer, Wire
+    from aiops.wire.connection import Buffer, Connection
 
 MOST = 256
 """Segments that one side may have shown at a time."""
 
 
-class Lent:
+class LentPayload:
     """A message's only payload, which lies where its sender has it: ``data``.
 
     Parameters
@@ -46,7 +46,7 @@ class Lent:
         return Arena(layout, self.data)
 
 
-class Shared:
+class SharedPayloads:
     """What the two sides of one connection have shown each other.
 
     Parameters
@@ -110,7 +110,7 @@ class Shared:
             )
         return segment[offset : offset + nbytes]
 
-    def show(self, segment: Segment, wire: Wire) -> tuple[int, list[Buffer]]:
+    def show(self, segment: Segment, wire: Connection) -> tuple[int, list[Buffer]]:
         """Return a segment's number, and what is to be sent first so that the other side knows it.
 
         Returns 0 when it knows too many, or takes no more.

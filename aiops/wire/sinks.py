@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiops.wire.shared_payloads import Lent
+from aiops.wire.shared_payloads import LentPayload
 
 _PIECE = 256 * 1024  # copied and surveyed at a time
 
@@ -24,7 +24,7 @@ class Sink:
         """Say that the rest will never come: the connection is gone."""
         raise NotImplementedError
 
-    def adopt(self, lent: Lent) -> bool:
+    def adopt(self, lent: LentPayload) -> bool:
         """Be offered the message's only payload as it lies; return whether it is not to be copied.
 
         A sink that takes it gives it back when it is done with it.
@@ -40,7 +40,7 @@ class Discard(Sink):
     def __init__(self, fault: Exception | None = None) -> None:
         self.fault = fault
 
-    def adopt(self, lent: Lent) -> bool:
+    def adopt(self, lent: LentPayload) -> bool:
         """Do without reading it."""
         lent.give_back()
         return True

@@ -9,7 +9,7 @@ from typing import Any
 from aiops.errors import RemoteProtocolError
 
 
-class Kind:
+class KindTraffic:
     """What all messages of one kind came to, in one direction.
 
     Attributes
@@ -40,8 +40,8 @@ class Traffic:
     bytes_out: int = 0
     messages_in: int = 0
     messages_out: int = 0
-    kinds_in: dict[str, Kind] = field(default_factory=lambda: defaultdict(Kind))
-    kinds_out: dict[str, Kind] = field(default_factory=lambda: defaultdict(Kind))
+    kinds_in: dict[str, KindTraffic] = field(default_factory=lambda: defaultdict(KindTraffic))
+    kinds_out: dict[str, KindTraffic] = field(default_factory=lambda: defaultdict(KindTraffic))
 
     def add(self, other: Traffic) -> None:
         """Count what crossed another connection too."""

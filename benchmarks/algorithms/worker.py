@@ -21,7 +21,7 @@ import aiops
 from aiops.errors import AiopsError
 from aiops.lab.demo.worker import PATIENCE, say
 from aiops.lab.workloads import MLP, batches
-from aiops.net.child_guard import Leash
+from aiops.net.child_guard import ChildGuard
 
 Compute = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """Parameters → gradients."""
@@ -238,7 +238,7 @@ def _name(task: Task) -> str:
 
 def main(arguments: Sequence[str]) -> None:
     """Run one worker."""
-    task, leash = Task(**json.loads(arguments[0])), Leash()
+    task, leash = Task(**json.loads(arguments[0])), ChildGuard()
     loop = _Loop(task)
     say({"ready": True})
     if not leash.wait_for_word(PATIENCE):

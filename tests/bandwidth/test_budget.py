@@ -21,11 +21,11 @@ from aiops.bandwidth.token_bucket import Budget
 from aiops.cli.stats import tables
 from aiops.common import urls
 from aiops.engine.engine import Engine
-from aiops.engine.events import Paced
+from aiops.engine.events import BudgetTick
 from aiops.engine.journal import replay
 from aiops.errors import BadPush, ConflictError, ConnectionLost, Unavailable, UsageError
-from aiops.net.paced_transport import PacedLink
-from aiops.net.transport import Link
+from aiops.net.paced_transport import PacedTransport
+from aiops.net.transport import MessageTransport
 from aiops.server import Server
 from aiops.serving.config import Config
 from aiops.wire.messages import Ack, Fetch, Params
@@ -62,17 +62,21 @@ class Counter:
 @pytest.fixture
 def counter(monkeypatch: pytest.MonkeyPatch) -> Counter:
     counter = Counter()
-    crossed, received, set_up = Budget.crossed, PacedLink.buffer_updated, PacedLink._set_up
+    crossed, received, set_up = (
+        Budget.crossed,
+        PacedTransport.buffer_updated,
+        PacedTransport._set_up,
+    )
 
     def noted(self: Budget, flow: int, nbytes: int, now: float) -> None:
         counter.moved.append((now, flow, nbytes))
         crossed(self, flow, nbytes, now)
 
-    def buffer_updated(self: PacedLink, nbytes: int) -> None:
+    def buffer_updated(self: PacedTransport, nbytes: int) -> None:
         counter.read += nbytes
         received(self, nbytes)
 
-    def wrapped(self: PacedLink, transport: Any) -> None:
+    def wrapped(self: PacedTransport, transport: Any) -> None:
         write = transport.write
 
         def counted(data: Any) -> None:
@@ -83,8 +87,8 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> Counter:
         set_up(self, transport)
 
     monkeypatch.setattr(Budget, "crossed", noted)
-    monkeypatch.setattr(PacedLink, "buffer_updated", buffer_updated)
-    monkeypatch.setattr(PacedLink, "_set_up", wrapped)
+    monkeypatch.setattr(PacedTransport, "buffer_updated", buffer_updated)
+    monkeypatch.setattr(PacedTransport, "_set_up", wrapped)
     return counter
 
 
@@ -278,7 +282,7 @@ class TestCeiling:
             )
             assert client.stats()["budget"] is None
             assert "seconds_per_byte" not in client.plan
-        assert kinds == {Link}
+        assert kinds == {MessageTransport}
 
 
 class TestShown:
@@ -287,7 +291,7 @@ class TestShown:
         inline.define({"w": np.zeros(10, np.float32)})
         inline.join(1)
         assert "used while somebody waited" not in shown(inline)
-        inline.post(Paced(2.0, 27 * KB, 270 * KB, 290 * KB, 500 * KB, 1, True))
+        inline.post(BudgetTick(2.0, 27 * KB, 270 * KB, 290 * KB, 500 * KB, 1, True))
         text = shown(inline)
         assert "budget  1.0 MB/s, 300 kB/s each  last second 270 kB, busiest 290 kB" in text
         assert "90.0% used while somebody waited" in text
@@ -385,7 +389,7 @@ class TestEngine:
         inline.define({"w": np.zeros(10, np.float32)})
         inline.join(1)
         for tick in range(300):
-            inline.post(Paced(2.0 + tick / 10, 96 * KB, 960 * KB, 990 * KB, 500 * KB, 1, True))
+            inline.post(BudgetTick(2.0 + tick / 10, 96 * KB, 960 * KB, 990 * KB, 500 * KB, 1, True))
         ack = inline.push(1, {"w": np.ones(10, np.float32)})
         assert isinstance(ack, Ack)
         assert inline.engine.budget is not None

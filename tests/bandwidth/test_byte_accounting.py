@@ -17,7 +17,7 @@ from aiops.model.layout import MAX_PART, Layout, split
 from aiops.model.tables import Table
 from aiops.serving.ledger_file import LedgerFile
 from aiops.wire.fields import Wants
-from aiops.wire.messages import Ack, Again, Error, Fetch, Message, Params, Part, Parts, Push
+from aiops.wire.messages import Ack, Error, Fetch, Message, Params, Part, Parts, Push, Reapply
 from tests.inline import Inline
 from tests.peers import eventually
 from tests.proxy import Proxy
@@ -161,8 +161,8 @@ class TestReasons:
         ledger = Ledger(LAYOUT)
         exchange(ledger, push(1, (Part(0, A, "int8", 20, 0),)), ack(1))
         exchange(ledger, push(2, WHOLE), ack(2, used=False))  # it is not what is kept
-        exchange(ledger, Again(3, 3, True, 0), ack(3, WHOLE))
-        exchange(ledger, Again(4, 4, True, 0), ack(4, used=False))  # nothing is kept any more
+        exchange(ledger, Reapply(3, 3, True, 0), ack(3, WHOLE))
+        exchange(ledger, Reapply(4, 4, True, 0), ack(4, used=False))  # nothing is kept any more
         assert ledger.times["reapplied"] == 1
         assert column(ledger, "reapplied") == {"a": A, "b": 0, "c": 0}
 

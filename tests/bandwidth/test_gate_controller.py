@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aiops.bandwidth.gate_controller import Controller, Crossing
+from aiops.bandwidth.gate_controller import BudgetSample, GateController
 from aiops.bandwidth.token_bucket import USABLE
 
 MB = 1_000_000
@@ -43,7 +43,7 @@ class Look:
 class Model:
     """Workers under a budget: a closed loop, as theirs is."""
 
-    controller: Controller
+    controller: GateController
     budget: int = MB
     size: float = 200_000.0
     step: float = 0.01  # seconds
@@ -72,7 +72,7 @@ class Model:
             now, steps = now + DT, steps + 1
             if steps % round(LOOK / DT) == 0:
                 backlog, busy = sum(item[1] for item in line), len({item[0] for item in line})
-                seen = Crossing(now, round(crossed), 0, 0, round(backlog), busy, pressed)
+                seen = BudgetSample(now, round(crossed), 0, 0, round(backlog), busy, pressed)
                 self.controller.paced(seen, count)
                 use = crossed / (self.budget * LOOK)
                 c, _fetch = self.controller.constants(self.vbar(now))
@@ -130,7 +130,7 @@ def spread(looks: list[Look], since: float, until: float) -> float:
 @pytest.mark.parametrize("depth", [0.0, 2.0, 6.0, 7.0], ids=["c=0", "c=6", "c=400", "c=1100"])
 def test_it_settles_from_afar(depth: float, seed: int) -> None:
     """The right c is about 60: from far too small a one, and from far too large a one."""
-    looks = Model(Controller(MB, depth=depth), seed=seed).run(40.0)
+    looks = Model(GateController(MB, depth=depth), seed=seed).run(40.0)
     assert 0.9 <= use(looks, 12.0, 40.0) <= 1.0
     assert spread(looks, 15.0, 40.0) <= 2.0
     assert 20 < looks[-1].c < 200
@@ -138,7 +138,7 @@ def test_it_settles_from_afar(depth: float, seed: int) -> None:
 
 @pytest.mark.parametrize(("size", "step"), [(2e3, 0.001), (2e4, 0.01), (2e5, 0.1), (1e6, 0.05)])
 def test_it_settles_whatever_the_sizes(size: float, step: float) -> None:
-    looks = Model(Controller(MB), size=size, step=step).run(90.0)
+    looks = Model(GateController(MB), size=size, step=step).run(90.0)
     assert 0.9 <= use(looks, 30.0, 90.0) <= 1.0
     assert spread(looks, 60.0, 90.0) <= 2.0
 
@@ -148,7 +148,7 @@ def test_it_follows_workers_that_join_and_leave(seed: int) -> None:
     def crew(now: float) -> float:
         return 4 if now < 15 else 16 if now < 45 else 2
 
-    looks = Model(Controller(MB), crew=crew, seed=seed).run(75.0)
+    looks = Model(GateController(MB), crew=crew, seed=seed).run(75.0)
     for since, until in ((5, 15), (15, 45), (53, 75)):
         assert 0.9 <= use(looks, since, until) <= 1.0
     for since, until in ((10, 15), (38, 45), (60, 75)):
@@ -164,35 +164,35 @@ def test_it_follows_a_falling_v_at_once() -> None:
     def vbar(now: float) -> float:
         return 1.0 if now < 15 else max(0.01, 10 ** (-(now - 15) / 2))
 
-    looks = Model(Controller(MB), vbar=vbar).run(40.0)
+    looks = Model(GateController(MB), vbar=vbar).run(40.0)
     assert 0.9 <= use(looks, 15.0, 40.0) <= 1.0
     assert spread(looks, 12.0, 40.0) <= 2.0
     assert looks[-1].c == pytest.approx(0.01 * looks[149].c, rel=0.7)
 
 
 def test_no_gate_closes_while_the_budget_is_not_needed() -> None:
-    looks = Model(Controller(MB, depth=1.0), size=1000.0, step=0.1).run(6.0)
+    looks = Model(GateController(MB, depth=1.0), size=1000.0, step=0.1).run(6.0)
     assert all(look.c == 0.0 for look in looks[30:])
 
 
 def test_a_single_worker_is_not_throttled_far() -> None:
-    looks = Model(Controller(MB), crew=lambda now: 1).run(30.0)
+    looks = Model(GateController(MB), crew=lambda now: 1).run(30.0)
     assert use(looks, 5.0, 30.0) >= 0.85
 
 
 def test_workers_that_have_no_gate_wind_nothing_up() -> None:
-    controller = Controller(MB)
+    controller = GateController(MB)
     for look in range(1, 10_000):
         controller.transmitted(1, 0)
-        controller.paced(Crossing(look * LOOK, 96_000, 0, 0, 10 * MB, 16, True), 16)
+        controller.paced(BudgetSample(look * LOOK, 96_000, 0, 0, 10 * MB, 16, True), 16)
     assert controller.constants(1.0)[0] <= 1e4
     for look in range(10_000, 10_300):
-        controller.paced(Crossing(look * LOOK, 0, 0, 0, 0, 0, False), 16)
+        controller.paced(BudgetSample(look * LOOK, 0, 0, 0, 0, 0, False), 16)
     assert controller.constants(1.0) == (0.0, 0.0)
 
 
 def test_the_constants_keep_their_ratio_and_follow_the_statistic() -> None:
-    controller = Controller(MB, ratio=2.0, depth=1.0)
+    controller = GateController(MB, ratio=2.0, depth=1.0)
     push, fetch = controller.constants(0.5)
     assert fetch == 2 * push
     assert controller.constants(0.25) == (push / 2, fetch / 2)
@@ -200,7 +200,7 @@ def test_the_constants_keep_their_ratio_and_follow_the_statistic() -> None:
 
 def test_it_begins_where_the_gate_says() -> None:
     gate = {"kind": "bfasgd", "c_push": 0.08, "c_fetch": 0.12, "eps": 1e-4, "floor": 0.01}
-    controller = Controller.beside(gate, MB, None)
+    controller = GateController.beside(gate, MB, None)
     assert controller is not None
     assert controller.constants(1.01) == pytest.approx((0.08, 0.12))
     push, _fetch = controller.constants(0.11)  # a tenth above the floor: the same probability
@@ -209,28 +209,28 @@ def test_it_begins_where_the_gate_says() -> None:
 
 @pytest.mark.parametrize("gate", [None, {"kind": "periodic"}])
 def test_without_a_gate_that_can_be_steered_there_are_no_constants(gate: Any) -> None:
-    controller = Controller.beside(gate, MB, None)
+    controller = GateController.beside(gate, MB, None)
     assert controller is not None
     assert controller.constants(1.0) == ()
     assert controller.report(1.0)["c_push"] is None
 
 
 def test_without_a_budget_there_is_no_controller() -> None:
-    assert Controller.beside({"kind": "bfasgd"}, None, None) is None
+    assert GateController.beside({"kind": "bfasgd"}, None, None) is None
 
 
 def test_budgets_per_worker_are_a_budget_too() -> None:
     """The gates keep to what the workers' budgets come to, where that is the less."""
-    several = Controller(MB, 100_000)
+    several = GateController(MB, 100_000)
     for look in range(1, 200):
         for worker in range(4):
             several.transmitted(worker, 0)
-        several.paced(Crossing(look * LOOK, 38_400, 0, 0, 4 * 200_000, 4, True), 4)
+        several.paced(BudgetSample(look * LOOK, 38_400, 0, 0, 4 * 200_000, 4, True), 4)
     assert several.depth > 0.5
 
 
 def test_who_has_not_transmitted_for_long_weighs_more() -> None:
-    controller = Controller(MB)
+    controller = GateController(MB)
     for peer in (1, 2, 3):
         controller.transmitted(peer, 10)
     assert controller.shares(11, 2) == ()
@@ -243,6 +243,6 @@ def test_who_has_not_transmitted_for_long_weighs_more() -> None:
 
 
 def test_what_a_client_is_to_allow_for_grows_with_the_workers() -> None:
-    controller = Controller(MB, 500_000)
+    controller = GateController(MB, 500_000)
     assert controller.seconds_per_byte(1) == pytest.approx(8 / (USABLE * 500_000))
     assert controller.seconds_per_byte(10) == pytest.approx(80 / (USABLE * MB))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiops.bandwidth.token_bucket import IN, OUT, USABLE, Bucket, Budget, Way
+from aiops.bandwidth.token_bucket import IN, OUT, USABLE, Budget, TokenBucket, Way
 
 STEP = 1 / 512
 MARGIN = 1 / 64  # of a budget, kept for newcomers
@@ -288,7 +288,7 @@ def test_the_time_said_is_when_there_is_room(
     rate: int, spent: float, nbytes: int, start: float
 ) -> None:
     """Neither too early (a server would spin) nor much too late (it would waste)."""
-    bucket, now = Bucket(rate, start), start
+    bucket, now = TokenBucket(rate, start), start
     until = start + spent
     while now < until:
         count = bucket.room(now)
@@ -304,7 +304,7 @@ def test_the_time_said_is_when_there_is_room(
 
 
 def test_a_clock_that_goes_back_earns_nothing() -> None:
-    bucket = Bucket(1000, 10.0)
+    bucket = TokenBucket(1000, 10.0)
     count = bucket.room(10.0)
     bucket.take(count)
     bucket.crossed(count, 10.0)

@@ -37,7 +37,7 @@ def test_a_tiny_run_makes_a_whole_report(
 
 def test_what_differs_is_no_figure() -> None:
     made = iter(range(100))
-    task = (lambda together: None, lambda: np.array([next(made)]))
+    task = (lambda parallel_map: None, lambda: np.array([next(made)]))
     with pytest.raises(RuntimeError, match="something else behind"):
         sharing._rounds(task, Options(rounds=1))
 

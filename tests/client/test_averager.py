@@ -29,7 +29,7 @@ from aiops.errors import (
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Layout
 from aiops.wire import messages
-from aiops.wire.connection import Wire
+from aiops.wire.connection import Connection
 from aiops.wire.messages import Chunk, Greet, Message, Part, Round
 from aiops.wire.sinks import Sink
 from tests.peers import Peer, Taken, eventually, frame
@@ -439,7 +439,9 @@ class Partner:
     def be_ready(self) -> None:
         """Ask for a round."""
         port, nonce = self.listener.getsockname()[1], secrets.token_bytes(16)
-        request = messages.Meet(next(self._ids), "127.0.0.1", port, 1, self.layout.digest, nonce)
+        request = messages.JoinRound(
+            next(self._ids), "127.0.0.1", port, 1, self.layout.digest, nonce
+        )
         self.peer.send(frame(request))
 
     def hear_of_a_round(self) -> None:
@@ -515,7 +517,7 @@ class Neighbour(Peer):
         return Taken(message)
 
 
-class _Unpoliced(Wire):
+class _Unpoliced(Connection):
     """A wire that hears whatever is said."""
 
     def received(self, nbytes: int) -> list[tuple[Message, Sink | None]]:

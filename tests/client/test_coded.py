@@ -102,8 +102,10 @@ class Ended:
         self.digest = hashlib.sha256(engine.store.current.arena.data.tobytes()).hexdigest()
         report = engine.report()
         self.gradients, self.staleness = report["gradients"], report["staleness"]
-        shadowing = engine.answers.shadowing
-        self.shadow = None if shadowing is None else shadowing.shadow.current.arena.data.tobytes()
+        delta_replies = engine.answers.delta_replies
+        self.shadow = (
+            None if delta_replies is None else delta_replies.shadow.current.arena.data.tobytes()
+        )
         self.values = {k: v.copy() for k, v in engine.store.current.arena.views.items()}
         self.buffers = engine.intake.pool.out
 

@@ -29,7 +29,7 @@ from aiops.errors import (
 )
 from aiops.model.layout import Array, Layout
 from aiops.wire import messages
-from aiops.wire.connection import Wire
+from aiops.wire.connection import Connection
 from aiops.wire.fields import MAX_COUNT
 from aiops.wire.handshake import Greeter
 from aiops.wire.messages import Error, Message, Part
@@ -83,7 +83,7 @@ class Server:
         """Begin on a new connection."""
         self._peer += 1
         self._greeter = Greeter(self.token, self._peer.to_bytes(16, "big"))
-        self.wire = Wire("server", self.engine.intake.place)
+        self.wire = Connection("server", self.engine.intake.place)
         self.down = b""
 
     def receive(self, data: bytes) -> None:

@@ -433,7 +433,7 @@ class TestRoom:
 
 
 class TestHostile:
-    def near(self, server: ServerThread) -> tuple[socket.socket, unix_socket.Side]:
+    def near(self, server: ServerThread) -> tuple[socket.socket, unix_socket.UnixSide]:
         sock = unix_socket.reach(*urls.parse(server.url))
         assert sock is not None
         sock.settimeout(PATIENCE)

@@ -76,11 +76,11 @@ class Fixture:
         self.note()
 
     def note(self) -> None:
-        store, shadowing = self.engine.store, self.engine.answers.shadowing
+        store, delta_replies = self.engine.store, self.engine.answers.delta_replies
         assert store is not None
         if store.busy or self.engine.updates.working:
             return
-        current = shadowing.shadow.current if shadowing else store.current
+        current = delta_replies.shadow.current if delta_replies else store.current
         arrays = current.arena.views.items()
         self.versions[current.number] = {name: array.tobytes() for name, array in arrays}
 

@@ -42,9 +42,9 @@ def test_the_payload_and_the_rest(spec: str, feedback: bool, backend: str) -> No
     random, found = np.random.default_rng(2), []
     tensors = [random.normal(size=SHAPE).astype(np.float32) for _ in range(2)]
     shared = Backwards()
-    for together in (sharing.alone, shared):
+    for parallel_map in (sharing.serial_map, shared):
         encoder = find(spec).encoder(SHAPE, feedback=feedback, backend=backend)
-        encoder.together = together
+        encoder.parallel_map = parallel_map
         payloads = [bytes(encoder.encode(tensor)) for tensor in tensors]
         found.append((payloads, None if encoder.rest is None else encoder.rest.tobytes()))
     assert found[0] == found[1]
@@ -58,7 +58,7 @@ def test_the_first_unfit_element_is_named(feedback: bool, spec: str) -> None:
     tensor = np.ones(SHAPE, np.float32)
     tensor.reshape(-1)[[70_000, 200_000, 300_000]] = np.nan
     encoder = find(spec).encoder(SHAPE, feedback=feedback)
-    encoder.together = Backwards()
+    encoder.parallel_map = Backwards()
     with pytest.raises(NotFinite, match="element 70000 "):
         encoder.encode(tensor)
     if encoder.rest is not None:

@@ -22,11 +22,11 @@ from aiops.common import urls
 from aiops.errors import RemoteProtocolError, UsageError
 from aiops.model.layout import Layout
 from aiops.wire import messages
-from aiops.wire.connection import Wire
+from aiops.wire.connection import Connection
 from aiops.wire.decoding import decode
 from aiops.wire.handshake import proof as our_proof
 from aiops.wire.messages import KINDS, Message
-from aiops.wire.shared_payloads import Shared
+from aiops.wire.shared_payloads import SharedPayloads
 from aiops.wire.state_machine import HANDSHAKE, Side
 from docs._tools.wire import page, vectors
 from docs._tools.wire.__main__ import main
@@ -81,7 +81,7 @@ def places_of(example: dict[str, Any]) -> list[tuple[int, int]]:
     return [(segment, offset) for segment, offset in example.get("places", ())]
 
 
-def near(wire: Wire, example: dict[str, Any]) -> Wire:
+def near(wire: Connection, example: dict[str, Any]) -> Connection:
     """A wire whose other side has shown what an example's payloads lie in."""
     if example.get("places") or example["header"]["kind"] == "share":
         memory = np.zeros(1 << 14, np.uint8)
@@ -89,7 +89,7 @@ def near(wire: Wire, example: dict[str, Any]) -> Wire:
             places_of(example), payloads_of(example), strict=True
         ):
             memory[offset : offset + len(payload)] = np.frombuffer(payload, np.uint8)
-        wire.shared = Shared(lambda nbytes: memory)
+        wire.shared = SharedPayloads(lambda nbytes: memory)
         wire.shared.hear(messages.Share(0, 1, len(memory)))
     return wire
 
@@ -162,7 +162,7 @@ class TestBytes:
     def test_message_to_bytes(self, example: dict[str, Any]) -> None:
         message = message_of(example)
         assert messages.encode(message).hex() == example["header_hex"]
-        wire = Wire(example["sender"], no_place)
+        wire = Connection(example["sender"], no_place)
         wire.state = next(
             s for s, says in HANDSHAKE.items() if message.kind in says[example["sender"]]
         )
@@ -174,7 +174,7 @@ class TestBytes:
     def test_bytes_to_message(self, example: dict[str, Any]) -> None:
         message = message_of(example)
         assert decode(bytes.fromhex(example["header_hex"])) == message
-        wire = near(Wire(OTHER[example["sender"]], Landing), example)
+        wire = near(Connection(OTHER[example["sender"]], Landing), example)
         wire.state = next(
             s for s, says in HANDSHAKE.items() if message.kind in says[example["sender"]]
         )
@@ -184,7 +184,9 @@ class TestBytes:
 
     @each_talk
     def test_a_conversation_is_legal_from_beginning_to_end(self, talk: dict[str, Any]) -> None:
-        ends: dict[Side, Wire] = {side: Wire(side, Landing) for side in ("client", "server")}
+        ends: dict[Side, Connection] = {
+            side: Connection(side, Landing) for side in ("client", "server")
+        }
         for said in talk["messages"]:
             views = [[memoryview(payload)] for payload in payloads_of(said)]
             sender = ends[said["sender"]]
@@ -214,7 +216,7 @@ class TestBytes:
     @pytest.mark.parametrize("row", VECTORS["broken"], ids=lambda row: row["why"])
     def test_what_breaks_the_rules_ends_the_connection(self, row: dict[str, str]) -> None:
         with pytest.raises(RemoteProtocolError):
-            feed(Wire("server", no_place), bytes.fromhex(row["frame_hex"]))
+            feed(Connection("server", no_place), bytes.fromhex(row["frame_hex"]))
 
     @pytest.mark.parametrize("row", VECTORS["proofs"])
     def test_proofs(self, row: dict[str, Any]) -> None:

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiops.engine.admission import Intake, Offer
-from aiops.engine.receive import Incoming
+from aiops.engine.admission import Admission, OfferSink
+from aiops.engine.receive import PushSink
 from aiops.errors import BadPush, NotReady, Refused, RemoteProtocolError
 from aiops.model.layout import Layout
 from aiops.wire import messages
-from aiops.wire.connection import Wire
+from aiops.wire.connection import Connection
 from aiops.wire.messages import Define, Fetch, Message, Part, Ping, Push
 from aiops.wire.sinks import Discard, Sink
 from tests.model.test_layout import pushes
@@ -28,15 +28,15 @@ from tests.wire.test_connection import feed, frame
 LAYOUT = Layout((("w", "float32", (2, 3)), ("b", "float16", (3,)), ("d", "float64", ())))
 
 
-def wired(intake: Intake) -> Wire:
+def wired(intake: Admission) -> Connection:
     """A server's end of an open connection."""
-    wire = Wire("server", intake.place)
+    wire = Connection("server", intake.place)
     wire.state = "open"
     return wire
 
 
-def intake_with(layout: Layout | None = LAYOUT, **changes: int) -> Intake:
-    intake = Intake(max_model=1 << 20)
+def intake_with(layout: Layout | None = LAYOUT, **changes: int) -> Admission:
+    intake = Admission(max_model=1 << 20)
     if layout is not None:
         intake.defined(layout)
     for name, value in changes.items():
@@ -54,7 +54,7 @@ def offer(layout: Layout = LAYOUT, *parts: Part) -> Define:
 
 
 def receive(
-    intake: Intake, message: Message, data: bytes, sizes: list[int] | None = None
+    intake: Admission, message: Message, data: bytes, sizes: list[int] | None = None
 ) -> Sink | None:
     """Have a message arrive, its payloads' bytes in ``data``; return its sink."""
     payloads, at = [], 0
@@ -71,7 +71,7 @@ def receive(
 
 
 def fault_of(sink: Sink | None) -> Refused:
-    assert isinstance(sink, Discard | Incoming)
+    assert isinstance(sink, Discard | PushSink)
     assert isinstance(sink.fault, Refused)
     return sink.fault
 
@@ -111,7 +111,7 @@ class TestSurvey:
         payload = b"".join(array.tobytes() for array in arrays)
         intake = intake_with(layout)
         sink = receive(intake, Push(1, 1, False, -1, parts), payload, sizes)
-        assert isinstance(sink, Incoming)
+        assert isinstance(sink, PushSink)
         assert sink.take().data.tobytes() == payload
         if tensor is None or place is None:
             assert sink.fault is None
@@ -154,14 +154,14 @@ class TestSurvey:
             sink = receive(
                 intake_with(layout), whole_push(layout), np.array([0, value], dtype).tobytes()
             )
-            assert isinstance(sink, Incoming)
+            assert isinstance(sink, PushSink)
             assert (sink.fault is not None) == bad
 
     def test_an_offered_model_is_surveyed_too(self) -> None:
         data = np.zeros(LAYOUT.nbytes, np.uint8)
         data[8:32].view(np.float32)[4] = np.nan
         sink = receive(intake_with(None), offer(), data.tobytes(), [5])
-        assert isinstance(sink, Offer)
+        assert isinstance(sink, OfferSink)
         assert str(fault_of(sink)).startswith("'w' holds nan at [1, 1]:")
 
     def test_the_place_in_a_scalar(self) -> None:
@@ -205,7 +205,7 @@ class TestPushes:
         intake = intake_with()
         parts = (Part(0, 8, "raw", 8, 3), Part(32, 38, "raw", 6, 4))
         sink = receive(intake, Push(1, 1, False, -1, parts), bytes(14), [1])
-        assert isinstance(sink, Incoming)
+        assert isinstance(sink, PushSink)
         assert [LAYOUT.tensors[i].name for i in sink.cover.tensors] == ["d", "b"]
         assert sink.cover.bases.tolist() == [3, 4]
         assert sink.cover.starts.tolist() == [0, 8]
@@ -226,7 +226,7 @@ class TestOffers:
         intake = intake_with(None)
         data = np.random.default_rng(0).integers(0, 60, LAYOUT.nbytes, np.uint8)
         sink = receive(intake, offer(), data.tobytes(), [11])
-        assert isinstance(sink, Offer)
+        assert isinstance(sink, OfferSink)
         assert sink.fault is None
         assert sink.buffer.tobytes() == data.tobytes()
         assert sink.layout.rows == LAYOUT.rows
@@ -253,17 +253,19 @@ class TestOffers:
         sink = intake.place(message)
         assert isinstance(sink, Discard)
         assert why in str(fault_of(sink))
-        assert isinstance(intake.place(offer()), Offer), "the next offer may come"
+        assert isinstance(intake.place(offer()), OfferSink), "the next offer may come"
 
     def test_one_is_received_at_a_time(self) -> None:
         intake = intake_with(None)
         first = intake.place(offer())
-        assert isinstance(first, Offer)
+        assert isinstance(first, OfferSink)
         assert intake.place(offer()) is None
         served = []
         intake.pool.wait(lambda: served.append(intake.place(offer())) or True)
         first.abandoned()
-        assert [type(sink) for sink in served] == [Offer], "the first was lost, the next may come"
+        assert [type(sink) for sink in served] == [OfferSink], (
+            "the first was lost, the next may come"
+        )
         first.free()
         assert intake.place(offer()) is None, "what is freed twice is freed once"
 
@@ -281,13 +283,13 @@ class TestPeersWithoutRoom:
         rng = random.Random(seed)
         intake = intake_with(bound=room * LAYOUT.nbytes)
         wires = [wired(intake) for _ in range(peers)]
-        queued: list[Incoming] = []
+        queued: list[PushSink] = []
         heard = [0] * peers
 
         def take(index: int, whole: Any) -> None:
             for _message, sink in whole:
                 heard[index] += 1
-                assert isinstance(sink, Incoming)
+                assert isinstance(sink, PushSink)
                 assert sink.take().data.tobytes() == bytes([index]) * LAYOUT.nbytes
                 queued.append(sink)
 
@@ -364,24 +366,24 @@ OTHERS: tuple[Any, ...] = (None, True, 0.5, float("nan"), "", "raw", b"", (), ((
 
 def spoil_bytes(rng: random.Random, data: bytes) -> bytes:
     """Change a frame as a line might, or somebody who does not look at what it means."""
-    spoilt = bytearray(data)
+    poisoned = bytearray(data)
     for _ in range(rng.randint(1, 4)):
-        at = rng.randrange(len(spoilt) or 1)
+        at = rng.randrange(len(poisoned) or 1)
         what = rng.randrange(6)
-        if what == 0 and spoilt:
-            spoilt[at % len(spoilt)] = rng.randrange(256)
-        elif what == 1 and spoilt:
-            spoilt[at % len(spoilt)] ^= 1 << rng.randrange(8)
+        if what == 0 and poisoned:
+            poisoned[at % len(poisoned)] = rng.randrange(256)
+        elif what == 1 and poisoned:
+            poisoned[at % len(poisoned)] ^= 1 << rng.randrange(8)
         elif what == 2:
-            del spoilt[at : at + rng.randint(1, 9)]
+            del poisoned[at : at + rng.randint(1, 9)]
         elif what == 3:
-            spoilt[at:at] = rng.randbytes(rng.randint(1, 9))
+            poisoned[at:at] = rng.randbytes(rng.randint(1, 9))
         elif what == 4:
-            start = rng.randrange(len(spoilt) or 1)
-            spoilt[at:at] = spoilt[start : start + rng.randint(1, 30)]
+            start = rng.randrange(len(poisoned) or 1)
+            poisoned[at:at] = poisoned[start : start + rng.randint(1, 30)]
         else:
-            del spoilt[at:]
-    return bytes(spoilt)
+            del poisoned[at:]
+    return bytes(poisoned)
 
 
 def spoil_value(rng: random.Random, value: Any) -> Any:
@@ -422,7 +424,7 @@ def _rows_of_five(parts: Any) -> bool:
     return isinstance(parts, tuple) and all(isinstance(row, tuple) for row in parts)
 
 
-def arrive(wire: Wire, stream: bytes, size: int) -> Iterator[tuple[Message, Sink | None]]:
+def arrive(wire: Connection, stream: bytes, size: int) -> Iterator[tuple[Message, Sink | None]]:
     """Have bytes arrive in chunks, and yield what is heard as soon as it is."""
     while stream and not wire.waiting:
         room = wire.next_buffer()
@@ -452,7 +454,7 @@ class TestHostilePeer:
                     fault = getattr(sink, "fault", None)
                     assert fault is None or isinstance(fault, Refused)
                     outcomes["refused" if fault else "taken"] += 1
-                    if isinstance(sink, Incoming):
+                    if isinstance(sink, PushSink):
                         sink.free()
             except RemoteProtocolError:
                 outcomes["broken"] += 1
@@ -464,4 +466,4 @@ class TestHostilePeer:
         assert intake.pool.peak <= max(len(seed) for seed in corpus) * 4
         assert min(outcomes.values()) > 400, f"the frames were not spoilt evenly: {outcomes}"
         honest = offer() if not defined else whole_push()
-        assert isinstance(receive(intake, honest, bytes(38)), Incoming), "the next is served"
+        assert isinstance(receive(intake, honest, bytes(38)), PushSink), "the next is served"

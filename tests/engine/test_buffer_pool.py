@@ -6,11 +6,11 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-from aiops.engine.buffer_pool import Pool
+from aiops.engine.buffer_pool import BufferPool
 
 
 def test_the_bound() -> None:
-    pool = Pool(100)
+    pool = BufferPool(100)
     first, second = pool.take(60), pool.take(40)
     assert first is not None
     assert second is not None
@@ -23,7 +23,7 @@ def test_the_bound() -> None:
 
 
 def test_one_larger_than_everything_gets_through_alone() -> None:
-    pool = Pool(100)
+    pool = BufferPool(100)
     small = pool.take(1)
     assert small is not None
     assert pool.take(1000) is None
@@ -36,7 +36,7 @@ def test_one_larger_than_everything_gets_through_alone() -> None:
 
 
 def test_a_buffer_is_used_again() -> None:
-    pool = Pool(100)
+    pool = BufferPool(100)
     first = pool.take(40)
     assert first is not None
     address = first.ctypes.data
@@ -48,7 +48,7 @@ def test_a_buffer_is_used_again() -> None:
 
 
 def test_what_is_out_and_what_is_kept_stay_within_the_bound() -> None:
-    pool = Pool(100)
+    pool = BufferPool(100)
     sizes = (20, 30, 25, 25, 60, 40, 100, 10, 90)
     for first, second in pairwise(sizes):
         taken = [pool.take(first), pool.take(second)]
@@ -60,7 +60,7 @@ def test_what_is_out_and_what_is_kept_stay_within_the_bound() -> None:
 
 
 def test_those_in_line_are_served_in_turn() -> None:
-    pool = Pool(100)
+    pool = BufferPool(100)
     first = pool.take(100)
     assert first is not None
     served: list[tuple[str, Any]] = []
@@ -86,7 +86,7 @@ def test_those_in_line_are_served_in_turn() -> None:
 
 def test_nobody_overtakes_those_in_line() -> None:
     """Else a large push would wait for ever while small ones come and go."""
-    pool = Pool(100)
+    pool = BufferPool(100)
     first = pool.take(60)
     assert first is not None
     served: list[Any] = []
@@ -107,7 +107,7 @@ def test_nobody_overtakes_those_in_line() -> None:
 
 def test_a_buffer_that_comes_back_while_the_line_is_served() -> None:
     """A peer that is let go on may finish at once, and give its buffer back at once."""
-    pool = Pool(100)
+    pool = BufferPool(100)
     first = pool.take(100)
     assert first is not None
     served = []
@@ -128,7 +128,7 @@ def test_a_buffer_that_comes_back_while_the_line_is_served() -> None:
 
 
 def test_a_buffer_let_go_of_wakes_the_line() -> None:
-    pool = Pool(100)
+    pool = BufferPool(100)
     woken: list[bool] = []
     pool.wake = lambda: woken.append(True)
     first = pool.take(100)
@@ -145,7 +145,7 @@ def test_a_buffer_let_go_of_wakes_the_line() -> None:
     second = pool.take(1)
     assert second is None
     pool.wait(again)
-    pool.let_go(Pool(100).take(100))  # type: ignore[arg-type]
+    pool.let_go(BufferPool(100).take(100))  # type: ignore[arg-type]
     assert woken, "somebody waits, so the pool asks to be looked at"
     assert not served, "from whichever thread: nothing is done here"
     pool.settle()

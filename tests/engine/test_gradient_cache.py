@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aiops.model.layout import Array
-from aiops.wire.messages import Ack, Again
+from aiops.wire.messages import Ack, Reapply
 from tests.inline import Inline
 
 SIZE = 100
@@ -30,7 +30,7 @@ def again(inline: Inline, peer: int, seq: int | None = None) -> Ack:
     """Have a worker's last gradient applied again."""
     if seq is None:
         seq = inline.seqs[peer] = inline.seqs.get(peer, 0) + 1
-    answer = inline.receive(peer, Again(1000 * peer + seq, seq, False, -1))
+    answer = inline.receive(peer, Reapply(1000 * peer + seq, seq, False, -1))
     assert isinstance(answer, Ack)
     return answer
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from aiops.engine import membership
-from aiops.engine.membership import Crew
+from aiops.engine.membership import Membership
 from aiops.wire.traffic import Traffic
 
 NOW = 0.0
 
 
-def met(clients: int) -> Crew:
+def met(clients: int) -> Membership:
     """A crew that so many clients have come to; connection and client have the same number."""
-    found = Crew(None, 10.0)
+    found = Membership(None, 10.0)
     for number in range(clients):
         found.join(number, f"client-{number}", 1, f"w{number}", True, Traffic())
     return found

@@ -11,7 +11,7 @@ import pytest
 from aiops.algorithms.average import Average
 from aiops.engine.events import Stopping
 from aiops.errors import UsageError
-from aiops.wire.messages import Error, Fetch, Leave, Meet, Message, Round
+from aiops.wire.messages import Error, Fetch, JoinRound, Leave, Message, Round
 from tests.inline import Inline
 
 W = {"w": np.zeros(3, np.float32)}
@@ -38,7 +38,7 @@ def meet(inline: Inline, peer: int, rounds: int = 1, **changes: Any) -> Message 
         "nonce": bytes([peer]) * 16,
         **changes,
     }
-    return inline.receive(peer, Meet(next(_ids), **fields))
+    return inline.receive(peer, JoinRound(next(_ids), **fields))
 
 
 def last(inline: Inline, peer: int) -> Round:
@@ -169,7 +169,7 @@ class TestWithdrawing:
         inline = settled(1, 2, 3)
         meet(inline, 1)
         before = len(inline.said[1])
-        inline.receive(1, Meet(77, "", 0, 2, b"", b"n" * 16))
+        inline.receive(1, JoinRound(77, "", 0, 2, b"", b"n" * 16))
         assert [one.members for one in rounds(inline, 1)[before - 1 :]] == [(), ()]
         assert inline.said[1][-1].id == 77
         meet(inline, 2)
@@ -178,7 +178,7 @@ class TestWithdrawing:
 
     def test_who_comes_back_is_waited_for(self) -> None:
         inline = settled(1, 2)
-        inline.receive(1, Meet(77, "", 0, 2, b"", b"n" * 16))
+        inline.receive(1, JoinRound(77, "", 0, 2, b"", b"n" * 16))
         assert ports(meet(inline, 2)) == [1002]  # type: ignore[arg-type]
         meet(inline, 1)
         meet(inline, 2)
@@ -188,7 +188,7 @@ class TestWithdrawing:
         inline = settled(1, 2, 3)
         meet(inline, 2)
         meet(inline, 3)
-        inline.receive(1, Meet(77, "", 0, 2, b"", b"n" * 16))
+        inline.receive(1, JoinRound(77, "", 0, 2, b"", b"n" * 16))
         assert ports(last(inline, 2)) == [1002, 1003]
 
 
@@ -237,7 +237,7 @@ class TestNewcomers:
 
     def test_newcomers_have_nothing_to_begin_with_while_the_others_are_away(self) -> None:
         inline = settled(1)
-        inline.receive(1, Meet(77, "", 0, 2, b"", b"n" * 16))  # evaluating, say
+        inline.receive(1, JoinRound(77, "", 0, 2, b"", b"n" * 16))  # evaluating, say
         inline.join(2)
         inline.join(3)
         meet(inline, 2, rounds=0)
@@ -301,7 +301,7 @@ class TestRefusals:
         assert "--policy average" in meet(other, 1).text  # type: ignore[union-attr]
         empty = Inline("average")
         empty.join(1)
-        answer = empty.receive(1, Meet(1, "h", 1, 0, b"", b"n" * 16))
+        answer = empty.receive(1, JoinRound(1, "h", 1, 0, b"", b"n" * 16))
         assert isinstance(answer, Error)
         assert answer.code == "not-ready"
 

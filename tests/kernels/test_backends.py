@@ -304,15 +304,15 @@ def test_16_bit_blocks_cut_and_join_spans_without_a_trace(dtype: np.dtype, rule:
     more = random.uniform(0.0, 1.0, (len(sizes), len(rule.scalars)))
     spans = Spans(lo, hi, lo, step, more)
     arrays = arrays_for(rule, random, int(hi[-1]), int(hi[-1]), dtype, special=False)
-    together, apart = ([array.copy() for array in arrays] for _ in range(2))
+    parallel_map, apart = ([array.copy() for array in arrays] for _ in range(2))
     kernel = build(rule, dtype, "numba")
     split = 3 + len(rule.state)
-    base, grad, target, *state = together[:split]
-    sums = kernel(spans, 0.5, base, grad, target, state, together[split:])
+    base, grad, target, *state = parallel_map[:split]
+    sums = kernel(spans, 0.5, base, grad, target, state, parallel_map[split:])
     base, grad, target, *state = apart[:split]
     each = [
         kernel(Spans([a], [z], [a], [s], [m]), 0.5, base, grad, target, state, apart[split:])[0]
         for (a, z, _, s), m in zip(spans.rows(), spans.more, strict=True)
     ]
     assert sums.tolist() == each
-    assert [bits(array) for array in together] == [bits(array) for array in apart]
+    assert [bits(array) for array in parallel_map] == [bits(array) for array in apart]

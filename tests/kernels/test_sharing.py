@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from aiops.algorithms import find
 from aiops.kernels import Spans, build, sharing, surveyor
 from aiops.kernels.packed import FORMS
-from aiops.kernels.sharing import add, alone, copy, cut, filled, survey, update
+from aiops.kernels.sharing import add, copy, cut, filled, serial_map, survey, update
 
 BACKENDS = ("numpy", "numba")
 
@@ -42,14 +42,14 @@ def test_an_update(backend: str, policy: str, dtype: Any) -> None:
     lo = np.concatenate(([5], 5 + np.cumsum(sizes)[:-1]))
     total = 5 + int(sizes.sum()) + 7
     found = []
-    for together in (alone, backwards):
+    for parallel_map in (serial_map, backwards):
         random = np.random.default_rng(3)
         base = random.normal(size=total).astype(wide)
         grad = random.normal(size=total).astype(dtype)
         target = np.zeros(total, dtype)
         state = [np.full(total, value, wide) for value in rule.state.values()]
         spans = Spans(lo, lo + sizes, lo - 5, np.linspace(0.1, 0.6, len(sizes)))
-        sums = update(kernel, together, spans, 0.5, base, grad, target, state)
+        sums = update(kernel, parallel_map, spans, 0.5, base, grad, target, state)
         found.append([array.tobytes() for array in (sums, base, target, *state)])
     assert found[0] == found[1]
 
@@ -82,14 +82,14 @@ def test_a_survey(backend: str, bad: tuple[int, ...]) -> None:
     array = np.ones(1000, np.float32)
     array[list(bad)] = np.nan
     find = surveyor(array.dtype, backend)
-    assert survey(find, array, backwards) == survey(find, array, alone) == min(bad, default=-1)
+    assert survey(find, array, backwards) == survey(find, array, serial_map) == min(bad, default=-1)
 
 
 def test_a_copy() -> None:
     source = np.random.default_rng(0).integers(0, 255, 1001).astype(np.uint8)
-    for together in (alone, backwards):
+    for parallel_map in (serial_map, backwards):
         target = np.zeros(1001, np.uint8)
-        copy(target, source, together)
+        copy(target, source, parallel_map)
         assert np.array_equal(target, source)
 
 
@@ -97,9 +97,9 @@ def test_a_sum() -> None:
     random = np.random.default_rng(0)
     one, other = random.normal(size=(2, 1001)).astype(np.float32)
     expected = one + other
-    for together in (alone, backwards):
+    for parallel_map in (serial_map, backwards):
         target = one.copy()
-        assert add(target, other, together) is target
+        assert add(target, other, parallel_map) is target
         assert np.array_equal(target, expected)
 
 
@@ -107,8 +107,8 @@ def test_a_sum() -> None:
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("size", [0, 7, 1001])
 def test_a_new_array_that_holds_a_value(size: int, dtype: Any, value: float) -> None:
-    for together in (alone, backwards):
-        found = filled(size, np.dtype(dtype), value, together)
+    for parallel_map in (serial_map, backwards):
+        found = filled(size, np.dtype(dtype), value, parallel_map)
         assert found.flags.writeable
         assert found.dtype == dtype
         assert found.tobytes() == np.full(size, value, dtype).tobytes()
@@ -124,10 +124,10 @@ def test_an_update_from_payloads(backend: str, codec: str) -> None:
     grad = np.random.default_rng(5).integers(0, 60, int(lengths.sum()), np.uint8)
     lo, src, total = np.cumsum(sizes) - sizes, np.cumsum(lengths) - lengths, int(sizes.sum())
     found = []
-    for together in (alone, backwards):
+    for parallel_map in (serial_map, backwards):
         base = np.random.default_rng(3).normal(size=total).astype(np.float32)
         state = [np.full(total, value, np.float32) for value in rule.state.values()]
         spans = Spans(lo, lo + sizes, src, np.linspace(0.1, 0.6, len(sizes)))
-        sums = update(kernel, together, spans, 0.5, base, grad, base, state, whole=True)
+        sums = update(kernel, parallel_map, spans, 0.5, base, grad, base, state, whole=True)
         found.append([array.tobytes() for array in (sums, base, *state)])
     assert found[0] == found[1]

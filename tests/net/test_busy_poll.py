@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from aiops.net.busy_poll import Lookout, Spin
+from aiops.net.busy_poll import BusyPoll, Spin
 
 
 class Processor:
@@ -78,7 +78,7 @@ class TestSpin:
 class TestLookout:
     def setup_method(self) -> None:
         self.processor = Processor()
-        self.lookout = Lookout(Spin(self.processor.clock, self.processor.give_way))
+        self.lookout = BusyPoll(Spin(self.processor.clock, self.processor.give_way))
 
     async def rounds(self, count: int) -> int:
         """Let the loop come round so many times; return how often it looked so far."""

@@ -9,14 +9,14 @@ import threading
 import pytest
 
 from aiops.net.cpu_count import usable
-from aiops.net.thread_pool import HANDS, MOST, Hands, hands_of
+from aiops.net.thread_pool import HANDS, MOST, ThreadPool, hands_of
 from tests.support import PATIENCE
 
 
 @pytest.mark.parametrize("helpers", [0, 1, 3])
 @pytest.mark.parametrize("count", [0, 1, 2, 50])
 def test_every_piece_is_done_once(helpers: int, count: int) -> None:
-    hands, done = Hands(helpers), [0] * count
+    hands, done = ThreadPool(helpers), [0] * count
     assert hands.count == 1 + helpers
 
     def piece(number: int) -> None:
@@ -35,11 +35,11 @@ def test_as_many_as_there_are_processors_or_as_one_says() -> None:
 
 def test_helpers_do_help() -> None:
     both = threading.Barrier(2)
-    Hands(1).all([lambda: both.wait(PATIENCE)] * 2)  # neither is done alone
+    ThreadPool(1).all([lambda: both.wait(PATIENCE)] * 2)  # neither is done alone
 
 
 def test_nobody_waits_for_helpers_that_do_not_come() -> None:
-    hands, busy, done = Hands(1), threading.Event(), []
+    hands, busy, done = ThreadPool(1), threading.Event(), []
     begun = threading.Event()
 
     def occupy() -> None:
@@ -66,12 +66,12 @@ def test_what_goes_wrong_is_told_when_all_is_done() -> None:
         raise ValueError("wrong")
 
     with pytest.raises(ValueError, match="wrong"):
-        Hands(1).all([wrong, *[lambda: done.append(1)] * 9])
+        ThreadPool(1).all([wrong, *[lambda: done.append(1)] * 9])
     assert len(done) == 9
 
 
 def test_several_may_ask_at_once() -> None:
-    hands, lock, done = Hands(2), threading.Lock(), []
+    hands, lock, done = ThreadPool(2), threading.Lock(), []
 
     def ask() -> None:
         def piece() -> None:

@@ -167,7 +167,7 @@ class TestProcess:
             "double": np.arange(3, dtype=np.float64),
             "single": np.arange(6, dtype=np.float32).reshape(2, 3),
             "half": np.arange(4, dtype=np.float16),
-            "brain": np.arange(5).astype(ml_dtypes.bfloat16),
+            "coordinator": np.arange(5).astype(ml_dtypes.bfloat16),
             "scalar": np.array(7, np.float32),
             "empty": np.zeros((0, 2), np.float32),
         }

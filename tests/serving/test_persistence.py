@@ -32,7 +32,7 @@ START: Mapping[str, Array] = {
     "mango": np.full((3, 2), 2, np.float32),
     "wide.b": np.arange(3, dtype=np.float64),
     "wide.a": np.arange(2, dtype=np.float64),
-    "brain": np.arange(5).astype(ml_dtypes.bfloat16),
+    "coordinator": np.arange(5).astype(ml_dtypes.bfloat16),
     "half.z": np.arange(4, dtype=np.float16),
     "half.a": np.ones(2, np.float16),
     "none": np.zeros((0, 2), np.float32),

@@ -23,7 +23,7 @@ from aiops.kernels.rule import Rule
 from aiops.model.layout import Array
 from aiops.serving import persistence
 from aiops.serving.safetensors_io import read_model, write_model
-from aiops.store.parameters import Job
+from aiops.store.parameters import UpdateJob
 from tests.peers import eventually
 from tests.proxy import Proxy
 from tests.support import PATIENCE, ServerThread
@@ -188,7 +188,7 @@ class TestFailure:
     ) -> None:
         """The parameters may be half written: going on would be a lie."""
 
-        def fail(job: Job) -> Any:
+        def fail(job: UpdateJob) -> Any:
             raise ArithmeticError("a kernel failed")
 
         with (  # noqa: PT012  (it is the end of the server that raises)
@@ -199,7 +199,7 @@ class TestFailure:
             server.call(lambda s: s.engine.plan.update(patience=0.0))
             params = client.define({"w": np.zeros(count, np.float32)})
             client.exchange(params, ones(params))
-            monkeypatch.setattr(Job, "run", fail)
+            monkeypatch.setattr(UpdateJob, "run", fail)
             with pytest.raises(Unavailable, match=r"error of its own .*ArithmeticError: a kernel"):
                 client.exchange(params, ones(params))
 
@@ -320,8 +320,8 @@ class TestThreads:
         for threads in (1, 2):
             both = threading.Barrier(threads)
             with ServerThread(policy="asgd", kernels="numpy", threads=threads) as server:
-                together = server.call(lambda s: s._machine.together)
-                together([lambda barrier=both: barrier.wait(PATIENCE)] * threads)
+                parallel_map = server.call(lambda s: s._machine.parallel_map)
+                parallel_map([lambda barrier=both: barrier.wait(PATIENCE)] * threads)
 
     @pytest.mark.parametrize("threads", [0, -1])
     def test_less_than_one_is_refused(self, threads: int) -> None:

@@ -105,7 +105,7 @@ def test_a_gradient_is_applied_again(bound: int) -> None:
         assert used == [bound > 100] * 4
         ends.append((params.version, params["w"].tobytes()))
         for host in each.hosts:
-            assert host.brain.pools[0].out == 0
+            assert host.coordinator.pools[0].out == 0
     assert ends[0] == ends[1]
-    kept = len(world.followers[0].brain._rooms._by_number)
+    kept = len(world.followers[0].coordinator._rooms._by_number)
     assert kept == (bound > 100), "what is not kept any more is forgotten everywhere"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aiops.client.params import Params
-from aiops.codecs.choice import Choice
+from aiops.codecs.choice import CodecChoice
 from aiops.errors import RemoteProtocolError, Unavailable
 from aiops.model.layout import Layout
 from aiops.model.placement import Placement
@@ -62,11 +62,14 @@ class Training:
 
     def shadow(self) -> bytes:
         """What the shards hold together."""
-        shadowing = self.world.engine.answers.shadowing
-        assert shadowing is not None
-        shadows = [shadowing.shadow, *(host.brain._shadow for host in self.world.followers)]
+        delta_replies = self.world.engine.answers.delta_replies
+        assert delta_replies is not None
+        shadows = [
+            delta_replies.shadow,
+            *(host.coordinator._shadow for host in self.world.followers),
+        ]
         numbers = {shadow.current.number for shadow in shadows}
-        assert numbers == {shadowing.shadow.current.number}
+        assert numbers == {delta_replies.shadow.current.number}
         return b"".join(shadow.current.arena.data.tobytes() for shadow in shadows)
 
 
@@ -86,9 +89,9 @@ def test_where_no_tensor_is_cut_all_is_what_it_is_on_one_server(
         for name, array in theirs.items():
             assert array.any()
             assert array.tobytes() == ours[name].tobytes(), name
-    assert alone.world.engine.answers.shadowing is not None
-    assert spread.world.engine.answers.shadowing is not None
-    shadows = [each.world.engine.answers.shadowing.shadow for each in (alone, spread)]  # type: ignore[union-attr]
+    assert alone.world.engine.answers.delta_replies is not None
+    assert spread.world.engine.answers.delta_replies is not None
+    shadows = [each.world.engine.answers.delta_replies.shadow for each in (alone, spread)]  # type: ignore[union-attr]
     assert shadows[0].report() == shadows[1].report(), "one decision, of the same numbers"
 
 
@@ -100,7 +103,7 @@ def test_what_a_reader_holds_is_the_shadow(shards: int, codec: str) -> None:
         training.step(step % 2)
         _actor, params = training.actors[step % 2]
         assert params.own().data.tobytes() == training.shadow()
-        assert params.version == training.world.engine.answers.shadowing.shadow.current.number  # type: ignore[union-attr]
+        assert params.version == training.world.engine.answers.delta_replies.shadow.current.number  # type: ignore[union-attr]
     training.step(1)
     raw = sum(array.nbytes for array in CUT.values())
     assert training.brought < raw * 0.8, "it came as increments"
@@ -124,11 +127,11 @@ def test_increments_are_forgotten_on_all_shards() -> None:
     training = Training(3, CUT, "fp16")
     for _step in range(20):
         training.step(0)
-    assert training.world.engine.answers.shadowing is not None
-    oldest = training.world.engine.answers.shadowing.shadow.oldest
+    assert training.world.engine.answers.delta_replies is not None
+    oldest = training.world.engine.answers.delta_replies.shadow.oldest
     assert oldest > 10
     for host in training.world.followers:
-        shadow = host.brain._shadow
+        shadow = host.coordinator._shadow
         assert oldest - shadow.oldest <= 1, "told with the next"
 
 
@@ -138,11 +141,11 @@ def test_all_pieces_of_a_tensor_travel_one_way() -> None:
     found = {}
     for cut in (12 * 200, 12):
         pieces = Placement(layout, [0, cut]).all
-        found[cut] = [codec is not None for codec in _codecs(pieces, Choice.of(["lowrank:2"]))]
+        found[cut] = [codec is not None for codec in _codecs(pieces, CodecChoice.of(["lowrank:2"]))]
     assert found[12] == [False, False]
     layout = Layout([("w", "float32", (400, 30))])
     pieces = Placement(layout, [0, 120 * 200]).all
-    assert all(_codecs(pieces, Choice.of(["int8"])))
+    assert all(_codecs(pieces, CodecChoice.of(["int8"])))
 
 
 def test_values_that_run_away_are_sent_as_they_are() -> None:
@@ -166,9 +169,9 @@ def test_a_shard_that_is_gone_while_the_shadow_follows() -> None:
     world = training.world
     request = actor.talk.push(ones(params), params, params)
     actor.flush()
-    shadowing = world.engine.answers.shadowing
-    assert shadowing is not None
-    while not shadowing._waiting:
+    delta_replies = world.engine.answers.delta_replies
+    assert delta_replies is not None
+    while not delta_replies._waiting:
         found = world.choices()
         found[0]()
     world.lead.orders[0].lost()

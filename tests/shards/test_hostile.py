@@ -12,7 +12,7 @@ from aiops.client.params import Params
 from aiops.client.requests import Request
 from aiops.errors import BadPush, RemoteProtocolError
 from aiops.wire import messages
-from aiops.wire.connection import Wire
+from aiops.wire.connection import Connection
 from aiops.wire.messages import Part, Portion, Push
 from tests.shards.world import Actor, World
 
@@ -57,7 +57,7 @@ def unharmed(world: World, version: int) -> None:
     assert receipt.version == version + 1
     assert all((a == -version - 1).all() for a in params.values())
     for host in world.hosts:
-        assert host.brain.pools[0].out == 0
+        assert host.coordinator.pools[0].out == 0
     assert world.lead.ended is None
     assert world.followers[0].ended is None
 
@@ -190,7 +190,7 @@ def test_a_push_whose_portion_never_comes_is_overdue(world: World) -> None:
 def test_nobody_else_gives_orders(world: World) -> None:
     actor, _params = joined(world, "worker")
     [(_talk, _line), (_branch, line)] = actor.lines
-    order = Wire("client", lambda message: None)
+    order = Connection("client", lambda message: None)
     order.state = "led"
     for buffer in order.send(messages.Forget(1, False)):
         line.up.bytes += buffer
@@ -220,7 +220,7 @@ def test_who_does_not_belong_there(world: World, greeting: tuple[str, str], why:
         "follow": lambda: messages.Follow(*who),
         "hello": lambda: messages.Hello(0, 1, "x", 1, "x", "worker", False, bytes(16), ""),
     }[kind]()
-    wire = Wire("client", lambda message: None)
+    wire = Connection("client", lambda message: None)
     line.up.say(wire.send(hello))
     world.settle()
     came = bytes(line.down.bytes)
@@ -236,7 +236,7 @@ def test_who_does_not_belong_there(world: World, greeting: tuple[str, str], why:
 def test_a_server_without_shards_follows_nobody() -> None:
     world = World(0, 1)
     line = world.lead.accept(None)
-    wire = Wire("client", lambda message: None)
+    wire = Connection("client", lambda message: None)
     who = 0, 1, "x", 1, "x", "run", False, bytes(16), ""
     line.up.say(wire.send(messages.Follow(*who)))
     world.settle()

@@ -103,7 +103,7 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
 def world_with_little_room(seed: int, shards: int, *given: Any, **options: Any) -> World:
     world = World(seed, shards, *given, **options)
     world.cuts = 0.005
-    for intake in (world.engine.intake, *(host.brain.intake for host in world.followers)):
+    for intake in (world.engine.intake, *(host.coordinator.intake for host in world.followers)):
         intake.buffers = 0
     return world
 
@@ -122,7 +122,7 @@ def test_connections_are_cut_and_pools_are_full(seed: int, shards: int) -> None:
     assert params.version == 16
     assert all((a == -total).all() for a in params.values())
     for host in world.hosts:
-        assert host.brain.pools[0].out == 0, "every buffer has come back"
+        assert host.coordinator.pools[0].out == 0, "every buffer has come back"
 
 
 @pytest.mark.usefixtures("little_room")
@@ -135,7 +135,7 @@ def test_other_policies(policy: str, seed: int) -> None:
     world.run()
     Checker.check(final(world, SINGLE))
     for host in world.hosts:
-        assert host.brain.pools[0].out == 0, "every buffer has come back"
+        assert host.coordinator.pools[0].out == 0, "every buffer has come back"
         assert not host.kernels
 
 
@@ -155,7 +155,7 @@ def test_coded_parameters(policy: str, seed: int) -> None:
     assert params.version == 15
     assert all((a == -total).all() for a in params.values())
     for host in world.hosts:
-        assert host.brain.pools[0].out == 0, "every buffer has come back"
+        assert host.coordinator.pools[0].out == 0, "every buffer has come back"
 
 
 @pytest.mark.usefixtures("little_room")

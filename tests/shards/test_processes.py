@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 from aiops.client import Client
 from aiops.errors import Refused, Unauthorised, Unavailable, UsageError
 from aiops.serving.config import Config
-from aiops.serving.shard_processes import Children, flags
+from aiops.serving.shard_processes import ShardProcesses, flags
 from tests.support import PATIENCE, Process, assert_same, server_process
 
 FLAGS = ("--policy", "asgd", "--lr", "1", "--kernels", "numpy", "--shard-bytes", "1")
@@ -280,7 +280,7 @@ def test_processes_of_one_machine_share_its_processors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("aiops.net.cpu_count.usable", lambda: processors)
-    config = Children(Config(**settings)).config
+    config = ShardProcesses(Config(**settings)).config
     assert config.threads == threads
     found = flags(config)
     assert (

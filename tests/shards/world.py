@@ -34,7 +34,7 @@ from aiops.engine.events import (
 from aiops.errors import AiopsError, ConnectionLost
 from aiops.shards.follower import Follower
 from aiops.shards.lead import Lead
-from aiops.wire.connection import Wire
+from aiops.wire.connection import Connection
 from aiops.wire.handshake import Greeter
 from aiops.wire.messages import PROTOCOL, Attached, Error
 from aiops.wire.messages import Lead as LeadHello
@@ -59,8 +59,8 @@ class Line:
     def __init__(self, host: Host, number: int, far: Any) -> None:
         self.host, self.number, self.far = host, number, far
         self.up, self.down = Pipe(), Pipe()  # towards the server, and from it
-        self.wire = Wire("server", lambda message: host.place(self, message))
-        self.greeter = Greeter(None, bytes(16), follower=isinstance(host.brain, Follower))
+        self.wire = Connection("server", lambda message: host.place(self, message))
+        self.greeter = Greeter(None, bytes(16), follower=isinstance(host.coordinator, Follower))
         self.joined = self.dead = False
 
     def cut(self) -> None:
@@ -80,15 +80,15 @@ class Line:
             return False
         self.host.heard(self, whole)
         if self.wire.waiting:
-            self.host.brain.wait(self.resume)
+            self.host.coordinator.wait(self.resume)
         return True
 
 
 class Host:
     """A server's shell."""
 
-    def __init__(self, world: World, brain: Any) -> None:
-        self.world, self.brain = world, brain
+    def __init__(self, world: World, coordinator: Any) -> None:
+        self.world, self.coordinator = world, coordinator
         self.lines: dict[int, Line] = {}
         self.kernels: deque[Apply] = deque()
         self.events: deque[Event] = deque()
@@ -103,9 +103,9 @@ class Host:
         return line
 
     def place(self, line: Line, message: Any) -> Any:
-        sink = self.brain.place(line.number, message)
+        sink = self.coordinator.place(line.number, message)
         if not self.handling:
-            self.perform(self.brain.flush())
+            self.perform(self.coordinator.flush())
         return sink
 
     def arrive(self, line: Line, count: int) -> None:
@@ -116,7 +116,7 @@ class Host:
         del line.up.bytes[:count]
         self.heard(line, line.wire.received(count))
         if line.wire.waiting:
-            self.brain.wait(line.resume)
+            self.coordinator.wait(line.resume)
 
     def heard(self, line: Line, whole: Any) -> None:
         for message, sink in whole:
@@ -144,7 +144,7 @@ class Host:
             return
         self.handling = True
         while self.events:
-            self.perform(self.brain.handle(self.events.popleft()))
+            self.perform(self.coordinator.handle(self.events.popleft()))
         self.handling = False
 
     def perform(self, effects: Any) -> None:
@@ -190,7 +190,7 @@ class Leash:
         self.line = host.accept(self)
         self.attached = False
         lead = world.lead_brain
-        self.wire = Wire("client", lambda message: lead.place_told(shard, message))
+        self.wire = Connection("client", lambda message: lead.place_told(shard, message))
         rule = world.engine.algorithm
         said = "lead", 1, "lead", "run", True, bytes(16), "", rule.name, rule.settings()
         hello = LeadHello(0, PROTOCOL, *said)

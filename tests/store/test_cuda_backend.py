@@ -17,9 +17,9 @@ from aiops.model.arena import aligned
 from aiops.model.layout import Array, Cover, Layout, dtype_named
 from aiops.model.shared_memory import Memory, SharedMemory, available
 from aiops.store import cuda_backend
-from aiops.store.cuda_backend import Buffers, OnDevice, PageLocked
+from aiops.store.cuda_backend import Buffers, CudaBackend, PageLocked
 from aiops.store.gradient import Gradient
-from aiops.store.parameters import Job, Store
+from aiops.store.parameters import Store, UpdateJob
 from aiops.wire.messages import Part
 from tests.devices import DEVICES, device_named, machine_with
 from tests.emulated import COMPILER, EmulatedDevice, Mark
@@ -75,7 +75,7 @@ class Both:
             gradient = None if arrays is None else gradient_of(store, arrays)
             if gradient is not None and coded:
                 gradient = self.coded(store.layout, arrays, gradient.cover, coded)
-            job = Job(store, gradient, **{k: v for k, v in facts.items() if k != "take"})
+            job = UpdateJob(store, gradient, **{k: v for k, v in facts.items() if k != "take"})
             if facts.get("take", True):
                 covered = store.layout.all if gradient is None else gradient.cover.tensors
                 job.touched = covered
@@ -185,7 +185,9 @@ class TestBits:
         for store in both.stores:
             gradient = gradient_of(store, arrays)
             weights = None if measured == "gradient" else np.ones(len(arrays))
-            job = Job(store, gradient, weights=weights, touched=store.layout.all, measure=True)
+            job = UpdateJob(
+                store, gradient, weights=weights, touched=store.layout.all, measure=True
+            )
             found.append(job.run().view(np.float64).tolist())
         assert found[0] == found[1]
         assert found[0][0] > 0
@@ -226,7 +228,7 @@ class TestBits:
             if how:
                 gradient = both.coded(store.layout, arrays, gradient.cover, how)
             touched = gradient.cover.tensors
-            job = Job(store, gradient, steps=np.full(len(touched), 0.1), touched=touched)
+            job = UpdateJob(store, gradient, steps=np.full(len(touched), 0.1), touched=touched)
             job.scalars = np.full((len(touched), len(both.rule.scalars)), 0.7)
             job.sent = lease.version
             job.base, job.target = store.current, store.begin()
@@ -250,7 +252,7 @@ class TestBits:
         for store, lease in zip(both.stores, leases, strict=True):  # and with an older one
             gradient = gradient_of(store, both.arrays)
             touched = gradient.cover.tensors
-            job = Job(store, gradient, steps=np.full(len(touched), 0.1), touched=touched)
+            job = UpdateJob(store, gradient, steps=np.full(len(touched), 0.1), touched=touched)
             job.scalars = np.full((len(touched), len(both.rule.scalars)), 0.7)
             job.sent, job.base, job.target = lease.version, store.current, store.begin()
             store.commit(job.target, touched, job.run())
@@ -263,7 +265,7 @@ class TestBits:
         store.set(arrays)
         [[payload]] = store.lease().payloads()
         gradient = gradient_of(store, {"w": np.ones(50, np.float32)})
-        job = Job(store, gradient, steps=np.ones(1), touched=store.layout.all)
+        job = UpdateJob(store, gradient, steps=np.ones(1), touched=store.layout.all)
         job.base, job.target = store.current, store.begin()
         store.commit(job.target, job.touched, job.run())
         assert (np.frombuffer(payload, np.float32) < 0).all()
@@ -275,7 +277,7 @@ class Counted:
     def __init__(self, store: Store) -> None:
         self.store, self.copies = store, 0
         place = store.stepping.place
-        assert isinstance(place, OnDevice)
+        assert isinstance(place, CudaBackend)
         copy = place._downloaded
 
         def counted(arena: Any) -> None:
@@ -334,7 +336,7 @@ class TestOverlap:
         monkeypatch.setattr(cuda_backend, "PORTION", 1024)
         both, events = Both(EmulatedDevice(), "fasgd", *dtypes), list[str]()
         place = both.stores[1].stepping.place
-        assert isinstance(place, OnDevice)
+        assert isinstance(place, CudaBackend)
         wait, download = Mark.wait, place._down.download
 
         def waited(mark: Mark) -> None:

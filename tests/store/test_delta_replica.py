@@ -10,11 +10,11 @@ import pytest
 
 from aiops.client.incoming import Into, wants_of
 from aiops.client.params import Params
-from aiops.codecs.choice import Choice
+from aiops.codecs.choice import CodecChoice
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Ints, Layout
 from aiops.store import delta_replica as module
-from aiops.store.delta_replica import Shadow
+from aiops.store.delta_replica import DeltaReplica
 from aiops.store.snapshots import Lease, Version, Wanted
 from aiops.wire.messages import Parts
 
@@ -43,7 +43,7 @@ class Model:
             view[...] = self.rng.normal(size=view.shape)
         self.layout = layout
         self.version = Version(0, arena, np.zeros(len(layout.tensors), np.int64), 0)
-        self.shadow = Shadow(self.version, Choice.of(codecs), backend)
+        self.shadow = DeltaReplica(self.version, CodecChoice.of(codecs), backend)
 
     def move(self, touched: Ints | None = None, scale: float = 0.01) -> None:
         """Make an update: noise on some tensors."""
@@ -359,7 +359,7 @@ class TestLag:
 
     def test_a_lag_that_is_set_stays(self) -> None:
         model = Model("int8")
-        shadow = Shadow(model.version, Choice.of(("int8",)), "numpy", lag=7)
+        shadow = DeltaReplica(model.version, CodecChoice.of(("int8",)), "numpy", lag=7)
         shadow.asked(100, Wanted(0))
         assert shadow.lag == 7
         assert [shadow.due(version) for version in (6, 7)] == [False, True]

@@ -17,7 +17,7 @@ from aiops.kernels.rule import Rule
 from aiops.model.arena import aligned
 from aiops.model.layout import Array, Cover, Layout, dtype_named
 from aiops.store.gradient import Gradient
-from aiops.store.parameters import Job, Store
+from aiops.store.parameters import Store, UpdateJob
 
 
 def store_of(arrays: dict[str, Array], rule: Rule | None = None, **options: object) -> Store:
@@ -44,7 +44,7 @@ def gradient_of(store: Store, arrays: dict[str, Array], base: int = 0) -> Gradie
 def update(store: Store, arrays: dict[str, Array], lr: float = 1.0) -> None:
     gradient = gradient_of(store, arrays)
     touched = gradient.cover.tensors
-    job = Job(store, gradient, steps=np.full(len(touched), lr), touched=touched)
+    job = UpdateJob(store, gradient, steps=np.full(len(touched), lr), touched=touched)
     job.base, job.target = store.current, store.begin()
     sums = job.run()
     store.commit(job.target, touched, sums)
@@ -235,7 +235,7 @@ def test_no_torn_read_while_another_thread_updates() -> None:
         lease = store.lease()
         [[payload]] = lease.payloads()
         values = np.frombuffer(payload, np.float32)
-        job = Job(store, gradient, steps=np.ones(1), touched=store.layout.all)
+        job = UpdateJob(store, gradient, steps=np.ones(1), touched=store.layout.all)
         job.base, job.target = store.current, store.begin()
         thread = threading.Thread(target=job.run)
         thread.start()
@@ -276,8 +276,8 @@ class TestDtypes:
         store = store_of({"a": np.zeros(4, dtype), "b": np.zeros(4, dtype)})
         for value, weight in ((1.0, 1.0), (2.0, 0.5), (4.0, 0.25)):
             arrays = {"a": np.full(4, value, dtype), "b": np.full(4, value, dtype)}
-            Job(store, gradient_of(store, arrays), weights=np.full(2, weight)).run()
-        job = Job(store, None, factor=1 / 3, steps=np.ones(2), touched=store.layout.all)
+            UpdateJob(store, gradient_of(store, arrays), weights=np.full(2, weight)).run()
+        job = UpdateJob(store, None, factor=1 / 3, steps=np.ones(2), touched=store.layout.all)
         job.base, job.target = store.current, store.begin()
         store.commit(job.target, job.touched, job.run())
         np.testing.assert_array_equal(store.current.arena.views["a"].astype(np.float32), -1)
@@ -287,8 +287,8 @@ class TestDtypes:
         two = np.full(2, 2, np.float32)
         for names in (["a"], ["a", "b"]):
             gradient = gradient_of(store, dict.fromkeys(names, two))
-            Job(store, gradient, weights=np.ones(len(names))).run()
-        job = Job(store, None, factor=0.5, steps=np.ones(2), touched=store.layout.all)
+            UpdateJob(store, gradient, weights=np.ones(len(names))).run()
+        job = UpdateJob(store, None, factor=0.5, steps=np.ones(2), touched=store.layout.all)
         job.base, job.target = store.current, store.begin()
         store.commit(job.target, job.touched, job.run())
         views = store.current.arena.views

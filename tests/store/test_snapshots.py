@@ -10,7 +10,7 @@ from aiops.client.params import Params
 from aiops.errors import BadPush, RemoteProtocolError
 from aiops.model.arena import Arena
 from aiops.model.layout import Ints, Layout
-from aiops.store.snapshots import Shelf, Version, Wanted
+from aiops.store.snapshots import SnapshotPool, Version, Wanted
 from aiops.wire.fields import Wants
 from aiops.wire.messages import Part
 
@@ -46,7 +46,7 @@ class Server:
     def __init__(self) -> None:
         arena = Arena(LAYOUT)
         arena.data[:] = 0
-        self.shelf = Shelf(Version(0, arena, np.zeros(TENSORS, np.int64), 0), live=4)
+        self.shelf = SnapshotPool(Version(0, arena, np.zeros(TENSORS, np.int64), 0), live=4)
 
     def update(self, touched: Ints) -> None:
         target, base = self.shelf.target(), self.shelf.current

@@ -19,9 +19,9 @@ from aiops.kernels.rows import First, first_rows
 from aiops.kernels.rule import Rule
 from aiops.model.layout import Array
 from aiops.model.tables import NamedTable, Table, Tables, fetch_parts, push_parts
-from aiops.store.sparse_table import TableStore
+from aiops.store.sparse_table import SparseTable
 from aiops.wire import messages
-from aiops.wire.connection import Wire
+from aiops.wire.connection import Connection
 from aiops.wire.messages import Error, FetchRows, Message, Part, PushRows, TableRows
 from tests.inline import Inline
 from tests.strategies import DETERMINISTIC, cut
@@ -373,7 +373,7 @@ class TestReceiving:
     GRADS = np.arange(9, dtype=np.float32).reshape(3, 3)
 
     def frame(self, grads: Array = GRADS, ids: Any = IDS, wanted: Any = WANTED) -> bytes:
-        speaker = Wire("client", lambda message: None)
+        speaker = Connection("client", lambda message: None)
         speaker.state = "open"
         parts = push_parts(TABLE, len(ids), len(wanted))
         payloads = [packed(ids), packed(wanted), grads.tobytes()]
@@ -381,13 +381,13 @@ class TestReceiving:
         return b"".join(speaker.send(message, [[memoryview(p)] for p in payloads]))
 
     @staticmethod
-    def listener(inline: Tabled) -> Wire:
-        wire = Wire("server", inline.engine.intake.place)
+    def listener(inline: Tabled) -> Connection:
+        wire = Connection("server", inline.engine.intake.place)
         wire.state = "open"
         return wire
 
     @staticmethod
-    def feed(wire: Wire, pieces: list[bytes]) -> list[Any]:
+    def feed(wire: Connection, pieces: list[bytes]) -> list[Any]:
         heard = []
         for piece in pieces:
             while piece:
@@ -606,7 +606,7 @@ def test_ids_chosen_to_collide_are_sorted_instead() -> None:
     stored = []
     for backend in ("numpy", "numba"):
         table = NamedTable("t", 0, Table(rows, 2))
-        store = TableStore(table, Rule(sgd), backend)
+        store = SparseTable(table, Rule(sgd), backend)
         assert store.update(ids, grads, 0.5).tolist() == [-1, 4096, 4096]
         stored.append(store.digest())
     assert stored[0] == stored[1]
@@ -615,5 +615,5 @@ def test_ids_chosen_to_collide_are_sorted_instead() -> None:
 def test_a_small_table_has_no_huge_pages_to_make() -> None:
     """However it happens to lie in memory."""
     for rows in range(6000, 6400, 16):
-        store = TableStore(NamedTable("t", 0, Table(rows, 64)), Rule(sgd), "numpy")
+        store = SparseTable(NamedTable("t", 0, Table(rows, 64)), Rule(sgd), "numpy")
         store._pages.go_on(1 << 20)

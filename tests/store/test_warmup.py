@@ -17,16 +17,16 @@ from aiops.codecs import find
 from aiops.engine.events import Warm
 from aiops.errors import UsageError
 from aiops.kernels import backend
-from aiops.serving.effects import Performer
+from aiops.serving.effects import EffectRunner
 from aiops.store.parameters import Store
-from aiops.store.warmup import Preparation
+from aiops.store.warmup import Warmup
 from tests.peers import eventually
 from tests.support import PATIENCE, ServerThread
 
 
 class TestPreparation:
     def test_until_it_is_done_numpy_works(self) -> None:
-        preparation = Preparation(FASGD().rule(), "auto")
+        preparation = Warmup(FASGD().rule(), "auto")
         assert kernels.at_hand("auto") == "numpy"
         *steps, last = preparation.steps()
         for step in steps:
@@ -36,12 +36,12 @@ class TestPreparation:
         assert kernels.at_hand("auto") == "numba"
 
     def test_numpy_needs_none(self) -> None:
-        preparation = Preparation(FASGD().rule(), "numpy")
+        preparation = Warmup(FASGD().rule(), "numpy")
         assert not kernels.expected()
         assert preparation.steps() == []
 
     def test_one_that_is_left_undone_is_over(self) -> None:
-        steps = Preparation(FASGD().rule(), "auto").steps()
+        steps = Warmup(FASGD().rule(), "auto").steps()
         assert kernels.expected()
         del steps
         assert not kernels.expected()
@@ -50,9 +50,9 @@ class TestPreparation:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(backend, "_obstacle", lambda: "it is broken")
-        Warm(Preparation(FASGD().rule(), "auto", [find("int8")]).steps()).run()
+        Warm(Warmup(FASGD().rule(), "auto", [find("int8")]).steps()).run()
         with pytest.raises(UsageError, match="it is broken"):
-            Warm(Preparation(FASGD().rule(), "numba").steps()).run()
+            Warm(Warmup(FASGD().rule(), "numba").steps()).run()
         assert not kernels.expected()
 
     def test_the_loops_of_its_codecs_are_compiled(self) -> None:
@@ -62,7 +62,7 @@ class TestPreparation:
         for each in (*loops, half_cpu.loops):
             each.cache_clear()
         names = "fp16", "bf16", "int8", "onebit", "topk", "lowrank", "raw"
-        steps = Preparation(FASGD().rule(), "auto", [find(name) for name in names]).steps()
+        steps = Warmup(FASGD().rule(), "auto", [find(name) for name in names]).steps()
         Warm(steps).run()
         assert [each.cache_info().currsize for each in loops] == [1] * 4
         assert half_cpu.loops.cache_info().currsize == 2
@@ -73,13 +73,13 @@ def test_pushes_are_answered_while_kernels_are_being_made(
 ) -> None:
     """And to the same bits as when they are there."""
     gate, begun = threading.Event(), threading.Event()
-    prepare, warm = Preparation.steps, Store.warming
+    prepare, warm = Warmup.steps, Store.warming
 
     def wait() -> None:
         begun.set()
         assert gate.wait(PATIENCE)
 
-    monkeypatch.setattr(Preparation, "steps", lambda self: [wait, *prepare(self)])
+    monkeypatch.setattr(Warmup, "steps", lambda self: [wait, *prepare(self)])
     monkeypatch.setattr(Store, "warming", lambda self: [wait, *warm(self)])
     random = np.random.default_rng(1)
     model = {"a": random.normal(size=2000).astype(np.float32), "b": np.ones(7, np.float64)}
@@ -126,7 +126,7 @@ def test_a_server_that_ends_leaves_undone_what_is_left() -> None:
     """It may take seconds."""
     done: list[int] = []
     here = SimpleNamespace(now=lambda: 0.0, applier=lambda loop, failed: Later())
-    performer = Performer(*[None, here, SimpleNamespace(peers={}), None, None, None])  # type: ignore
+    performer = EffectRunner(*[None, here, SimpleNamespace(peers={}), None, None, None])  # type: ignore
     performer.perform(Warm([lambda: done.append(1)]))
     performer.close()
     assert done == []
@@ -136,7 +136,7 @@ def test_what_is_made_ready_lets_the_loop_have_the_interpreter() -> None:
     """Each system call of the loop would wait for it for 5 ms otherwise."""
     before, seen, later, now = sys.getswitchinterval(), list[float](), Later(), [7.0]
     here = SimpleNamespace(now=lambda: now[0], applier=lambda loop, failed: later)
-    performer = Performer(*[None, here, SimpleNamespace(peers={}), None, None, None])  # type: ignore
+    performer = EffectRunner(*[None, here, SimpleNamespace(peers={}), None, None, None])  # type: ignore
     performer.perform(Warm([lambda: seen.append(sys.getswitchinterval())]))
     for now[0] in (7.9, 8.1):  # a compiler is at work by then
         for run in later.given:

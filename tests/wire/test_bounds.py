@@ -24,13 +24,12 @@ from aiops.errors import Refused, RemoteProtocolError
 from aiops.model.layout import Layout
 from aiops.model.tables import Table, fetch_parts, push_parts
 from aiops.wire import messages
-from aiops.wire.connection import Wire
+from aiops.wire.connection import Connection
 from aiops.wire.decoding import decode
 from aiops.wire.fields import LARGEST, LONGEST, MAX_COUNT
 from aiops.wire.messages import (
     KINDS,
     Ack,
-    Again,
     Error,
     Fetch,
     FetchRows,
@@ -39,6 +38,7 @@ from aiops.wire.messages import (
     Part,
     Push,
     PushRows,
+    Reapply,
     Report,
     Stats,
 )
@@ -111,7 +111,7 @@ def speakers(kind: str) -> list[tuple[str, str]]:
 def test_a_header_is_a_message_within_the_bounds_or_names_what_is_not(kind: str) -> None:
     state, side = speakers(kind)[0]
     for path, number, header in variants(headers.header(kind)):
-        wire = Wire("server" if side == "client" else "client", lambda message: None)
+        wire = Connection("server" if side == "client" else "client", lambda message: None)
         wire.state, why = state, ""
         try:
             heard = list(arrive(wire, enclose(msgpack.packb(header)), 1 << 16))
@@ -172,16 +172,16 @@ class Shell:
         part = Part(0, END, "raw", END, 0)
         return header_of(messages.Define(1, rows, (part,), self.tables)), [bytes(END)]
 
-    def connect(self, role: str = "worker") -> tuple[int, Wire]:
+    def connect(self, role: str = "worker") -> tuple[int, Connection]:
         self.peers += 1
         peer, engine = self.peers, self.inline.engine
-        wire = Wire("server", lambda message: engine.place(peer, message))
+        wire = Connection("server", lambda message: engine.place(peer, message))
         wire.state = "open"
         self.inline.join(peer, role)
         return peer, wire
 
     def say(
-        self, line: tuple[int, Wire], header: dict[str, Any], payloads: list[bytes]
+        self, line: tuple[int, Connection], header: dict[str, Any], payloads: list[bytes]
     ) -> list[Message] | str:
         """Have a message come; return what is answered, or why the connection was closed."""
         peer, wire = line
@@ -199,7 +199,7 @@ class Shell:
             assert decode(messages.encode(answer)).id == answer.id
         return answers
 
-    def leave(self, line: tuple[int, Wire]) -> None:
+    def leave(self, line: tuple[int, Connection]) -> None:
         line[1].lost()
         self.inline.leave(line[0])
 
@@ -228,14 +228,14 @@ def requests(shell: Shell) -> list[tuple[Message, list[bytes]]]:
         (Push(2, 1, True, 0, whole, (), False, 3), [bytes(END)]),
         (Push(2, 1, True, 0, half, wants, False, 3), [bytes(V)]),
         (Push(2, 1, True, 0, coded, wants, True, 3), [bytes(V), packed]),
-        (Again(2, 1, True, 0, wants, True), []),
+        (Reapply(2, 1, True, 0, wants, True), []),
         (Fetch(2, 0), []),
         (Fetch(2, -1, wants, True), []),
         (messages.Ping(2), []),
         (messages.Pong(2), []),
         (Stats(2), []),
-        (messages.Meet(2, "10.0.0.1", 7171, 1, digest, nonce), []),
-        (messages.Meet(2, "10.0.0.1", 0, 1, digest, nonce), []),
+        (messages.JoinRound(2, "10.0.0.1", 7171, 1, digest, nonce), []),
+        (messages.JoinRound(2, "10.0.0.1", 0, 1, digest, nonce), []),
         (messages.Release(2), []),
     ]
     if shell.tables:
@@ -315,7 +315,7 @@ def test_a_push_that_is_repeated_may_not_ask_for_what_there_is_not() -> None:
     inline.run_kernel()
     assert [ack.id for ack in inline.acks(1)] == [1]
     inline.receive(1, Push(3, 2, True, 0, whole), bytes(END))  # overwrites what would be read
-    refused = inline.receive(1, Again(4, 1, True, 0, beyond))
+    refused = inline.receive(1, Reapply(4, 1, True, 0, beyond))
     assert isinstance(refused, Error)
     assert refused.code == "bad-push"
     inline.run_kernel()
@@ -375,7 +375,7 @@ def test_a_ledger_says_no_more_than_a_message_can_carry(kind: str) -> None:
         request: Message = Push(1, seq, False, 0, parts, count=MAX_COUNT)
         reply: Message = answer
         if kind == "reapplied" and seq > 1:
-            request = Again(1, seq, False, 0)
+            request = Reapply(1, seq, False, 0)
         elif kind == "not_modified":
             request, reply = Fetch(1, 0, ((0, 1, 0),)), Params(1, 1)
         elif kind == "not_wanted":
@@ -447,7 +447,7 @@ def test_a_lead_takes_what_a_follower_says_or_loses_it() -> None:
             line = world.lead.accept(None)
             line.joined = True
             line.wire.state = "open"
-            world.lead.brain._clients[line.number] = "c", 1
+            world.lead.coordinator._clients[line.number] = "c", 1
             world.lead.post(Received(world.now, line.number, Stats(5)))
             try:
                 told = decode(msgpack.packb(header))

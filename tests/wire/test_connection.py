@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from aiops.errors import LocalProtocolError, RemoteProtocolError
 from aiops.wire import messages
-from aiops.wire.connection import SMALL, Limits, Wire
+from aiops.wire.connection import SMALL, Connection, Limits
 from aiops.wire.decoding import decode
 from aiops.wire.messages import KINDS, Error, Fetch, Hello, Message, Part, Ping, Pong, Push, Welcome
-from aiops.wire.shared_payloads import Shared
+from aiops.wire.shared_payloads import SharedPayloads
 from aiops.wire.sinks import Discard, Sink
 from aiops.wire.state_machine import HANDSHAKE, Side
 from tests.headers import header
@@ -57,7 +57,7 @@ class Landing(Sink):
         return tuple(memory.tobytes() for memory in self.memory)
 
 
-def landing() -> tuple[Wire, list[Landing]]:
+def landing() -> tuple[Connection, list[Landing]]:
     """Return a server's open wire, and the list of the sinks it comes to ask for."""
     sinks: list[Landing] = []
 
@@ -72,7 +72,7 @@ def no_place(message: Message) -> Sink | None:
     raise AssertionError(f"nobody should ask where {message.kind!r} goes")
 
 
-def feed(wire: Wire, data: bytes) -> list[tuple[Message, Sink | None]]:
+def feed(wire: Connection, data: bytes) -> list[tuple[Message, Sink | None]]:
     """Have bytes arrive as a driver does it."""
     whole = []
     while data:
@@ -87,9 +87,11 @@ def feed(wire: Wire, data: bytes) -> list[tuple[Message, Sink | None]]:
     return whole
 
 
-def opened(side: Side, place: Callable[[Message], Sink | None] = no_place, **limits: int) -> Wire:
+def opened(
+    side: Side, place: Callable[[Message], Sink | None] = no_place, **limits: int
+) -> Connection:
     """A wire that has the handshake behind it, and the counts of none."""
-    wire = Wire(side, place, Limits(**limits))
+    wire = Connection(side, place, Limits(**limits))
     if side == "server":
         feed(wire, frame("client", HELLO))
         wire.send(WELCOME)
@@ -104,7 +106,7 @@ def opened(side: Side, place: Callable[[Message], Sink | None] = no_place, **lim
 
 def frame(sender: Side, message: Message, *payloads: bytes) -> bytes:
     """The bytes of a message that its sender may say in some state."""
-    wire = Wire(sender, no_place)
+    wire = Connection(sender, no_place)
     wire.state = next(s for s, says in HANDSHAKE.items() if message.kind in says[sender])
     return b"".join(wire.send(message, [[memoryview(payload)] for payload in payloads]))
 
@@ -248,11 +250,11 @@ class TestSending:
 
 class TestLimits:
     def test_a_long_greeting_is_refused_before_it_is_read(self) -> None:
-        wire = Wire("server", no_place)
+        wire = Connection("server", no_place)
         room = len(wire.next_buffer())
         with pytest.raises(RemoteProtocolError, match="4097 bytes announced, at most 4096"):
             feed(wire, b"\xce\0\0\x10\x01")
-        assert Wire("server", no_place).limits.greeting == 4096
+        assert Connection("server", no_place).limits.greeting == 4096
         assert len(wire.next_buffer()) <= room
 
     @pytest.mark.parametrize("side", SIDES)
@@ -266,16 +268,16 @@ class TestLimits:
     def test_the_limits_are_the_longest_that_is_taken(self) -> None:
         hello = frame("client", HELLO)
         length = len(hello) - 5
-        assert feed(Wire("server", no_place, Limits(greeting=length)), hello)
+        assert feed(Connection("server", no_place, Limits(greeting=length)), hello)
         with pytest.raises(RemoteProtocolError):
-            feed(Wire("server", no_place, Limits(greeting=length - 1)), hello)
+            feed(Connection("server", no_place, Limits(greeting=length - 1)), hello)
         fetch = frame("client", Fetch(1, -1))
         assert feed(opened("server", header=len(fetch) - 5), fetch)
         with pytest.raises(RemoteProtocolError):
             feed(opened("server", header=len(fetch) - 6), fetch)
 
     def test_the_greeting_limit_holds_until_the_welcome(self) -> None:
-        wire = Wire("server", no_place, Limits(greeting=200))
+        wire = Connection("server", no_place, Limits(greeting=200))
         feed(wire, frame("client", HELLO))
         wire.send(messages.Challenge(0, b"n" * 16))
         with pytest.raises(RemoteProtocolError, match="at most 200"):
@@ -284,7 +286,7 @@ class TestLimits:
     def test_a_client_takes_a_long_welcome(self) -> None:
         rows = tuple((f"tensor {i}", "float32", (), 4 * i) for i in range(1000))
         welcome = Welcome(0, 1, "", b"", "asgd", {}, {}, 0, rows, 0)
-        wire = Wire("client", no_place)
+        wire = Connection("client", no_place)
         wire.send(HELLO)
         assert feed(wire, frame("server", welcome)) == [(welcome, None)]
 
@@ -325,9 +327,9 @@ class TestOrder:
         changes = {"parts": (), "fatal": False}
         fields = {name: changes.get(name, value) for name, value in header(kind).items()}
         message = decode(msgpack.packb(fields))
-        speaker, listener = Wire(sender, no_place), Wire(OTHER[sender], no_place)
+        speaker, listener = Connection(sender, no_place), Connection(OTHER[sender], no_place)
         speaker.state = listener.state = state
-        listener.shared = Shared(lambda nbytes: np.zeros(nbytes, np.uint8))
+        listener.shared = SharedPayloads(lambda nbytes: np.zeros(nbytes, np.uint8))
         following = HANDSHAKE[state][sender].get(kind)
         if following is not None:
             assert feed(listener, b"".join(speaker.send(message))) == [(message, None)]
@@ -346,7 +348,7 @@ class TestOrder:
 
     @pytest.mark.parametrize("state", [s for s in HANDSHAKE if "error" in HANDSHAKE[s]["server"]])
     def test_a_fatal_error_closes_from_any_state(self, state: str) -> None:
-        speaker, listener = Wire("server", no_place), Wire("client", no_place)
+        speaker, listener = Connection("server", no_place), Connection("client", no_place)
         speaker.state = listener.state = state
         error = Error(1, "refused", "no", {}, True)
         assert feed(listener, b"".join(speaker.send(error))) == [(error, None)]
@@ -360,7 +362,7 @@ class TestOrder:
         assert HANDSHAKE["closed"] == {"client": {}, "server": {}}
 
     def test_nothing_may_follow_a_greeting_before_it_is_answered(self) -> None:
-        wire = Wire("server", no_place)
+        wire = Connection("server", no_place)
         with pytest.raises(RemoteProtocolError, match="'fetch' when 'greeted'"):
             feed(wire, frame("client", HELLO) + frame("client", Fetch(1, -1)))
 

@@ -12,11 +12,11 @@ import pytest
 from aiops.client import Client, Worker
 from aiops.client.params import Params
 from aiops.codecs import find
-from aiops.codecs.choice import Choice
+from aiops.codecs.choice import CodecChoice
 from aiops.model.layout import Array, Layout
 from aiops.wire import messages
 from aiops.wire.fields import LARGEST
-from aiops.wire.messages import Ack, Again, Error, Fetch, Part, Pong, Push
+from aiops.wire.messages import Ack, Error, Fetch, Part, Pong, Push, Reapply
 from tests.inline import Inline
 from tests.peers import Peer
 from tests.support import ServerThread
@@ -282,11 +282,11 @@ class TestRequests:
     def test_gradients_that_were_never_pushed(self, server: ServerThread) -> None:
         """To have the last one applied again without one is no error, and does nothing."""
         with Peer(server.url) as peer:
-            answer = peer.ask(Again(1, 1, False, -1))
+            answer = peer.ask(Reapply(1, 1, False, -1))
             assert isinstance(answer, Ack)
             assert (answer.used, answer.version) == (False, 0)
         with Peer(server.url, "observer") as peer:
-            answer = peer.ask(Again(1, 1, False, -1))
+            answer = peer.ask(Reapply(1, 1, False, -1))
             assert isinstance(answer, Error)
             assert "an observer may not push" in answer.text
         assert untouched(server)
@@ -297,7 +297,7 @@ class TestRequests:
             payload = coded("int8")
             asked: list[tuple[Any, tuple[bytes, ...]]] = [
                 (Fetch(1, -1, wants, True), ()),
-                (Again(2, 1, True, -1, wants, True), ()),
+                (Reapply(2, 1, True, -1, wants, True), ()),
                 (Push(3, 2, True, -1, (part("w", "int8", len(payload)),), wants, True), (payload,)),
             ]
             for message, payloads in asked:
@@ -345,16 +345,16 @@ class TestPlans:
     )
     def test_codecs_that_cannot_be(self, rows: Any) -> None:
         """What is not known is not used: raw tensors are taken at any time."""
-        assert Choice.told(rows) is None
+        assert CodecChoice.told(rows) is None
 
     def test_a_choice_is_told_as_it_was_made(self) -> None:
         specs = ("topk:0.01", "int8@w*", "raw@b", "lowrank:rank=2,values=float32@deep.*")
-        choice = Choice.of(specs)
-        assert Choice.told(choice.announced) == choice
+        choice = CodecChoice.of(specs)
+        assert CodecChoice.told(choice.announced) == choice
 
     def test_small_tensors_and_those_that_would_not_get_shorter_travel_raw(self) -> None:
         params = Params(Layout([("small", "float32", (255,)), ("half", "float16", (1000,))]))
         small, half = (params.layout.tensors[params.layout.index[n]] for n in ("small", "half"))
-        assert Choice.of(("int8",)).codec(small) is None
-        assert Choice.of(("fp16",)).codec(half) is None
-        assert Choice.of(("int8",)).codec(half) == find("int8")
+        assert CodecChoice.of(("int8",)).codec(small) is None
+        assert CodecChoice.of(("fp16",)).codec(half) is None
+        assert CodecChoice.of(("int8",)).codec(half) == find("int8")

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from aiops.client.incoming import Into
 from aiops.client.leased import Leased
 from aiops.client.params import Params
-from aiops.engine.admission import Intake
+from aiops.engine.admission import Admission
 from aiops.engine.receive import CodedIncoming, RawIncoming
 from aiops.errors import RemoteProtocolError
 from aiops.model.layout import Bytes, Layout
 from aiops.model.shared_memory import Segment
-from aiops.wire.connection import Wire
+from aiops.wire.connection import Connection
 from aiops.wire.fields import LARGEST
 from aiops.wire.messages import Ack, Fetch, Message, Part, Push, Release, Share
-from aiops.wire.shared_payloads import MOST, Lent, Shared
+from aiops.wire.shared_payloads import MOST, LentPayload, SharedPayloads
 from aiops.wire.sinks import Sink
 from aiops.wire.state_machine import Side
 from tests.strategies import cut
@@ -34,13 +34,13 @@ WHOLE = Part(0, LAYOUT.nbytes, "raw", LAYOUT.nbytes, 0)
 HALVES = Part(0, 2048, "raw", 2048, 0), Part(2048, 4096, "raw", 2048, 0)
 
 
-def near(side: Side, place: object = no_place) -> tuple[Wire, Bytes, list[int]]:
+def near(side: Side, place: object = no_place) -> tuple[Connection, Bytes, list[int]]:
     """A wire, the memory that its other side shows it (segment 1), and what it gives back."""
     wire = opened(side, place)  # type: ignore[arg-type]
     memory = np.arange(8192).astype(np.uint8)
     memory[: LAYOUT.nbytes].view(np.float32)[:] = np.arange(COUNT)
     back: list[int] = []
-    wire.shared = Shared(lambda nbytes: memory[:nbytes])
+    wire.shared = SharedPayloads(lambda nbytes: memory[:nbytes])
     wire.shared.give_back = back.append
     return wire, memory, back
 
@@ -70,8 +70,8 @@ def push(*parts: Part) -> Push:
     return Push(5, 1, False, -1, parts)
 
 
-def intake() -> Intake:
-    found = Intake(1 << 20, "numpy")
+def intake() -> Admission:
+    found = Admission(1 << 20, "numpy")
     found.defined(LAYOUT)
     return found
 
@@ -152,20 +152,20 @@ class TestShared:
             raise ValueError("no file descriptor came with it")
 
         wire = opened("server")
-        wire.shared = Shared(attach)
+        wire.shared = SharedPayloads(attach)
         with pytest.raises(RemoteProtocolError, match="share: segment 1: no file descriptor came"):
             feed(wire, share())
 
     def test_a_number_that_is_shown_again_is_another_segment(self) -> None:
         memories = [np.full(16, n, np.uint8) for n in range(2)]
-        shared = Shared(lambda nbytes: memories.pop(0))
+        shared = SharedPayloads(lambda nbytes: memories.pop(0))
         for wanted in (0, 1):
             shared.hear(Share(0, 1, 16))
             assert shared.at(1, 0, 16)[0] == wanted
 
     def test_they_are_let_go_when_the_connection_is_lost(self) -> None:
         wire = opened("server")
-        wire.shared = Shared(lambda nbytes: np.zeros(nbytes, np.uint8))
+        wire.shared = SharedPayloads(lambda nbytes: np.zeros(nbytes, np.uint8))
         feed(wire, share(1) + share(2))
         reading = wire.shared.at(1, 0, 16)
         kept, gone = (weakref.ref(wire.shared._theirs[number]) for number in (1, 2))
@@ -177,7 +177,7 @@ class TestShared:
 
     def test_a_segment_is_shown_once(self) -> None:
         wire, passed = opened("client"), []
-        wire.shared = Shared(lambda nbytes: np.zeros(nbytes, np.uint8), taking(passed))
+        wire.shared = SharedPayloads(lambda nbytes: np.zeros(nbytes, np.uint8), taking(passed))
         one, other = Segment(4096), Segment(8192)
         number, first = wire.shared.show(one, wire)
         assert number == 1
@@ -191,7 +191,9 @@ class TestShared:
 
     def test_what_the_other_side_does_not_take_has_no_number(self) -> None:
         wire = opened("client")
-        wire.shared = Shared(lambda nbytes: np.zeros(nbytes, np.uint8), lambda segment: False)
+        wire.shared = SharedPayloads(
+            lambda nbytes: np.zeros(nbytes, np.uint8), lambda segment: False
+        )
         assert wire.shared.show(Segment(4096), wire) == (0, [])
         assert wire.traffic.messages_out == 0
 
@@ -204,7 +206,7 @@ class TestShared:
 
 
 class TestAdopted:
-    def adopted(self, wire: Wire, *parts: Part, at: int = 0) -> Sink:
+    def adopted(self, wire: Connection, *parts: Part, at: int = 0) -> Sink:
         feed(wire, share())
         [(_message, sink)] = feed(wire, said("client", push(*parts), (1, at)))
         assert sink is not None
@@ -278,7 +280,7 @@ class TestAdopted:
 
 def test_lent_is_given_back_by_who_took_it() -> None:
     back: list[str] = []
-    lent = Lent(np.zeros(4096, np.uint8), lambda: back.append("back"))
+    lent = LentPayload(np.zeros(4096, np.uint8), lambda: back.append("back"))
     assert lent.arena(LAYOUT).views["a"].shape == (512,)
     lent.give_back()
     assert back == ["back"]

@@ -20,7 +20,7 @@ from aiops.client.params import Params
 from aiops.client.worker import Gradients
 from aiops.errors import AiopsError
 from aiops.lab.workloads import MLP, batches, load
-from aiops.net.child_guard import Leash
+from aiops.net.child_guard import ChildGuard
 
 REPORT_EVERY = 0.25
 """Seconds between two lines of progress."""
@@ -125,7 +125,7 @@ def say(row: dict[str, Any]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one worker."""
-    task, leash = Task.parse(arguments), Leash()
+    task, leash = Task.parse(arguments), ChildGuard()
     data = load(task.dataset, download=False).flat()
     model = MLP((data.features, task.hidden, data.classes))
     stream = batches(data, task.batch_size, task.seed, task.index, task.workers)

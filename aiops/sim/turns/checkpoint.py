@@ -71,7 +71,7 @@ def save(path: Path, simulation: Facts, task: Task, state: object) -> None:
         raise UsageError(f"this simulation cannot be kept in a file: {error}") from None
     header = {
         "format": FORMAT,
-        **_here(),
+        **_env(),
         "simulation": dict(simulation),
         "task": dict(facts_of(task)),
         "graph": len(pickled),
@@ -134,7 +134,7 @@ def load(path: Path, task: Task) -> Any:
         raise UsageError(f"{path} cannot be read any more: {error}") from None
 
 
-def _here() -> dict[str, str]:
+def _env() -> dict[str, str]:
     """Return what must be the same where it is read."""
     python = ".".join(platform.python_version_tuple()[:2])
     return {"aiops": aiops.__version__, "python": python, "numpy": np.__version__}
@@ -149,8 +149,8 @@ def _header(file: IO[bytes], path: Path) -> dict[str, Any]:
         if header["format"] != FORMAT:
             text = f"{path} has format {header['format']}, and this release reads {FORMAT}"
             raise UsageError(f"{text}: go on with the release that wrote it")
-        wrote = {name: header[name] for name in _here()}
-        _compare(wrote, _here(), f"{path} was written elsewhere")
+        wrote = {name: header[name] for name in _env()}
+        _compare(wrote, _env(), f"{path} was written elsewhere")
         if not all(type(header[name]) is int for name in ("graph", "arrays")):
             raise TypeError("lengths")
         if not all(isinstance(header[name], dict) for name in ("simulation", "task")):

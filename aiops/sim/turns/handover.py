@@ -17,9 +17,9 @@ from aiops.common.frozen import value
 from aiops.model.arena import Arena
 from aiops.model.layout import Layout
 from aiops.store.snapshots import Lease
-from aiops.wire.connection import Buffer, Place, Places, Wire
+from aiops.wire.connection import Buffer, Connection, Places, SinkFor
 from aiops.wire.messages import Message, Parts
-from aiops.wire.shared_payloads import Lent
+from aiops.wire.shared_payloads import LentPayload
 from aiops.wire.sinks import Sink, copy
 from aiops.wire.state_machine import Side
 
@@ -48,7 +48,7 @@ class Parcel:
     lease: Lease | None = None
 
 
-class HandedWire(Wire):
+class HandedWire(Connection):
     """One side of a connection within a process.
 
     What is sent lies in ``outbox``. To have a parcel arrive, put it into ``inbox`` and call
@@ -66,7 +66,7 @@ class HandedWire(Wire):
 
     _room = 0  # nothing is read ahead
 
-    def __init__(self, side: Side, place: Place) -> None:
+    def __init__(self, side: Side, place: SinkFor) -> None:
         super().__init__(side, place)
         self.inbox: deque[Parcel] = deque()
         self.outbox: deque[Parcel] = deque()
@@ -130,10 +130,10 @@ class HandedWire(Wire):
             return False
         if lease is not None:
             return sink.adopt(_Leased(lease))
-        return sink.adopt(Lent(np.frombuffer(payloads[0][0], np.uint8), lambda: None))
+        return sink.adopt(LentPayload(np.frombuffer(payloads[0][0], np.uint8), lambda: None))
 
 
-class _Leased(Lent):
+class _Leased(LentPayload):
     """A whole version, as the server has it."""
 
     __slots__ = ("_arena",)

@@ -24,7 +24,7 @@ from aiops.errors import Refused, StaleGradient, UsageError
 from aiops.model.layout import Array
 from aiops.sim.turns.ahead import Ahead
 from aiops.sim.turns.handover import HandedWire, Parcel
-from aiops.wire.connection import Buffer, Wire
+from aiops.wire.connection import Buffer, Connection
 from aiops.wire.handshake import Greeter
 from aiops.wire.messages import Message
 from aiops.wire.sinks import Sink
@@ -54,7 +54,7 @@ class MemoryServer:
         self.engine, self.handed, self.pieces = engine, handed, pieces
         self.now = 0.0
         self.seats: dict[int, Seat] = {}
-        self._wires: dict[int, Wire] = {}
+        self._wires: dict[int, Connection] = {}
         self._greeters: dict[int, Greeter] = {}
         self._events: deque[Event] = deque()
         self._heard: deque[Seat] = deque()  # who has been told something since
@@ -65,7 +65,9 @@ class MemoryServer:
         peer = len(self._wires) + 1
         self.seats[peer] = seat
         place = self.engine.intake.place
-        self._wires[peer] = HandedWire("server", place) if self.handed else Wire("server", place)
+        self._wires[peer] = (
+            HandedWire("server", place) if self.handed else Connection("server", place)
+        )
         self._greeters[peer] = Greeter(None, peer.to_bytes(16, "big"))
         return peer
 

@@ -11,9 +11,9 @@ from socket import socket
 from typing import Any, TypeVar, cast
 
 from aiops.errors import UsageError
-from aiops.kernels.sharing import alone
+from aiops.kernels.sharing import serial_map
 from aiops.net.busy_poll import Spin
-from aiops.net.environment import SURROUNDINGS, Surroundings
+from aiops.net.environment import SURROUNDINGS, Environment
 from aiops.sim.virtual.loop import VirtualLoop, run_on
 from aiops.sim.virtual.network import HERE, Network
 from aiops.sim.virtual.sockets import MemorySocket, listening
@@ -93,13 +93,13 @@ class World:
         self.loop = VirtualLoop(limit)
         self.network = Network(self.loop, seed=seed, pieces=pieces)
         entropy = random.Random(f"aiops {seed}")
-        self.surroundings = Surroundings(
+        self.surroundings = Environment(
             now=self.loop.time,
             token_bytes=entropy.randbytes,
             below=entropy.randrange,
             applier=lambda loop, failed: VirtualApplier(loop, failed, apply_seconds),
-            together=alone,
-            shared=lambda threads: alone,
+            parallel_map=serial_map,
+            shared=lambda threads: serial_map,
             spin=lambda: Spin(self.loop.time, None),
             identity=HERE.get,
             listening=lambda host: cast(socket, listening(self.network, host)),

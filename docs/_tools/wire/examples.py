@@ -17,10 +17,10 @@ from aiops.engine.events import Applied, Apply, Event, Initialised, Joined, Opti
 from aiops.model.arena import Arena
 from aiops.model.layout import Bytes, Layout
 from aiops.wire import messages
-from aiops.wire.connection import Wire
+from aiops.wire.connection import Connection
 from aiops.wire.handshake import Greeter, answer, check_welcome, proof
 from aiops.wire.messages import Message, Part
-from aiops.wire.shared_payloads import Shared
+from aiops.wire.shared_payloads import SharedPayloads
 from aiops.wire.sinks import Sink
 from aiops.wire.state_machine import HANDSHAKE, Side
 from docs._tools.wire.sharded import exchange
@@ -43,8 +43,8 @@ class Example:
 
     @property
     def frame(self) -> bytes:
-        """The whole message's bytes, as the sender's `Wire` writes them."""
-        speaker = Wire(self.sender, _Kept)
+        """The whole message's bytes, as the sender's `Connection` writes them."""
+        speaker = Connection(self.sender, _Kept)
         kind = self.message.kind
         speaker.state = next(s for s, says in HANDSHAKE.items() if kind in says[self.sender])
         views = [[memoryview(payload)] for payload in self.payloads]
@@ -178,7 +178,7 @@ def _rows_of(count: int, each: int) -> messages.Parts:
 class Script:
     """A client and a server that talk through memory, and what they say.
 
-    Both sides are the real thing: every byte passes a `Wire` at each end.
+    Both sides are the real thing: every byte passes a `Connection` at each end.
 
     With ``near`` they are on one machine, and what is said after `share` is lent: each side has one
     segment, from whose first byte on its payload lies.
@@ -197,13 +197,13 @@ class Script:
         self.engine = engine or Engine(ASGD(lr=0.5), Options(backend="numpy"))
         self.steps: list[Example] = []
         self._greeter = Greeter(token, NONCES[1])
-        self._wires: dict[Side, Wire] = {
-            "client": Wire("client", _Kept),
-            "server": Wire("server", self.engine.intake.place),
+        self._wires: dict[Side, Connection] = {
+            "client": Connection("client", _Kept),
+            "server": Connection("server", self.engine.intake.place),
         }
         if near:
-            self._wires["client"].shared = Shared(lambda nbytes: self._segments["server"])
-            self._wires["server"].shared = Shared(lambda nbytes: self._segments["client"])
+            self._wires["client"].shared = SharedPayloads(lambda nbytes: self._segments["server"])
+            self._wires["server"].shared = SharedPayloads(lambda nbytes: self._segments["client"])
         self._peer = 0
 
     def share(self, sender: Side, nbytes: int) -> None:

@@ -86,11 +86,11 @@ class Run:
     @property
     def digest(self) -> str:
         """Of the model, the shadow, and what all workers hold."""
-        store, shadowing = self.engine.store, self.engine.answers.shadowing
+        store, delta_replies = self.engine.store, self.engine.answers.delta_replies
         assert store is not None
         found = hashlib.sha256(store.current.arena.data.tobytes())
-        if shadowing is not None:
-            found.update(shadowing.shadow.current.arena.data.tobytes())
+        if delta_replies is not None:
+            found.update(delta_replies.shadow.current.arena.data.tobytes())
         for seat in self.seats:
             found.update(seat.params.arena.data.tobytes())
             found.update(seat.params.versions.tobytes())
@@ -132,12 +132,12 @@ class TestRuns:
         """Or the model itself, where fetches are not coded."""
         push, fetch = codecs
         run = Run(gate=gate, push_codec=push, fetch_codec=fetch).train(40)
-        shadowing, store = run.engine.answers.shadowing, run.engine.store
-        assert (shadowing is not None) == bool(fetch)
+        delta_replies, store = run.engine.answers.delta_replies, run.engine.store
+        assert (delta_replies is not None) == bool(fetch)
         assert store is not None
         for seat in run.seats:
             seat.ask(seat.talk.fetch(seat.params))
-            current = shadowing.shadow.current if shadowing else store.current
+            current = delta_replies.shadow.current if delta_replies else store.current
             assert seat.params.version == current.number
             assert seat.params.arena.data.tobytes() == current.arena.data.tobytes()
             np.testing.assert_array_equal(seat.params.versions, current.tensor_versions)

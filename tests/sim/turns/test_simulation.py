@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from aiops.algorithms.base import Algorithm, Policy, Verdict
+from aiops.algorithms.base import Algorithm, Decision, Policy
 from aiops.errors import ConflictError, StaleGradient, UsageError
 from aiops.kernels.rule import Rule
 from aiops.model.layout import Array
@@ -301,8 +301,8 @@ class TestRefused:
 
 
 class _Silent(Policy):
-    def push(self, worker: int, staleness: int) -> Verdict:
-        return Verdict(True, hold=True)
+    def push(self, worker: int, staleness: int) -> Decision:
+        return Decision(True, hold=True)
 
     def may_go(self, worker: int, published: bool) -> bool:
         return False

@@ -11,7 +11,7 @@ from typing import Any
 from aiops.algorithms import find
 from aiops.bandwidth import gates
 from aiops.bandwidth.units import parse_rate
-from aiops.codecs.choice import Choice
+from aiops.codecs.choice import CodecChoice
 from aiops.errors import UsageError, nearest
 from aiops.lab.workloads import DATASETS
 from aiops.serving.config import Config
@@ -90,8 +90,8 @@ class Case:
             raise UsageError("--delay needs --link, the rate of a link that delays: 20Mbit/s, say")
         parse_rate("--link", self.link or None)
         parse_rate("--bandwidth-budget", self.budget or None)
-        Choice.of(self.push_codec)
-        Choice.of(self.fetch_codec)
+        CodecChoice.of(self.push_codec)
+        CodecChoice.of(self.fetch_codec)
         algorithm = find(self.policy).make(Config(set=list(self.set), lr=self.lr).settings())
         algorithm.check(self.workers)
         if "average" in algorithm.plan(self.workers):

@@ -27,7 +27,7 @@ from aiops.errors import AiopsError
 from aiops.lab.demo.worker import PATIENCE, REPORT_EVERY, say
 from aiops.lab.experiments.bandwidth.tickets import Tickets
 from aiops.lab.workloads import MLP, batches
-from aiops.net.child_guard import Leash
+from aiops.net.child_guard import ChildGuard
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +124,7 @@ def train(task: Task, trainers: Sequence[Trainer]) -> Report:
 
 def main(arguments: Sequence[str]) -> None:
     """Run the workers of one process."""
-    task, leash = Task.read(arguments[0]), Leash()
+    task, leash = Task.read(arguments[0]), ChildGuard()
     x, y = (np.asarray(np.load(Path(task.data) / f"{n}.npy", mmap_mode="r")) for n in "xy")
     trainers = [Trainer(task, index, (x, y)) for index in task.indices]
     say({"ready": True})
