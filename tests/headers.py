@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from aiops.wire.messages import KINDS, Part
+from aiops.model.parts import Part
+
+from aiops.wire.messages import KINDS
 
 GOOD: dict[str, Any] = {
     "UInt": 5,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from aiops.model.parts import Part
 
 from aiops.algorithms import find
 from aiops.algorithms.base import Algorithm
@@ -32,7 +33,7 @@ from aiops.model.layout import Array, Layout, split
 from aiops.store.resources import Resources
 from aiops.store.snapshots import Lease
 from aiops.wire import messages
-from aiops.wire.messages import Ack, Error, Message, Part
+from aiops.wire.messages import Ack, Error, Message
 
 
 class Inline:

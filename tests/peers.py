@@ -17,13 +17,14 @@ from typing import Any
 
 import msgpack
 import numpy as np
+from aiops.model.parts import Part
 
 from aiops.common import urls
 from aiops.model.layout import Array, Layout
 from aiops.wire import messages
 from aiops.wire.connection import Connection
 from aiops.wire.handshake import proof
-from aiops.wire.messages import Message, Part, Welcome
+from aiops.wire.messages import Message, Welcome
 from aiops.wire.sinks import Sink
 from tests.support import PATIENCE
 

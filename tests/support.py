@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import aiops
-from aiops.server import Server
+from aiops.serving.server import Server
 
 PATIENCE = 20.0
 """Seconds after which a test gives up waiting; never reached when all is well."""

@@ -27,7 +27,8 @@ import numpy as np
 
 from aiops.bandwidth.tallies import Flow, Tally
 from aiops.model.layout import Array, Ints, Layout
-from aiops.wire.fields import LONGEST, Wants
+from aiops.model.parts import Part, Parts, Wants
+from aiops.wire.fields import LONGEST
 from aiops.wire.messages import (
     Ack,
     Error,
@@ -35,8 +36,6 @@ from aiops.wire.messages import (
     FetchRows,
     Message,
     Params,
-    Part,
-    Parts,
     Push,
     PushRows,
     Reapply,

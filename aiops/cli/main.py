@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-import aiops
+from aiops._version import __version__
 from aiops.cli import bench, experiment
 from aiops.cli.bandwidth import bandwidth
 from aiops.cli.cluster import cluster
@@ -37,7 +37,7 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         from aiops.compiled import COMPILED
 
-        print(f"aiops {aiops.__version__}" + (", compiled" if COMPILED else ""))
+        print(f"aiops {__version__}" + (", compiled" if COMPILED else ""))
         raise typer.Exit
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import aiops
+from aiops._version import __version__
 from aiops.errors import ConnectionLost, RemoteProtocolError, refusal
 from aiops.wire import handshake, messages
 from aiops.wire.connection import Buffer, Connection, SinkFor
@@ -156,5 +156,5 @@ def following(talk: Dialogue, run: str, epoch: int, nonce: bytes) -> messages.Fo
         run=run,
         pongs=talk.pongs,
         nonce=nonce,
-        agent=f"aiops-python/{aiops.__version__}",
+        agent=f"aiops-python/{__version__}",
     )

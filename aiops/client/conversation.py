@@ -21,10 +21,11 @@ from aiops.client.params import Params, Stamped
 from aiops.client.requests import Means, Receipt, Request
 from aiops.client.rows import Asked
 from aiops.model.layout import Array, Ints, Layout
+from aiops.model.parts import Parts
 from aiops.model.tables import Table, Tables
 from aiops.wire import messages
 from aiops.wire.fields import MAX_COUNT
-from aiops.wire.messages import Ack, Message, Model, Parts, Report, TableRows
+from aiops.wire.messages import Ack, Message, Model, Report, TableRows
 
 
 class Conversation(Dialogue):

@@ -20,7 +20,7 @@ from functools import partial
 
 import numpy as np
 
-import aiops
+from aiops._version import __version__
 from aiops.bandwidth.byte_accounting import Ledger
 from aiops.client.branch import following
 from aiops.client.coding import Coding
@@ -43,10 +43,11 @@ from aiops.errors import (
 )
 from aiops.kernels.sharing import ParallelMap, serial_map
 from aiops.model.layout import Layout
+from aiops.model.parts import Parts
 from aiops.model.tables import Tables
 from aiops.wire import handshake, messages
 from aiops.wire.connection import Buffer, Connection, Limits, Places, SinkFor
-from aiops.wire.messages import Ack, Error, Message, Model, Parts, Welcome
+from aiops.wire.messages import Ack, Error, Message, Model, Welcome
 from aiops.wire.shared_payloads import SharedPayloads
 from aiops.wire.sinks import Discard, Sink
 
@@ -164,7 +165,7 @@ class Dialogue:
             role=self.role,
             pongs=self.pongs,
             nonce=self._nonce(),
-            agent=f"aiops-python/{aiops.__version__}",
+            agent=f"aiops-python/{__version__}",
         )
         self._send(self._hello)
         return self.outgoing()

@@ -11,9 +11,8 @@ from aiops.codecs import codec_named, raw
 from aiops.errors import BadPush, RemoteProtocolError
 from aiops.kernels.sharing import ParallelMap, copy, serial_map
 from aiops.model.layout import Bytes, Ints, Tensor, level_of
+from aiops.model.parts import Part, Parts, Wants
 from aiops.model.placement import Pieces
-from aiops.wire.fields import Wants
-from aiops.wire.messages import Part, Parts
 from aiops.wire.shared_payloads import LentPayload
 from aiops.wire.sinks import Sink
 

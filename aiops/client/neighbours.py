@@ -13,10 +13,11 @@ from typing import Any
 from aiops.averaging.ring_allreduce import Piece, Ring, proof, proves
 from aiops.common import urls
 from aiops.errors import ConnectionLost, DeadlineExceeded, RemoteProtocolError, Unauthorised
+from aiops.model.parts import Part
 from aiops.net.environment import SURROUNDINGS
 from aiops.net.socket_options import tune
 from aiops.wire.connection import Connection, Limits
-from aiops.wire.messages import Chunk, Error, Greet, Message, Part, Round
+from aiops.wire.messages import Chunk, Error, Greet, Message, Round
 from aiops.wire.sinks import Sink
 from aiops.wire.state_machine import Side
 from aiops.wire.traffic import Traffic

@@ -12,7 +12,7 @@ from aiops.client.params import Params
 from aiops.codecs import raw
 from aiops.errors import UsageError, nearest
 from aiops.model.layout import MAX_PART, Array, Ints, Layout, Tensor, split
-from aiops.wire.messages import Part, Parts
+from aiops.model.parts import Part, Parts
 
 
 def parts_of(

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Ints, Layout
-from aiops.wire.fields import Wants
+from aiops.model.parts import Wants
 from aiops.wire.shared_payloads import LentPayload
 
 

@@ -15,7 +15,7 @@ from aiops.client.rows import RowsInto
 from aiops.common.frozen import value
 from aiops.errors import AiopsError
 from aiops.model.layout import Array, Layout
-from aiops.wire.fields import Wants
+from aiops.model.parts import Wants
 from aiops.wire.messages import Message
 
 

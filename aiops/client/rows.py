@@ -10,9 +10,10 @@ import numpy as np
 
 from aiops.errors import RemoteProtocolError, UsageError
 from aiops.model.layout import Array
+from aiops.model.parts import Parts
 from aiops.model.tables import NamedTable, Tables, fetch_parts, push_parts, rows_parts
 from aiops.wire import messages
-from aiops.wire.messages import Message, Parts, TableRows
+from aiops.wire.messages import Message, TableRows
 from aiops.wire.sinks import Sink
 
 

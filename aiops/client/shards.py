@@ -18,9 +18,10 @@ from aiops.client.requests import Request
 from aiops.errors import Refused, RemoteProtocolError, Unauthorised, UsageError
 from aiops.kernels.sharing import ParallelMap
 from aiops.model.layout import Layout
+from aiops.model.parts import Parts
 from aiops.model.placement import Placement
 from aiops.wire.connection import Buffer, Connection, SinkFor
-from aiops.wire.messages import Message, Parts, Portion, Push
+from aiops.wire.messages import Message, Portion, Push
 from aiops.wire.sinks import Discard, Sink
 
 if TYPE_CHECKING:

@@ -21,8 +21,9 @@ from aiops.kernels.scan import Surveyor
 from aiops.kernels.sharing import ParallelMap, serial_map, survey
 from aiops.model.arena import aligned
 from aiops.model.layout import Bytes, Cover, Layout
+from aiops.model.parts import Parts
 from aiops.model.tables import MAX_ROWS_BYTES
-from aiops.wire.messages import Define, FetchRows, Message, Parts, Push, PushRows
+from aiops.wire.messages import Define, FetchRows, Message, Push, PushRows
 from aiops.wire.sinks import Discard, Sink
 
 _ROOM = 64 << 20  # bytes: what pushes may take, or so many models

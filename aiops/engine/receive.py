@@ -18,8 +18,8 @@ from aiops.engine.buffer_pool import BufferPool
 from aiops.errors import BadPush, Refused
 from aiops.kernels.scan import Surveyor
 from aiops.model.layout import Array, Bytes, Cover, Layout
+from aiops.model.parts import Part, Parts
 from aiops.store.gradient import Gradient, rows_in
-from aiops.wire.messages import Part, Parts
 from aiops.wire.shared_payloads import LentPayload
 from aiops.wire.sinks import Sink
 

@@ -18,10 +18,11 @@ from aiops.engine.gradient_cache import CachedGradient
 from aiops.engine.membership import Member
 from aiops.engine.receive import PushSink
 from aiops.errors import BadPush, NotReady, Refused, StaleGradient
+from aiops.model.parts import Parts
 from aiops.store.parameters import Store
 from aiops.store.snapshots import Wanted
 from aiops.wire.fields import Sparse
-from aiops.wire.messages import Ack, Error, Fetch, Model, Params, Parts, Push, PushRows, Reapply
+from aiops.wire.messages import Ack, Error, Fetch, Model, Params, Push, PushRows, Reapply
 
 
 @dataclass(slots=True)

@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from aiops.errors import BadPush, UsageError, nearest
+from aiops.model.parts import Part, Parts
 from aiops.wire.fields import LARGEST
-from aiops.wire.messages import Part, Parts
 
 Ints = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]

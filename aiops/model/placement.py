@@ -19,8 +19,7 @@ import numpy as np
 
 from aiops.errors import BadPush, UsageError
 from aiops.model.layout import Cover, Ints, Layout, Tensor
-from aiops.wire.fields import Ranges
-from aiops.wire.messages import Part, Parts
+from aiops.model.parts import Part, Parts, Ranges
 
 APART = "apart"
 """The codec of parts whose bytes travel by another connection; of increments with theirs behind."""

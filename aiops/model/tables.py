@@ -17,8 +17,7 @@ import numpy as np
 
 from aiops.errors import BadPush, UsageError, nearest
 from aiops.model.layout import Array, Ints
-from aiops.wire.fields import MAX_TEXT
-from aiops.wire.messages import Part, Parts
+from aiops.model.parts import MAX_TEXT, Part, Parts
 
 INITIALISERS = ("zeros", "uniform", "normal")
 """How the rows of a table may begin; see `Table`."""

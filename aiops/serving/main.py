@@ -8,8 +8,8 @@ import signal
 from collections.abc import Callable
 
 from aiops.net import signals
-from aiops.server import Server
 from aiops.serving.config import Config
+from aiops.serving.server import Server
 from aiops.serving.shard_processes import ShardProcesses
 
 _log = logging.getLogger("aiops.server")

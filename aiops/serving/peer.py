@@ -6,12 +6,13 @@ import weakref
 
 from aiops.errors import AiopsError, DeadlineExceeded
 from aiops.model.layout import Bytes
+from aiops.model.parts import Parts
 from aiops.model.shared_memory import Segment
 from aiops.net.transport import MessageTransport
 from aiops.serving.config import Config
 from aiops.store.snapshots import Lease
 from aiops.wire.handshake import Greeter
-from aiops.wire.messages import Message, Parts, Ping
+from aiops.wire.messages import Message, Ping
 
 _LENT = 4
 """Answers whose parameters a client may hold at a time: each may keep a version alive."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import aiops
+from aiops._version import __version__
 from aiops.engine.events import Event, Lost, Order, Told
 from aiops.errors import (
     AiopsError,
@@ -179,7 +179,7 @@ class ShardLinks:
             run=self._run,
             pongs=True,
             nonce=self._env.token_bytes(16),
-            agent=f"aiops-python/{aiops.__version__}",
+            agent=f"aiops-python/{__version__}",
             policy=self._policy,
             settings=self._settings,
         )

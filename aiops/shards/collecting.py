@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from aiops.errors import RemoteProtocolError
 from aiops.model.arena import Arena
+from aiops.model.parts import Parts
 from aiops.model.placement import Placement
 from aiops.store.snapshots import Lease
-from aiops.wire.messages import Parts
 from aiops.wire.sinks import Sink
 
 

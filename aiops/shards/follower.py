@@ -36,6 +36,7 @@ from aiops.engine.events import (
 from aiops.errors import Refused, RemoteProtocolError
 from aiops.model.arena import aligned
 from aiops.model.layout import Bytes, Layout
+from aiops.model.parts import Part
 from aiops.model.placement import RAW, Placement
 from aiops.shards.orders import SHADOW, ShardWork
 from aiops.shards.receive import ShardBuffers
@@ -60,7 +61,6 @@ from aiops.wire.messages import (
     Lead,
     Leave,
     Message,
-    Part,
     Ping,
     Pong,
     Portion,

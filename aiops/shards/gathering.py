@@ -16,8 +16,8 @@ from aiops.engine.events import Received
 from aiops.engine.receive import PushSink
 from aiops.errors import Refused
 from aiops.model.layout import Bytes, Cover
+from aiops.model.parts import Part
 from aiops.store.gradient import Gradient
-from aiops.wire.messages import Part
 from aiops.wire.sinks import Discard, Sink
 
 

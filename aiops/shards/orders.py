@@ -13,9 +13,10 @@ import numpy as np
 
 from aiops.errors import RemoteProtocolError
 from aiops.model.layout import Array, Ints
+from aiops.model.parts import Part
 from aiops.model.placement import RAW, Placement, ranges_of
 from aiops.store.parameters import UpdateJob
-from aiops.wire.messages import Part, Send, SendCoded
+from aiops.wire.messages import Send, SendCoded
 
 SHADOW = "shadow"
 """The key of work on the shadow: the number of the oldest increment that is to be kept."""

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from aiops.engine.admission import Admission
 from aiops.engine.receive import PushSink
 from aiops.errors import BadPush, Refused
+from aiops.model.parts import Ranges
 from aiops.model.placement import moved, ranges_of
 from aiops.store.gradient import Gradient
-from aiops.wire.fields import Ranges
 from aiops.wire.messages import Expect, Portion, Push
 from aiops.wire.sinks import Discard, Sink
 

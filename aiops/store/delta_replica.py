@@ -26,10 +26,9 @@ from aiops.codecs.choice import CodecChoice
 from aiops.kernels.sharing import ParallelMap, serial_map
 from aiops.model.arena import Arena
 from aiops.model.layout import MAX_PART, MAX_TENSORS, Array, Bytes, Ints, split
+from aiops.model.parts import Part, Parts, Ranges
 from aiops.model.placement import Pieces, Placement
 from aiops.store.snapshots import Lease, SnapshotPool, Version, Wanted
-from aiops.wire.fields import Ranges
-from aiops.wire.messages import Part, Parts
 
 UNTOUCHED, WHOLE = -2, -1
 """What a job tells of a piece in place of its payload's bytes: it has none; it is sent whole."""

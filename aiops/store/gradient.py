@@ -12,7 +12,7 @@ from aiops import kernels
 from aiops.codecs import codec_named, raw
 from aiops.kernels.sharing import LARGE, ParallelMap, serial_map
 from aiops.model.layout import Array, Bytes, Cover, Ints, Layout, Section
-from aiops.wire.messages import Parts
+from aiops.model.parts import Parts
 
 _HALF = np.float32(65504.0)
 """The largest float16."""

@@ -12,9 +12,8 @@ import numpy as np
 from aiops.errors import BadPush
 from aiops.model.arena import Arena
 from aiops.model.layout import Bytes, Ints, Layout, level_of, split
+from aiops.model.parts import Part, Parts, Wants
 from aiops.model.shared_memory import Memory
-from aiops.wire.fields import Wants
-from aiops.wire.messages import Part, Parts
 
 _WINDOW = 256
 """Versions after which arenas that none of them needed are let go.

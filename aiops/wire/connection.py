@@ -24,9 +24,10 @@ from typing import TypeAlias
 
 from aiops.errors import LocalProtocolError, RemoteProtocolError
 from aiops.model.layout import Bytes
+from aiops.model.parts import Parts
 from aiops.wire import messages
 from aiops.wire.decoding import decode
-from aiops.wire.messages import Message, Parts, Share
+from aiops.wire.messages import Message, Share
 from aiops.wire.shared_payloads import LentPayload, SharedPayloads
 from aiops.wire.sinks import Sink, copy
 from aiops.wire.state_machine import HANDSHAKE, KNOWN, Side

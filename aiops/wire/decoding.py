@@ -15,8 +15,9 @@ from typing import Any
 import msgpack
 
 from aiops.errors import RemoteProtocolError
+from aiops.model.parts import Part, Parts
 from aiops.wire.fields import CHECKS, LARGEST, TYPES
-from aiops.wire.messages import KINDS, Message, Part, Parts
+from aiops.wire.messages import KINDS, Message
 
 MAX_PAYLOAD = (1 << 32) - 1
 """Bytes of a payload: its prefix has room for no more."""

@@ -17,8 +17,8 @@ from typing import ClassVar, NamedTuple, TypeAlias
 import msgpack
 
 from aiops.common.frozen import value
+from aiops.model.parts import MAX_TEXT, Ranges, Wants
 from aiops.wire.fields import (
-    MAX_TEXT,
     Apart,
     Batches,
     Blob,
@@ -29,13 +29,11 @@ from aiops.wire.fields import (
     Offered,
     OptReal,
     Plain,
-    Ranges,
     Real,
     Rows,
     Sparse,
     Text,
     UInt,
-    Wants,
 )
 
 PROTOCOL = 1

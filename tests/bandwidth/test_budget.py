@@ -26,8 +26,8 @@ from aiops.engine.journal import replay
 from aiops.errors import BadPush, ConflictError, ConnectionLost, Unavailable, UsageError
 from aiops.net.paced_transport import PacedTransport
 from aiops.net.transport import MessageTransport
-from aiops.server import Server
 from aiops.serving.config import Config
+from aiops.serving.server import Server
 from aiops.wire.messages import Ack, Fetch, Params
 from tests.inline import Inline
 from tests.support import PATIENCE, ServerThread, assert_same, server_process

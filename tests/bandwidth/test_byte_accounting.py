@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from aiops.model.parts import Part, Parts, Wants
 
 from aiops.bandwidth.byte_accounting import SHOWN, Ledger
 from aiops.client import Client, Worker
@@ -16,8 +17,7 @@ from aiops.errors import UsageError
 from aiops.model.layout import MAX_PART, Layout, split
 from aiops.model.tables import Table
 from aiops.serving.ledger_file import LedgerFile
-from aiops.wire.fields import Wants
-from aiops.wire.messages import Ack, Error, Fetch, Message, Params, Part, Parts, Push, Reapply
+from aiops.wire.messages import Ack, Error, Fetch, Message, Params, Push, Reapply
 from tests.inline import Inline
 from tests.peers import eventually
 from tests.proxy import Proxy

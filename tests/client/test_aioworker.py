@@ -23,7 +23,7 @@ from aiops.errors import (
     UsageError,
 )
 from aiops.model.layout import Array
-from aiops.server import Server
+from aiops.serving.server import Server
 from tests.support import PATIENCE
 from tests.test_layers import MODULES, imports
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from aiops.model.parts import Part
 
 from aiops.averaging.ring_allreduce import Flat, Piece, Ring, proof
 from aiops.client import ModelAverager
@@ -30,7 +31,7 @@ from aiops.model.arena import Arena
 from aiops.model.layout import Array, Layout
 from aiops.wire import messages
 from aiops.wire.connection import Connection
-from aiops.wire.messages import Chunk, Greet, Message, Part, Round
+from aiops.wire.messages import Chunk, Greet, Message, Round
 from aiops.wire.sinks import Sink
 from tests.peers import Peer, Taken, eventually, frame
 from tests.support import PATIENCE, ServerThread

@@ -20,7 +20,7 @@ from aiops.client.routines import routine_for
 from aiops.engine.journal import replay
 from aiops.errors import BadPush, UsageError
 from aiops.model.layout import Array
-from aiops.server import Server
+from aiops.serving.server import Server
 from tests.adapter import Adapter
 from tests.proxy import Proxy
 from tests.support import PATIENCE, ServerThread

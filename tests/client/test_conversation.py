@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from aiops.model.parts import Part
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,7 +33,7 @@ from aiops.wire import messages
 from aiops.wire.connection import Connection
 from aiops.wire.fields import MAX_COUNT
 from aiops.wire.handshake import Greeter
-from aiops.wire.messages import Error, Message, Part
+from aiops.wire.messages import Error, Message
 from aiops.wire.sinks import Sink
 from tests.strategies import DETERMINISTIC
 from tests.wire.test_connection import feed, frame

@@ -17,7 +17,7 @@ from aiops.client.requests import Receipt
 from aiops.client.routines import Routine, routine_for
 from aiops.errors import StaleGradient
 from aiops.model.layout import Array
-from aiops.server import Server
+from aiops.serving.server import Server
 from tests.contract.cases import BACKENDS, CASES
 from tests.support import PATIENCE, ServerThread
 

@@ -10,6 +10,7 @@ import ml_dtypes
 import msgpack
 import numpy as np
 import pytest
+from aiops.model.parts import Part
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +20,7 @@ from aiops.errors import BadPush, NotReady, Refused, RemoteProtocolError
 from aiops.model.layout import Layout
 from aiops.wire import messages
 from aiops.wire.connection import Connection
-from aiops.wire.messages import Define, Fetch, Message, Part, Ping, Push
+from aiops.wire.messages import Define, Fetch, Message, Ping, Push
 from aiops.wire.sinks import Discard, Sink
 from tests.model.test_layout import pushes
 from tests.strategies import DETERMINISTIC, cut

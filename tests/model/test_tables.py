@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from aiops.model.parts import Part
 
 import aiops
 from aiops.errors import BadPush, UsageError
 from aiops.model.tables import MAX_IDS, NamedTable, Table, Tables, counts, fetch_parts, push_parts
-from aiops.wire.messages import Part
 
 TABLE = Table(100, 4)
 NAMED = NamedTable("t", 0, TABLE)

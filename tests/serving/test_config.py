@@ -16,8 +16,8 @@ import typer
 from aiops.cli import main
 from aiops.cli import serve as serve_command
 from aiops.errors import ConflictError, UsageError
-from aiops.server import Server
 from aiops.serving.config import Config, read_file
+from aiops.serving.server import Server
 from tests.support import PATIENCE
 
 # Per field three values that work: for the file, the variable and the flag; then how TOML has one.

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from aiops.model.parts import Part
 
 from aiops.client.params import Params
 from aiops.codecs.choice import CodecChoice
@@ -13,7 +14,7 @@ from aiops.errors import RemoteProtocolError, Unavailable
 from aiops.model.layout import Layout
 from aiops.model.placement import Placement
 from aiops.store.delta_replica import _codecs
-from aiops.wire.messages import Part, Portion
+from aiops.wire.messages import Portion
 from tests.shards.test_hostile import done, ones
 from tests.shards.world import Actor, World
 

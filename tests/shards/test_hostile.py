@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from aiops.model.parts import Part
 
 from aiops.client.params import Params
 from aiops.client.requests import Request
 from aiops.errors import BadPush, RemoteProtocolError
 from aiops.wire import messages
 from aiops.wire.connection import Connection
-from aiops.wire.messages import Part, Portion, Push
+from aiops.wire.messages import Portion, Push
 from tests.shards.world import Actor, World
 
 MODEL = {"w": np.zeros((30, 2), np.float32), "b": np.zeros(4, np.float32)}

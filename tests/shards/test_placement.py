@@ -6,11 +6,11 @@ import random
 
 import numpy as np
 import pytest
+from aiops.model.parts import Part
 
 from aiops.errors import BadPush, UsageError
 from aiops.model.layout import Layout
 from aiops.model.placement import Placement
-from aiops.wire.messages import Part
 
 LAYOUT = Layout(
     [

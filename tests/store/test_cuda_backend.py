@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from aiops.model.parts import Part
 
 from aiops.algorithms import find
 from aiops.algorithms.fasgd import FASGD
@@ -20,7 +21,6 @@ from aiops.store import cuda_backend
 from aiops.store.cuda_backend import Buffers, CudaBackend, PageLocked
 from aiops.store.gradient import Gradient
 from aiops.store.parameters import Store, UpdateJob
-from aiops.wire.messages import Part
 from tests.devices import DEVICES, device_named, machine_with
 from tests.emulated import COMPILER, EmulatedDevice, Mark
 from tests.inline import Inline

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from aiops.model.parts import Parts
 
 from aiops.client.incoming import Into, wants_of
 from aiops.client.params import Params
@@ -16,7 +17,6 @@ from aiops.model.layout import Array, Ints, Layout
 from aiops.store import delta_replica as module
 from aiops.store.delta_replica import DeltaReplica
 from aiops.store.snapshots import Lease, Version, Wanted
-from aiops.wire.messages import Parts
 
 BACKENDS = ("numpy", "numba")
 CODECS = ("fp16", "bf16", "int8", "topk:0.05", "onebit", "lowrank:2")

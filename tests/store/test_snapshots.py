@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from aiops.model.parts import Part, Wants
 
 from aiops.client.incoming import Into, wants_of
 from aiops.client.params import Params
@@ -11,8 +12,6 @@ from aiops.errors import BadPush, RemoteProtocolError
 from aiops.model.arena import Arena
 from aiops.model.layout import Ints, Layout
 from aiops.store.snapshots import SnapshotPool, Version, Wanted
-from aiops.wire.fields import Wants
-from aiops.wire.messages import Part
 
 LAYOUT = Layout(
     [

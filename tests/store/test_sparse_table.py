@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from aiops.model.parts import Part
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +23,7 @@ from aiops.model.tables import NamedTable, Table, Tables, fetch_parts, push_part
 from aiops.store.sparse_table import SparseTable
 from aiops.wire import messages
 from aiops.wire.connection import Connection
-from aiops.wire.messages import Error, FetchRows, Message, Part, PushRows, TableRows
+from aiops.wire.messages import Error, FetchRows, Message, PushRows, TableRows
 from tests.inline import Inline
 from tests.strategies import DETERMINISTIC, cut
 

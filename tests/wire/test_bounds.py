@@ -13,6 +13,7 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
+from aiops.model.parts import Part
 
 from aiops import errors
 from aiops.averaging.ring_allreduce import Flat, Ring
@@ -35,7 +36,6 @@ from aiops.wire.messages import (
     FetchRows,
     Message,
     Params,
-    Part,
     Push,
     PushRows,
     Reapply,

@@ -8,6 +8,7 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
+from aiops.model.parts import Part
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +16,7 @@ from aiops.errors import LocalProtocolError, RemoteProtocolError
 from aiops.wire import messages
 from aiops.wire.connection import SMALL, Connection, Limits
 from aiops.wire.decoding import decode
-from aiops.wire.messages import KINDS, Error, Fetch, Hello, Message, Part, Ping, Pong, Push, Welcome
+from aiops.wire.messages import KINDS, Error, Fetch, Hello, Message, Ping, Pong, Push, Welcome
 from aiops.wire.shared_payloads import SharedPayloads
 from aiops.wire.sinks import Discard, Sink
 from aiops.wire.state_machine import HANDSHAKE, Side

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from aiops.model.parts import MAX_TEXT
 from hypothesis import given
 
 from aiops.wire.decoding import decode
-from aiops.wire.fields import MAX_TEXT
 from aiops.wire.messages import KINDS, Error, Message, Ping, encode
 from tests.strategies import DETERMINISTIC, of_kind
 

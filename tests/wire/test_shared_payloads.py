@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from aiops.model.parts import Part
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +22,7 @@ from aiops.model.layout import Bytes, Layout
 from aiops.model.shared_memory import Segment
 from aiops.wire.connection import Connection
 from aiops.wire.fields import LARGEST
-from aiops.wire.messages import Ack, Fetch, Message, Part, Push, Release, Share
+from aiops.wire.messages import Ack, Fetch, Message, Push, Release, Share
 from aiops.wire.shared_payloads import MOST, LentPayload, SharedPayloads
 from aiops.wire.sinks import Sink
 from aiops.wire.state_machine import Side

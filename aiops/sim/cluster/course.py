@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 
 from aiops.model.layout import Array
-from aiops.server import Server
+from aiops.serving.server import Server
 from aiops.sim.cluster.members import AveragingWorker, Member, carried, mean_model, member
 from aiops.sim.cluster.outcome import Labour, Outcome, Sample, digest_of
 from aiops.sim.cluster.spec import Cluster, Cut, Happening, Join, Silence

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import numpy as np
 
-import aiops
+from aiops._version import __version__
 from aiops.errors import UsageError
 from aiops.sim.turns import graph
 from aiops.sim.turns.task import Task
@@ -137,7 +137,7 @@ def load(path: Path, task: Task) -> Any:
 def _env() -> dict[str, str]:
     """Return what must be the same where it is read."""
     python = ".".join(platform.python_version_tuple()[:2])
-    return {"aiops": aiops.__version__, "python": python, "numpy": np.__version__}
+    return {"aiops": __version__, "python": python, "numpy": np.__version__}
 
 
 def _header(file: IO[bytes], path: Path) -> dict[str, Any]:

@@ -16,9 +16,10 @@ import numpy as np
 from aiops.common.frozen import value
 from aiops.model.arena import Arena
 from aiops.model.layout import Layout
+from aiops.model.parts import Parts
 from aiops.store.snapshots import Lease
 from aiops.wire.connection import Buffer, Connection, Places, SinkFor
-from aiops.wire.messages import Message, Parts
+from aiops.wire.messages import Message
 from aiops.wire.shared_payloads import LentPayload
 from aiops.wire.sinks import Sink, copy
 from aiops.wire.state_machine import Side

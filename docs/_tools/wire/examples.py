@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+from aiops.model.parts import Part
 
 from aiops.algorithms.asgd import ASGD
 from aiops.algorithms.average import Average
@@ -19,7 +20,7 @@ from aiops.model.layout import Bytes, Layout
 from aiops.wire import messages
 from aiops.wire.connection import Connection
 from aiops.wire.handshake import Greeter, answer, check_welcome, proof
-from aiops.wire.messages import Message, Part
+from aiops.wire.messages import Message
 from aiops.wire.shared_payloads import SharedPayloads
 from aiops.wire.sinks import Sink
 from aiops.wire.state_machine import HANDSHAKE, Side

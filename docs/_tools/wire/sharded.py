@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import struct
 
+from aiops.model.parts import Part, Parts
+
 from aiops.algorithms.dcasgd import DCASGD
 from aiops.engine.engine import Engine
 from aiops.engine.events import (
@@ -21,7 +23,7 @@ from aiops.engine.events import (
 from aiops.shards.follower import Follower
 from aiops.shards.lead import Lead
 from aiops.wire import messages
-from aiops.wire.messages import Message, Part, Parts
+from aiops.wire.messages import Message
 from aiops.wire.sinks import Sink
 from aiops.wire.state_machine import Side
 
