@@ -5,8 +5,8 @@
                                [--rounds 3] [--json out.json] [--plot out.png]
 
 Each case is run for real (a server process, workers in threads, all connections through one link
-of a stated rate and delay, `aiops.lab.slow_link`) and in virtual time (`aiops.testing.simulate`), told
-the same and nothing else. Real workers do not compute but sleep, for the very times that the
+of a stated rate and delay, `aiops.lab.slow_link`) and in virtual time (`aiops.testing.simulate`),
+told the same and nothing else. Real workers do not compute but sleep, for the very times that the
 virtual ones draw, so that two cores are enough for any number of them. Time is counted from when
 all workers are connected until the last one has said goodbye. Nothing is fitted.
 """

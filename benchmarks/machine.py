@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from aiops.compiled import COMPILED
 from aiops.net.cpu_count import usable
+from aiops.wire.compiled import COMPILED
 
 PACKAGES = (
     *("numpy", "msgpack", "numba", "uvloop", "pyzmq", "grpcio", "torch", "jax"),

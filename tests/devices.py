@@ -30,7 +30,7 @@ DEVICES = (
     *(["emulated"] if COMPILER is not None else []),
     *(["cuda"] if gpu() is not None else []),
 )
-"""Their names; what cannot be had is missed in tests/kernels/test_cupy_device.py, and nowhere else."""
+"""Their names; tests/kernels/test_cupy_device.py alone reports one that is missing."""
 
 
 def device_named(name: str) -> Device:

@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 from aiops.model.parts import Part
-
 from aiops.wire.messages import KINDS
 
 GOOD: dict[str, Any] = {

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from aiops.model.parts import Part
 
 from aiops.algorithms import find
 from aiops.algorithms.base import Algorithm
@@ -30,6 +29,7 @@ from aiops.engine.events import (
 )
 from aiops.model.arena import aligned
 from aiops.model.layout import Array, Layout, split
+from aiops.model.parts import Part
 from aiops.store.resources import Resources
 from aiops.store.snapshots import Lease
 from aiops.wire import messages

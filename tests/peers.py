@@ -17,10 +17,10 @@ from typing import Any
 
 import msgpack
 import numpy as np
-from aiops.model.parts import Part
 
 from aiops.common import urls
 from aiops.model.layout import Array, Layout
+from aiops.model.parts import Part
 from aiops.wire import messages
 from aiops.wire.connection import Connection
 from aiops.wire.handshake import proof

@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from aiops.model.parts import Part
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from aiops.model.parts import LARGEST, Part
 from aiops.wire import messages
-from aiops.wire.fields import LARGEST, LONGEST, MAX_COUNT
+from aiops.wire.fields import LONGEST, MAX_COUNT
 from aiops.wire.messages import Message
 from aiops.wire.state_machine import HANDSHAKE
 

@@ -30,9 +30,10 @@ class Average(Algorithm):
         θ_i ← θ_i − α · g_i                  each worker, at its own pace
         θ_i ← θ_i + (mean_j θ_j' − θ_i')     now and then; θ' are copies made a moment before
 
-    The average travels from worker to worker (`aiops.averaging.ring_allreduce`) while all of them go on training;
-    the server is only where they meet. What a worker learns between the copy and the average stays
-    on top of it, so no progress is lost, and the mean of the models is not changed by averaging.
+    The average travels from worker to worker (`aiops.averaging.ring_allreduce`) while all of them
+    go on training; the server is only where they meet. What a worker learns between the copy and
+    the average stays on top of it, so no progress is lost, and the mean of the models is not
+    changed by averaging.
 
     Workers use `aiops.client.ModelAverager`, or in asyncio `aiops.client.AsyncModelAverager`.
 

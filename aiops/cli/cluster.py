@@ -264,8 +264,8 @@ def _table(outcome: Outcome) -> Table:
     nbytes = sum(worker.bytes_in + worker.bytes_out for worker in outcome.workers)
     rate = outcome.gradients / outcome.seconds if outcome.seconds else 0.0
     cells = {
-        "time": f"{formatting.seconds(outcome.seconds)} (virtual), {outcome.gradients:,} mini-batches,"
-        f" {rate:,.1f} a second",
+        "time": f"{formatting.seconds(outcome.seconds)} (virtual), {outcome.gradients:,}"
+        f" mini-batches, {rate:,.1f} a second",
         "speed-up": f"{computed / outcome.seconds if outcome.seconds else 0:.1f} times one worker"
         f" that never waits; {len(outcome.workers)} workers",
         "idle": f"{formatting.percent(outcome.idle)} of the workers' time; "

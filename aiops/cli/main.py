@@ -35,7 +35,7 @@ app.add_typer(experiment.app, name="experiment")
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from aiops.compiled import COMPILED
+        from aiops.wire.compiled import COMPILED
 
         print(f"aiops {__version__}" + (", compiled" if COMPILED else ""))
         raise typer.Exit

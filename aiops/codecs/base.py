@@ -177,8 +177,8 @@ class Encoder:
     """Writes one tensor of one client, step after step; derive one with :meth:`write`.
 
     ``rest`` is float32[n], what has been encoded so far less what was decoded of it, or None
-    without feedback. ``payload`` has room for the codec's ``most`` bytes. ``parallel_map`` may be set:
-    who shares the work of a large tensor; the bytes do not depend on it.
+    without feedback. ``payload`` has room for the codec's ``most`` bytes. ``parallel_map`` may be
+    set: who shares the work of a large tensor; the bytes do not depend on it.
     """
 
     def __init__(self, codec: Codec, shape: Shape, *, feedback: bool, backend: str) -> None:

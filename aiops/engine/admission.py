@@ -1,9 +1,9 @@
 """What a payload must pass before it may touch anything.
 
-The wire asks `Admission.place` where a message's payloads belong, as soon as its header is complete.
-A push that does not fit the model is drained and refused; one that fits gets a buffer from a pool
-with a total bound (when it is empty the peer waits unread), and is looked over as it comes
-(`aiops.engine.receive`).
+The wire asks `Admission.place` where a message's payloads belong, as soon as its header is
+complete. A push that does not fit the model is drained and refused; one that fits gets a buffer
+from a pool with a total bound (when it is empty the peer waits unread), and is looked over as it
+comes (`aiops.engine.receive`).
 """
 
 from __future__ import annotations

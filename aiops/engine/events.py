@@ -253,9 +253,10 @@ class Options:
     of silence after which a client is pinged (clients are told, so that they look in time).
     ``run``: what this run is called, random (clients are told, so that they notice another).
     ``budget``, ``worker_budget``: bytes per second, both ways, of all clients together and of each.
-    ``gate``: `aiops.bandwidth.gates.find` knows it. ``recall``: bytes of gradients kept to be applied again.
-    ``push_codec``, ``fetch_codec``: `aiops.codecs.choice.CodecChoice` reads them. ``fetch_lag``: by how
-    many versions coded parameters may be behind, 0: as many as seems best. ``shards``: how many
+    ``gate``: `aiops.bandwidth.gates.find` knows it. ``recall``: bytes of gradients kept to be
+    applied again.
+    ``push_codec``, ``fetch_codec``: `aiops.codecs.choice.CodecChoice` reads them. ``fetch_lag``: by
+    how many versions coded parameters may be behind, 0: as many as seems best. ``shards``: how many
     servers the model is spread over, this one included. ``shard_bytes``: over fewer, where one
     would hold less than so many bytes.
     """

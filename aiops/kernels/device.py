@@ -1,7 +1,7 @@
 """A device with memory of its own, as kernels and stores see it: handed in, never imported.
 
-`aiops.kernels.cupy_device` is one. What a device does is begun on a `Stream` and done in the order in which it was
-begun there; whoever needs the result calls `Stream.finish`.
+`aiops.kernels.cupy_device` is one. What a device does is begun on a `Stream` and done in the order
+in which it was begun there; whoever needs the result calls `Stream.finish`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Large work cut into pieces, which several threads can share.
 
-Whoever has threads hands in a `ParallelMap`; what is done is the same to the bit, whoever does it: a
-kernel's elements do not depend on each other, and its sums are exact.
+Whoever has threads hands in a `ParallelMap`; what is done is the same to the bit, whoever does it:
+a kernel's elements do not depend on each other, and its sums are exact.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = [
     "PIECE",
     "ParallelMap",
     "add",
-    "serial_map",
     "copy",
     "cut",
     "filled",
+    "serial_map",
     "survey",
     "update",
 ]

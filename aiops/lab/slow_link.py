@@ -77,7 +77,8 @@ class Throttle:
     server
         ``aiops://host:port``.
     rate
-        Bytes per second each way, or text such as ``"20Mbit/s"`` (`aiops.bandwidth.units.parse_rate`).
+        Bytes per second each way, or text such as ``"20Mbit/s"``
+        (`aiops.bandwidth.units.parse_rate`).
     up, down
         The same for one way; default ``rate``.
     delay

@@ -1,1 +1,1 @@
-"""A model as a value: layout, arena, tables, placement on shards, shared memory; no bytes on a wire."""
+"""A model as a value: layout, arena, tables, placement, shared memory; no bytes on a wire."""

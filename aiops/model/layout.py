@@ -22,8 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aiops.errors import BadPush, UsageError, nearest
-from aiops.model.parts import Part, Parts
-from aiops.wire.fields import LARGEST
+from aiops.model.parts import LARGEST, Part, Parts
 
 Ints = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]

@@ -1,4 +1,5 @@
-"""Children that end when their parent does: ``python -m aiops.net.child_guard MODULE ARGUMENTS...``.
+"""Children that end when their parent does: ``python -m aiops.net.child_guard MODULE
+ARGUMENTS...``.
 
 A process that is killed outright cannot end its children. So the child holds the reading end of a
 pipe whose writing end only the parent has: its own standard input. However the parent ends, the

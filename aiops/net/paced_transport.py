@@ -1,8 +1,9 @@
 """Connections under a bandwidth budget: nothing is written or read that was not granted.
 
 What is to be sent waits in the link's queue, what is to be received in the kernel's buffer (kept
-small, so that the peer notices), until `aiops.bandwidth.token_bucket.Budget` grants it. A connection that has
-nothing to read holds a grant of one byte, so that the event loop can tell when something comes.
+small, so that the peer notices), until `aiops.bandwidth.token_bucket.Budget` grants it. A
+connection that has nothing to read holds a grant of one byte, so that the event loop can tell when
+something comes.
 """
 
 from __future__ import annotations

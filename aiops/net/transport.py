@@ -36,7 +36,7 @@ class TransportOwner(Protocol):
         """Take whole messages."""
 
     def link_stuck(self, link: MessageTransport) -> None:
-        """Hear that a payload has no room: have `MessageTransport.resume` called when there may be."""
+        """Have `MessageTransport.resume` called when there may be room for a payload again."""
 
     def link_lost(self, link: MessageTransport, error: AiopsError) -> None:
         """Hear that the connection is gone, and why."""

@@ -17,7 +17,8 @@ _log = logging.getLogger("aiops.server")
 
 
 class LedgerFile:
-    """Writes what `aiops.bandwidth.byte_accounting.Ledger.report` returns, with the seconds since the start.
+    """Writes what `aiops.bandwidth.byte_accounting.Ledger.report` returns, with the seconds since
+    the start.
 
     Parameters
     ----------

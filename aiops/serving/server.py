@@ -1,4 +1,4 @@
-"""The server: an asyncio shell around the engine. ``python -m aiops.server --policy fasgd``.
+"""The server: an asyncio shell around the engine.
 
 It moves bytes, keeps time, runs kernels on its applier thread (they release the GIL, so fetches and
 pushes go on meanwhile), and carries out what the engine decides. A `Server` is its life: it opens,
@@ -7,11 +7,6 @@ events, the `EffectRunner` carries out the effects.
 """
 
 from __future__ import annotations
-
-if __name__ == "__main__":  # before NumPy is imported
-    from aiops.net.cpu_count import leave_blas_alone
-
-    leave_blas_alone()
 
 import asyncio
 import contextlib
@@ -378,8 +373,8 @@ async def serve(**settings: Any) -> AsyncIterator[Server]:
     Parameters
     ----------
     settings
-        The fields of `aiops.serving.config.Config`; ``set`` may be a dict of the policy's settings, a codec
-        may be given alone.
+        The fields of `aiops.serving.config.Config`; ``set`` may be a dict of the policy's settings,
+        a codec may be given alone.
 
     Raises
     ------
@@ -441,9 +436,3 @@ def following(config: Config) -> Config:
         ledger=None,
         profile=None,
     )
-
-
-if __name__ == "__main__":
-    from aiops.cli.main import server_main
-
-    server_main()

@@ -1,7 +1,7 @@
 """The followers of a server on one machine: processes of their own, on free ports.
 
-They are on a leash (`aiops.net.child_guard`): at whatever moment this process is killed they end too, also
-one that is still importing its policy, or has never heard of its lead.
+They are on a leash (`aiops.net.child_guard`): at whatever moment this process is killed they end
+too, also one that is still importing its policy, or has never heard of its lead.
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ class Updating:
     """The updates of one lead, one after the other.
 
     Where the norm of a gradient is clipped, each is two: it is measured on all shards, then the
-    step is taken with what that comes to. Work on the shadow (`aiops.store.delta_replica`) goes the same way.
+    step is taken with what that comes to. Work on the shadow (`aiops.store.delta_replica`) goes the
+    same way.
 
     Parameters
     ----------

@@ -1,1 +1,1 @@
-"""The parameters and how they change: snapshots (versions, leases), updater, backends, sparse tables, delta replica."""
+"""The parameters and how they change: snapshots and leases, updater, backends, tables."""

@@ -1,7 +1,7 @@
 """Where a store's arithmetic is done: on the host, or on a device with memory of its own.
 
-A `Stepping` (`aiops.store.updater`) is the same on both. Its arrays are flat, and slices and views of
-them are the same memory; what they hold only its `ComputeBackend` knows.
+A `Stepping` (`aiops.store.updater`) is the same on both. Its arrays are flat, and slices and views
+of them are the same memory; what they hold only its `ComputeBackend` knows.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ class Resources:
     device
         Where parameters and the optimiser's state are kept and updates are done; None: here.
     later
-        Whether kernels are made ready (`aiops.engine.events.Warm`) beside other work, so that NumPy does
-        theirs until then, rather than by whoever calls one first.
+        Whether kernels are made ready (`aiops.engine.events.Warm`) beside other work, so that NumPy
+        does theirs until then, rather than by whoever calls one first.
     """
 
     memory: Memory = field(default_factory=Memory)

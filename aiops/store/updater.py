@@ -1,6 +1,7 @@
 """The arithmetic of one store: gradients are added up, and steps are taken with them.
 
-It is the same wherever it is done, which is its `ComputeBackend`'s business (`aiops.store.backends`).
+It is the same wherever it is done, which is its `ComputeBackend`'s business
+(`aiops.store.backends`).
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ NONE = np.empty(0, np.int64)
 class KernelWork:
     """What an update is of.
 
-    The attributes are those of `aiops.store.parameters.UpdateJob`, as far as they are held here; ``gradient`` lies
-    where the arithmetic is done. ``wanted``: the version made will be read before long.
+    The attributes are those of `aiops.store.parameters.UpdateJob`, as far as they are held here;
+    ``gradient`` lies where the arithmetic is done. ``wanted``: the version made will be read before
+    long.
     """
 
     gradient: Gradient | None

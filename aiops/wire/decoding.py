@@ -15,8 +15,8 @@ from typing import Any
 import msgpack
 
 from aiops.errors import RemoteProtocolError
-from aiops.model.parts import Part, Parts
-from aiops.wire.fields import CHECKS, LARGEST, TYPES
+from aiops.model.parts import LARGEST, Part, Parts
+from aiops.wire.fields import CHECKS, TYPES
 from aiops.wire.messages import KINDS, Message
 
 MAX_PAYLOAD = (1 << 32) - 1

@@ -1,7 +1,7 @@
 """The types of the fields that messages have, and what of a stranger's values each accepts.
 
-A type is a name that the fields of `aiops.wire.messages` are annotated with; the check of the same name
-in `CHECKS` says whether a value that came in is one. `aiops.wire.decoding` asks them.
+A type is a name that the fields of `aiops.wire.messages` are annotated with; the check of the same
+name in `CHECKS` says whether a value that came in is one. `aiops.wire.decoding` asks them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
+
+from aiops.model.parts import LARGEST, MAX_TEXT
 
 UInt: TypeAlias = int  # 0 ≤ x ≤ LARGEST
 Have: TypeAlias = int  # -1 ("nothing") or a UInt
@@ -23,26 +25,15 @@ Offered: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]  # name, dtype
 Rows: TypeAlias = tuple[tuple[str, str, tuple[int, ...], int], ...]  # ... and offset in the arena
 Sparse: TypeAlias = tuple[tuple[str, int, int, str, str, float, int], ...]
 # name, rows, width, dtype, initialiser, scale, seed
-Wants: TypeAlias = tuple[tuple[int, int, int], ...]  # first tensor, past the last, version held
-Ranges: TypeAlias = tuple[tuple[int, int, int], ...]  # start, stop, version of their tensors
 Apart: TypeAlias = tuple[tuple[str, int, int], ...]  # host (empty: the lead's), port, first byte
 Gate: TypeAlias = tuple[float, ...]  # c_push, c_fetch; or none
 Members: TypeAlias = tuple[tuple[str, int, bool], ...]  # host, port, whether its model counts
-
-LARGEST = (1 << 53) - 1
-"""Largest of the numbers that count something: the numbers of every language hold it exactly.
-
-No run gets there, and to add thousands of them takes no more than 64 bits.
-"""
 
 MAX_COUNT = 1 << 20
 """Most mini-batches that one push may stand for; a gate keeps back a million at most."""
 
 LONGEST = (1 << 63) - 1
 """Largest size of an axis, and seed: what they come to is checked where it is known."""
-
-MAX_TEXT = 4096
-"""Longest string, in characters, except inside a map of plain values."""
 
 MAX_AXES = 32
 """Most axes a tensor may have."""

@@ -2,9 +2,9 @@
 
 Each class is one ``kind``. Its fields, in order, are the keys of the header map after ``kind``;
 their annotations are the types of `aiops.wire.fields`. ``parts`` lists the payloads that follow the
-header. `encode` and `aiops.wire.decoding.decode` are exact inverses, and `decode` accepts no missing
-key, no unknown key and no value of another type: what a hostile peer can make this side build is
-what stands on this page. docs/wire.md says the same for readers of other languages.
+header. `encode` and `aiops.wire.decoding.decode` are exact inverses, and `decode` accepts no
+missing key, no unknown key and no value of another type: what a hostile peer can make this side
+build is what stands on this page. docs/wire.md says the same for readers of other languages.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from operator import attrgetter
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import msgpack
 
 from aiops.common.frozen import value
-from aiops.model.parts import MAX_TEXT, Ranges, Wants
+from aiops.model.parts import MAX_TEXT, Parts, Ranges, Wants
 from aiops.wire.fields import (
     Apart,
     Batches,
@@ -41,23 +41,6 @@ PROTOCOL = 1
 
 REMEMBERED = 64
 """Answers to pushes that a server remembers per client: pushes that a client may have under way."""
-
-
-class Part(NamedTuple):
-    """One payload: the bytes [start, stop) of the arena, written by a codec.
-
-    ``version`` is the version of the tensors in it: in a push the one the gradient was computed
-    at (its base), in a reply the one that is sent. All tensors of a part share it.
-    """
-
-    start: int
-    stop: int
-    codec: str
-    nbytes: int
-    version: int
-
-
-Parts: TypeAlias = tuple[Part, ...]
 
 
 @value

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from aiops.model.parts import Part, Parts, Wants
 
 from aiops.bandwidth.byte_accounting import SHOWN, Ledger
 from aiops.client import Client, Worker
 from aiops.errors import UsageError
 from aiops.model.layout import MAX_PART, Layout, split
+from aiops.model.parts import Part, Parts, Wants
 from aiops.model.tables import Table
 from aiops.serving.ledger_file import LedgerFile
 from aiops.wire.messages import Ack, Error, Fetch, Message, Params, Push, Reapply

@@ -21,8 +21,8 @@ from aiops.algorithms import BUILT_IN
 from aiops.cli import main
 from aiops.cli.policy_catalog import TOPICS
 from aiops.cli.stats import tables
-from aiops.compiled import COMPILED
 from aiops.serving.safetensors_io import read_model
+from aiops.wire.compiled import COMPILED
 from tests.support import Process, ServerThread
 
 START = {"w": np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4), "b": np.zeros(4, np.float32)}

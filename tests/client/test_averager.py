@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from aiops.model.parts import Part
 
 from aiops.averaging.ring_allreduce import Flat, Piece, Ring, proof
 from aiops.client import ModelAverager
@@ -29,6 +28,7 @@ from aiops.errors import (
 )
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Layout
+from aiops.model.parts import Part
 from aiops.wire import messages
 from aiops.wire.connection import Connection
 from aiops.wire.messages import Chunk, Greet, Message, Round

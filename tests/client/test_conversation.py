@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from aiops.model.parts import Part
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,6 +28,7 @@ from aiops.errors import (
     UsageError,
 )
 from aiops.model.layout import Array, Layout
+from aiops.model.parts import Part
 from aiops.wire import messages
 from aiops.wire.connection import Connection
 from aiops.wire.fields import MAX_COUNT

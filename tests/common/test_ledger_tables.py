@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 
 import numpy as np
-from aiops.model.parts import Part
 from rich.console import Console
 
 from aiops.bandwidth.byte_accounting import Ledger
 from aiops.common import ledger_tables
 from aiops.model.layout import Layout
+from aiops.model.parts import Part
 from aiops.wire.messages import Ack, Push
 
 LAYOUT = Layout([(f"t{index}", "float32", (1000,)) for index in range(14)])

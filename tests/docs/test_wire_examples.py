@@ -21,6 +21,7 @@ import pytest
 from aiops.common import urls
 from aiops.errors import RemoteProtocolError, UsageError
 from aiops.model.layout import Layout
+from aiops.model.parts import Part
 from aiops.wire import messages
 from aiops.wire.connection import Connection
 from aiops.wire.decoding import decode
@@ -69,7 +70,7 @@ def message_of(example: dict[str, Any]) -> Message:
     fields = tuples(plain(example["header"]))
     kind = fields.pop("kind")
     if "parts" in fields:
-        fields["parts"] = tuple(messages.Part(*row) for row in fields["parts"])
+        fields["parts"] = tuple(Part(*row) for row in fields["parts"])
     return KINDS[kind](**fields)
 
 
@@ -114,7 +115,7 @@ class TestUpToDate:
         bare = marks.sub(r"\1stale\3", PAGE)
         assert bare.count("stale") > len(page.BLOCKS)
         (tmp_path / "wire.md").write_text(bare, encoding="utf-8")
-        monkeypatch.setattr(sys, "argv", ["wire_examples", str(tmp_path / "wire.md")])
+        monkeypatch.setattr(sys, "argv", ["wire", str(tmp_path / "wire.md")])
         main()
         assert (tmp_path / "wire.md").read_text(encoding="utf-8") == PAGE
         assert (tmp_path / vectors.NAME).read_text(encoding="utf-8") == vectors.text()

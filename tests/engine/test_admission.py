@@ -10,7 +10,6 @@ import ml_dtypes
 import msgpack
 import numpy as np
 import pytest
-from aiops.model.parts import Part
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from aiops.engine.admission import Admission, OfferSink
 from aiops.engine.receive import PushSink
 from aiops.errors import BadPush, NotReady, Refused, RemoteProtocolError
 from aiops.model.layout import Layout
+from aiops.model.parts import Part
 from aiops.wire import messages
 from aiops.wire.connection import Connection
 from aiops.wire.messages import Define, Fetch, Message, Ping, Push

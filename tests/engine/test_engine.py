@@ -7,6 +7,7 @@ import pytest
 
 from aiops.errors import ConflictError
 from aiops.model.layout import Array
+from aiops.model.parts import Part
 from aiops.wire import messages
 from aiops.wire.decoding import decode
 from aiops.wire.messages import Ack, Error, Fetch, Model, Params, Report, Welcome
@@ -39,9 +40,7 @@ class TestModel:
         inline = Inline("asgd")
         for peer in (1, 2, 3):
             inline.join(peer)
-        define = messages.Define(
-            9, (("w", "float32", (3,)),), (messages.Part(0, 12, "raw", 12, 0),)
-        )
+        define = messages.Define(9, (("w", "float32", (3,)),), (Part(0, 12, "raw", 12, 0),))
         first = inline.receive(1, define, np.arange(3, dtype=np.float32).tobytes())
         second = inline.receive(2, define, np.zeros(3, np.float32).tobytes())
         assert isinstance(first, Model)
@@ -49,7 +48,7 @@ class TestModel:
         assert isinstance(second, Model)
         assert not second.created
         np.testing.assert_array_equal(inline.params()["w"], [0, 1, 2])
-        other = messages.Define(9, (("w", "float32", (4,)),), (messages.Part(0, 16, "raw", 16, 0),))
+        other = messages.Define(9, (("w", "float32", (4,)),), (Part(0, 16, "raw", 16, 0),))
         refused = inline.receive(3, other, bytes(16))
         assert isinstance(refused, Error)
         assert "its 'w' has shape (3,), not (4,)" in refused.text
@@ -57,9 +56,7 @@ class TestModel:
     def test_a_model_with_bad_values_is_refused_and_another_may_come(self) -> None:
         inline = Inline("asgd")
         inline.join(1)
-        define = messages.Define(
-            9, (("w", "float32", (3,)),), (messages.Part(0, 12, "raw", 12, 0),)
-        )
+        define = messages.Define(9, (("w", "float32", (3,)),), (Part(0, 12, "raw", 12, 0),))
         refused = inline.receive(1, define, np.array([0, np.nan, 0], np.float32).tobytes())
         assert isinstance(refused, Error)
         assert "'w' holds nan at [1]" in refused.text

@@ -9,7 +9,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from aiops.model.parts import Part, Parts
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -23,6 +22,7 @@ from aiops.model.layout import (
     dtype_named,
     split,
 )
+from aiops.model.parts import Part, Parts
 from tests.strategies import DETERMINISTIC, dtype
 
 small_shape = st.lists(st.integers(0, 4), max_size=3).map(tuple)

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from aiops.model.parts import Part
 
 import aiops
 from aiops.errors import BadPush, UsageError
+from aiops.model.parts import Part
 from aiops.model.tables import MAX_IDS, NamedTable, Table, Tables, counts, fetch_parts, push_parts
 
 TABLE = Table(100, 4)

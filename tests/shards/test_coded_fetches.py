@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from aiops.model.parts import Part
 
 from aiops.client.params import Params
 from aiops.codecs.choice import CodecChoice
 from aiops.errors import RemoteProtocolError, Unavailable
 from aiops.model.layout import Layout
+from aiops.model.parts import Part
 from aiops.model.placement import Placement
 from aiops.store.delta_replica import _codecs
 from aiops.wire.messages import Portion

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from aiops.model.parts import Part
 
 from aiops.client.params import Params
 from aiops.client.requests import Request
 from aiops.errors import BadPush, RemoteProtocolError
+from aiops.model.parts import Part
 from aiops.wire import messages
 from aiops.wire.connection import Connection
 from aiops.wire.messages import Portion, Push

@@ -6,10 +6,10 @@ import random
 
 import numpy as np
 import pytest
-from aiops.model.parts import Part
 
 from aiops.errors import BadPush, UsageError
 from aiops.model.layout import Layout
+from aiops.model.parts import Part
 from aiops.model.placement import Placement
 
 LAYOUT = Layout(

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from aiops.model.parts import Part
 
 from aiops.algorithms import find
 from aiops.algorithms.fasgd import FASGD
@@ -16,6 +15,7 @@ from aiops.errors import BadPush
 from aiops.kernels.device import Device, DeviceArray
 from aiops.model.arena import aligned
 from aiops.model.layout import Array, Cover, Layout, dtype_named
+from aiops.model.parts import Part
 from aiops.model.shared_memory import Memory, SharedMemory, available
 from aiops.store import cuda_backend
 from aiops.store.cuda_backend import Buffers, CudaBackend, PageLocked

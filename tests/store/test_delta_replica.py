@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from aiops.model.parts import Parts
 
 from aiops.client.incoming import Into, wants_of
 from aiops.client.params import Params
 from aiops.codecs.choice import CodecChoice
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Ints, Layout
+from aiops.model.parts import Parts
 from aiops.store import delta_replica as module
 from aiops.store.delta_replica import DeltaReplica
 from aiops.store.snapshots import Lease, Version, Wanted

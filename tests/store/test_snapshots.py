@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from aiops.model.parts import Part, Wants
 
 from aiops.client.incoming import Into, wants_of
 from aiops.client.params import Params
 from aiops.errors import BadPush, RemoteProtocolError
 from aiops.model.arena import Arena
 from aiops.model.layout import Ints, Layout
+from aiops.model.parts import Part, Wants
 from aiops.store.snapshots import SnapshotPool, Version, Wanted
 
 LAYOUT = Layout(

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from aiops.model.parts import Part
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from aiops.errors import UsageError
 from aiops.kernels.rows import First, first_rows
 from aiops.kernels.rule import Rule
 from aiops.model.layout import Array
+from aiops.model.parts import Part
 from aiops.model.tables import NamedTable, Table, Tables, fetch_parts, push_parts
 from aiops.store.sparse_table import SparseTable
 from aiops.wire import messages

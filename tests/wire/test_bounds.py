@@ -13,7 +13,6 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
-from aiops.model.parts import Part
 
 from aiops import errors
 from aiops.averaging.ring_allreduce import Flat, Ring
@@ -23,11 +22,12 @@ from aiops.codecs import find as codec
 from aiops.engine.events import Received, Told
 from aiops.errors import Refused, RemoteProtocolError
 from aiops.model.layout import Layout
+from aiops.model.parts import LARGEST, Part
 from aiops.model.tables import Table, fetch_parts, push_parts
 from aiops.wire import messages
 from aiops.wire.connection import Connection
 from aiops.wire.decoding import decode
-from aiops.wire.fields import LARGEST, LONGEST, MAX_COUNT
+from aiops.wire.fields import LONGEST, MAX_COUNT
 from aiops.wire.messages import (
     KINDS,
     Ack,

@@ -8,11 +8,11 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
-from aiops.model.parts import Part
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aiops.errors import LocalProtocolError, RemoteProtocolError
+from aiops.model.parts import Part
 from aiops.wire import messages
 from aiops.wire.connection import SMALL, Connection, Limits
 from aiops.wire.decoding import decode

@@ -17,12 +17,11 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
-from aiops.model.parts import Part
 
 from aiops.client import Client, Worker
 from aiops.errors import Unavailable
+from aiops.model.parts import LARGEST, Part
 from aiops.wire import messages
-from aiops.wire.fields import LARGEST
 from aiops.wire.handshake import proof
 from aiops.wire.messages import Error, Message, Pong, Push
 from tests.peers import Peer, Process, define, enclose, eventually, frame, header_of, push, serving

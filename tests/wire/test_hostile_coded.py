@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from aiops.model.parts import Part
 
 from aiops.client import Client, Worker
 from aiops.client.params import Params
 from aiops.codecs import find
 from aiops.codecs.choice import CodecChoice
 from aiops.model.layout import Array, Layout
+from aiops.model.parts import LARGEST, Part
 from aiops.wire import messages
-from aiops.wire.fields import LARGEST
 from aiops.wire.messages import Ack, Error, Fetch, Pong, Push, Reapply
 from tests.inline import Inline
 from tests.peers import Peer

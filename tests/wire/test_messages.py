@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from aiops.model.parts import MAX_TEXT
 from hypothesis import given
 
+from aiops.model.parts import MAX_TEXT
 from aiops.wire.decoding import decode
 from aiops.wire.messages import KINDS, Error, Message, Ping, encode
 from tests.strategies import DETERMINISTIC, of_kind

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from aiops.model.parts import Part
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,9 +18,9 @@ from aiops.engine.admission import Admission
 from aiops.engine.receive import CodedIncoming, RawIncoming
 from aiops.errors import RemoteProtocolError
 from aiops.model.layout import Bytes, Layout
+from aiops.model.parts import LARGEST, Part
 from aiops.model.shared_memory import Segment
 from aiops.wire.connection import Connection
-from aiops.wire.fields import LARGEST
 from aiops.wire.messages import Ack, Fetch, Message, Push, Release, Share
 from aiops.wire.shared_payloads import MOST, LentPayload, SharedPayloads
 from aiops.wire.sinks import Sink

@@ -41,7 +41,8 @@ class Links:
     ----------
     worker, server
         What a worker's link carries each way, and the server's, which all workers share: bytes per
-        second, or text such as ``"1Gbit/s"`` (`aiops.bandwidth.units.parse_rate`); None: it is no limit.
+        second, or text such as ``"1Gbit/s"`` (`aiops.bandwidth.units.parse_rate`); None: it is no
+        limit.
     latency
         Seconds that anything travels between a worker and the server, each way.
     jitter

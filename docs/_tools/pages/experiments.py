@@ -54,9 +54,9 @@ which takes three.
 _TAIL = """\
 ## To add one
 
-Declare it in `aiops/lab/experiments/papers/` and name it in `aiops/lab/experiments/catalog.py`. `cases`
-yields the runs as values; where they depend on others (a learning rate from a pool, a coin as
-often heads as a gate opened) it is called again when those are finished. `findings` and `figure`
+Declare it in `aiops/lab/experiments/papers/` and name it in `aiops/lab/experiments/catalog.py`.
+`cases` yields the runs as values; where they depend on others (a learning rate from a pool, a coin
+as often heads as a gate opened) it is called again when those are finished. `findings` and `figure`
 are pure functions of the finished runs. A run is a `Simulation`, or a frozen dataclass that is
 called and measures something of its own (`b_staleness.py` has a short one).
 """

@@ -82,8 +82,8 @@ def index_page(curves: Curves | None = None) -> str:
         _generated("aiops.algorithms"),
         "The server's `--policy NAME` chooses one; workers need no flags. `aiops policies NAME`"
         " shows these pages in the terminal. What is said of waiting, workers and memory holds for"
-        f" the default settings and {policy_catalog.WORKERS} workers; memory is in arrays of the model's"
-        " size, at the server, besides the parameters themselves.",
+        f" the default settings and {policy_catalog.WORKERS} workers; memory is in arrays of the"
+        " model's size, at the server, besides the parameters themselves.",
     ]
     head = ("`--policy`", "in one line", "waits for", "a worker", "memory")
     for family, names in families(kinds).items():

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from aiops.model.parts import Part
 
 from aiops.algorithms.asgd import ASGD
 from aiops.algorithms.average import Average
@@ -17,6 +16,7 @@ from aiops.engine.engine import Engine
 from aiops.engine.events import Applied, Apply, Event, Initialised, Joined, Options, Received, Reply
 from aiops.model.arena import Arena
 from aiops.model.layout import Bytes, Layout
+from aiops.model.parts import Part, Parts
 from aiops.wire import messages
 from aiops.wire.connection import Connection
 from aiops.wire.handshake import Greeter, answer, check_welcome, proof
@@ -166,12 +166,12 @@ def _said(sender: Side, message: Message, *payloads: bytes) -> Example:
     return Example(message.kind, sender, message, payloads)
 
 
-def _floats(version: int) -> messages.Parts:
+def _floats(version: int) -> Parts:
     """Return the one part of a model of three float32."""
     return (Part(0, 12, "raw", 12, version),)
 
 
-def _rows_of(count: int, each: int) -> messages.Parts:
+def _rows_of(count: int, each: int) -> Parts:
     """Return the one part of a payload of so many rows, or ids, of so many bytes."""
     return (Part(0, count, "raw", count * each, 0),)
 
@@ -274,7 +274,7 @@ class Script:
                     events.append(Applied(0.0, effect.ticket, effect.run()))
                 elif isinstance(effect, Reply):
                     lease = effect.lease
-                    parts: messages.Parts = getattr(effect.message, "parts", ())
+                    parts: Parts = getattr(effect.message, "parts", ())
                     views = [] if lease is None else [b"".join(p) for p in lease.payloads(parts)]
                     if effect.rows is not None:
                         views = [bytes(effect.rows.answer)]

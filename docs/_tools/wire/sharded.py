@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import struct
 
-from aiops.model.parts import Part, Parts
-
 from aiops.algorithms.dcasgd import DCASGD
 from aiops.engine.engine import Engine
 from aiops.engine.events import (
@@ -20,6 +18,7 @@ from aiops.engine.events import (
     Reply,
     Told,
 )
+from aiops.model.parts import Part, Parts
 from aiops.shards.follower import Follower
 from aiops.shards.lead import Lead
 from aiops.wire import messages

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from aiops.model.parts import Part
 
 from aiops.bandwidth.byte_accounting import Ledger
 from aiops.lab.demo.record import Record
 from aiops.lab.demo.settings import Settings
 from aiops.lab.demo.worker import Progress
 from aiops.model.layout import Layout
+from aiops.model.parts import Part
 from aiops.wire.messages import Ack, Push
 
 

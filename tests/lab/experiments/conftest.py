@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from aiops.model.parts import Part
 
 from aiops.bandwidth.byte_accounting import Ledger
 from aiops.lab.experiments.bandwidth.case import Case
@@ -13,6 +12,7 @@ from aiops.lab.experiments.bandwidth.results import Row, row_of
 from aiops.lab.experiments.bandwidth.run import Outcome, Sample
 from aiops.lab.experiments.bandwidth.worker import Report
 from aiops.model.layout import Layout
+from aiops.model.parts import Part
 from aiops.wire.messages import Ack, Push
 
 SMALL = Case(dataset="digits", hidden=8, batch_size=8, gradients=60, workers=2, samples=2)

@@ -1,4 +1,5 @@
-"""Some workers of a run: ``python -m aiops.lab.experiments.bandwidth.worker TASK``, a `Task` as JSON.
+"""Some workers of a run: ``python -m aiops.lab.experiments.bandwidth.worker TASK``, a `Task` as
+JSON.
 
 They are threads of one process (NumPy lets go of the interpreter while it multiplies), each with a
 connection of its own. The process speaks in lines of JSON on standard output: ``{"ready": true}``,

@@ -1,0 +1,20 @@
+"""The server: ``python -m aiops.server --policy fasgd``, or `serve` inside an event loop.
+
+The shell itself is `aiops.serving.server`, the command line `aiops.cli.serve`.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before NumPy is imported
+    from aiops.net.cpu_count import leave_blas_alone
+
+    leave_blas_alone()
+
+from aiops.serving.server import Server, serve
+
+__all__ = ["Server", "serve"]
+
+if __name__ == "__main__":
+    from aiops.cli.main import server_main
+
+    server_main()
