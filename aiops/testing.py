@@ -21,8 +21,8 @@ same every time, on every machine::
 - `until` waits until something is so;
 - `Cluster` and `simulate` train a whole cluster: how long does it take, how idle are the workers,
   what staleness do they see, what is learnt (with `Links`, `Cut`, `Silence`, `Kill`, `Join`, the
-  models of compute time `Fixed`, `LogNormal`, `Straggler`, `Diurnal`, and the workloads `Training`
-  and `Deadweight`).
+  models of compute time `Fixed`, `LogNormal`, `Straggler`, `Diurnal`, and the workload
+  `Deadweight`; `aiops.lab.workloads.PerceptronWorkload` is one on real data).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from aiops.sim.cluster.computing import Computing, Diurnal, Fixed, LogNormal, St
 from aiops.sim.cluster.course import simulate
 from aiops.sim.cluster.outcome import Labour, Outcome, Sample
 from aiops.sim.cluster.spec import Cluster, Cut, Join, Kill, Links, Silence
-from aiops.sim.cluster.workload import Deadweight, Training, Workload
+from aiops.sim.cluster.workload import Deadweight, Workload
 from aiops.sim.virtual import faults, waiting
 from aiops.sim.virtual.host import Host
 from aiops.sim.virtual.loop import Deadlock, VirtualLoop
@@ -65,7 +65,6 @@ __all__ = [
     "Sample",
     "Silence",
     "Straggler",
-    "Training",
     "VirtualLoop",
     "Workload",
     "network",

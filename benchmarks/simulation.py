@@ -26,6 +26,7 @@ import numpy as np
 from aiops import kernels
 from aiops.errors import UsageError
 from aiops.lab.experiments.figure import Figure, Line, Panel
+from aiops.lab.workloads import PerceptronTask
 from aiops.model.arena import Arena
 from aiops.model.layout import Array
 from aiops.sim.turns.run import Run
@@ -69,7 +70,7 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
         iterations=_WARM + options.rounds * count,
     )
     rounds: list[dict[str, float]] = []
-    with Run(simulation) as running:
+    with Run(simulation, PerceptronTask(options.dataset, options.hidden)) as running:
         running.dispatcher.run(_WARM)
         if running.engine.answers.version < _WARM:
             raise UsageError(

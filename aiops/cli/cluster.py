@@ -147,13 +147,14 @@ def cluster(
 
 def _workload(model: str | None, dataset: str, hidden: int, batch_size: int) -> Workload:
     from aiops.bandwidth.units import parse_rate
-    from aiops.sim.cluster.workload import Deadweight, Training
+    from aiops.lab.workloads import PerceptronWorkload
+    from aiops.sim.cluster.workload import Deadweight
 
     if model is not None:
         nbytes = parse_rate("--model", model)
         assert nbytes is not None
         return Deadweight(nbytes)
-    return Training(dataset, (hidden,), batch_size)
+    return PerceptronWorkload(dataset, (hidden,), batch_size)
 
 
 def _computing(seconds: float, sigma: float, slow: Sequence[str], diurnal: str | None) -> Computing:

@@ -101,6 +101,7 @@ def simulate(
     Ctrl-C ends it after the turn, shows what it has come to so far, and writes the checkpoint; the
     exit status is then 130. A second one ends it at once.
     """
+    from aiops.lab.workloads import PerceptronTask
     from aiops.serving.config import Config
     from aiops.serving.safetensors_io import check_writable
     from aiops.sim.turns.run import Run
@@ -137,10 +138,12 @@ def simulate(
         "kernels": kernels,
     }
     if resume is None:
-        run = Run(Simulation(**settings), jobs=_jobs(jobs))
+        wanted = Simulation(**settings)
+        run = Run(wanted, PerceptronTask(dataset, hidden), jobs=_jobs(jobs))
     else:
         wanted = Simulation(**_as_it_was(resume, settings, context))
-        run = Run.load(resume, wanted, jobs=_jobs(jobs))
+        task = PerceptronTask(wanted.dataset, wanted.hidden)
+        run = Run.load(resume, task, wanted, jobs=_jobs(jobs))
     noted = Noted(run.dispatcher.selection) if record_turns is not None else None
     with run:
         if noted is not None:

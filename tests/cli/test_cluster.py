@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from aiops.cli import main
 from aiops.cli.cluster import cluster
 from aiops.errors import AiopsError
-from aiops.sim.cluster.workload import Training
+from aiops.lab.workloads import PerceptronWorkload
 
 app = typer.Typer()
 app.command()(cluster)
@@ -78,10 +78,10 @@ def test_seconds_alone_are_an_end() -> None:
 
 
 def test_ctrl_c_keeps_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, train = signal.getsignal(signal.SIGINT), Training.gradient
+    before, train = signal.getsignal(signal.SIGINT), PerceptronWorkload.gradient
     asked = []
 
-    def interrupted(workload: Training, worker: int, seed: int) -> Any:
+    def interrupted(workload: PerceptronWorkload, worker: int, seed: int) -> Any:
         gradient = train(workload, worker, seed)
 
         def computed(params: Any) -> Any:
@@ -92,7 +92,7 @@ def test_ctrl_c_keeps_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return computed
 
-    monkeypatch.setattr(Training, "gradient", interrupted)
+    monkeypatch.setattr(PerceptronWorkload, "gradient", interrupted)
     result = CliRunner().invoke(app, [*SMALL, "--json"])
     assert result.exit_code == 130
     found = json.loads(result.stdout.splitlines()[-1])

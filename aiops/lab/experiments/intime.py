@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiops.lab.experiments.case import Result, Tell
+from aiops.lab.workloads import PerceptronWorkload
 from aiops.serving.config import Config
 from aiops.sim.cluster.computing import Computing, LogNormal
 from aiops.sim.cluster.course import Progress, simulate
 from aiops.sim.cluster.outcome import Outcome
 from aiops.sim.cluster.spec import Cluster, Links
-from aiops.sim.cluster.workload import Training
 from aiops.sim.turns.simulation import Simulation
 
 _TELL_EVERY = 50  # mini-batches
@@ -59,7 +59,7 @@ class InTime:
         return Cluster(
             server=server,
             workers=run.clients,
-            workload=Training(run.dataset, (run.hidden,), run.batch_size),
+            workload=PerceptronWorkload(run.dataset, (run.hidden,), run.batch_size),
             computing=computing,
             links=self.links,
             gradients=run.iterations,

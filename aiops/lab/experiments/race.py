@@ -13,12 +13,12 @@ from aiops.lab.experiments.case import Result, Tell
 from aiops.lab.experiments.figure import Line
 from aiops.lab.experiments.intime import now_and_then, timed
 from aiops.lab.experiments.runs import Finished
+from aiops.lab.workloads import PerceptronWorkload
 from aiops.serving.config import Config
 from aiops.sim.cluster.computing import Computing, LogNormal, Straggler
 from aiops.sim.cluster.course import simulate
 from aiops.sim.cluster.members import AveragingWorker, member
 from aiops.sim.cluster.spec import Cluster, Links
-from aiops.sim.cluster.workload import Training
 from aiops.sim.turns.simulation import Simulation
 
 
@@ -73,7 +73,7 @@ class Race:
         return Cluster(
             server=self._server,
             workers=run.clients,
-            workload=Training(run.dataset, (run.hidden,), run.batch_size),
+            workload=PerceptronWorkload(run.dataset, (run.hidden,), run.batch_size),
             computing=Straggler(computing, self.times) if self.times > 1 else computing,
             links=self.links,
             gradients=run.iterations,

@@ -11,19 +11,20 @@ import numpy as np
 from aiops.common.jsonable import plain
 from aiops.errors import UsageError, nearest
 from aiops.lab.experiments.case import Result, Tell, Work
+from aiops.lab.workloads import PerceptronTask
 from aiops.model.layout import Array
 from aiops.sim.turns.result import Outcome
 from aiops.sim.turns.run import Run
 from aiops.sim.turns.simulation import Simulation
-from aiops.sim.turns.task import Perceptron, Task
+from aiops.sim.turns.task import Task
 
 INITIAL = ("he", "glorot", "small", "unit")
 
 
 @lru_cache(maxsize=2)
-def perceptron(dataset: str, hidden: int) -> Perceptron:
+def perceptron(dataset: str, hidden: int) -> PerceptronTask:
     """Return the task of a simulation, which all runs of a process share."""
-    return Perceptron(dataset, hidden)
+    return PerceptronTask(dataset, hidden)
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ _DEVIATIONS = {"small": 0.01, "unit": 1.0}
 class _Begun:
     """A perceptron, but for its initial weights."""
 
-    def __init__(self, task: Perceptron, initial: str) -> None:
+    def __init__(self, task: PerceptronTask, initial: str) -> None:
         self._task, self._initial = task, initial
         self.examples = task.examples
         self.gradient, self.validate = task.gradient, task.validate

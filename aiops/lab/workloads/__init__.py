@@ -16,6 +16,7 @@ from aiops.lab.workloads.catalog import DATASETS, load
 from aiops.lab.workloads.dataset import Dataset
 from aiops.lab.workloads.errors import DamagedData, DataUnavailable
 from aiops.lab.workloads.mlp import MLP
+from aiops.lab.workloads.tasks import PerceptronTask, PerceptronWorkload
 
 __all__ = [
     "DATASETS",
@@ -23,6 +24,8 @@ __all__ = [
     "DamagedData",
     "DataUnavailable",
     "Dataset",
+    "PerceptronTask",
+    "PerceptronWorkload",
     "batches",
     "load",
     "synthetic",

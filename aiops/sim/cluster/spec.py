@@ -28,7 +28,7 @@ from aiops.bandwidth.units import parse_rate
 from aiops.errors import UsageError
 from aiops.serving.config import Config
 from aiops.sim.cluster.computing import Computing, Fixed
-from aiops.sim.cluster.workload import Training, Workload
+from aiops.sim.cluster.workload import Deadweight, Workload
 from aiops.sim.virtual.host import Host
 from aiops.sim.virtual.sharing import Line
 
@@ -156,7 +156,7 @@ class Cluster:
     workers
         How many there are at the beginning.
     workload
-        What they train; default: a perceptron on digits.
+        What they train; default: a `Deadweight` of 100,000 bytes, which learns nothing.
     computing
         How long their mini-batches take; default: 0.1 s.
     links
@@ -186,7 +186,7 @@ class Cluster:
 
     server: Config = field(default_factory=Config)
     workers: int = 4
-    workload: Workload = field(default_factory=Training)
+    workload: Workload = field(default_factory=partial(Deadweight, 100_000))
     computing: Computing = field(default_factory=partial(Fixed, 0.1))
     links: Links = field(default_factory=Links)
     apply_seconds: float = 0.0

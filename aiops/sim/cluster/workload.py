@@ -1,18 +1,18 @@
-"""What simulated workers train: a model, each worker's gradients, and a test."""
+"""The workload of simulated workers: a model, each worker's gradients, and a test.
+
+`aiops.lab.workloads.PerceptronWorkload` is one on real data.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from aiops.errors import UsageError
-from aiops.lab.workloads import MLP, batches, load
-from aiops.lab.workloads.dataset import Dataset
 from aiops.model.layout import Array
 
 Gradient: TypeAlias = Callable[[Mapping[str, Array]], Mapping[str, Array]]
@@ -20,7 +20,7 @@ Gradient: TypeAlias = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
 
 class Workload(Protocol):
-    """Something to train."""
+    """A model to train. Any object with these methods can be a cluster's workload."""
 
     def initial(self, seed: int) -> Mapping[str, Array]:
         """Return the parameters that the first worker offers."""
@@ -30,63 +30,6 @@ class Workload(Protocol):
 
     def test(self, params: Mapping[str, Array]) -> tuple[float, float] | None:
         """Return loss and accuracy on the test set; None: there is no test."""
-
-
-@dataclass(frozen=True)
-class Training:
-    """A multilayer perceptron on a data set; every worker draws mini-batches of its own.
-
-    Parameters
-    ----------
-    data
-        A data set or its name (`aiops.lab.workloads.load`).
-    hidden
-        Units of its hidden layers.
-    batch_size
-        Examples in a mini-batch.
-
-    Raises
-    ------
-    UsageError
-        When there is no such data set, or a mini-batch is larger than it.
-    """
-
-    data: str | Dataset = "digits"
-    hidden: tuple[int, ...] = (32,)
-    batch_size: int = 16
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        examples = len(self._data.train_y)
-        if not 1 <= self.batch_size <= examples:
-            raise UsageError(
-                f"a mini-batch of {self.batch_size} examples cannot be: the data has {examples},"
-                " so give 1 to as many"
-            )
-        self._model.init(0)
-
-    @cached_property
-    def _data(self) -> Dataset:
-        return (load(self.data) if isinstance(self.data, str) else self.data).flat()
-
-    @cached_property
-    def _model(self) -> MLP:
-        return MLP((self._data.features, *self.hidden, self._data.classes))
-
-    def initial(self, seed: int) -> Mapping[str, Array]:
-        """Return the parameters that the first worker offers."""
-        return self._model.init(seed)
-
-    def gradient(self, worker: int, seed: int) -> Gradient:
-        """Return what one worker computes."""
-        stream = batches(self._data, self.batch_size, seed, worker, worker + 1)
-        model = self._model
-        out = {name: np.empty(shape, model.dtype) for name, shape in model.shapes.items()}
-        return lambda params: model.gradients(params, *next(stream), out)[1]
-
-    def test(self, params: Mapping[str, Array]) -> tuple[float, float]:
-        """Return loss and accuracy on the test set."""
-        return self._model.evaluate(params, self._data.test_x, self._data.test_y)
 
 
 @dataclass(frozen=True)

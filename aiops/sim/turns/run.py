@@ -19,7 +19,7 @@ from aiops.sim.turns.dispatcher import Dispatcher
 from aiops.sim.turns.result import Outcome, Sample
 from aiops.sim.turns.selection import selection
 from aiops.sim.turns.simulation import Simulation
-from aiops.sim.turns.task import Batches, Perceptron, Task
+from aiops.sim.turns.task import Batches, Task
 
 _AT_ONCE = 100  # turns between two looks at the clock
 _TELL_EVERY = 0.1  # seconds
@@ -34,7 +34,7 @@ class Run(Closing):
     simulation
         What is run.
     task
-        What is trained; default: the simulation's perceptron on its data set.
+        What is trained; see `aiops.lab.workloads.PerceptronTask` for the papers'.
     jobs
         How many gradients are computed at the same time; the results are the same.
     handed, pieces
@@ -44,7 +44,7 @@ class Run(Closing):
     """
 
     simulation: Simulation
-    task: Task | None = None
+    task: Task
     jobs: int = 1
     handed: bool = True
     pieces: Callable[[], int] | None = None
@@ -57,19 +57,18 @@ class Run(Closing):
         run = self.simulation
         self._stopping = False
         self._diverged: str | None = None
-        task = self.task = self.task or Perceptron(run.dataset, run.hidden)
         self._limits = threadpool_limits(1)  # sums in another order would be other sums
         if self.checkpoint is not None:
             self.dispatcher: Dispatcher
-            self.dispatcher, self.curve, self.seconds = checkpoint.load(self.checkpoint, task)
+            self.dispatcher, self.curve, self.seconds = checkpoint.load(self.checkpoint, self.task)
             self.dispatcher.hire(self.jobs)
             self.engine = self.dispatcher.engine
             return
         self.engine = run.engine()
         self.dispatcher = Dispatcher(
             self.engine,
-            task,
-            Batches(task.examples, run.batch_size, run.seed, run.order),
+            self.task,
+            Batches(self.task.examples, run.batch_size, run.seed, run.order),
             selection(run.selection, run.clients, run.seed),
             clients=run.clients,
             seed=run.seed,
@@ -89,7 +88,6 @@ class Run(Closing):
         UsageError
             When it cannot be written.
         """
-        assert self.task is not None
         state = self.dispatcher, self.curve, self.seconds
         checkpoint.save(path, dataclasses.asdict(self.simulation), self.task, state)
 
@@ -97,8 +95,8 @@ class Run(Closing):
     def load(
         cls,
         path: Path,
+        task: Task,
         simulation: Simulation | None = None,
-        task: Task | None = None,
         *,
         jobs: int = 1,
     ) -> Run:
@@ -108,10 +106,12 @@ class Run(Closing):
         ----------
         path
             Where it was saved. The file is to be trusted like code.
+        task
+            What was trained: an equal one.
         simulation
             What it must be of, but for `iterations` and `samples`, which may be others now; None:
             as it was.
-        task, jobs
+        jobs
             As for a new run.
 
         Raises
@@ -197,7 +197,6 @@ class Run(Closing):
         )
 
     def _sample(self) -> Sample:
-        assert self.task is not None
         cost, error = self.task.validate(self.dispatcher.model)
         account, store = self.engine.crew.ledger(), self.engine.store
         assert store is not None
@@ -222,7 +221,7 @@ class Run(Closing):
 
 def simulate(
     simulation: Simulation,
-    task: Task | None = None,
+    task: Task,
     *,
     jobs: int = 1,
     tell: Callable[[int], None] | None = None,

@@ -37,7 +37,8 @@ class Simulation:
     iterations
         Mini-batches in all, each computed by one client.
     dataset, hidden
-        What they train, if no other task is given: a perceptron with so many hidden units.
+        The names of what they train, as it is recorded, and compared when a run is resumed: a data
+        set, and the hidden units of a perceptron. The task itself is given to `Run`.
     selection
         Who is next: `aiops.sim.turns.selection.selection` reads it.
     waits

@@ -1,4 +1,7 @@
-"""What clients train, for a simulation: a model, its data, and which examples come when."""
+"""The task of a simulation in turns: a model and its data; and the examples of each mini-batch.
+
+`aiops.lab.workloads.PerceptronTask` is one on real data.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,11 @@ from numpy.typing import NDArray
 
 from aiops.client.params import Params
 from aiops.errors import UsageError, nearest
-from aiops.lab.workloads import MLP, load
-from aiops.lab.workloads.dataset import Dataset
 from aiops.model.layout import Array, Ints
 
 ORDERS = ("random", "sequential")
 
 _AT_ONCE = 1024  # iterations whose examples are drawn at a time
-_HELD_OUT = 6  # one in so many training examples is for validation
 
 
 class Task(Protocol):
@@ -34,44 +34,7 @@ class Task(Protocol):
         """Write the gradient at these parameters, of the mini-batch of these examples."""
 
     def validate(self, params: Mapping[str, Array]) -> tuple[float, float]:
-        """Return the cost and the error (a share) on examples that nobody trains on."""
-
-
-class Perceptron:
-    """The papers' task: a perceptron with one hidden layer.
-
-    The last sixth of the training part is for validation: of MNIST 10,000 examples, as in the
-    FASGD paper. The test part is left alone.
-
-    Parameters
-    ----------
-    data
-        The data set, or its name.
-    hidden
-        Units of the hidden layer.
-    """
-
-    def __init__(self, data: Dataset | str, hidden: int = 200) -> None:
-        found = (load(data) if isinstance(data, str) else data).flat()
-        if hidden < 1:
-            raise UsageError(f"a hidden layer of {hidden} units: give 1 or more")
-        self.examples = len(found.train_x) - len(found.train_x) // _HELD_OUT
-        self._x, self._y = found.train_x[: self.examples], found.train_y[: self.examples]
-        self._held_out = found.train_x[self.examples :], found.train_y[self.examples :]
-        self.model = MLP((found.features, hidden, found.classes))
-
-    def initial(self, seed: int) -> dict[str, Array]:
-        """Return fresh parameters."""
-        return self.model.init(seed)
-
-    def gradient(self, params: Mapping[str, Array], rows: Ints, out: Params) -> None:
-        """Write the gradient of the mini-batch's mean cost."""
-        self.model.gradient(params, self._x[rows], self._y[rows], out)
-
-    def validate(self, params: Mapping[str, Array]) -> tuple[float, float]:
-        """Return the mean negative log-likelihood, and the share of wrong classes."""
-        cost, right = self.model.evaluate(params, *self._held_out)
-        return cost, 1 - right
+        """Return the cost and the error (a share) on examples that are not trained on."""
 
 
 class Batches:

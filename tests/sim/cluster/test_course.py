@@ -17,6 +17,7 @@ import pytest
 from aiops.algorithms import BUILT_IN
 from aiops.engine.journal import replay
 from aiops.errors import BadPush, DeadlineExceeded, UsageError
+from aiops.lab.workloads import PerceptronWorkload
 from aiops.serving.config import Config
 from aiops.testing import (
     Cluster,
@@ -31,7 +32,6 @@ from aiops.testing import (
     Outcome,
     Silence,
     Straggler,
-    Training,
     simulate,
 )
 from tests.support import assert_same
@@ -47,6 +47,7 @@ NEAR = 0.02  # seconds, and shares: what headers, versions and handshakes add he
 def run(**fields: Any) -> Outcome:
     fields = {"gradients": 24, **fields}
     fields.setdefault("server", Config(policy="asgd", kernels="numpy"))
+    fields.setdefault("workload", PerceptronWorkload())
     return simulate(Cluster(**fields))
 
 
@@ -55,6 +56,7 @@ def rough(**fields: Any) -> dict[str, Any]:
     return {
         "server": Config(policy="fasgd", kernels="numpy", lr=0.01),
         "workers": 6,
+        "workload": PerceptronWorkload(),
         "computing": Straggler(LogNormal(0.1), times=3.0),
         "links": Links(
             worker="100Mbit/s", server="20Mbit/s", latency=0.001, jitter=0.002, burst=0.04
@@ -386,10 +388,6 @@ class TestWhatCannotBe:
             (lambda: Links(jitter=float("inf")), "jitter is inf s"),
             (lambda: Links(server="fast"), "'fast' is not a rate"),
             (lambda: Links(worker=-5), "is not a rate"),
-            (lambda: Training(batch_size=0), "a mini-batch of 0 examples"),
-            (lambda: Training(batch_size=10**6), "larger than|cannot be: the data has"),
-            (lambda: Training(data="mnits"), "did you mean 'mnist'"),
-            (lambda: Training(hidden=(0,)), "layer sizes"),
             (lambda: Deadweight(3), "cannot be"),
             (lambda: Fixed(-1.0), "compute time is -1"),
             (lambda: LogNormal(0.1, -1.0), "sigma of compute times is -1"),

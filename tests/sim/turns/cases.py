@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from aiops.errors import ConflictError
+from aiops.lab.workloads import PerceptronTask
 from aiops.sim.turns.simulation import Simulation
-from aiops.sim.turns.task import Perceptron
 from tests.contract.cases import CASES as POLICIES
 
-TASK = Perceptron("digits", hidden=8)
+TASK = PerceptronTask("digits", hidden=8)
 
 WAYS: dict[str, dict[str, Any]] = {
     "bare": {},

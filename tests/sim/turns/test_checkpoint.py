@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 
 from aiops.errors import UsageError
+from aiops.lab.workloads import PerceptronTask
 from aiops.model.arena import Arena
 from aiops.model.layout import Layout
 from aiops.sim.turns import checkpoint, graph
 from aiops.sim.turns.run import Run
 from aiops.sim.turns.selection import Softmax
 from aiops.sim.turns.simulation import Simulation
-from aiops.sim.turns.task import Perceptron
 from tests.sim.turns.cases import CASES, TASK, of_case, random_pieces, simulation
 
 
@@ -39,7 +39,7 @@ def test_goes_on_to_the_same_result(case: tuple[str, str], tmp_path: Path) -> No
     with Run(longer(whole, 23), TASK, jobs=2) as run:
         run.go_on()
         run.save(tmp_path / "run.ckpt")
-    with Run.load(tmp_path / "run.ckpt", whole, TASK) as run:
+    with Run.load(tmp_path / "run.ckpt", TASK, whole) as run:
         assert run.iteration == 23
         again = run.go_on()
     assert again.digest == expected.digest
@@ -87,8 +87,9 @@ _ELSEWHERE = """
 import sys
 from pathlib import Path
 from aiops.sim.turns.run import Run
+from tests.sim.turns.cases import TASK
 for path in sys.argv[1:]:
-    with Run.load(Path(path)) as run:
+    with Run.load(Path(path), TASK) as run:
         print(run.go_on().digest)
 """
 
@@ -106,7 +107,7 @@ def test_who_holds_back_and_who_waits_go_on_too(tmp_path: Path) -> None:
                 run.dispatcher.selection = Softmax(4, 1, lambda priority: priority - 0.5)
                 run.dispatcher.run(stop)
                 run.save(tmp_path / "run.ckpt")
-            with Run.load(tmp_path / "run.ckpt", case, TASK) as run:
+            with Run.load(tmp_path / "run.ckpt", TASK, case) as run:
                 digests.add(run.go_on().digest)
         assert len(digests) == 1
 
@@ -202,11 +203,11 @@ class TestRefused:
     )
     def test_another_simulation(self, path: Path, change: dict[str, Any], match: str) -> None:
         with pytest.raises(UsageError, match=match):
-            Run.load(path, dataclasses.replace(simulation(), **change), TASK)
+            Run.load(path, TASK, dataclasses.replace(simulation(), **change))
 
     def test_another_task(self, path: Path) -> None:
         with pytest.raises(UsageError, match="is of another task: its initial is"):
-            Run.load(path, task=Perceptron("digits", 9))
+            Run.load(path, task=PerceptronTask("digits", 9))
 
     def test_another_release(self, path: Path) -> None:
         self.header(path, aiops="0.0.1")
@@ -347,5 +348,5 @@ class TestGraph:
 
 
 def test_facts_tell_tasks_apart() -> None:
-    assert checkpoint.facts_of(TASK) == checkpoint.facts_of(Perceptron("digits", 8))
-    assert checkpoint.facts_of(TASK) != checkpoint.facts_of(Perceptron("digits", 9))
+    assert checkpoint.facts_of(TASK) == checkpoint.facts_of(PerceptronTask("digits", 8))
+    assert checkpoint.facts_of(TASK) != checkpoint.facts_of(PerceptronTask("digits", 9))

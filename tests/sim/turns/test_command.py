@@ -114,7 +114,7 @@ class TestCheckpoint:
         assert (report["complete"], report["iterations"]) == (False, 11), "not within a turn"
         assert signal.getsignal(signal.SIGINT) is before
         monkeypatch.undo()
-        with Run.load(path) as run:
+        with Run.load(path, TASK) as run:
             assert run.outcome().digest == report["digest"]
             assert run.go_on().digest == simulate(simulation(), TASK).digest
 
@@ -124,7 +124,7 @@ class TestCheckpoint:
         status, out, err = command(*flags, str(tmp_path / "run.ckpt"))
         assert (status, out) == (2, "")
         assert "turns.txt ends after 20 turns" in err
-        with Run.load(tmp_path / "run.ckpt") as run:
+        with Run.load(tmp_path / "run.ckpt", TASK) as run:
             assert run.iteration == 20
 
     def test_a_second_ctrl_c_ends_it_at_once(

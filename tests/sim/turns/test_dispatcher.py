@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from aiops.errors import UsageError
-from aiops.lab.workloads import load
+from aiops.lab.workloads import PerceptronTask
 from aiops.sim.turns.run import Run
 from aiops.sim.turns.selection import Recorded
-from aiops.sim.turns.task import ORDERS, Batches, Perceptron
+from aiops.sim.turns.task import ORDERS, Batches
 from tests.sim.turns.cases import TASK, simulation
 
 
@@ -43,7 +43,7 @@ class TestAhead:
     def test_gradients_are_computed_on_other_threads_and_no_more_often(self) -> None:
         threads: list[int] = []
 
-        class Noted(Perceptron):
+        class Noted(PerceptronTask):
             def gradient(self, params: Any, rows: Any, out: Any) -> None:
                 threads.append(threading.get_ident())
                 super().gradient(params, rows, out)
@@ -58,7 +58,7 @@ class TestAhead:
         """Behind a barrier who comes when is known only when it comes to it."""
         computed: list[bytes] = []
 
-        class Noted(Perceptron):
+        class Noted(PerceptronTask):
             def gradient(self, params: Any, rows: Any, out: Any) -> None:
                 computed.append(rows.tobytes())
                 super().gradient(params, rows, out)
@@ -103,23 +103,3 @@ class TestBatches:
     def test_more_than_there_are(self, size: int) -> None:
         with pytest.raises(UsageError, match=f"mini-batches of {size}: the data has 10 examples"):
             Batches(10, size, 0)
-
-
-class TestPerceptron:
-    def test_the_last_sixth_is_for_validation(self) -> None:
-        data = load("digits").flat()
-        held_out = len(data.train_x) // 6
-        assert len(data.train_x) - held_out == TASK.examples
-        params = TASK.initial(0)
-        cost, error = TASK.validate(params)
-        x, y = data.train_x[-held_out:], data.train_y[-held_out:]
-        assert cost == TASK.model.loss(params, x, y)
-        assert error == 1 - TASK.model.accuracy(params, x, y)
-
-    def test_hidden_units(self) -> None:
-        with pytest.raises(UsageError, match="a hidden layer of 0 units: give 1 or more"):
-            Perceptron("digits", 0)
-
-    def test_a_data_set_that_there_is_not(self) -> None:
-        with pytest.raises(UsageError, match=r"digts.*digits"):
-            Perceptron("digts")

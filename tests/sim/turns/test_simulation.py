@@ -18,10 +18,11 @@ import pytest
 from aiops.algorithms.base import Algorithm, Decision, Policy
 from aiops.errors import ConflictError, StaleGradient, UsageError
 from aiops.kernels.rule import Rule
+from aiops.lab.workloads import PerceptronTask
 from aiops.model.layout import Array
 from aiops.sim.turns.run import Run, digest, simulate
 from aiops.sim.turns.simulation import Simulation
-from aiops.sim.turns.task import Batches, Perceptron
+from aiops.sim.turns.task import Batches
 from tests.sim.turns.cases import CASES, TASK, of_case, random_pieces, simulation
 
 
@@ -165,7 +166,7 @@ class TestMathematics:
 
     def test_learns(self) -> None:
         case = simulation("fasgd", iterations=900, hidden=16)
-        outcome = simulate(case, Perceptron("digits", 16))
+        outcome = simulate(case, PerceptronTask("digits", 16))
         assert outcome.curve[0].error > 0.7
         assert outcome.curve[-1].error < 0.2
 
@@ -173,7 +174,7 @@ class TestMathematics:
         """Of the same mini-batch: its worker owes the server that one."""
         seen: list[tuple[int, ...]] = []
 
-        class Noted(Perceptron):
+        class Noted(PerceptronTask):
             def gradient(self, params: Any, rows: Any, out: Any) -> None:
                 seen.append(tuple(rows.tolist()))
                 super().gradient(params, rows, out)
@@ -232,7 +233,7 @@ class TestRun:
         assert outcome.digest == finished(simulation(iterations=10))[0]
 
     def test_a_gradient_that_is_not_finite_is_named(self) -> None:
-        class Broken(Perceptron):
+        class Broken(PerceptronTask):
             def gradient(self, params: Any, rows: Any, out: Any) -> None:
                 out.arena.data.view(np.float32)[:] = np.nan
 

@@ -19,9 +19,10 @@ from aiops.lab.experiments.figure import Figure, Line, Panel, curve
 from aiops.lab.experiments.runs import Finished, Runs, gathered
 from aiops.lab.experiments.stats import said, tails
 from aiops.lab.experiments.works import perceptron
+from aiops.lab.workloads import PerceptronTask
 from aiops.sim.turns.memory import MemoryServer, Seat
 from aiops.sim.turns.simulation import Simulation
-from aiops.sim.turns.task import Batches, Perceptron
+from aiops.sim.turns.task import Batches
 
 _GROWTH = 1.25  # from one round to the next, at most
 _NEW = 0.05  # weight of a round in the mean bytes of a turn: a gate is a matter of chance
@@ -70,7 +71,7 @@ class _Crowd:
     """A server, and clients that become more."""
 
     def __init__(self, run: Simulation, most: int) -> None:
-        self._task: Perceptron = perceptron(run.dataset, run.hidden)
+        self._task: PerceptronTask = perceptron(run.dataset, run.hidden)
         self._engine = replace(run, clients=most).engine()
         self._server = MemoryServer(self._engine, handed=True)
         self._initial = self._task.initial(run.seed)
