@@ -22,12 +22,18 @@ ITEM = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 # ---------------------------------------------------------------- MessagePack
 
 
+class Long(int):
+    """An integer that is written in eight bytes, whatever its value."""
+
+
 def pack(value: Any) -> bytes:
-    """Write a value in MessagePack's shortest form."""
+    """Write a value in MessagePack's shortest form, unless it is `Long`."""
     if value is None:
         return b"\xc0"
     if value is True or value is False:
         return b"\xc3" if value else b"\xc2"
+    if isinstance(value, Long):
+        return struct.pack(">BQ", 0xCF, value)
     if isinstance(value, int):
         return _pack_int(value)
     if isinstance(value, float):

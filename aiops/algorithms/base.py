@@ -59,6 +59,10 @@ IGNORE = Decision(False)
 class Policy:
     """The decisions of one run; made anew for each server. Derive and override."""
 
+    repeatable: ClassVar[bool] = False
+    """Whether the class's own `push` goes by its arguments alone, and changes nothing: asked twice
+    about a gradient, it says the same. A server answers more quickly where that is so."""
+
     def push(self, worker: int, staleness: int) -> Decision:
         """Decide on a gradient of a worker (``staleness`` ≥ 0: the largest over its tensors)."""
         raise NotImplementedError
@@ -82,9 +86,20 @@ class Policy:
 class Immediate(Policy):
     """Every gradient is applied at once: no worker ever waits for another."""
 
+    repeatable = True
+
     def push(self, worker: int, staleness: int) -> Decision:
         """Apply it."""
         return APPLY
+
+
+def repeatable(policy: Policy) -> bool:
+    """Return whether the class that brought a policy's `push` in says that it is `repeatable`.
+
+    What a class says does not hold for the `push` of a class that is derived from it.
+    """
+    owner = next(cls for cls in type(policy).__mro__ if "push" in vars(cls))
+    return bool(vars(owner).get("repeatable", False))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,8 @@ from aiops.algorithms.optimised import Optimised
 class Fresh(Policy):
     """Apply a gradient at once if it is fresh enough; ignore it otherwise."""
 
+    repeatable = True
+
     def __init__(self, delay: int) -> None:
         self.delay = delay
 

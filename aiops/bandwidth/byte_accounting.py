@@ -136,6 +136,19 @@ class Ledger:
         if taken:
             self._answer(message.parts, request.wants)
 
+    def exchanged(self, seq: int, fetched: bool, parts: Parts) -> None:
+        """Note a push of a whole model, raw, and the answer that brought one; as `_usual` would.
+
+        ``fetched``: the client held a version before. ``parts`` are the push's.
+        """
+        self.pushed.messages += 1
+        self.pushed.sent.whole += 1
+        self._settled, self._last = seq, parts
+        self._batches += 1
+        self._fetches += fetched
+        self.fetched.messages += 1
+        self.fetched.sent.whole += 1
+
     def _usual(self, push: Push, ack: Ack, taken: bool) -> bool:
         """Note the usual exchange quickly, a gradient for a whole model; return whether it is one.
 

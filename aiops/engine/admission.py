@@ -78,6 +78,12 @@ class Admission:
         self.pool.bound = max(_ROOM, self.buffers * layout.nbytes)
 
     @property
+    def surveyors(self) -> list[Surveyor]:
+        """What finds a bad value in all of a section, however small; see `kernels.surveyor`."""
+        assert self.layout is not None
+        return [kernels.surveyor(s.dtype, self._backend) for s in self.layout.sections]
+
+    @property
     def pools(self) -> tuple[BufferPool, BufferPool]:
         """Where pushes get their buffers, and where those do who ask for rows."""
         return self.pool, self.answers

@@ -48,6 +48,7 @@ from aiops.engine.registration import Definition, compare, fill, given, offered,
 from aiops.engine.rendezvous import Rendezvous
 from aiops.engine.replies import PendingPush, Replies
 from aiops.engine.sharded_options import check_sharded
+from aiops.engine.steady import Shortcut, Steady, shortcut
 from aiops.engine.table_receive import RowsSink, TableAdmission
 from aiops.engine.table_requests import TableRequests
 from aiops.engine.update_queue import UpdateQueue
@@ -68,6 +69,7 @@ from aiops.store.snapshots import Version
 from aiops.store.sparse_table import SparseTable
 from aiops.store.warmup import Warmup
 from aiops.wire import messages
+from aiops.wire.connection import Connection
 from aiops.wire.messages import (
     Define,
     Describe,
@@ -155,6 +157,7 @@ class Engine:
         self.now = self.started = 0.0
         self._fresh = True  # nothing has happened yet
         self._tables = Tables({})
+        self._short: Shortcut | None = None
 
     def _plan_gate(self) -> int:
         """Add the gate to the plan; return how many bytes of gradients to keep for it."""
@@ -202,6 +205,18 @@ class Engine:
     def wait(self, again: Callable[[], bool]) -> None:
         """Stand in the line of those whom `place` had no room for; see `BufferPool.wait`."""
         self.intake.lacking.wait(again)
+
+    def steady(
+        self, peer: int, wire: Connection, push: Push, known: Steady | None
+    ) -> Steady | None:
+        """Return the short way of exchanges like this push of a connection, if there is one.
+
+        ``known``: the one that the connection has. The push is the message read last from its wire.
+        """
+        member = self.crew.at(peer)
+        if self._short is None or member is None:
+            return known
+        return self._short.learn(member, peer, wire, push, known)
 
     def flush(self) -> list[Effect]:
         """Return what has become due by placing something: nothing ever has."""
@@ -461,8 +476,18 @@ class Engine:
         )
         rows_intake = TableAdmission(self._tables, self.intake, options.backend)
         self.intake.place_rows = rows_intake.place
+        self._short = self._short_way(self.store)
         tables_warm = [table.warm for table in stores]
         self._effects.append(Warm([*self.store.warming(), *tables_warm]))
+
+    def _short_way(self, store: Store) -> Shortcut | None:
+        """Return what steady exchanges change, if they are possible with these settings."""
+        options, machine = self.options, self._machine
+        if options.relaxed or options.shards > 1 or machine.device is not None:
+            return None
+        if self.budget is not None or self.answers.delta_replies is not None:
+            return None
+        return shortcut(store, self.updates, self.intake, self.pace, machine)
 
     # ------------------------------------------------------------ pushes
 

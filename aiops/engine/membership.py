@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 from aiops.bandwidth.byte_accounting import Ledger
 from aiops.model.layout import Layout
@@ -26,6 +26,10 @@ DEPARTED = 4096
 
 SHOWN = 256
 """Members that have left, at most, to each of whom a report gives a line: the last ones."""
+
+Said: TypeAlias = tuple[int, bool, int, float, float | None, bytes]
+"""What an acknowledgement says that is said again when its push is repeated: version, used,
+staleness, mean_staleness, vbar, vbars."""
 
 _LONGEST_NAME = 64  # characters kept: thousands of names must fit into one report
 
@@ -43,7 +47,7 @@ class Member:
     answered: float = 0.0  # when it was last given an answer to a push, or joined
     excused: bool = False
     last_seq: int = 0
-    answers: OrderedDict[int, Message] = field(default_factory=OrderedDict)
+    answers: OrderedDict[int, Message | Said] = field(default_factory=OrderedDict)
     pushes: int = 0
     refused: int = 0
     ignored: int = 0
@@ -54,7 +58,17 @@ class Member:
     ledger: Ledger = field(default_factory=Ledger)
     sent: Lease | None = None  # on the version it computes at, where a rule needs it
 
-    def remember(self, seq: int, answer: Message) -> None:
+    def exchanged(self, now: float, seq: int, said: Said) -> None:
+        """Hear that a push was used, and is answered: it was not repeated, and not waited for."""
+        self.last_seq = seq
+        self.pushes += 1
+        self.staleness = said[2]
+        self.answered = now
+        self.answers[seq] = said
+        if len(self.answers) > REMEMBERED:
+            self.answers.popitem(last=False)
+
+    def remember(self, seq: int, answer: Message | Said) -> None:
         """Keep an answer, in case the push is repeated after a lost connection."""
         self.answers[seq] = answer
         if len(self.answers) > REMEMBERED:

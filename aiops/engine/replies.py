@@ -15,7 +15,7 @@ from aiops.engine import validation
 from aiops.engine.delta_replies import DeltaReplies
 from aiops.engine.events import Effect, Received, Reply
 from aiops.engine.gradient_cache import CachedGradient
-from aiops.engine.membership import Member
+from aiops.engine.membership import Member, Said
 from aiops.engine.receive import PushSink
 from aiops.errors import BadPush, NotReady, Refused, StaleGradient
 from aiops.model.parts import Parts
@@ -134,19 +134,10 @@ class Replies:
         if pending.peer is not None and message.fetch and not coded:
             self._note_sent(store, member)
             parts = store.current.parts_for(self._wanted(message))
-        ack = Ack(
-            message.id,
-            store.version,
-            store.version,
-            used,
-            pending.staleness,
-            pending.mean_staleness,
-            store.vbar(),
-            store.vbars(),
-            parts,
-            self._gate(store),
-        )
-        self._settle(pending, ack)
+        version = store.version
+        news = (used, pending.staleness, pending.mean_staleness, *store.statistic())
+        ack = Ack(message.id, version, version, *news, parts, self._gate(store))
+        self._settle(pending, (version, *news))
         if pending.peer is not None and coded:
             assert self.delta_replies is not None
             self.delta_replies.answer(pending.peer, ack, self._wanted(message), member)
@@ -201,7 +192,7 @@ class Replies:
             pending.peer, pending.message = event.peer, message
             return True
         answer = member.answers.get(message.seq)
-        if isinstance(answer, Ack):
+        if isinstance(answer, tuple):
             self._acknowledge_again(event.peer, message, answer, member)
         elif isinstance(answer, Error):
             again = Error(message.id, answer.code, answer.text, answer.details, False)
@@ -243,27 +234,27 @@ class Replies:
             member.sent = store.lease()
 
     def _acknowledge_again(
-        self, peer: int, message: Push | Reapply, ack: Ack, member: Member
+        self, peer: int, message: Push | Reapply, told: Said, member: Member
     ) -> None:
         """Send an acknowledgement again, with what are now the parameters if it asks for them."""
         store = self._defined()
-        said = (ack.used, ack.staleness, ack.mean_staleness, ack.vbar, ack.vbars)
+        version, said = told[0], told[1:]
         parts: Parts = ()
         if message.fetch and message.coded and self.delta_replies is not None:
-            answer = Ack(message.id, ack.version, store.version, *said, (), self._gate(store))
+            answer = Ack(message.id, version, store.version, *said, (), self._gate(store))
             self.delta_replies.answer(peer, answer, self._wanted(message), member)
             return
         if message.fetch:
             if not store.readable:
-                again = partial(self._acknowledge_again, peer, message, ack, member)
+                again = partial(self._acknowledge_again, peer, message, told, member)
                 self._readers.append((peer, message.id, again))
                 return
             self._note_sent(store, member)
             parts = store.current.parts_for(self._wanted(message))
-        answer = Ack(message.id, ack.version, store.version, *said, parts, self._gate(store))
+        answer = Ack(message.id, version, store.version, *said, parts, self._gate(store))
         self.effects.append(Reply(peer, answer, store.lease() if parts else None))
 
-    def _settle(self, pending: PendingPush, answer: Ack | Error) -> None:
+    def _settle(self, pending: PendingPush, answer: Said | Error) -> None:
         member = pending.member
         member.answered = self.now
         member.remember(pending.message.seq, answer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,13 @@ class Pace:
 
     def __init__(self) -> None:
         self._seconds: deque[tuple[float, int]] = deque(maxlen=12)  # (time, version then)
+        self.due = -math.inf  # when a version is to be noted again
 
     def note(self, now: float, version: int) -> None:
         """Take note of the version at a time; once a second counts."""
-        if not self._seconds or now - self._seconds[-1][0] >= 1:
+        if now >= self.due:
             self._seconds.append((now, version))
+            self.due = now + 1
 
     def rate(self, now: float, version: int) -> float:
         """Return updates per second."""

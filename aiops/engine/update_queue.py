@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from aiops.algorithms.base import Algorithm, Decision, Policy
+from aiops.algorithms.base import APPLY, Algorithm, Decision, Immediate, Policy, repeatable
 from aiops.engine.events import Applied, Apply, Effect, Note, WakeAt
 from aiops.engine.gradient_cache import CachedGradient, GradientCache
 from aiops.engine.membership import Membership
@@ -84,6 +84,7 @@ class UpdateQueue:
         self._held_since = 0.0
         # Who is waited for, as the policy was told. It takes time to say when they are thousands,
         # and most policies do not listen.
+        self._immediate = type(self._policy).push is Immediate.push
         self._listens = type(self._policy).crew is not Policy.crew
         self._told: frozenset[int] = frozenset()
         self.staleness: Counter[int] = Counter()  # gradients used, by what `_count` makes of it
@@ -112,7 +113,45 @@ class UpdateQueue:
         self._sum = np.zeros(len(store.layout.tensors), bool)
         self._modulated = np.zeros((2, len(store.layout.tensors)))
 
+    @property
+    def answers_at_once(self) -> bool:
+        """Whether an update may be made `at_once`, as far as algorithm and rule are concerned."""
+        assert self._store is not None
+        clip, reads = self._algorithm.clip, self._store.rule.reads
+        return repeatable(self._policy) and not (clip or reads or self.recall.bound)
+
     # ------------------------------------------------------------ what happens
+
+    def at_once(self, worker: int, staleness: int) -> tuple[Array, Array | None] | None:
+        """Begin an update of all tensors with one gradient, that is done when this is heard of.
+
+        Returns
+        -------
+        tuple or None
+            The learning rate of each tensor, and the rule's scalars. None if the gradient has to
+            wait its turn, or the policy wants something else done with it; nothing has begun then.
+        """
+        if self._outstanding or self._working or self._queue or self.held or self._collected:
+            return None
+        if self._stopping or (
+            not self._immediate and self._policy.push(worker, staleness) != APPLY
+        ):
+            return None
+        store = self._store
+        assert store is not None
+        rate = self._rate(store.current.number)
+        known = self._even.get(staleness)
+        if known is None or known[1] != rate:
+            known = self._even_steps(staleness, rate)
+        self._tickets += 1
+        self.staleness[staleness if staleness < _EXACT else _bar(staleness)] += 1
+        self.total_staleness += staleness
+        return known[2], self._scalars(store.layout.all) if store.rule.scalars else None
+
+    @property
+    def tickets(self) -> int:
+        """The number of the last update that was begun."""
+        return self._tickets
 
     def push(self, pending: PendingPush) -> None:
         """Take a gradient that passed every check."""
@@ -304,8 +343,7 @@ class UpdateQueue:
 
     def _count(self, staleness: int) -> None:
         """Count a gradient by its staleness; rare ones by powers of two, or there is no end."""
-        exact = staleness < _EXACT
-        self.staleness[staleness if exact else 1 << (staleness.bit_length() - 1)] += 1
+        self.staleness[staleness if staleness < _EXACT else _bar(staleness)] += 1
         self.total_staleness += staleness
 
     def _steps(self, cover: Cover, staleness: int, stale: Ints | None) -> tuple[Array, Array]:
@@ -317,15 +355,20 @@ class UpdateQueue:
             return scales, scales * rate
         known = self._even.get(staleness)
         if known is None or known[1] != rate:
-            if len(self._even) > 1024:
-                self._even.clear()
-            scale = self._algorithm.modulation(staleness)
-            scales = np.full(len(self._store.layout.tensors), scale)
-            known = self._even[staleness] = (scales, rate, scales * rate)
+            known = self._even_steps(staleness, rate)
         if cover.whole:
             return known[0], known[2]
         count = len(cover.tensors)
         return known[0][:count], known[2][:count]
+
+    def _even_steps(self, staleness: int, rate: float) -> tuple[Array, float, Array]:
+        """Return what `_even` is to hold for a staleness."""
+        assert self._store is not None
+        if len(self._even) > 1024:
+            self._even.clear()
+        scales = np.full(len(self._store.layout.tensors), self._algorithm.modulation(staleness))
+        known = self._even[staleness] = (scales, rate, scales * rate)
+        return known
 
     def _scalars(self, touched: Ints) -> Array | None:
         """Return the rule's scalars for the next update of each tensor, if it has any."""
@@ -403,6 +446,11 @@ class UpdateQueue:
         if not self._linear:  # gradients that were weighted have their modulation already
             steps *= self._modulated[0, touched] / self._modulated[1, touched]
         return steps
+
+
+def _bar(staleness: int) -> int:
+    """Return what a gradient is counted under that is not counted by its own staleness."""
+    return 1 << (staleness.bit_length() - 1)
 
 
 def _not_made() -> Unavailable:

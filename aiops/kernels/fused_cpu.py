@@ -65,7 +65,7 @@ class NumbaKernel:
                 spans.hi,
                 spans.src,
                 spans.step,
-                *spans.flat(self._scalars),
+                *(spans.flat(self._scalars) if self._scalars or spans.more.size else ()),
                 factor,
                 base,
                 grad,

@@ -75,8 +75,10 @@ class Rising:
         reads: Sequence[Array] = (),
     ) -> npt.NDArray[np.int64]:
         """Update every span; see :class:`aiops.kernels.Kernel`."""
-        arrays = factor, base, grad, target, state, reads
-        if self._ready is not None or self._whole or int((spans.hi - spans.lo).sum()) <= PIECE:
+        ready, arrays = self._ready, (factor, base, grad, target, state, reads)
+        if ready is not None:
+            return ready(spans, *arrays)
+        if self._whole or int((spans.hi - spans.lo).sum()) <= PIECE:
             return self.at_hand(spans, *arrays)
         compute = np.dtype(np.float32) if self._dtype.itemsize == 2 else self._dtype
         fit = self._rule, spans, base, grad, target, state, reads

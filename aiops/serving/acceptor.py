@@ -11,6 +11,7 @@ from typing import Protocol
 
 from aiops.engine.buffer_pool import BufferPool
 from aiops.engine.events import Effect, Event, Joined, Left, Received, Warm
+from aiops.engine.steady import Steady
 from aiops.errors import AiopsError, DeadlineExceeded, Unavailable
 from aiops.net.busy_poll import BusyPoll
 from aiops.net.environment import Environment
@@ -24,7 +25,7 @@ from aiops.serving.profiling import Receiving
 from aiops.store.resources import Measure, unmeasured
 from aiops.wire.connection import Connection
 from aiops.wire.handshake import Greeter
-from aiops.wire.messages import Error, Message, Release, Share
+from aiops.wire.messages import Error, Message, Push, Release, Share
 from aiops.wire.shared_payloads import SharedPayloads
 from aiops.wire.sinks import Sink
 
@@ -54,6 +55,11 @@ class Coordinator(Protocol):
     def flush(self) -> list[Effect]:
         """Return what has become due by placing something."""
 
+    def steady(
+        self, peer: int, wire: Connection, push: Push, known: Steady | None
+    ) -> Steady | None:
+        """Return the short way of exchanges like this push of a connection, if there is one."""
+
     def preparation(self) -> Warm:
         """Return what is to be done as soon as the server listens, and must be done."""
 
@@ -82,6 +88,9 @@ class Acceptor:
         Told who has joined, what each says, and who is gone.
     gone
         Called after a connection is.
+    exchange
+        Has a steady exchange answered, of which so many bytes have come; returns what
+        `Steady.exchange` does.
     placed
         Called after the brain was asked for a place.
     measure
@@ -91,6 +100,8 @@ class Acceptor:
     ----------
     peers
         Those that are there, by number.
+    heard
+        To be called when a message has come: the loop looks for the next a while before it sleeps.
     most
         How many there may be.
     """
@@ -103,18 +114,19 @@ class Acceptor:
         pacing: Pacing | None,
         post: Callable[[Event], None],
         gone: Callable[[], None],
+        exchange: Callable[[Steady, int], bytes | None],
         placed: Callable[[], None] = lambda: None,
         measure: Measure = unmeasured,
     ) -> None:
         self._config, self._coordinator, self._env, self._pacing = config, coordinator, here, pacing
         self._post, self._gone, self._placed, self._now = post, gone, placed, here.now
-        self._measure = measure
+        self._measure, self._exchange = measure, exchange
         self.peers: dict[int, Peer] = {}
         self._numbers = 0
         self.most = config.max_connections
         if pacing is not None:
             self.most = min(self.most, pacing.most)
-        self._busy_poll = BusyPoll(here.spin())
+        self.heard = BusyPoll(here.spin()).heard
         self._sweeper: asyncio.TimerHandle | None = None
 
     def accept(self) -> asyncio.BufferedProtocol:
@@ -222,9 +234,19 @@ class Acceptor:
                 pass  # its wire has seen to it
             elif peer.joined:
                 self._post(Received(now, link.number, message, sink))
+                if type(message) is Push:
+                    self._shorten(peer, message)
             else:
                 self._greet(peer, message)
-        self._busy_poll.heard()
+        self.heard()
+
+    def _shorten(self, peer: Peer, push: Push) -> None:
+        """Have exchanges like this push go the short way from here on, if there is one."""
+        link = peer.link
+        steady = self._coordinator.steady(link.number, link.wire, push, peer.steady)
+        if steady is not None and steady is not peer.steady:
+            peer.steady = steady
+            link.shortcut = self._measure("policy", partial(self._exchange, steady))
 
     def _greet(self, peer: Peer, message: Message) -> None:
         link, greeter = peer.link, peer.greeter
@@ -251,6 +273,7 @@ class Acceptor:
     def link_lost(self, link: MessageTransport, error: AiopsError) -> None:
         """Tell the engine that a connection is gone."""
         link.wire.place = _nowhere  # it knew the link, which knows its wire: both can go now
+        link.shortcut = None
         peer = self.peers.pop(link.number, None)
         if peer is None:
             return

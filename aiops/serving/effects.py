@@ -43,9 +43,6 @@ _SOON = 1.0
 loop comes first; compiling takes longer, and everybody gains by its being over sooner.
 """
 
-_HEADER = 1024
-"""More than the header of an answer that brings rows has."""
-
 
 class EffectRunner:
     """Does what one server's engine decides; what comes of it is posted.
@@ -64,6 +61,11 @@ class EffectRunner:
         Called when an update failed midway: the parameters cannot be trusted any more.
     machine
         Who counts where time goes.
+
+    Attributes
+    ----------
+    at_once
+        An update that touches at most so many bytes is done on the event loop, as things are now.
     """
 
     def __init__(
@@ -88,9 +90,15 @@ class EffectRunner:
         self._closing = False
         self._gentle_until = 0.0  # until when making them ready is not to hold the loop up
         self._cold = 0  # kernels being made ready; updates meanwhile are the applier's
+        self.at_once = self._applier.at_once
         self.links: ShardLinks | None = None  # to followers, if there are any
         self.end: Callable[[str], None] = lambda why: None  # has the server end
         self._tick: asyncio.TimerHandle | None = None
+
+    @property
+    def warm(self) -> bool:
+        """Whether no kernel is being made ready."""
+        return not self._cold
 
     def perform(self, effect: Effect) -> None:
         """Carry it out."""
@@ -124,7 +132,7 @@ class EffectRunner:
             peer.link.send(peer.link.wire.send(effect.message))
             return
         parts = effect.message.parts  # type: ignore[attr-defined]
-        if sum(part.nbytes for part in parts) < SMALL // 2:  # it is copied at once
+        if sum([part.nbytes for part in parts]) <= SMALL:  # it is copied at once
             peer.link.send(peer.link.wire.send(effect.message, lease.glimpses(parts)))
             lease.release()
             return
@@ -143,7 +151,7 @@ class EffectRunner:
             rows.free()
             return
         view = rows.answer
-        if len(view) <= SMALL - _HEADER:  # it is copied at once
+        if len(view) <= SMALL:  # it is copied at once
             peer.link.send(peer.link.wire.send(effect.message, [[view]]))
             rows.free()
             return
@@ -162,7 +170,7 @@ class EffectRunner:
     # ------------------------------------------------------------ kernels
 
     def _apply(self, effect: Apply) -> None:
-        if self._cold or effect.job.cost > self._applier.at_once:
+        if effect.job.cost > self.at_once:
             done = partial(self._applied, effect.ticket)
             self._applier.submit(self._measure("kernel", effect.run), effect.job.cost, done)
             return
@@ -183,6 +191,7 @@ class EffectRunner:
         if not self._cold:
             self._gentle_until = self._now() + _SOON
         self._cold += 1
+        self.at_once = -1.0
         for step in effect.steps:
             self._warmer.submit(partial(self._warm_step, step), 0, _nothing)
         self._warmer.submit(_nothing, 0, self._warmed)
@@ -195,9 +204,11 @@ class EffectRunner:
 
     def _warmed(self, _done: None) -> None:
         self._cold -= 1
-        if not self._cold and self._warmer is not None:
-            self._warmer.close()
-            self._warmer = None
+        if not self._cold:
+            self.at_once = self._applier.at_once
+            if self._warmer is not None:
+                self._warmer.close()
+                self._warmer = None
 
     # ------------------------------------------------------------ the rest
 

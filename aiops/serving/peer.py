@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 
+from aiops.engine.steady import Steady
 from aiops.errors import AiopsError, DeadlineExceeded
 from aiops.model.layout import Bytes
 from aiops.model.parts import Parts
@@ -26,12 +27,13 @@ class Peer:
 
     __slots__ = (
         *("_lent", "greeter", "joined", "last_in", "link", "pinged", "rows", "since", "slow_in"),
-        "slow_out",
+        *("slow_out", "steady"),
     )
 
     def __init__(self, link: MessageTransport, greeter: Greeter, now: float) -> None:
         self.link, self.greeter = link, greeter
         self.joined = False
+        self.steady: Steady | None = None  # the short way of its exchanges
         self.since = now
         self.last_in = (now, 0)  # when bytes last came, and how many had come by then
         self.pinged = False

@@ -266,8 +266,9 @@ class Persistence:
     # ------------------------------------------------------------ the record, the ledger
 
     def note(self, event: Event) -> None:
-        """Record an event; if there is no room for it, say so and go on without a record."""
-        assert self._journal is not None
+        """Record an event; if there is no room for it, log that and go on without a record."""
+        if self._journal is None or not self.recording:  # cut short, perhaps by the event before
+            return
         try:
             self._journal.note(event)
         except OSError as error:

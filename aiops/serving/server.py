@@ -21,6 +21,7 @@ from aiops.algorithms import find
 from aiops.common import urls
 from aiops.engine.engine import Engine
 from aiops.engine.events import Event, Stopping
+from aiops.engine.steady import Steady
 from aiops.errors import ConnectionLost, UsageError, nearest
 from aiops.model.shared_memory import Memory, SharedMemory
 from aiops.net.environment import SURROUNDINGS
@@ -97,7 +98,8 @@ class Server:
                 self._links = self._reaching(options.run)
         self._handle = machine.measure("policy", self._coordinator.handle)
         self.connections = Acceptor(
-            *(config, self._coordinator, here, self._pacing, self.post, self._stir, self._flush),
+            *(config, self._coordinator, here, self._pacing, self.post, self._stir),
+            *(self._exchange, self._flush),
             machine.measure,
         )
         self._unix_listener: UnixListener | None = None
@@ -131,6 +133,11 @@ class Server:
     def engine(self) -> Engine:
         """What decides, unless this server is a follower."""
         return self._engine
+
+    @property
+    def warm(self) -> bool:
+        """Whether all kernels are ready."""
+        return self._runner is not None and self._runner.warm
 
     # ------------------------------------------------------------ life
 
@@ -336,6 +343,21 @@ class Server:
         finally:
             self._handling = False
         self._stir()
+
+    def _exchange(self, steady: Steady, nbytes: int) -> bytes | None:
+        """Have a steady exchange answered, unless it is to go the general way (None)."""
+        runner, files = self._runner, self._persistence
+        if self._handling or self._broken or runner is None or steady.cost > runner.at_once:
+            return None
+        note = files.note if files is not None and files.recording else None
+        try:
+            answer = steady.exchange(nbytes, self._now(), note)
+        except Exception as error:
+            self._failed(error)
+            return b""
+        if answer:
+            self.connections.heard()
+        return answer
 
     def _collect(self) -> Collecting | None:
         """Begin to bring the model together from all shards; None while it cannot be read."""

@@ -33,6 +33,7 @@ from aiops.engine.events import (
     Stopping,
     Warm,
 )
+from aiops.engine.steady import Steady
 from aiops.errors import Refused, RemoteProtocolError
 from aiops.model.arena import aligned
 from aiops.model.layout import Bytes, Layout
@@ -45,6 +46,7 @@ from aiops.store.parameters import Store, UpdateJob
 from aiops.store.resources import Resources
 from aiops.store.snapshots import Lease, Version
 from aiops.store.warmup import Warmup
+from aiops.wire.connection import Connection
 from aiops.wire.messages import (
     PROTOCOL,
     Arrived,
@@ -64,6 +66,7 @@ from aiops.wire.messages import (
     Ping,
     Pong,
     Portion,
+    Push,
     Send,
     SendCoded,
     Use,
@@ -162,6 +165,12 @@ class Follower:
     def led(self) -> bool:
         """Whether it has a lead."""
         return self._lead is not None
+
+    def steady(
+        self, peer: int, wire: Connection, push: Push, known: Steady | None
+    ) -> Steady | None:
+        """Return no short way: what is spread over several servers is answered by all of them."""
+        return None
 
     def flush(self) -> list[Effect]:
         """Return what has become due by placing something: nothing ever has."""

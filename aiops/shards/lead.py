@@ -37,6 +37,7 @@ from aiops.engine.events import (
     Warm,
 )
 from aiops.engine.replies import PendingPush
+from aiops.engine.steady import Steady
 from aiops.errors import Refused, RemoteProtocolError, Unavailable, refusal
 from aiops.model.arena import aligned
 from aiops.model.layout import split
@@ -50,6 +51,7 @@ from aiops.shards.updating import Updating
 from aiops.store.delta_replica import ReplicaJob
 from aiops.store.gradient import Gradient
 from aiops.store.parameters import UpdateJob
+from aiops.wire.connection import Connection
 from aiops.wire.fields import Apart
 from aiops.wire.messages import (
     Arrived,
@@ -163,6 +165,12 @@ class Lead:
             ranges = ranges_of(pieces[shard])
             self._order(shard, Expect(coming.number, *self._clients[peer], message.id, ranges))
         return coming.sink
+
+    def steady(
+        self, peer: int, wire: Connection, push: Push, known: Steady | None
+    ) -> Steady | None:
+        """Return no short way: what is spread over several servers is answered by all of them."""
+        return None
 
     def flush(self) -> list[Effect]:
         """Return what has become due by placing something."""

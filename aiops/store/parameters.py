@@ -11,7 +11,7 @@ as in ElasticDL's asynchronous design (lock-free reads), for those who want that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -100,6 +100,13 @@ class Store:
     held
         The pieces of the model that are held here, if other shards hold the rest: the first of its
         tensors, of which the last may be cut. Versions and sums are those of the whole model.
+
+    Attributes
+    ----------
+    current
+        The newest version.
+    cost
+        Bytes that an update reads and writes, at most.
     """
 
     def __init__(
@@ -125,8 +132,9 @@ class Store:
             place = CudaBackend(device, held, backend, machine)
         self.stepping = Updater(held, rule, place)
         levels = np.zeros(len(layout.tensors), np.int64)
-        first = Version(0, arena or Arena(held), levels, 0, layout=layout)
-        self._snapshots = SnapshotPool(first, live, machine.memory)
+        self.current = Version(0, arena or Arena(held), levels, 0, layout=layout)
+        self._snapshots = SnapshotPool(self.current, live, machine.memory)
+        self._remote = device is not None
         if arena is not None:
             self.stepping.load(arena)
         self._cut_to_held: tuple[Array | None, Array | None, Array | None, Array | None] | None = (
@@ -135,18 +143,14 @@ class Store:
         self._backend = backend
         self._read = -1  # the version that somebody took hold of last
         self._wanted = False  # whether the outstanding update's version will be read before long
-        self.cost = held.nbytes * (3 + len(rule.state))  # bytes that an update reads and writes
+        self.cost = held.nbytes * (3 + len(rule.state))
         self.busy = False  # the current version is being overwritten
         self.sums = self._first_sums()
         self._units = kernels.STATISTIC_SCALE * np.maximum(layout.sizes, 1)  # of a tensor's mean
         self._total = int(self.sums.sum())
+        self._parameters = max(layout.parameters, 1)
 
     # ------------------------------------------------------------ reading
-
-    @property
-    def current(self) -> Version:
-        """The newest version."""
-        return self._snapshots.current
 
     @property
     def version(self) -> int:
@@ -249,15 +253,44 @@ class Store:
     def commit(self, target: Version, touched: Ints, sums: Ints) -> None:
         """Publish what was written: ``touched`` tensors have one more update."""
         self.busy = False
-        target.fill = self.stepping.place.remaining(target)
+        if self._remote:
+            target.fill = self.stepping.place.remaining(target)
         target.advance(self.current.number + 1, touched)
-        self._snapshots.publish(target)
+        if target is not self.current:
+            self._snapshots.publish(target)
+            self.current = target
         if self.rule.statistic is not None:
             if touched is self.layout.all:
                 self.sums = sums
             else:
                 self.sums[touched] = sums
             self._total = int(np.add.reduce(self.sums))
+
+    def update(self, gradient: Sequence[Array], steps: Array, scalars: Array | None) -> Ints:
+        """Take a step of all tensors, here and now, and publish the version made.
+
+        Where all of the model is held, on the host, and its rule reads nothing beside it.
+
+        Parameters
+        ----------
+        gradient
+            Of each section, as one flat array.
+        steps
+            float64[tensors], the learning rate of each.
+        scalars
+            float64[tensors, the rule's scalars], None without any.
+
+        Returns
+        -------
+        Ints
+            As `step` does.
+        """
+        base = self.current
+        target = self._snapshots.target()
+        self.busy = target is base
+        sums = self.stepping.whole(base, target, gradient, steps, scalars)
+        self.commit(target, self.layout.all, sums)
+        return sums
 
     def step(self, job: UpdateJob) -> Ints:
         """Run the rule for a job (on any thread; one at a time)."""
@@ -297,11 +330,18 @@ class Store:
 
     # ------------------------------------------------------------ the statistic
 
+    def statistic(self) -> tuple[float | None, bytes]:
+        """Return `vbar` and `vbars`."""
+        if self.rule.statistic is None:
+            return None, b""
+        vbar = self._total / kernels.STATISTIC_SCALE / self._parameters
+        return vbar, (self.sums / self._units).astype(_F4).tobytes()
+
     def vbar(self) -> float | None:
         """Return the mean of the rule's statistic over all parameters, or None without one."""
         if self.rule.statistic is None:
             return None
-        return self._total / kernels.STATISTIC_SCALE / max(self.layout.parameters, 1)
+        return self._total / kernels.STATISTIC_SCALE / self._parameters
 
     def vbars(self) -> bytes:
         """Return the same per tensor, float32 little endian (empty without a statistic)."""

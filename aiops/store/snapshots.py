@@ -92,15 +92,15 @@ class Version:
     """
 
     __slots__ = (
-        *("_changed", "_parts", "fill", "layout", "lent", "level", "number", "readers", "room"),
-        *("poisoned", "tensor_versions"),
+        *("_changed", "_each", "_parts", "fill", "layout", "lent", "level", "number", "readers"),
+        *("room", "poisoned"),
     )
 
     def __init__(
         self,
         number: int,
         arena: Arena,
-        tensor_versions: Ints,
+        tensor_versions: Ints | None,
         level: int | None,
         changed: Ints | None = None,
         layout: Layout | None = None,
@@ -109,8 +109,8 @@ class Version:
         self.room = arena
         self.fill: Callable[[], None] | None = None
         self.layout = layout or arena.layout
-        self.tensor_versions = tensor_versions
         self.level = level  # the version of every tensor, when they are all equal
+        self._each: Ints | None = tensor_versions  # made of the level when somebody asks
         self._changed = changed
         self.readers: set[Lease] = set()
         self.lent = 0  # of these, those to whom it is lent: they read it in its memory
@@ -124,6 +124,13 @@ class Version:
             self.fill()
             self.fill = None
         return self.room
+
+    @property
+    def tensor_versions(self) -> Ints:
+        """The version of each tensor: how many updates it has had. Not to be written to."""
+        if self._each is None:
+            self._each = np.full(len(self.layout.tensors), self.level, np.int64)
+        return self._each
 
     @property
     def parts(self) -> Parts:
@@ -140,25 +147,19 @@ class Version:
     def changed(self) -> Ints:
         """The model version in which each tensor was last updated."""
         if self._changed is None:
-            self._changed = np.full(len(self.tensor_versions), self.number, np.int64)
+            self._changed = np.full(len(self.layout.tensors), self.number, np.int64)
         return self._changed
 
     def following(self, arena: Arena) -> Version:
         """Return what the next version is to be made of, in another arena."""
-        return Version(
-            self.number, arena, self.tensor_versions, self.level, self._changed, self.layout
-        )
+        return Version(self.number, arena, self._each, self.level, self._changed, self.layout)
 
     def follow(self, other: Version, tensors: Ints) -> None:
         """Become the version of another's number, with some of its tensors."""
         changed = self.changed.copy()
         changed[tensors] = other.number
         self._changed, self._parts = changed, None
-        self.number, self.tensor_versions, self.level = (
-            other.number,
-            other.tensor_versions,
-            other.level,
-        )
+        self.number, self._each, self.level = other.number, other.tensor_versions, other.level
 
     def parts_for(self, wanted: Wanted) -> Parts:
         """Return the parts that bring what a reader wants and does not have."""
@@ -173,19 +174,16 @@ class Version:
 
     def advance(self, number: int, touched: Ints) -> None:
         """Become the version of that number, in which the touched tensors have one more update."""
-        if touched is self.layout.all:
-            self._changed = None
+        if touched is not self.layout.all:
+            changed, each = self.changed.copy(), self.tensor_versions.copy()
+            changed[touched] = number
+            each[touched] += 1
+            self._changed, self._each, self.level = changed, each, level_of(each)
+        elif self.level is not None:
+            self._changed, self._each, self.level = None, None, self.level + 1
         else:
-            self._changed = self.changed.copy()
-            self._changed[touched] = number
+            self._changed, self._each = None, self.tensor_versions + 1
         self.number, self._parts = number, None
-        if touched is self.layout.all:
-            self.tensor_versions = self.tensor_versions + 1
-            self.level = None if self.level is None else self.level + 1
-        else:
-            self.tensor_versions = self.tensor_versions.copy()
-            self.tensor_versions[touched] += 1
-            self.level = level_of(self.tensor_versions)
 
 
 class Lease:
@@ -310,7 +308,8 @@ class SnapshotPool:
 
     def lease(self, coded: Mapping[int, Bytes] | None = None) -> Lease:
         """Take hold of the current version; ``coded`` are the payloads of parts that are coded."""
-        self.settle()
+        if self._returned:
+            self.settle()
         return Lease(self.current, self._returned, coded)
 
     def target(self, spare: bool = False) -> Version:
@@ -318,7 +317,12 @@ class SnapshotPool:
 
         ``spare``: not in place, since the current version may still be asked for.
         """
-        self.settle()
+        if self._returned:
+            self.settle()
+        self._until -= 1
+        if not self._until:
+            del self._spare[: self._unused]
+            self._unused, self._until = len(self._spare), _WINDOW
         if not (self.current.readers or self.current.poisoned or spare):
             return self.current
         if len(self._alive) >= self.live and self._busy >= self.live:
@@ -340,10 +344,6 @@ class SnapshotPool:
             before, self.current = self.current, version
             self._alive[version] = None
             self._retire(before)
-        self._until -= 1
-        if not self._until:
-            del self._spare[: self._unused]
-            self._unused, self._until = len(self._spare), _WINDOW
 
     def settle(self) -> None:
         """Count the leases that ended, and keep the arenas that nobody reads any more."""

@@ -144,6 +144,26 @@ class Updater:
         place.end(work.target, work.wanted)
         return sums
 
+    def whole(
+        self,
+        base: Version,
+        target: Version,
+        gradient: Sequence[Array],
+        steps: Array,
+        scalars: Array | None,
+    ) -> Ints:
+        """Take a step of all tensors with a raw gradient, on the host; return as `step` does."""
+        sums = []
+        for index, kernel in enumerate(self.kernels):
+            last, others, spans = self._spans[index]
+            if last is not steps or others is not scalars:
+                spans = self._whole_spans(index, steps, scalars)
+            master = self.masters[index]
+            source = base.room.sections[index] if master is None else master
+            output, state = target.room.sections[index], self.state[index]
+            sums.append(kernel(spans, 1.0, source, gradient[index], output, state))
+        return sums[0] if len(sums) == 1 else np.concatenate(sums)
+
     def _step_from(self, work: KernelWork, gradient: Gradient) -> Ints:
         if gradient.groups is not None:
             return self._step_packed(work, gradient, gradient.groups)

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
+import numpy as np
+
 from aiops.errors import LocalProtocolError, RemoteProtocolError
 from aiops.model.layout import Bytes
 from aiops.model.parts import Parts
@@ -31,14 +33,17 @@ from aiops.wire.messages import Message, Share
 from aiops.wire.shared_payloads import LentPayload, SharedPayloads
 from aiops.wire.sinks import Sink, copy
 from aiops.wire.state_machine import HANDSHAKE, KNOWN, Side
+from aiops.wire.template import Template
 from aiops.wire.traffic import Traffic
 
 Buffer: TypeAlias = bytes | memoryview
 
 SMALL = 64 * 1024
-"""A message of at most so many bytes in all is sent as one buffer: one write, no views kept."""
+"""Payloads of at most so many bytes in all are sent in one buffer with their header, as a copy."""
 
 _HEAD = 16 * 1024  # what is read ahead of a header; a payload's first bytes may fall in it
+_SHORT = 512  # bytes: the longest header that is kept to be learnt from
+_LINE = 64  # bytes of a processor's cache line
 _PREFIX = struct.Struct(">BI")
 _MAP_PREFIX, _BIN_PREFIX = 0xCE, 0xC6
 _PLACE = struct.Struct(">BIBQBQ")  # a list of two integers, each in its longest form
@@ -75,12 +80,19 @@ class Connection:
     ----------
     shared
         What both sides have shown each other, on a connection within one machine; else None.
+    header
+        The bytes of the header read last, if they are few.
+    expected
+        The form of the messages that `match` looks for, if `expect` has been told one.
+    forms
+        How many it has been told.
     """
 
     __slots__ = (
         *("_begin", "_borrowed", "_end", "_filled", "_head", "_inside", "_length", "_message"),
-        *("_part", "_parts"),
-        *("_side", "_sink", "limits", "place", "shared", "state", "traffic", "waiting"),
+        *("_part", "_parts", "_rest", "_usual", "_whole"),
+        *("_side", "_sink", "expected", "forms", "header", "limits", "place", "shared"),
+        *("state", "traffic", "waiting"),
     )
 
     _room = _HEAD
@@ -94,6 +106,12 @@ class Connection:
         self.waiting = False
         self._head = memoryview(bytearray(self._room))
         self._begin = self._end = 0  # the bytes of _head that are not read yet
+        self._rest = 0  # where they begin when there are none
+        self._usual = self._room  # bytes of _head, unless a long header is being read
+        self.header = b""
+        self.expected: Template | None = None
+        self._whole = 0  # bytes of a message as it is expected, with its payload
+        self.forms = 0
         self._message: Message | None = None
         self._length = 0  # of its header, in bytes
         self._parts: Parts = ()
@@ -136,7 +154,7 @@ class Connection:
             total += part.nbytes
             chunks.append(_PREFIX.pack(_BIN_PREFIX, part.nbytes))
             chunks += views
-        if total + len(header) + 5 * len(parts) + 5 <= SMALL:
+        if total <= SMALL:
             return [b"".join(chunks)]
         chunks[:3] = [b"".join(chunks[:3])]
         return chunks
@@ -181,15 +199,18 @@ class Connection:
 
     def next_buffer(self) -> memoryview:
         """Return where the next received bytes belong; never empty."""
+        if self._begin == self._end and not self._inside:
+            self._begin = self._end = self._rest
+            return self._head[self._rest :]
         if self._inside and self._begin == self._end:
             assert self._sink is not None
             want = self._parts[self._part].nbytes - self._filled
             return self._sink.view(self._part, self._filled)[:want]
-        if self._begin:
+        if self._begin > self._rest:
             left = self._end - self._begin
-            if left:
-                self._head[:left] = bytes(self._head[self._begin : self._end])
-            self._begin, self._end = 0, left
+            end = self._rest + left
+            self._head[self._rest : end] = bytes(self._head[self._begin : self._end])
+            self._begin, self._end = self._rest, end
         return self._head[self._end :]
 
     def received(self, nbytes: int) -> list[tuple[Message, Sink | None]]:
@@ -212,6 +233,94 @@ class Connection:
         else:
             self._end += nbytes
         return self._advance()
+
+    # ------------------------------------------------------------ what is expected
+
+    def expect(self, template: Template, nbytes: int) -> memoryview:
+        """Look for messages of one form, each with one payload of so many bytes.
+
+        Parameters
+        ----------
+        template
+            The form of all that precedes the payload: two prefixes, and the header between them.
+        nbytes
+            At most `SMALL`: such messages are read as a whole before anything is made of them.
+
+        Returns
+        -------
+        memoryview
+            Where the payload of a message that `match` finds lies, 64-byte aligned, until the next
+            bytes are received; the same memory each time, until `expected` is another.
+        """
+        self.forms += 1
+        whole = template.size + nbytes
+        self._resize(max(_HEAD, whole + 2 * _LINE))
+        address = np.frombuffer(self._head, np.uint8).ctypes.data
+        self.expected, self._whole, self._usual = template, whole, len(self._head)
+        self._rest = -(address + template.size) % _LINE
+        begin = self._rest + template.size
+        return self._head[begin : begin + nbytes]
+
+    def match(self, nbytes: int) -> tuple[int, ...] | None:
+        """Look at ``nbytes`` bytes in the last `next_buffer`, and take no note of them yet.
+
+        Returns
+        -------
+        tuple or None
+            The values of a message as it is expected, if these bytes complete it and nothing else
+            has come: `answered` takes note of it. ``()`` if they are the beginning of one: they
+            have been taken note of. None: `received` is to be told of them.
+        """
+        begin, end, template = self._begin, self._end + nbytes, self.expected
+        if template is None or begin != self._rest or self._message is not None:
+            return None
+        if not begin + template.size <= end <= begin + self._whole or self.state != "open":
+            return None
+        pieces = template.unpack(self._head, begin)
+        if pieces[::2] != template.constants:
+            return None
+        if end == begin + self._whole:
+            found: tuple[int, ...] = template.pick(pieces)
+            return found
+        self._end = end
+        self.traffic.bytes_in += nbytes
+        return ()
+
+    def answered(
+        self, nbytes: int, answer: Template, values: Sequence[float | bytes], payload: memoryview
+    ) -> bytes:
+        """Take note of the push that `match` found, and of its answer; return that.
+
+        Parameters
+        ----------
+        nbytes
+            As `match` was told.
+        answer, values
+            The form of all that precedes the payload of an ``ack`` with one part, and the values
+            that vary in it.
+        payload
+            The parameters.
+        """
+        assert self.expected is not None
+        answer.pieces[1::2] = values
+        head = answer.pack(*answer.pieces)
+        self._begin = self._end = self._rest
+        traffic, overhead, out = self.traffic, self.expected.size, answer.size + len(payload)
+        traffic.bytes_in += nbytes
+        traffic.messages_in += 1
+        counted = traffic.kinds_in["push"]
+        counted.messages += 1
+        counted.overhead += overhead
+        counted.payload += self._whole - overhead
+        traffic.bytes_out += out
+        traffic.messages_out += 1
+        counted = traffic.kinds_out["ack"]
+        counted.messages += 1
+        counted.overhead += answer.size
+        counted.payload += len(payload)
+        return b"".join((head, payload))
+
+    # ------------------------------------------------------------ going on
 
     def resume(self) -> list[tuple[Message, Sink | None]]:
         """Ask `place` again after `waiting`; return the messages now whole."""
@@ -247,8 +356,8 @@ class Connection:
                     self._borrowed = False
                     self.shared.give_back(self._message.id)
                 self._message, self._sink, self._parts = None, None, ()
-                if len(self._head) > _HEAD:  # one long header must not cost memory for ever
-                    self._resize(_HEAD)
+                if len(self._head) > self._usual:  # a long header must not cost memory for ever
+                    self._resize(self._usual)
         except RemoteProtocolError:
             for _message, sink in whole:  # nobody will hear of these: the connection is over
                 if sink is not None:
@@ -279,13 +388,15 @@ class Connection:
         start = begin + 5
         if start + length > self._end:
             self._check_length(length)
-            room = len(self._head)
+            room = len(self._head) - self._rest
             if 5 + length > room and 2 * (self._end - begin) >= room:
                 self._resize(min(length + _HEAD, 2 * room))  # as it comes: announcing is free
             return False
         if length > self.limits.greeting or length > self.limits.header:
             self._check_length(length)
-        message = decode(self._head[start : start + length])
+        header = self._head[start : start + length]
+        message = decode(header)
+        self.header = bytes(header) if length <= _SHORT else b""
         self._begin = start + length
         self._hear(message)
         parts: Parts = getattr(message, "parts", ())
@@ -321,6 +432,7 @@ class Connection:
             head = memoryview(bytearray(size))
             head[:left] = self._head[self._begin : self._end]
             self._head, self._begin, self._end = head, 0, left
+            self.expected, self._rest, self._usual = None, 0, min(self._usual, self._room)
 
     def _prefix(self, what: int, where: str) -> int | None:
         """Return the length that a prefix announces, None while it is not all there."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from operator import attrgetter
+from struct import Struct
 from typing import ClassVar, TypeAlias
 
 import msgpack
@@ -613,9 +614,22 @@ KINDS: Mapping[str, type[Message]] = {
 
 def encode(message: Message) -> bytes:
     """Return the header map of a message as MessagePack bytes."""
-    names, values = _NAMES[type(message)]
+    kind = type(message)
+    names, values = _NAMES[kind]
+    keys = _STEADY.get(kind)
     try:
-        return _pack(list(zip(names, values(message), strict=False)))  # type: ignore[no-any-return]
+        if keys is None:
+            return _pack_map(list(zip(names, values(message), strict=False)))  # type: ignore[no-any-return]
+        chunks = [_OPENING[kind]]
+        for key, widened, item in zip(*keys, values(message), strict=True):
+            chunks.append(key)
+            if widened is _INTEGER and item >= 0:
+                chunks.append(_LONGEST(0xCF, item))
+            elif widened is _PARTS and len(item) == 1:
+                chunks += _PART, _pack(item[0][:-1])[1:], _LONGEST(0xCF, item[0][-1])
+            else:
+                chunks.append(_pack(item))
+        return b"".join(chunks)
     except Exception:
         _packer.reset()  # else the next message would begin with what there is of this one
         raise
@@ -627,4 +641,24 @@ _NAMES = {
     for names in [("kind", *(field.name for field in fields(cls)))]
 }
 _packer = msgpack.Packer()
-_pack = _packer.pack_map_pairs
+_pack, _pack_map = _packer.pack, _packer.pack_map_pairs
+_LONGEST = Struct(">BQ").pack
+
+# From one exchange to the next the header of a push differs in some integers, and so does that of
+# its answer. These are written in their longest form, so that all else stays as it is, and where it
+# is (`aiops.wire.template`). Readers take any form.
+_INTEGER, _PARTS = "integer", "parts"
+_PART = b"\x91\x95"  # a list of one list of five
+_WIDENED: Mapping[type[Message], Mapping[str, str]] = {
+    Push: {**dict.fromkeys(("id", "seq", "have"), _INTEGER), "parts": _PARTS},
+    Ack: {**dict.fromkeys(("id", "version", "current", "staleness"), _INTEGER), "parts": _PARTS},
+    Release: {"id": _INTEGER},
+}
+_OPENING = {cls: bytes([0x80 + len(_NAMES[cls][0])]) for cls in _WIDENED}
+_STEADY = {
+    cls: (
+        tuple(_pack(name) for name in _NAMES[cls][0]),
+        tuple(widened.get(name, "") for name in _NAMES[cls][0]),
+    )
+    for cls, widened in _WIDENED.items()
+}

@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from aiops.model.layout import Array
 from aiops.serving import persistence
 from aiops.serving.safetensors_io import read_model, write_model
 from aiops.store.parameters import UpdateJob
+from aiops.store.updater import Updater
 from tests.peers import eventually
 from tests.proxy import Proxy
 from tests.support import PATIENCE, ServerThread
@@ -182,13 +183,17 @@ class TestSaving:
 
 
 class TestFailure:
-    @pytest.mark.parametrize("count", [10, 3 << 20], ids=["inline", "on the applier's thread"])
+    @pytest.mark.parametrize(
+        ("count", "ask"),
+        [(10, Client.exchange), (10, Client.push), (3 << 20, Client.exchange)],
+        ids=["the short way", "inline", "on the applier's thread"],
+    )
     def test_a_kernel_that_fails_ends_the_server(
-        self, count: int, monkeypatch: pytest.MonkeyPatch
+        self, count: int, ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The parameters may be half written: going on would be a lie."""
 
-        def fail(job: UpdateJob) -> Any:
+        def fail(*_arguments: object) -> Any:
             raise ArithmeticError("a kernel failed")
 
         with (  # noqa: PT012  (it is the end of the server that raises)
@@ -200,8 +205,9 @@ class TestFailure:
             params = client.define({"w": np.zeros(count, np.float32)})
             client.exchange(params, ones(params))
             monkeypatch.setattr(UpdateJob, "run", fail)
+            monkeypatch.setattr(Updater, "whole", fail)
             with pytest.raises(Unavailable, match=r"error of its own .*ArithmeticError: a kernel"):
-                client.exchange(params, ones(params))
+                ask(client, params, ones(params))
 
     def test_a_policy_that_fails_ends_the_server_and_its_workers_hear_why(self) -> None:
         """A researcher's own, say: a worker that tried again would fail again, until its deadline.

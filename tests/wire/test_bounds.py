@@ -330,7 +330,7 @@ def test_a_mean_staleness_of_billions_of_updates_and_bytes() -> None:
     store = inline.engine.store
     assert store is not None
     store.layout.nbytes_each = store.layout.nbytes_each << 31  # as if it were a large model
-    store.current.tensor_versions = np.full(2, 1 << 40, np.int64)
+    store.current._each = np.full(2, 1 << 40, np.int64)
     store.current.level = None
     ack = inline.push(1, {"v": MODEL["v"]}, 0)
     assert isinstance(ack, Ack)

@@ -1,0 +1,253 @@
+"""The steady exchange: a worker's push of its whole gradient, answered at once with the parameters.
+
+Nearly all that a server of a small model does is this one exchange, again and again, so it has a
+way of its own through the engine: from the bytes of the push to those of the answer in one call,
+`Steady.exchange`. It takes what the general way takes and changes what that changes: version,
+optimiser's state, accounts, statistics, what is remembered of the answer, the record. It makes no
+message, event or effect, since nobody is to see them.
+
+An exchange goes this way when all of this holds, and the general way (`Engine.handle`) when not:
+
+* its header is that of an earlier one of this connection but for the values of its id, its sequence
+  number and its two versions (`aiops.wire.template`); so no part of it has to be checked again;
+* it is one raw payload of at most `SMALL` bytes, the whole model, from a worker, which asks for
+  nothing else than all parameters;
+* the server does nothing else with it than update and answer: no bandwidth budget, no coded
+  answers, no gradients kept to be applied again, no shards, no device, no clipping, no rule that
+  reads what the worker was sent, a policy that says `APPLY` and would say it again;
+* nothing is outstanding, queued or held, and the payload passes its survey.
+
+Until all of this has been looked at nothing has been changed, so that the general way finds
+everything as it was, and says what is wrong with a push that is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from aiops.engine.admission import Admission
+from aiops.engine.events import Applied, Event, Received
+from aiops.engine.membership import Member
+from aiops.engine.receive import RawIncoming
+from aiops.engine.statistics import Pace
+from aiops.engine.update_queue import UpdateQueue
+from aiops.model.parts import LARGEST, Part
+from aiops.store.parameters import Store
+from aiops.store.resources import Resources
+from aiops.wire import messages
+from aiops.wire.connection import SMALL, Connection
+from aiops.wire.decoding import decode
+from aiops.wire.messages import Ack, Push
+from aiops.wire.template import Path, Slot, Template, slots
+
+Note: TypeAlias = Callable[[Event], None]
+
+_PUSHED: tuple[Path, ...] = (("id",), ("seq",), ("have",), ("parts", 0, 4))
+_FORMS = 32
+"""Forms of pushes learnt per connection. A client whose integers have one width needs one, and a
+client that writes each as short as it can a new one for each width."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shortcut:
+    """What the connections of a server have in common, once its model is defined."""
+
+    store: Store
+    updates: UpdateQueue
+    intake: Admission
+    pace: Pace
+    machine: Resources
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the model."""
+        return self.store.layout.nbytes
+
+    def learn(
+        self, member: Member, peer: int, wire: Connection, push: Push, known: Steady | None
+    ) -> Steady | None:
+        """Return the way of exchanges like one that was just read: ``known``, if that is it.
+
+        Parameters
+        ----------
+        member, peer
+            Whose push it was, and its connection.
+        wire
+            That connection's.
+        push
+            The message.
+        known
+            The way that the connection has, if it has one.
+        """
+        if not (member.worker and is_steady(push, self.nbytes)):
+            return known
+        frame = _framed(wire.header, self.nbytes)
+        if known is not None and known.takes(frame):
+            return known
+        found = slots(wire.header)
+        if wire.forms >= _FORMS or not all(path in found for path in _PUSHED):
+            return known
+        if decode(wire.header) != push:  # others have been read since
+            return known
+        template = Template(frame, [_moved(found[path]) for path in _PUSHED])
+        return Steady(self, member, peer, wire, push, template)
+
+
+def shortcut(
+    store: Store, updates: UpdateQueue, intake: Admission, pace: Pace, machine: Resources
+) -> Shortcut | None:
+    """Return what all of a server's steady exchanges change, if it can have any."""
+    if not 0 < store.layout.nbytes <= SMALL or not updates.answers_at_once:
+        return None
+    return Shortcut(store, updates, intake, pace, machine)
+
+
+def is_steady(push: Push, nbytes: int) -> bool:
+    """Return whether a push is a whole model of so many bytes, and asks for one, and no more."""
+    if not push.fetch or push.wants or push.coded or push.count != 1 or len(push.parts) != 1:
+        return False
+    return push.parts[0][:4] == (0, nbytes, "raw", nbytes)
+
+
+def _framed(header: bytes, nbytes: int) -> bytes:
+    """Return a header with the prefix before it, and its payload's behind it."""
+    return b"\xce%b%b\xc6%b" % (len(header).to_bytes(4, "big"), header, nbytes.to_bytes(4, "big"))
+
+
+def _moved(slot: Slot) -> Slot:
+    """Return where a header's value lies when its prefix is before it."""
+    return slot._replace(begin=slot.begin + 5, end=slot.end + 5)
+
+
+def _answers(store: Store) -> Template:
+    """Return the form of the answers: that of one which is encoded as all others are."""
+    nbytes = store.layout.nbytes
+    vbar, vbars = store.statistic()
+    part = Part(0, nbytes, "raw", nbytes, 0)
+    header = messages.encode(Ack(0, 0, 0, True, 0, 0.0, vbar, vbars, (part,)))
+    found = slots(header)
+    paths: list[Path] = [("id",), ("version",), ("current",), ("staleness",), ("mean_staleness",)]
+    paths += [("vbar",), ("vbars",)] if vbar is not None else []
+    chosen = [found[path] for path in (*paths, ("parts", 0, 4))]
+    return Template(_framed(header, nbytes), [_moved(slot) for slot in chosen])
+
+
+class Steady:
+    """One connection's way for its steady exchanges.
+
+    Parameters
+    ----------
+    shared
+        What they change.
+    member, peer
+        Whose connection it is; when it is not any more, nothing goes this way.
+    wire
+        The connection's, from which the messages come.
+    push
+        One that went the general way.
+    template
+        The form of that, which those to come have too.
+
+    Attributes
+    ----------
+    cost
+        Bytes that an exchange's update reads and writes.
+    """
+
+    def __init__(
+        self,
+        shared: Shortcut,
+        member: Member,
+        peer: int,
+        wire: Connection,
+        push: Push,
+        template: Template,
+    ) -> None:
+        self._shared, self._member, self._peer, self._wire = shared, member, peer, wire
+        self._store, self._updates, self._pace = shared.store, shared.updates, shared.pace
+        self._parts, self._template = push.parts, template
+        layout = shared.store.layout
+        self._payload = np.frombuffer(wire.expect(template, layout.nbytes), np.uint8)
+        self._gradient = [
+            self._payload[section.start : section.stop].view(section.dtype)
+            for section in layout.sections
+        ]
+        self._surveys = list(zip(shared.intake.surveyors, self._gradient, strict=True))
+        self._answer = _answers(shared.store)
+        self._answered = shared.machine.measure("send", wire.answered)
+        self._update = shared.machine.measure("kernel", shared.store.update)
+        self.cost = shared.store.cost
+
+    def takes(self, frame: bytes) -> bool:
+        """Return whether the wire looks for messages that begin like this one."""
+        return self._wire.expected is self._template and self._template.values(frame) is not None
+
+    def exchange(self, nbytes: int, now: float, note: Note | None) -> bytes | None:
+        """Answer a push if these bytes complete it, and it can be answered here.
+
+        Parameters
+        ----------
+        nbytes
+            How many bytes have come, in the wire's last buffer.
+        now
+            The time, in seconds.
+        note
+            Records an event; None: there is no record.
+
+        Returns
+        -------
+        bytes or None
+            The answer, ``b""`` while more is to come. None: it is to go the general way; nothing
+            has been taken note of, and nothing changed.
+        """
+        found = self._wire.match(nbytes)
+        if not found:
+            return None if found is None else b""
+        id, seq, have, base = found
+        member, store = self._member, self._store
+        level, number = store.current.level, store.current.number + 1
+        if level is None or not (
+            member.peer == self._peer
+            and not member.excused
+            and member.last_seq < seq <= LARGEST
+            and 0 <= id <= LARGEST
+            and -1 <= have <= LARGEST
+            and have != number  # who says to hold what there is not yet would be sent nothing
+            and 0 <= base <= level
+        ):
+            return None
+        for survey, section in self._surveys:
+            if survey(section) >= 0:
+                return None
+        staleness = level - base
+        begun = self._updates.at_once(member.number, staleness)
+        if begun is None:
+            return None
+        if note is not None:
+            note(self._received(now, id, seq, have, base))
+        if now >= self._pace.due:
+            self._pace.note(now, number - 1)
+        sums = self._update(self._gradient, *begun)
+        if note is not None:
+            note(Applied(now, self._updates.tickets, sums))
+        vbar, vbars = store.statistic()
+        mean = float(staleness)
+        member.exchanged(now, seq, (number, True, staleness, mean, vbar, vbars))
+        member.ledger.exchanged(seq, have >= 0, self._parts)
+        values: list[float | bytes] = [id, number, number, staleness, mean, level + 1]
+        if vbar is not None:
+            values[5:5] = vbar, vbars
+        payload = store.current.room.data.data
+        answer: bytes = self._answered(nbytes, self._answer, values, payload)
+        return answer
+
+    def _received(self, now: float, id: int, seq: int, have: int, base: int) -> Received:
+        """Return the event that the general way would have recorded."""
+        layout, nbytes = self._store.layout, self._shared.nbytes
+        push = Push(id, seq, True, have, (Part(0, nbytes, "raw", nbytes, base),))
+        sink = RawIncoming(self._payload, [nbytes], layout, layout.covered(push.parts), None, ())
+        return Received(now, self._peer, push, sink)

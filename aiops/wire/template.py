@@ -1,0 +1,150 @@
+"""Templates: headers that are the same bytes every time, but for a few values of fixed width.
+
+From one exchange to the next only some integers of a header change: the request's id, the sequence
+number, the versions. A `Template` is learnt from one header, whatever the order of its keys and the
+widths of its integers. Another header is then compared with it, and its values are read, by a
+single `struct` call; an answer is written by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from operator import itemgetter
+from struct import Struct
+from typing import Any, NamedTuple, TypeAlias
+
+Path: TypeAlias = tuple[str | int, ...]
+"""Where a value lies in a header: keys of maps and indices of lists, from the outermost in."""
+
+_FIXED = {0xCA: "f", 0xCB: "d", 0xCC: "B", 0xCD: "H", 0xCE: "I", 0xCF: "Q"} | {
+    0xD0: "b",
+    0xD1: "h",
+    0xD2: "i",
+    0xD3: "q",
+}
+"""The `struct` codes of MessagePack's numbers of fixed width, by the byte that precedes them."""
+
+_LENGTHS = {
+    0xC4: 1,
+    0xC5: 2,
+    0xC6: 4,  # bytes
+    0xD9: 1,
+    0xDA: 2,
+    0xDB: 4,  # text
+    0xDC: 2,
+    0xDD: 4,
+    0xDE: 2,
+    0xDF: 4,  # lists and maps
+}
+_BYTES, _TEXTS, _LISTS = (0xC4, 0xC5, 0xC6), (0xD9, 0xDA, 0xDB), (0xDC, 0xDD)
+
+
+class Slot(NamedTuple):
+    """A value of a header: where its bytes begin and end, and their `struct` code."""
+
+    path: Path
+    begin: int
+    end: int
+    code: str
+
+
+class Template:
+    """A run of bytes in which only some values vary.
+
+    Parameters
+    ----------
+    data
+        The bytes that it is learnt from.
+    slots
+        The values that vary, in the order in which `values` is to return them.
+
+    Attributes
+    ----------
+    size
+        Bytes of the run.
+    unpack, constants, pick
+        What `values` is made of, for those who cannot spare a call: all pieces of the bytes from a
+        place on, what every second of them must be, and the values among them.
+    pack, pieces
+        The same for `filled`: the pieces, every second of which is a value, to be packed.
+    """
+
+    __slots__ = ("constants", "pack", "pick", "pieces", "size", "unpack")
+
+    def __init__(self, data: bytes, slots: Sequence[Slot]) -> None:
+        codes, pieces, order = [], [], []
+        reached = 0
+        for slot in sorted(slots, key=lambda slot: slot.begin):
+            codes += [f"{slot.begin - reached}s", slot.code]
+            pieces += [data[reached : slot.begin], None]
+            order.append(slot)
+            reached = slot.end
+        codes.append(f"{len(data) - reached}s")
+        pieces.append(data[reached:])
+        layout = Struct(">" + "".join(codes))
+        self.size = layout.size
+        self.unpack, self.pack = layout.unpack_from, layout.pack
+        self.constants = tuple(pieces[::2])
+        self.pick = itemgetter(*(2 * order.index(slot) + 1 for slot in slots))
+        self.pieces: list[Any] = pieces
+
+    def values(self, data: bytes) -> tuple[int, ...] | None:
+        """Return the values that vary, if these bytes are the run otherwise."""
+        if len(data) != self.size:
+            return None
+        found = self.unpack(data)
+        return self.pick(found) if found[::2] == self.constants else None
+
+    def filled(self, values: Sequence[float | bytes | None]) -> bytes:
+        """Return the run with these values, in the order in which they lie in it."""
+        self.pieces[1::2] = values
+        return self.pack(*self.pieces)
+
+
+def slots(header: bytes) -> dict[Path, Slot]:
+    """Return every number of fixed width, and every run of bytes, in a header.
+
+    Parameters
+    ----------
+    header
+        The bytes of one MessagePack map whose keys are texts; it has been decoded before.
+    """
+    found: dict[Path, Slot] = {}
+    for slot in _walk(header, [0], ()):
+        found[slot.path] = slot
+    return found
+
+
+def _walk(data: bytes, at: list[int], path: Path) -> Iterator[Slot]:
+    """Yield the slots of the value at ``at[0]``, which is moved past it."""
+    mark, begin = data[at[0]], at[0] + 1
+    if mark in _FIXED:
+        at[0] = begin + Struct(">" + _FIXED[mark]).size
+        yield Slot(path, begin, at[0], _FIXED[mark])
+        return
+    count, content = _extent(data, mark, begin)
+    if mark in _BYTES:
+        yield Slot(path, content, content + count, f"{count}s")
+    if mark in _BYTES or mark in _TEXTS or 0xA0 <= mark <= 0xBF:
+        at[0] = content + count
+        return
+    at[0] = content
+    if mark in _LISTS or 0x90 <= mark <= 0x9F:
+        for index in range(count):
+            yield from _walk(data, at, (*path, index))
+        return
+    for _ in range(count):  # a map; everything else has no content
+        length, content = _extent(data, data[at[0]], at[0] + 1)
+        at[0] = content + length
+        key = data[content : at[0]].decode()
+        yield from _walk(data, at, (*path, key))
+
+
+def _extent(data: bytes, mark: int, begin: int) -> tuple[int, int]:
+    """Return how many bytes, items or pairs a value has, and where they begin."""
+    if mark in _LENGTHS:
+        width = _LENGTHS[mark]
+        return int.from_bytes(data[begin : begin + width], "big"), begin + width
+    if 0xA0 <= mark <= 0xBF:
+        return mark & 0x1F, begin
+    return (mark & 0x0F if 0x80 <= mark <= 0x9F else 0), begin

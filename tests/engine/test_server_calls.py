@@ -1,0 +1,154 @@
+"""A small exchange on the server, counted in Python calls: a ratchet, which may only go down.
+
+The bytes of a push with fetch are handed to the server's side of a connection, and its answer is
+taken from the transport; no socket, no clock and no other thread takes part, so the count is exact.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiops
+from aiops.engine.engine import Engine
+from aiops.model.parts import Part
+from aiops.serving.server import Server
+from aiops.wire import messages
+from tests.calls import Calls, calls
+from tests.peers import define, frame
+
+GENERAL = 186
+"""Calls from the arrival of a push to its answer's departure, through the general code."""
+
+STEADY = 20
+"""The same by the short way (`aiops.engine.steady`)."""
+
+SIZE = 1024  # float32
+
+
+class Pipe(asyncio.Transport):
+    """The server's end of a connection, whose other end is a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[bytes] = []
+        self.protocol: Any = None
+
+    def write(self, data: Any) -> None:
+        self.written.append(bytes(data))
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.abort()
+
+    def abort(self) -> None:
+        asyncio.get_running_loop().call_soon(self.lost)
+
+    def lost(self) -> None:
+        """Tell the protocol, once."""
+        protocol, self.protocol = self.protocol, None
+        if protocol is not None:
+            protocol.connection_lost(None)
+
+
+class Line:
+    """A worker's connection, in the test's hands."""
+
+    def __init__(self, server: Server) -> None:
+        self.protocol: Any = server.connections.accept()
+        self.pipe = Pipe()
+        self.pipe.protocol = self.protocol
+        self.protocol.connection_made(self.pipe)
+        self.seq = 0
+        hello = messages.Hello(0, 1, "c" * 32, 1, "w", "worker", False, b"n" * 16, "test")
+        self.feed(frame(hello))
+
+    def feed(self, data: bytes) -> None:
+        """Have bytes arrive, as many at a time as there is room for."""
+        while data:
+            data = data[self.fill(data) :]
+
+    def fill(self, data: bytes) -> int:
+        room = self.protocol.get_buffer(-1)
+        count = min(len(room), len(data))
+        room[:count] = data[:count]
+        self.protocol.buffer_updated(count)
+        return count
+
+    def push(self, size: int = SIZE, **fields: Any) -> bytes:
+        """Return the bytes of the next push, of the version that the last answer brought."""
+        self.seq += 1
+        nbytes, version = 4 * size, self.seq - 1
+        part = Part(0, nbytes, "raw", nbytes, version)
+        message = messages.Push(self.seq, self.seq, True, version, (part,), **fields)
+        return frame(message, np.full(size, 0.5, np.float32).tobytes())
+
+    def exchange(self, data: bytes) -> Calls:
+        """Have a push arrive all at once; return the calls until its answer had left."""
+        room = self.protocol.get_buffer(-1)
+        assert len(room) >= len(data)
+        room[: len(data)] = data
+        self.pipe.written.clear()
+        found = calls(lambda: self.protocol.buffer_updated(len(data)))
+        assert self.pipe.written, "it was not answered at once"
+        return found
+
+
+async def serving(policy: str) -> tuple[Any, Server, Line]:
+    """Start a server, have its kernels made ready, and define the model."""
+    running = aiops.serve(policy=policy, port=0)
+    server = await running.__aenter__()
+    line = Line(server)
+    line.feed(define({"w": np.zeros(SIZE, np.float32)}))
+    while not server.warm:  # noqa: ASYNC110  (it is made so on a thread, which sets no event)
+        await asyncio.sleep(0)
+    assert server.engine.store is not None
+    assert server.engine.store.backend == "numba"
+    return running, server, line
+
+
+POLICIES = ["asgd", "sasgd", "fasgd", "exponential", "downpour", "ringmaster"]
+
+
+async def least(policy: str) -> Calls:
+    """Return the calls of an exchange, the median of several."""
+    running, _server, line = await serving(policy)
+    try:
+        found = [line.exchange(line.push()) for _ in range(9)][4:]
+    finally:
+        await running.__aexit__(None, None, None)
+    return sorted(found, key=lambda each: each.count)[len(found) // 2]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_the_short_way(policy: str) -> None:
+    pytest.importorskip("numba")
+    found = await least(policy)
+    assert "engine/steady.py" in found.files
+    assert found.count <= STEADY, str(found)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_the_general_way(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
+    monkeypatch.setattr(Engine, "steady", lambda *_arguments: None)
+    found = await least(policy)
+    assert "engine/steady.py" not in found.files
+    assert found.count <= GENERAL, str(found)
