@@ -128,7 +128,7 @@ BELOW = [module for module in OURS if is_pure(module)]
 CIRCLES = {
     frozenset(f"aiops.{name}" for name in names.split())
     for names in (
-        "engine.engine engine.statistics",
+        "engine.engine engine.statistics engine.steady",
         "wire.connection wire.shared_payloads wire.sinks",
         "kernels.rows kernels.rows_cpu",
         "kernels.scan kernels.scan_cpu",
@@ -137,7 +137,7 @@ CIRCLES = {
         "codecs.lowrank codecs.lowrank_cpu",
         "codecs.onebit codecs.onebit_cpu",
         "codecs.topk codecs.topk_cpu",
-        "client.branch client.dialogue client.shards",
+        "client.branch client.dialogue client.requests client.shards client.steady",
         "sim.virtual.pools sim.virtual.sharing",
         "sim.virtual.host sim.virtual.listener sim.virtual.loop sim.virtual.network"
         " sim.virtual.stream sim.virtual.transport sim.virtual.waiting",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Self
 
@@ -24,6 +24,8 @@ from aiops.net.dns import addresses, first_reached
 from aiops.net.unix_socket import welcomed
 from aiops.wire import messages
 from aiops.wire.shared_payloads import SharedPayloads
+
+_BEAT = 1.0  # seconds after which a steady exchange takes long
 
 
 class AsyncClient(Facade, AsyncClosing):
@@ -48,11 +50,15 @@ class AsyncClient(Facade, AsyncClosing):
         timeout: float = 60.0,
     ) -> None:
         super().__init__(url, role=role, token=token, name=name, timeout=timeout, pongs=True)
-        self._window = asyncio.Semaphore(messages.REMEMBERED)
+        # A steady exchange needs no turn, as nothing else is under way; what follows it may be.
+        self._window = asyncio.Semaphore(messages.REMEMBERED - 1)
         self._connection: AsyncConnection | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] | None = None
         self._attempts = Attempts(self.url, self._env.below, 0.0)
+        self._beat = min(_BEAT, timeout / 4)
+        self._began = 0.0  # when the last steady exchange did
+        self._watch: asyncio.TimerHandle | None = None  # the next look at whether it takes long
 
     # ------------------------------------------------------------ what it can do
 
@@ -73,7 +79,7 @@ class AsyncClient(Facade, AsyncClosing):
         self, arrays: Mapping[str, Array], tables: Mapping[str, Table] | None = None
     ) -> bool:
         """Offer a model; return whether it was taken. See `Client.offer`."""
-        created, _version = await self._run(lambda: self._talk.define(arrays, tables))
+        created, _version = await self._run(lambda: self._asks.define(arrays, tables))
         return bool(created)
 
     async def define(
@@ -84,13 +90,13 @@ class AsyncClient(Facade, AsyncClosing):
         views: bool = False,
     ) -> Params:
         """Offer a model; return the server's parameters. See `Client.define`."""
-        await self._run(lambda: self._talk.define(arrays, tables))
+        await self._run(lambda: self._asks.define(arrays, tables))
         return await self.fetch(await self._room(views=views))
 
     async def fetch(self, into: Params | None = None) -> Params:
         """Return the server's parameters. See `Client.fetch`."""
         params = into if into is not None else await self._room()
-        await self._run(lambda: self._talk.fetch(params))
+        await self._run(lambda: self._asks.fetch(params))
         return params
 
     async def push(self, params: Stamped, gradients: Mapping[str, Array]) -> Receipt:
@@ -102,7 +108,7 @@ class AsyncClient(Facade, AsyncClosing):
         await self.connect()
         self._check_direct()
         async with self._window:
-            receipt: Receipt = await self._run(lambda: self._talk.push(gradients, params, None))
+            receipt: Receipt = await self._run(lambda: self._asks.push(gradients, params, None))
         return receipt
 
     async def exchange(
@@ -112,20 +118,70 @@ class AsyncClient(Facade, AsyncClosing):
         await self.connect()
         self._check_direct()
         into = params if into is None else into
+        if into is params:
+            begun = await self.exchange_shortly(params, gradients)
+            if isinstance(begun, Receipt):
+                return begun
+            if begun is not None:
+                return await self._go_on(begun)
         async with self._window:
-            receipt: Receipt = await self._run(lambda: self._talk.push(gradients, params, into))
+            receipt: Receipt = await self._run(lambda: self._asks.push(gradients, params, into))
         return receipt
+
+    async def exchange_shortly(
+        self, params: Params, gradients: Mapping[str, Array]
+    ) -> Receipt | Request | None:
+        """Do what `exchange` does, if it can be done by the steady exchange.
+
+        Returns the receipt; None if nothing has been done; or the request, if it has been begun and
+        is to be carried on.
+        """
+        connection = self._connection
+        done = None if connection is None else connection.exchange(params, gradients)
+        if done is None or connection is None:
+            return None
+        loop = asyncio.get_running_loop()
+        self._began = loop.time()
+        if self._watch is None:
+            self._watch = loop.call_later(self._beat, self._look, loop)
+        try:
+            return await done
+        except BaseException:  # nobody waits for it any more
+            request = connection.hand_over()
+            if request is None and done.done() and not done.cancelled():
+                given = done.result()
+                request = given if isinstance(given, Request) else None
+            if request is not None:
+                self._abandon(request)
+            raise
+
+    async def _go_on(self, begun: Request) -> Receipt:
+        """Wait for the answer to a push that a steady exchange has begun."""
+        receipt: Receipt = await self._run(lambda: begun, self._began)
+        return receipt
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        """See whether a steady exchange takes long: only the general way has a deadline."""
+        self._watch = None
+        connection = self._connection
+        if connection is None or not connection.exchanging:
+            return
+        due = self._began + self._beat
+        if loop.time() < due:
+            self._watch = loop.call_at(due, self._look, loop)
+        else:
+            connection.hand_over()
 
     async def carry(self, transfer: Transfer) -> Receipt | None:
         """Move what a routine wants moved (`aiops.client.routines`); None for a mere fetch."""
         async with self._window:
-            result = await self._run(lambda: transfer.ask(self._talk))
+            result = await self._run(lambda: transfer.ask(self._asks))
         return result if isinstance(result, Receipt) else None
 
     async def fetch_rows(self, name: str, ids: Any, out: Array | None = None) -> Array:
         """Return rows of a table. See `Client.fetch_rows`."""
         await self._know()
-        rows: Array = await self._run(lambda: self._talk.fetch_rows(name, ids, out))
+        rows: Array = await self._run(lambda: self._asks.fetch_rows(name, ids, out))
         return rows
 
     async def push_rows(
@@ -138,7 +194,7 @@ class AsyncClient(Facade, AsyncClosing):
         await self._know()
         async with self._window:
             receipt: Receipt = await self._run(
-                lambda: self._talk.push_rows(name, ids, grads, version=version)
+                lambda: self._asks.push_rows(name, ids, grads, version=version)
             )
         return receipt
 
@@ -156,7 +212,7 @@ class AsyncClient(Facade, AsyncClosing):
         await self._know()
         async with self._window:
             both: tuple[Receipt, Array] = await self._run(
-                lambda: self._talk.push_rows(
+                lambda: self._asks.push_rows(
                     name, ids, grads, version=version, wanted=next_ids, out=out
                 )
             )
@@ -164,14 +220,14 @@ class AsyncClient(Facade, AsyncClosing):
 
     async def stats(self) -> dict[str, Any]:
         """Return the server's statistics."""
-        report: dict[str, Any] = await self._run(self._talk.stats)
+        report: dict[str, Any] = await self._run(self._asks.stats)
         return report
 
     async def ping(self) -> float:
         """Return the seconds of one round trip."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        await self._run(self._talk.ping)
+        await self._run(self._asks.ping)
         return loop.time() - began
 
     async def close(self) -> None:
@@ -179,6 +235,11 @@ class AsyncClient(Facade, AsyncClosing):
         self._closed = True
         connection, keeper = self._connection, self._keeper
         self._connection = self._keeper = None
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        if connection is not None:
+            connection.hand_over()
         try:
             if keeper is not None:
                 keeper.cancel()
@@ -195,22 +256,28 @@ class AsyncClient(Facade, AsyncClosing):
 
     async def _room(self, *, views: bool = False) -> Params:
         await self._know()
-        assert self._talk.layout is not None
-        return Leased(self._talk.layout) if views else Params(self._talk.layout)
+        layout = self._talk.known_layout
+        return Leased(layout) if views else Params(layout)
 
     async def _know(self) -> None:
         """Have the model described, if it is not known yet."""
         await self.connect()
         if self._talk.layout is None:
-            await self._run(self._talk.describe)
+            await self._run(self._asks.describe)
 
-    async def _run(self, ask: Any) -> Any:
-        """Ask, and wait for the answer until the deadline."""
+    async def _run(self, ask: Callable[[], Request], began: float | None = None) -> Any:
+        """Ask, and wait for the answer until the deadline.
+
+        ``began``: when this was asked, if it has been.
+        """
         await self.connect()
         loop = asyncio.get_running_loop()
         answered = loop.create_future()
-        self._attempts.until = max(self._attempts.until, loop.time() + self.timeout)
-        request: Request = ask()
+        now = loop.time()
+        self._attempts.until = max(self._attempts.until, now + self.timeout)
+        if self._connection is not None and began is None:
+            self._connection.hand_over()
+        request = ask()
         if request.done:
             return request.value()
 
@@ -223,7 +290,7 @@ class AsyncClient(Facade, AsyncClosing):
             self._connection.flush()
         allowed = self._patience_for(request)
         try:
-            async with asyncio.timeout(allowed):
+            async with asyncio.timeout_at((now if began is None else began) + allowed):
                 await answered
         except TimeoutError:
             raise overdue(self.url, request.what, f"in {allowed:g} s") from None

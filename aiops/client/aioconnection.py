@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import cast
 
 from aiops.client.branch import Branch
-from aiops.client.conversation import Conversation
+from aiops.client.dialogue import Dialogue
+from aiops.client.params import Params
+from aiops.client.requests import Receipt, Request
+from aiops.client.steady import Steady, hear
 from aiops.errors import AiopsError, ConnectionLost
+from aiops.model.layout import Array
 from aiops.net.socket_options import tune
 from aiops.net.unix_socket import UnixSide
 from aiops.wire.shared_payloads import SharedPayloads
@@ -44,7 +49,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def __init__(
         self,
-        talk: Conversation | Branch,
+        talk: Dialogue | Branch,
         shared: SharedPayloads | None = None,
         side: UnixSide | None = None,
         host: str = "",
@@ -58,6 +63,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self.heard = asyncio.Event()
         self._views: list[memoryview] = []
         self._full = self._deaf = False
+        self._steady: Steady | None = None  # whose exchange is under way, with
+        self._came = 0  # the bytes of its answer that have come,
+        self._done: asyncio.Future[Receipt | Request] | None = None  # and who waits for it
 
     def following(self, lead: AsyncConnection) -> AsyncConnection:
         """Stand and fall with the connection to the lead of the shards; return this one."""
@@ -78,10 +86,15 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Offer the conversation's buffer."""
+        if self._steady is not None:
+            return self._steady.room[self._came :]
         return self._talk.next_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take what was received; send what follows from it."""
+        if self._steady is not None:
+            self._received_steadily(nbytes)
+            return
         try:
             self._talk.received(nbytes)
         except AiopsError as error:
@@ -89,6 +102,66 @@ class AsyncConnection(asyncio.BufferedProtocol):
             return
         self._lead.heard.set()
         self._lead.flush()
+
+    # ------------------------------------------------------------ the steady exchange
+
+    def exchange(
+        self, params: Params, gradients: Mapping[str, Array]
+    ) -> asyncio.Future[Receipt | Request] | None:
+        """Push gradients computed at ``params``, and bring these up to date, by the shortest way.
+
+        Returns
+        -------
+        What becomes the receipt, or, if it turns out to be no such exchange, the request that it is
+        in the general way, which is then under way. None: nothing has been done.
+        """
+        talk, transport = self._talk, self.transport
+        if not isinstance(talk, Dialogue) or transport is None or not talk.idle:
+            return None
+        steady = talk.steady
+        if self._full or self._views or steady is None or steady.direct or self._steady is not None:
+            return None
+        buffers = steady.begin(params, gradients)
+        if buffers is None:
+            return None
+        self._steady, self._came = steady, 0
+        self._done = asyncio.get_running_loop().create_future()
+        transport.write(b"".join(buffers))
+        return self._done
+
+    def _received_steadily(self, nbytes: int) -> None:
+        """Take what was received of the answer to a steady exchange."""
+        steady, self._came = self._steady, self._came + nbytes
+        assert steady is not None
+        receipt = steady.finish(self._came)
+        if receipt is not None:
+            done, self._steady = self._done, None
+            if done is not None and not done.done():
+                done.set_result(receipt)
+        elif self._came == steady.size or steady.rest(self._came) is None:
+            self.hand_over()
+
+    @property
+    def exchanging(self) -> bool:
+        """Whether a steady exchange is under way."""
+        return self._steady is not None
+
+    def hand_over(self) -> Request | None:
+        """Have a steady exchange that is under way go on in the general way; return its request."""
+        steady, done, self._steady = self._steady, self._done, None
+        if steady is None or not isinstance(self._talk, Dialogue):
+            return None
+        request, _unsent, heard = steady.hand_over(steady.says, self._came)
+        if done is not None and not done.done():
+            done.set_result(request)
+        try:
+            hear(self._talk, heard)
+        except AiopsError as error:
+            self.end(error)
+        else:
+            self.heard.set()
+            self.flush()
+        return request
 
     def eof_received(self) -> bool:
         """Close when the server does."""
@@ -158,6 +231,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def _end(self, error: AiopsError) -> None:
         if not self.ended.done():
             self.ended.set_result(error)
+            self.hand_over()
         self._views = []
         if self._side is not None:
             self._side.close()

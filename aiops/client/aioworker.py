@@ -11,7 +11,7 @@ from typing import Any, Self, TypeAlias
 from aiops.client.aio import AsyncClient
 from aiops.client.facade import WorkerFacade
 from aiops.client.params import Params
-from aiops.client.requests import Receipt
+from aiops.client.requests import Receipt, Request
 from aiops.client.steps import Await, Begin, Carry, Gradients, Offer, Order, Script, T
 from aiops.client.transfer import Transfer
 from aiops.common.closing import AsyncClosing
@@ -130,7 +130,14 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
                 given = gradients(self.params) if callable(gradients) else gradients
                 if inspect.isawaitable(given):
                     given = await given
-                receipt = await self._play(steps.step(given, again=again))
+                begun: Request | None = None
+                if steps.directly():
+                    done = await self._client.exchange_shortly(steps.params, given)
+                    steps.exchanged(done)
+                    if isinstance(done, Receipt):
+                        return done
+                    begun = done
+                receipt = await self._play(steps.step(given, again=again, begun=begun))
             if not receipt.pushed:
                 await asyncio.sleep(0)  # let what was begun go out, and others have their turn
             return receipt

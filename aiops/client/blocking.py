@@ -66,7 +66,7 @@ class Client(Facade, Closing):
 
     def offer(self, arrays: Mapping[str, Array], tables: Mapping[str, Table] | None = None) -> bool:
         """Offer a model; return whether it was taken (False: the server has one, of this form)."""
-        created, _version = self._run(self._talk.define(arrays, tables))
+        created, _version = self._run(self._asks.define(arrays, tables))
         return bool(created)
 
     def define(
@@ -94,7 +94,7 @@ class Client(Facade, Closing):
             When the server's model has other tensors or tables, or its policy does not work with
             tables; the text names the first difference.
         """
-        self._run(self._talk.define(arrays, tables))
+        self._run(self._asks.define(arrays, tables))
         return self.fetch(self._room(views=views))
 
     def fetch(self, into: Params | None = None) -> Params:
@@ -106,7 +106,7 @@ class Client(Facade, Closing):
             When nobody has defined the model yet.
         """
         params = into if into is not None else self._room()
-        self._run(self._talk.fetch(params))
+        self._run(self._asks.fetch(params))
         return params
 
     def push(self, params: Stamped, gradients: Mapping[str, Array]) -> Receipt:
@@ -129,7 +129,7 @@ class Client(Facade, Closing):
             When the policy wants it recomputed on newer parameters.
         """
         self._check_direct()
-        receipt: Receipt = self._run(self._talk.push(gradients, params, None))
+        receipt: Receipt = self._run(self._asks.push(gradients, params, None))
         return receipt
 
     def exchange(
@@ -150,7 +150,14 @@ class Client(Facade, Closing):
         """
         self._check_direct()
         into = params if into is None else into
-        receipt: Receipt = self._run(self._talk.push(gradients, params, into))
+        request: Receipt | Request | None = None
+        if into is params:
+            request = self._connection.exchange(params, gradients)
+            if type(request) is Receipt:
+                return request
+        if not isinstance(request, Request):
+            request = self._asks.push(gradients, params, into)
+        receipt: Receipt = self._run(request)
         return receipt
 
     def fetch_rows(self, name: str, ids: Any, out: Array | None = None) -> Array:
@@ -175,7 +182,7 @@ class Client(Facade, Closing):
             When nobody has defined the model yet.
         """
         self._know()
-        rows: Array = self._run(self._talk.fetch_rows(name, ids, out))
+        rows: Array = self._run(self._asks.fetch_rows(name, ids, out))
         return rows
 
     def push_rows(self, name: str, ids: Any, grads: Any, version: int | None = None) -> Receipt:
@@ -207,7 +214,7 @@ class Client(Facade, Closing):
             When the server refuses a value, or a sum of one row's gradients; nothing was applied.
         """
         self._know()
-        receipt: Receipt = self._run(self._talk.push_rows(name, ids, grads, version=version))
+        receipt: Receipt = self._run(self._asks.push_rows(name, ids, grads, version=version))
         return receipt
 
     def exchange_rows(
@@ -227,13 +234,23 @@ class Client(Facade, Closing):
         """
         self._know()
         both: tuple[Receipt, Array] = self._run(
-            self._talk.push_rows(name, ids, grads, version=version, wanted=next_ids, out=out)
+            self._asks.push_rows(name, ids, grads, version=version, wanted=next_ids, out=out)
         )
         return both
 
+    def exchange_shortly(
+        self, params: Params, gradients: Mapping[str, Array]
+    ) -> Receipt | Request | None:
+        """Do what `exchange` does, if it can be done by the steady exchange.
+
+        Returns the receipt; None if nothing has been done; or the request, if it has been begun and
+        is to be carried on.
+        """
+        return self._connection.exchange(params, gradients)
+
     def carry(self, transfer: Transfer) -> Receipt | None:
         """Move what a routine wants moved (`aiops.client.routines`); None for a mere fetch."""
-        result = self._run(transfer.ask(self._talk))
+        result = self._run(transfer.ask(self._asks))
         return result if isinstance(result, Receipt) else None
 
     def interrupt(self) -> None:
@@ -245,13 +262,13 @@ class Client(Facade, Closing):
 
     def stats(self) -> dict[str, Any]:
         """Return the server's statistics."""
-        report: dict[str, Any] = self._run(self._talk.stats())
+        report: dict[str, Any] = self._run(self._asks.stats())
         return report
 
     def ping(self) -> float:
         """Return the seconds of one round trip."""
         began = time.perf_counter()
-        self._run(self._talk.ping())
+        self._run(self._asks.ping())
         return time.perf_counter() - began
 
     def attend(self) -> None:
@@ -273,13 +290,13 @@ class Client(Facade, Closing):
 
     def _room(self, *, views: bool = False) -> Params:
         self._know()
-        assert self._talk.layout is not None
-        return Leased(self._talk.layout) if views else Params(self._talk.layout)
+        layout = self._talk.known_layout
+        return Leased(layout) if views else Params(layout)
 
     def _know(self) -> None:
         """Have the model described, if it is not known yet."""
         if self._talk.layout is None:
-            self._run(self._talk.describe())
+            self._run(self._asks.describe())
 
     def _run(self, request: Request | None, timeout: float | None = None) -> Any:
         """Return what a request came to (None: wait until the server said welcome)."""

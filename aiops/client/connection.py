@@ -8,17 +8,20 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiops.client.backoff import Attempts, overdue, reason
 from aiops.client.branch import Branch
-from aiops.client.conversation import Conversation
+from aiops.client.dialogue import Dialogue
 from aiops.client.line import RECEIVE, Line, send_some
 from aiops.client.line import move as line_move
-from aiops.client.requests import Request
+from aiops.client.params import Params
+from aiops.client.requests import Receipt, Request
+from aiops.client.steady import Steady, hear
 from aiops.errors import AiopsError, ConnectionLost, DeadlineExceeded
+from aiops.model.layout import Array
 from aiops.net.busy_poll import Spin
 from aiops.net.dns import addresses_waited_for
 from aiops.net.environment import SURROUNDINGS
@@ -32,6 +35,19 @@ _MOMENT = 0.001
 
 _BEAT = 1.0  # seconds between looks at the clock in a call that waits
 _ASIDE = 1.0  # seconds that what nobody waits for may take: a pong, a goodbye
+
+
+class _Handed(NamedTuple):
+    """A steady exchange that was handed over: when it began, and what is to be sent and heard.
+
+    ``fault``: why the connection is gone, if it is.
+    """
+
+    request: Request
+    began: float
+    unsent: list[Buffer]
+    heard: list[memoryview]
+    fault: Exception | None
 
 
 class Connection:
@@ -48,7 +64,7 @@ class Connection:
         Where the server is.
     """
 
-    def __init__(self, talk: Conversation, host: str, port: int) -> None:
+    def __init__(self, talk: Dialogue, host: str, port: int) -> None:
         self._talk, self._host, self._port = talk, host, port
         self._env = SURROUNDINGS.get()
         self.socket: socket.socket | None = None
@@ -59,6 +75,87 @@ class Connection:
         self._poll: Any = None  # of the socket, where a system has that
         self._interrupted = threading.Event()
         self._last = 0.0  # when the last request was answered
+        self.steady: Steady | None = None  # while nothing is under way, and the next may be one
+        self._handed: _Handed | None = None  # what came of a steady exchange that was none
+
+    def exchange(self, params: Params, gradients: Mapping[str, Array]) -> Receipt | Request | None:
+        """Push gradients computed at ``params``, and bring these up to date, by the shortest way.
+
+        Returns
+        -------
+        The receipt. None: nothing has been done, since this is no such push. A request: the push is
+        under way, and is to be carried further by `carry`.
+        """
+        steady, sock = self.steady, self.socket
+        if steady is None or sock is None:
+            return None
+        buffers = steady.begin(params, gradients)
+        if buffers is None:
+            return None
+        began = time.monotonic()
+        self.steady, sent, came, fault = None, 0, 0, None
+        try:
+            sent = sock.sendmsg(buffers)
+            if sent == steady.says:
+                if self._poll is not None:
+                    self._spin.look(self._poll.poll)
+                came = sock.recv_into(steady.room)
+                if came != steady.size:
+                    came, fault = self._receive_rest(sock, steady, came)
+                receipt = steady.finish(came)
+                if receipt is not None:
+                    self.steady = steady
+                    return receipt
+        except BlockingIOError:
+            pass  # it takes long: what waits for it further looks at the clock, too
+        except OSError as error:
+            fault = error
+        except BaseException:  # it came in mid-message
+            if steady.under_way:
+                self._talk.abandon(steady.hand_over(sent, came)[0])
+            self.hang_up()
+            raise
+        request, unsent, heard = steady.hand_over(sent, came)
+        self._handed = _Handed(request, began, unsent, heard, fault)
+        return request
+
+    def _receive_rest(
+        self, sock: socket.socket, steady: Steady, came: int
+    ) -> tuple[int, Exception | None]:
+        """Receive the rest of an answer; return how much has come, and what went wrong."""
+        if not came:
+            return 0, ConnectionLost(f"{self._talk.server} closed the connection")
+        rest = steady.rest(came)
+        while rest:
+            wanted = rest[:RECEIVE]
+            try:
+                count = sock.recv_into(wanted, 0, socket.MSG_WAITALL)
+            except BlockingIOError:
+                break
+            except OSError as error:
+                return came, error
+            if not count:
+                return came, ConnectionLost(f"{self._talk.server} closed the connection")
+            came += count
+            if count < len(wanted):
+                break  # it took a beat
+            rest = rest[count:]
+        return came, None
+
+    def _go_on(self, handed: _Handed, until: float) -> bool:
+        """Go on where a steady exchange has left off; return whether anything had come."""
+        if handed.fault is None:
+            self._send(handed.unsent, until)
+        heard = hear(self._talk, handed.heard)
+        if handed.fault is not None:
+            raise handed.fault
+        return heard
+
+    def _settled(self) -> None:
+        """Nothing is under way: have the next push go the shortest way, if it may."""
+        talk = self._talk
+        if talk.steady is not None and talk.idle and not self._lines:
+            self.steady = talk.steady
 
     def carry(self, request: Request | None, timeout: float, attempting: float) -> Any:
         """Move bytes until a request is answered; return its result.
@@ -83,8 +180,9 @@ class Connection:
         AiopsError
             What the server refuses the request with.
         """
-        talk, now = self._talk, time.monotonic()
-        until = now + timeout
+        talk, now, self.steady = self._talk, time.monotonic(), None
+        handed = self._handed
+        until = timeout + (handed.began if handed and handed.request is request else now)
         hurried = now - self._last < _MOMENT  # then so is the next, and takes along what can wait
         attempts, trying = None, now + min(timeout, attempting)
         try:
@@ -112,6 +210,7 @@ class Connection:
         if not hurried or talk.urgent:
             self._send_the_rest(until)
         self._last = time.monotonic()
+        self._settled()
         return request.value() if request is not None else None
 
     def _move(self, until: float, beat: float) -> None:
@@ -128,6 +227,9 @@ class Connection:
         """
         if self.socket is None:
             self._connect(until, min(_BEAT, beat))
+        handed, self._handed = self._handed, None
+        if handed is not None and self._go_on(handed, until):
+            return
         if self._talk.shards.branches:
             self._move_all(until)
             return
@@ -189,14 +291,16 @@ class Connection:
             When the connection is gone.
         """
         sock = self.socket
-        if sock is None:
+        if sock is None or self._handed is not None:
             return
         try:
             while self._lines and line_move(self._lines, 0):
                 pass
             while not self._lines and select.select([sock], [], [], 0)[0]:
+                self.steady = None
                 self._receive(time.monotonic() + _ASIDE)
             self._send_the_rest(time.monotonic() + _ASIDE)
+            self._settled()
         except (AiopsError, OSError) as error:
             self.hang_up()
             raise ConnectionLost(f"{self._talk.server}: {reason(error)}") from error
@@ -205,6 +309,7 @@ class Connection:
 
     def hang_up(self) -> None:
         """End it at once; the next `move` makes another."""
+        self.steady = self._handed = None
         if self.socket is not None:
             self.socket.close()
             self.socket = None
@@ -228,7 +333,7 @@ class Connection:
 
     def close(self) -> None:
         """Say goodbye, and end it."""
-        sock, self.socket = self.socket, None
+        sock, self.socket, self.steady = self.socket, None, None
         if sock is None:
             return
         try:

@@ -12,26 +12,29 @@ from typing import Any
 
 import numpy as np
 
+from aiops.client import requests
 from aiops.client.coding import Encoded
 from aiops.client.dialogue import Dialogue
 from aiops.client.foreign import on_host
-from aiops.client.incoming import wants_of
 from aiops.client.outgoing import little_endian, parts_of
 from aiops.client.params import Params, Stamped
-from aiops.client.requests import Means, Receipt, Request
-from aiops.client.rows import Asked
+from aiops.client.requests import Request
 from aiops.model.layout import Array, Ints, Layout
 from aiops.model.parts import Parts
 from aiops.model.tables import Table, Tables
-from aiops.wire import messages
-from aiops.wire.fields import MAX_COUNT
-from aiops.wire.messages import Ack, Message, Model, Report, TableRows
 
 
-class Conversation(Dialogue):
-    """One client's conversation with one server; see `Dialogue` for its parameters and errors."""
+class Conversation:
+    """Makes the requests of one client, and has them asked.
 
-    # ------------------------------------------------------------ requests
+    Parameters
+    ----------
+    talk
+        Who asks them, and hears the answers.
+    """
+
+    def __init__(self, talk: Dialogue) -> None:
+        self._talk = talk
 
     def define(
         self, arrays: Mapping[str, Array], tables: Mapping[str, Table] | None = None
@@ -46,31 +49,13 @@ class Conversation(Dialogue):
         parts: Parts = ()
         payloads: list[list[memoryview]] = []
         if arrays:
-            parts, payloads = parts_of(layout, arrays, np.zeros(len(arrays), np.int64))
-        rows = tuple((name, a.dtype.name, a.shape) for name, a in arrays.items())
-
-        def finish(message: Message) -> tuple[bool, int]:
-            assert isinstance(message, Model)
-            self._learn(message)
-            return message.created, message.version
-
-        return self._ask(
-            Request(
-                "the answer to its offer of a model",
-                lambda id: messages.Define(id, rows, parts, sparse),
-                finish,
-                payloads,
-            )
-        )
+            parts, payloads = parts_of(layout, arrays, 0)
+        tensors = [(name, a.dtype.name, a.shape) for name, a in arrays.items()]
+        return self._talk.ask(requests.Define(tensors, parts, payloads, sparse))
 
     def describe(self) -> Request:
-        """Ask for the model's tensors; the result is None, `layout` is set."""
-
-        def finish(message: Message) -> None:
-            assert isinstance(message, Model)
-            self._learn(message)
-
-        return self._ask(Request("the model's description", messages.Describe, finish))
+        """Ask for the model's tensors; the result is None, the layout is known then."""
+        return self._talk.ask(requests.Describe())
 
     def push(
         self,
@@ -85,59 +70,40 @@ class Conversation(Dialogue):
         With ``into`` (which may be ``at``) the parameters after the push are received there: those
         of the ``wanted`` tensors (None: all). ``count``: of how many mini-batches.
         """
+        talk = self._talk
         encoded: Encoded = []
-        parts, payloads = parts_of(at.layout, gradients, at.versions, self._coding, encoded)
-        self._seq += 1
-        seq = self._seq
-
-        def make(id: int) -> Message:
-            self._want(request, into, wanted)
-            asked = request.have, parts, request.wants
-            batches = min(count, MAX_COUNT)
-            return messages.Push(id, seq, into is not None, *asked, self._increments, batches)
-
-        what = "the answer to its push"
-        request = Request(what, make, self._receipt, payloads, into, at.connection)
-        request.encoded = encoded
-        return self._ask(request)
+        versions = versions_of(at)
+        parts, payloads = parts_of(at.layout, gradients, versions, talk.coding, encoded)
+        talk.seq += 1
+        push = requests.Push(talk.seq, parts, payloads, into, wanted, at.connection, count)
+        push.encoded = encoded
+        return talk.ask(push)
 
     def reapply(self, at: Stamped, into: Params | None, wanted: Ints | None = None) -> Request:
         """Have the server apply this client's last gradient again; the result is a `Receipt`.
 
         Its ``used`` is False if the server does not keep that gradient any more.
         """
-        self._seq += 1
-        seq = self._seq
+        talk = self._talk
+        talk.seq += 1
+        return talk.ask(requests.Reapply(talk.seq, into, wanted, at.connection))
 
-        def make(id: int) -> Message:
-            self._want(request, into, wanted)
-            asked = request.have, request.wants
-            return messages.Reapply(id, seq, into is not None, *asked, self._increments)
-
-        what = "the answer to its push"
-        request = Request(what, make, self._receipt, into=into, connection=at.connection)
-        return self._ask(request)
+    def again(self, request: Request) -> Request:
+        """Ask again what was abandoned before it was answered; a push is the same push."""
+        return self._talk.again(request)
 
     def fetch(self, into: Params, wanted: Ints | None = None) -> Request:
         """Ask for the parameters (of some tensors); the result is whether they changed."""
-
-        def make(id: int) -> Message:
-            self._want(request, into, wanted)
-            return messages.Fetch(id, request.have, request.wants, self._increments)
-
-        def finish(message: Message) -> bool:
-            assert isinstance(message, messages.Params)
-            return bool(message.parts)
-
-        request = Request("the parameters it fetches", make, finish, into=into)
-        return self._ask(request)
+        return self._talk.ask(requests.Fetch(into, wanted))
 
     def fetch_rows(self, name: str, ids: Any, out: Array | None = None) -> Request:
         """Ask for rows of a table; the result is an array, ``[len(ids), width]``."""
-        asked = self.rows.fetch(name, ids, out)
+        asked = self._talk.rows.fetch(name, ids, out)
+        request = requests.FetchRows(asked)
         if not len(asked.into.out):  # there is nothing to ask
-            return Request(asked.what, asked.make, asked.finish, done=True, result=asked.into.out)
-        return self._ask_rows(asked)
+            request.resolve(asked.into.out)
+            return request
+        return self._talk.ask(request)
 
     def push_rows(
         self,
@@ -150,88 +116,28 @@ class Conversation(Dialogue):
         out: Array | None = None,
     ) -> Request:
         """Push gradients of rows; the result is a `Receipt`, with ``wanted`` (it, the rows)."""
-
-        def receipt(rows: TableRows) -> Receipt:
-            return Receipt(rows.version, rows.staleness, float(rows.staleness), None, {})
-
-        asked = self.rows.push(
-            self._seq + 1,
-            name,
-            ids,
-            grads,
-            version=version,
-            wanted=wanted,
-            out=out,
-            receipt=receipt,
-        )
-        self._seq += 1
-        here = self.client, max(self._epoch, 1)
-        return self._ask_rows(asked, self.rows.came_by.get(name, here))
+        talk = self._talk
+        asked = talk.rows.push(name, ids, grads, version=version, wanted=wanted, out=out)
+        talk.seq += 1
+        came_by = talk.rows.came_by.get(name, (talk.client, max(talk.connection[1], 1)))
+        return talk.ask(requests.PushRows(talk.seq, asked, came_by))
 
     def meet(self, host: str, port: int, rounds: int) -> Request:
         """Be ready to average (or, with port 0, no longer); the result is a `messages.Round`."""
-        assert self.layout is not None
-        digest, nonce = self.layout.digest, self._nonce()
-
-        def finish(message: Message) -> messages.Round:
-            assert isinstance(message, messages.Round)
-            return message
-
-        return self._ask(
-            Request(
-                "the others of a round",
-                lambda id: messages.JoinRound(id, host, port, rounds, digest, nonce),
-                finish,
-            )
-        )
+        talk = self._talk
+        digest = talk.known_layout.digest
+        return talk.ask(requests.Meet(host, port, rounds, digest, talk.nonce()))
 
     def stats(self) -> Request:
         """Ask for the server's statistics; the result is a dict."""
-
-        def finish(message: Message) -> Any:
-            assert isinstance(message, Report)
-            return _lists(message.report)
-
-        return self._ask(Request("the statistics", messages.Stats, finish))
+        return self._talk.ask(requests.Stats())
 
     def ping(self) -> Request:
         """Ask whether the server is alive; the result is None."""
-
-        def finish(message: Message) -> None:
-            assert isinstance(message, messages.Pong)
-
-        return self._ask(Request("a sign of life", messages.Ping, finish))
-
-    # ------------------------------------------------------------ inside
-
-    def _want(self, request: Request, params: Params | None, wanted: Ints | None) -> None:
-        """Note what to ask for. What came by another client, or from an earlier run of the
-        server (whose versions of the same numbers were others), is not held.
-        """
-        if params is None:
-            return
-        client, epoch = params.connection
-        if client != self.client or epoch < self._run_since:
-            params.version = -1
-        request.have, request.wants = wants_of(params, wanted)
-
-    def _ask_rows(self, asked: Asked[Any], connection: tuple[str, int] = ("", 0)) -> Request:
-        request = Request(asked.what, asked.make, asked.finish, asked.payloads, asked.into)
-        request.connection = connection
-        return self._ask(request)
-
-    def _receipt(self, message: Message) -> Receipt:
-        assert isinstance(message, Ack)
-        told, layout = message.vbars, self.layout
-        vbars = Means(layout, told) if told and layout is not None else {}
-        stale = message.staleness, message.mean_staleness
-        return Receipt(message.version, *stale, message.vbar, vbars, message.used)
+        return self._talk.ask(requests.Ping())
 
 
-def _lists(value: Any) -> Any:
-    """Turn the wire's tuples into lists, as people expect in JSON-like values."""
-    if isinstance(value, tuple):
-        return [_lists(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _lists(item) for key, item in value.items()}
-    return value
+def versions_of(at: Stamped) -> Ints | int:
+    """Return the versions of tensors, or that of all of them."""
+    age = at.age if isinstance(at, Params) else None
+    return at.versions if age is None else age

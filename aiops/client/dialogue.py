@@ -2,15 +2,15 @@
 
 A driver connects, moves bytes, and waits; nothing else is left to it::
 
-    request = talk.fetch(params)           # or push, define, stats, ...
+    request = Conversation(talk).fetch(params)      # or push, define, stats, ...
     send(talk.connected())                 # a (new) connection is there
     talk.received(recv_into(talk.next_buffer()))
     send(talk.outgoing())                  # whenever anything has been said or heard
     talk.lost()                            # the connection is gone: connect again
     ... until request.done
 
-What a request asks is made in `aiops.client.conversation`; here it is sent, as often as it takes,
-and answered once.
+What a request asks is made by `aiops.client.conversation.Conversation`; here it is sent, as often
+as it takes, and answered once.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ from aiops.client.coding import Coding
 from aiops.client.incoming import Into
 from aiops.client.outbox import Outbox
 from aiops.client.params import Params
-from aiops.client.requests import News, Request
+from aiops.client.requests import News, Push, Request
 from aiops.client.rows import Rows, RowsInto
 from aiops.client.shards import Shards
+from aiops.client.steady import LARGEST, Steady
 from aiops.codecs.choice import CodecChoice
+from aiops.codecs.raw import NAME as RAW
 from aiops.errors import (
     AiopsError,
     ConnectionLost,
@@ -111,7 +113,7 @@ class Dialogue:
             )
             raise UsageError(text)
         self.server, self.client, self.name, self.role = server, client, name, role
-        self.token, self._nonce, self.pongs = token, nonce, pongs
+        self.token, self.nonce, self.pongs = token, nonce, pongs
         self._make_wire, self._parallel_map = wire, parallel_map
         self.wire = wire(self._place)
         self._out: list[Buffer] = []
@@ -119,8 +121,8 @@ class Dialogue:
         self._hello: messages.Hello | None = None
         self._challenge: messages.Challenge | None = None
         self._pending: dict[int, Request] = {}
-        self._next_id = 1
-        self._seq = 0
+        self.next_id = 1
+        self.seq = 0  # of the last push
         self._epoch = 0
         self._run_since = 1  # the first connection to the server as it runs now
         self.ready = False
@@ -128,10 +130,13 @@ class Dialogue:
         self.welcome: Welcome | None = None
         self.layout: Layout | None = None
         self.rows = Rows()
-        self._coding: Coding | None = None
+        self.coding: Coding | None = None
         self._unheard: list[Into] = []  # parameters that are being received
         self._coming: Request | None = None  # the last whose answer has begun to come
-        self._increments = False  # whether coded increments can be read here
+        self._header = b""  # of an answer to a push that is coming, while one is to be learnt
+        self.steady: Steady | None = None  # what has been learnt of pushes and their answers
+        self._learning = True  # whether it can be, on this connection
+        self.increments = False  # whether coded increments can be read here
         self._outbox: Outbox | None = None  # where a connection within one machine was made
         self._room: Params | None = None  # where nothing can be lent
         self.shards = Shards(self, wire, parallel_map)
@@ -164,11 +169,38 @@ class Dialogue:
             name=self.name,
             role=self.role,
             pongs=self.pongs,
-            nonce=self._nonce(),
+            nonce=self.nonce(),
             agent=f"aiops-python/{__version__}",
         )
         self._send(self._hello)
         return self.outgoing()
+
+    @property
+    def connection(self) -> tuple[str, int]:
+        """Which client's which connection this is."""
+        return self.client, self._epoch
+
+    @property
+    def known_layout(self) -> Layout:
+        """The model's tensors.
+
+        Raises
+        ------
+        UsageError
+            When they are not known yet.
+        """
+        if self.layout is None:
+            raise UsageError("the model is not known yet: fetch or define it first")
+        return self.layout
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way, and a connection is there, to one server."""
+        return (
+            (self.ready and not self._pending and not self._out and not self._back)
+            and not self.wire.midway
+            and not self.shards.branches
+        )
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -218,6 +250,27 @@ class Dialogue:
             self._hear(message, sink)
         self.shards.resume()
 
+    def count_steady(self, seq: int, nbytes: int, overhead: tuple[int, int], parts: Parts) -> None:
+        """Count a push and its answer that were exchanged without this conversation's words.
+
+        ``overhead``: bytes beside the ``nbytes`` of the payload, sent and received.
+        """
+        traffic, (out, came) = self.wire.traffic, overhead
+        traffic.messages_out += 1
+        traffic.messages_in += 1
+        traffic.bytes_out += out + nbytes
+        traffic.bytes_in += came + nbytes
+        kind = traffic.kinds_out["push"]
+        kind.messages += 1
+        kind.overhead += out
+        kind.payload += nbytes
+        kind = traffic.kinds_in["ack"]
+        kind.messages += 1
+        kind.overhead += came
+        kind.payload += nbytes
+        self.ledger.exchanged(seq, True, parts)
+        self.answered += 1
+
     def outgoing(self) -> list[Buffer]:
         """Return what is to be sent now, and forget it."""
         out, self._out = self._out, []
@@ -239,6 +292,7 @@ class Dialogue:
         self.shards.lost()
         self._unheard.clear()
         self._coming = None
+        self.steady, self._learning, self._header = None, True, b""
         self.ready, self._out, self._back = False, [], []
 
     def fail(self, error: AiopsError) -> None:
@@ -263,29 +317,43 @@ class Dialogue:
         """Say goodbye, if there is somebody to say it to; return what to send."""
         if self.ready:
             self.ready = False
-            self._send(messages.Leave(self._take_id()))
+            self.next_id += 1
+            self._send(messages.Leave(self.next_id - 1))
         return self.outgoing()
 
     # ------------------------------------------------------------ requests
 
     def again(self, request: Request) -> Request:
         """Ask again what was abandoned before it was answered; a push is the same push."""
-        if request.done and request.error is None:
+        under_way = any(other is request for other in self._pending.values())
+        if under_way or (request.done and request.error is None):
             return request
         request.done, request.error = False, None
-        return self._ask(request)
+        return self.ask(request)
 
     def room(self) -> Params:
         """Return room for gradients, from which they are lent to a server on this machine.
 
-        The same arrays as last time, unless the server may still be reading those.
+        What is small is sent as quickly, so nothing of a small model is lent. The same arrays as
+        last time, unless the server may still be reading those.
         """
-        assert self.layout is not None
-        if self.wire.shared is not None and self._outbox is not None and self.layout.nbytes:
-            return Params(self.layout, self._outbox.room(self.layout))
-        if self._room is None or self._room.layout is not self.layout:
-            self._room = Params(self.layout)
+        layout = self.known_layout
+        outbox = self._outbox if self.wire.shared is not None else None
+        if outbox is not None and outbox.lends(layout.nbytes):
+            return Params(layout, outbox.room(layout))
+        if self._room is None or self._room.layout is not layout:
+            self._room = Params(layout)
         return self._room
+
+    def check_held(self, params: Params) -> None:
+        """See that what parameters hold is the server's of now; else nothing of them is held.
+
+        What came by another client, or from an earlier run of the server (whose versions of the
+        same numbers were others), is not.
+        """
+        client, epoch = params.connection
+        if client != self.client or epoch < self._run_since:
+            params.version = -1
 
     # ------------------------------------------------------------ inside
 
@@ -296,8 +364,8 @@ class Dialogue:
 
     def _take_back(self, request: Request) -> None:
         """A push was not taken: its gradient is its owner's again, and nothing of it stays here."""
-        if self._coding is not None:
-            self._coding.take_back(request.encoded)
+        if self.coding is not None:
+            self.coding.take_back(request.encoded)
 
     def _restarted(self) -> Restarted:
         return Restarted(
@@ -305,12 +373,14 @@ class Dialogue:
             " others: fetch them and compute it again; it was not pushed"
         )
 
-    def _take_id(self) -> int:
-        self._next_id += 1
-        return self._next_id - 1
+    def ask(self, request: Request, id: int | None = None) -> Request:
+        """Ask something of the server, as soon as it may be; return the request.
 
-    def _ask(self, request: Request) -> Request:
-        id = self._take_id()
+        ``id``: its number, if it has one already.
+        """
+        if id is None:
+            id = self.next_id
+            self.next_id = id + 1
         self._pending[id] = request
         if self._outlived(request):
             del self._pending[id]
@@ -321,7 +391,7 @@ class Dialogue:
         return request
 
     def _send_request(self, request: Request, id: int) -> None:
-        message = request.make(id)
+        message = request.message(id, self)
         several = self.shards.placement is not None
         if several and request.payloads and isinstance(message, messages.Push):
             self._out.extend(self.shards.push(message, request.payloads))
@@ -366,6 +436,8 @@ class Dialogue:
         else:
             asked = request.have, request.wants
             into = Into(request.into, parts, *asked, self.server, self._parallel_map)
+            if type(request) is Push and (self.steady is None or self.steady.failed):
+                self._header = self.wire.header
         self._unheard.append(into)
         return into
 
@@ -392,13 +464,13 @@ class Dialogue:
                 text = f"{self.server} announces a {key} of {seconds!r:.60} seconds"
                 raise RemoteProtocolError(text)
         if welcome.model or welcome.tables:
-            self._learn(welcome)
+            self.learn(welcome)
         if self.welcome is not None and welcome.run != self.welcome.run:
             self._run_since = self._epoch
             self.rows.versions.clear()
         self.rows.connection = (self.client, self._epoch)
         self.welcome = welcome
-        if self.layout is not None and self._coding is None:
+        if self.layout is not None and self.coding is None:
             self._plan_coding()
         if welcome.apart:
             self.shards.branch_off(welcome.apart, defined=bool(welcome.model))
@@ -408,7 +480,7 @@ class Dialogue:
     def follow(self) -> messages.Follow:
         """Return how this client introduces itself to another shard."""
         assert self.welcome is not None
-        return following(self, self.welcome.run, self._epoch, self._nonce())
+        return following(self, self.welcome.run, self._epoch, self.nonce())
 
     def branch_attached(self) -> None:
         """Another shard is ready for this client."""
@@ -425,7 +497,7 @@ class Dialogue:
         # Anything asked before, or on a connection since lost, is (again) asked now, in order.
         pending, self._pending = self._pending, {}
         for request in pending.values():
-            self._ask(request)
+            self.ask(request)
 
     def hear_answer(self, answer: Message, sink: Sink | None) -> None:
         """Give an answer to who waits for it, when all of it is there."""
@@ -455,12 +527,38 @@ class Dialogue:
             if isinstance(message, Ack) and not message.used:
                 self._take_back(request)
             request.encoded.clear()
-            request.resolve(request.finish(message))
+            if type(message) is not request.answer:
+                raise ValueError(f"a {request.answer.kind!r} was asked for")
+            request.resolve(request.finish(message, self))
+            if self._header:
+                self._learn_steady(request, message, sink)
         except (RemoteProtocolError, Refused) as error:
             request.resolve(error=error)
-        except (AssertionError, ValueError) as error:
+        except ValueError as error:
             text = f"{self.server} answered {request.what!r} with a {message.kind!r}: {error}"
             request.resolve(error=RemoteProtocolError(text))
+
+    def _learn_steady(self, request: Request, message: Message, sink: Sink | None) -> None:
+        """Learn how such an exchange goes, if the next may be the same with other numbers."""
+        header, self._header = self._header, b""
+        push = request.sent if type(request) is Push else None
+        layout = self.layout
+        if not (
+            (self._learning and type(message) is Ack and message.used and not message.gate)
+            and (isinstance(sink, Into) and sink.plain and push is not None and layout is not None)
+            and (push.count == 1 and not push.wants and push.have >= 0 and len(push.parts) == 1)
+            and push.parts[0][:4] == (0, layout.nbytes, RAW, layout.nbytes)
+            and (self.coding is None and not self.increments and self.shards.placement is None)
+            and (self._outbox is None or not self._outbox.lends(layout.nbytes))
+            and layout.nbytes <= LARGEST
+        ):
+            return
+        if self.steady is not None and self.steady.still(push, header):
+            return
+        try:
+            self.steady = Steady(self, layout, push, header)
+        except ValueError:  # its numbers are of no width that could be kept
+            self.steady, self._learning = None, False
 
     def _note_parameters(self, request: Request, message: Message, sink: Sink | None) -> None:
         """The payloads of an answer are in place: say which version they are."""
@@ -481,7 +579,7 @@ class Dialogue:
         for other in self._unheard:  # the next answer may be coming into the same arrays already
             other.mark()
 
-    def _learn(self, told: Model | Welcome) -> None:
+    def learn(self, told: Model | Welcome) -> None:
         """Learn the server's model; it may not change under a client's feet."""
         rows = told.model
         try:
@@ -495,7 +593,7 @@ class Dialogue:
         if [named.name for named in tables.each] != [row[0] for row in told.tables]:
             raise RemoteProtocolError(f"{self.server} describes its tables in another order")
         if self.shards.learn(self.server, layout, told.apart):
-            self._coding = None  # it is planned anew
+            self.coding = None  # it is planned anew
         if self.layout is None:
             self.layout = self.ledger.layout = layout
             self._plan_coding()
@@ -512,7 +610,7 @@ class Dialogue:
         if self.welcome is None or self.layout is None:
             return
         plan = self.welcome.plan
-        self._coding = Coding.planned(self.layout, plan, self.shards.placement, self._parallel_map)
+        self.coding = Coding.planned(self.layout, plan, self.shards.placement, self._parallel_map)
         # Who only looks on is shown the model itself.
         increments = CodecChoice.told(plan.get("fetch_codec", ()))
-        self._increments = self.role == "worker" and bool(increments)
+        self.increments = self.role == "worker" and bool(increments)

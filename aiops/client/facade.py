@@ -9,6 +9,7 @@ from typing import Any
 from aiops.bandwidth.byte_accounting import Ledger
 from aiops.client.backoff import check_timeout
 from aiops.client.conversation import Conversation
+from aiops.client.dialogue import Dialogue
 from aiops.client.leased import Leased
 from aiops.client.params import Params
 from aiops.client.requests import Receipt, Request
@@ -37,7 +38,7 @@ class Facade:
         self.timeout = timeout
         self._closed = False
         self._env = here = SURROUNDINGS.get()
-        self._talk = Conversation(
+        self._talk = Dialogue(
             urls.write(self._host, self._port),
             client=here.token_bytes(16).hex(),
             name=name or f"{role}-{here.identity()}",
@@ -47,6 +48,7 @@ class Facade:
             pongs=pongs,
             parallel_map=here.parallel_map,
         )
+        self._asks = Conversation(self._talk)
         shards = self._talk.shards
         shards.host, shards.followers = self._host, tuple(followers)
 

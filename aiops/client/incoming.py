@@ -27,6 +27,8 @@ def wants_of(params: Params, wanted: Ints | None) -> tuple[int, Wants]:
     wanted
         The tensors to ask for, in arena order; None: all.
     """
+    if wanted is None and params.level is not None:
+        return params.level, ()
     held = params.held
     if wanted is None:
         if not len(held):
@@ -91,6 +93,7 @@ class Into(Sink):
         whole = len(parts) == 1 and parts[0][:4] == (0, layout.nbytes, raw.NAME, layout.nbytes)
         self._staged: dict[int, Bytes] = {}
         self._whole = whole and not wants
+        self.lent = False  # it was read where it lies at the server
         self.missing: set[int] = set()  # shards whose portions have not come
         if self._whole:
             self._tensors = layout.all
@@ -111,9 +114,17 @@ class Into(Sink):
         self._check(wants)
         self.mark()
 
+    @property
+    def plain(self) -> bool:
+        """Whether this is the whole model, raw, and sent."""
+        return self._whole and not self.lent
+
     def mark(self) -> None:
         """Mark what is on its way raw: it may be a mixture until all has come."""
-        self._params.held[slice(None) if self._whole else self._tensors] = -1
+        if self._whole:
+            self._params.now_at(-1)
+        else:
+            self._params.held[self._tensors] = -1
 
     def _check(self, wants: Wants) -> None:
         """See that what comes was asked for, and that what is lacking comes."""
@@ -198,6 +209,7 @@ class Into(Sink):
         """Have the parameters be what is lent, if they may; copy a whole model at one go."""
         if not self._whole:
             return False
+        self.lent = True
         if not self._params.lend(lent):
             copy(self._params.own().data, lent.data, self._parallel_map)
             lent.give_back()
@@ -221,7 +233,7 @@ class Into(Sink):
         """
         params, layout = self._params, self._params.layout
         if self._whole:  # the usual case
-            params.versions[:] = self.parts[0].version
+            params.age = self.parts[0].version
             return ()
         staged = {self._tensor_of(self.parts[number]) for number in self._staged}
         late = {tensor for tensor in staged if params.held[tensor] != self._from[tensor]}

@@ -15,7 +15,7 @@ class MeetingClient(AsyncClient):
 
     async def meet(self, host: str, port: int, rounds: int) -> messages.Round:
         """Wait for a round; with port 0, withdraw."""
-        told: messages.Round = await self._run(lambda: self._talk.meet(host, port, rounds))
+        told: messages.Round = await self._run(lambda: self._asks.meet(host, port, rounds))
         return told
 
     async def agree(self, arrays: Mapping[str, Array]) -> Layout:
@@ -32,12 +32,11 @@ class MeetingClient(AsyncClient):
                 raise BadPush(f"{self.url}: the server's model is another one: {difference}")
         else:
             await self.define_again(arrays)
-        assert self._talk.layout is not None
-        return self._talk.layout
+        return self._talk.known_layout
 
     async def define_again(self, arrays: Mapping[str, Array]) -> None:
         """Offer the model, without fetching any."""
-        await self._run(lambda: self._talk.define(arrays))
+        await self._run(lambda: self._asks.define(arrays))
 
     @property
     def local_host(self) -> str:

@@ -78,6 +78,10 @@ class Outbox:
             arena = self._newest = Arena(layout, segment.data, segment)
         return arena
 
+    def lends(self, nbytes: int) -> bool:
+        """Say whether a model of so many bytes is lent; a smaller one is sent as quickly."""
+        return nbytes > SMALL
+
     def lend(self, payloads: Sequence[Sequence[memoryview]], show: Show) -> Lending:
         """Have payloads lie where the server can read them; small ones are sent as quickly."""
         found: list[tuple[Segment, int] | None] = [self._as_it_lies(views) for views in payloads]

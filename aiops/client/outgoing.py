@@ -11,19 +11,20 @@ from aiops.client.foreign import on_host
 from aiops.client.params import Params
 from aiops.codecs import raw
 from aiops.errors import UsageError, nearest
-from aiops.model.layout import MAX_PART, Array, Ints, Layout, Tensor, split
+from aiops.model.layout import MAX_PART, Array, Ints, Layout, Tensor, level_of, split
 from aiops.model.parts import Part, Parts
 
 
 def parts_of(
     layout: Layout,
     arrays: Mapping[str, Array],
-    versions: Ints,
+    versions: Ints | int,
     coding: Coding | None = None,
     encoded: Encoded | None = None,
 ) -> tuple[Parts, list[list[memoryview]]]:
     """Return the parts and views that some tensors travel as, in arena order.
 
+    ``versions`` are the tensors', or that of all of them.
     Neighbours of equal version share a part: an ungated push of a whole model is one payload. With
     ``coding`` some may travel coded; what they were encoded to is noted in ``encoded``.
 
@@ -36,11 +37,12 @@ def parts_of(
     """
     if not layout.tensors:
         raise UsageError("the push holds no tensor: this model has none, only tables")
+    level = versions if isinstance(versions, int) else level_of(versions)
     if coding is None and isinstance(arrays, Params) and _fits(arrays.layout, layout):
-        parts = layout.parts(versions)
+        parts = layout.parts(_each(layout, versions))
         data = arrays.arena.data.data
         return parts, [[data[part.start : part.stop]] for part in parts]
-    whole = _whole(layout, arrays, versions) if coding is None else None
+    whole = _whole(layout, arrays, level) if coding is None and level is not None else None
     if whole is not None:
         return whole
     chosen = sorted(_index(layout, name) for name in arrays)
@@ -52,11 +54,18 @@ def parts_of(
     }
     encoded = [] if encoded is None else encoded
     try:
-        return _parts(layout, checked, versions, coding, encoded)
+        return _parts(layout, checked, _each(layout, versions), coding, encoded)
     except BaseException:
         if coding is not None:
             coding.take_back(encoded)
         raise
+
+
+def _each(layout: Layout, versions: Ints | int) -> Ints:
+    """Return the version of each tensor."""
+    if isinstance(versions, int):
+        return np.full(len(layout.tensors), versions, np.int64)
+    return versions
 
 
 def _fits(one: Layout, other: Layout) -> bool:
@@ -95,12 +104,10 @@ def _parts(
 
 
 def _whole(
-    layout: Layout, arrays: Mapping[str, Array], versions: Ints
+    layout: Layout, arrays: Mapping[str, Array], version: int
 ) -> tuple[Parts, list[list[memoryview]]] | None:
     """Do the usual case at one go: all tensors, of one version, fit to be sent as they lie."""
     if layout.nbytes > MAX_PART or len(arrays) != len(layout.tensors):
-        return None
-    if len(versions) > 1 and versions.min() != versions.max():
         return None
     views: list[memoryview] = []
     for tensor in layout.tensors:
@@ -111,7 +118,7 @@ def _whole(
             return None
         if array.size:
             views.append(array.reshape(-1).view(np.uint8).data)
-    return (Part(0, layout.nbytes, raw.NAME, layout.nbytes, int(versions[0])),), [views]
+    return (Part(0, layout.nbytes, raw.NAME, layout.nbytes, version),), [views]
 
 
 def gather(layout: Layout, arrays: Mapping[str, Array], into: Params) -> Ints:

@@ -14,6 +14,8 @@ from aiops.model.layout import Array, Ints, Layout
 from aiops.model.parts import Wants
 from aiops.wire.shared_payloads import LentPayload
 
+_NONE: Ints = np.empty(0, np.int64)
+
 
 class Stamped(Protocol):
     """What says at which versions of the tensors something was computed."""
@@ -75,20 +77,52 @@ class Params(Mapping[str, Array]):
         int64, one per tensor in arena order: the same for each tensor.
     versions
         int64, one per tensor: how many updates each tensor has seen.
+    level, age
+        What all of ``held`` and all of ``versions`` are, as long as nobody has asked for the arrays
+        since the whole model was fetched; else None. (They are made when they are asked for, and
+        may be written to then.)
     """
 
     def __init__(self, layout: Layout, arena: Arena | None = None) -> None:
         self.layout = layout
         self.arena = arena or Arena(layout)
         self._version = -1  # of a model without tensors
-        self.held: Ints = np.full(len(layout.tensors), -1, np.int64)
+        self.level: int | None = -1
+        self.age: int | None = 0
+        self._held: Ints = _NONE
+        self._versions: Ints = _NONE
         self.connection = ("", 0)  # which client's which connection they came by
-        self.versions: Ints = np.zeros(len(layout.tensors), np.int64)
+
+    @property
+    def held(self) -> Ints:
+        """The model version held of each tensor."""
+        if self.level is not None:
+            self._held = np.full(len(self.layout.tensors), self.level, np.int64)
+            self.level = None
+        return self._held
+
+    @held.setter
+    def held(self, held: Ints) -> None:
+        self._held, self.level = held, None
+
+    @property
+    def versions(self) -> Ints:
+        """How many updates each tensor has seen."""
+        if self.age is not None:
+            self._versions = np.full(len(self.layout.tensors), self.age, np.int64)
+            self.age = None
+        return self._versions
+
+    @versions.setter
+    def versions(self, versions: Ints) -> None:
+        self._versions, self.age = versions, None
 
     @property
     def version(self) -> int:
         """The model version held."""
-        return int(self.held.min()) if len(self.held) else self._version
+        if self.level is not None:
+            return self.level
+        return int(self._held.min()) if len(self._held) else self._version
 
     @version.setter
     def version(self, version: int) -> None:
@@ -101,14 +135,15 @@ class Params(Mapping[str, Array]):
         """
         self._version = version
         if not wants and not late:  # the usual case
-            self.held[:] = version
+            self.level = version
             return
-        kept = [int(self.held[index]) for index in late]
+        held = self.held
+        kept = [int(held[index]) for index in late]
         if not wants:
-            self.held[:] = version
+            held[:] = version
         for first, last, _have in wants:
-            self.held[first:last] = version
-        self.held[list(late)] = kept
+            held[first:last] = version
+        held[list(late)] = kept
 
     def lend(self, lent: LentPayload) -> bool:
         """Be offered a whole version as it lies, instead of a copy; return whether it is taken.
@@ -147,8 +182,8 @@ class Params(Mapping[str, Array]):
         """Return an independent copy, of the same version."""
         other = Params(self.layout)
         other.arena.data[:] = self.arena.data
-        other._version, other.held = self._version, self.held.copy()
-        other.versions = self.versions.copy()
+        other._version, other.level, other.age = self._version, self.level, self.age
+        other._held, other._versions = self._held.copy(), self._versions.copy()
         other.connection = self.connection
         return other
 

@@ -1,22 +1,33 @@
-"""What a client asks of a server, and what it hears."""
+"""What a client asks of a server, and what it hears.
+
+A `Request` lives from asking to its answer. Each kind of them says as which message it is sent, as
+often as it takes (`Request.message`), by which kind of message it is answered (`Request.answer`),
+and what it comes to then (`Request.finish`). `aiops.client.conversation.Conversation` makes them,
+and `aiops.client.dialogue.Dialogue` sends them and hears the answers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from aiops.client.coding import Encoded
+from aiops.client.incoming import wants_of
 from aiops.client.outbox import Lending
 from aiops.client.params import Params
-from aiops.client.rows import RowsInto
+from aiops.client.rows import RowsInto, RowsPull, RowsPush
 from aiops.common.frozen import value
 from aiops.errors import AiopsError
-from aiops.model.layout import Array, Layout
-from aiops.model.parts import Wants
-from aiops.wire.messages import Message
+from aiops.model.layout import Array, Ints, Layout
+from aiops.model.parts import Parts, Wants
+from aiops.wire import messages
+from aiops.wire.fields import MAX_COUNT
+from aiops.wire.messages import Ack, Message, Model, Report, TableRows
+
+if TYPE_CHECKING:
+    from aiops.client.dialogue import Dialogue
 
 
 class Means(Mapping[str, float]):
@@ -100,41 +111,341 @@ class News:
     gate: tuple[float, ...]
 
 
-def _never(_: Any) -> Any:
-    raise AssertionError("it has been answered")
+_NO_NEWS = News(None, np.empty(0, np.float32), ())
 
 
-@dataclass(slots=True, eq=False)
 class Request:
-    """Something asked of the server, from asking to its answer."""
+    """Something asked of the server, from asking to its answer; kinds of it derive.
 
-    what: str
-    make: Callable[[int], Message]
-    finish: Callable[[Message], Any]
-    payloads: Sequence[Sequence[memoryview]] = ()
-    into: Params | RowsInto | None = None
-    connection: tuple[str, int] = ("", 0)  # of a push: by which came what it was computed at
-    done: bool = False
-    result: Any = None
-    error: AiopsError | None = None
-    encoded: Encoded = field(default_factory=list)  # what its push carries coded
-    have: int = -1  # of `into`, as it was asked for last, and
-    wants: Wants = ()
-    lent: Lending | None = None  # its payloads that the server reads where they lie here
-    news: News | None = None  # what the answer says of the statistics
-    on_done: Callable[[], None] = field(default=lambda: None)
+    Attributes
+    ----------
+    what
+        The answer, in words.
+    answer
+        The kind of message that it is.
+    payloads
+        The views of each part that is sent.
+    into
+        Where parameters, or rows, are to be received.
+    have, wants
+        What of ``into`` was asked for last: the version held, and of which tensors (none: all).
+    connection
+        Of a push: by which came what it was computed at.
+    encoded
+        What its push carries coded.
+    lent
+        Its payloads that the server reads where they lie here.
+    news
+        What the answer says of the statistics.
+    on_done
+        Called when the answer is there.
+    """
+
+    __slots__ = (
+        *("connection", "done", "encoded", "error", "have", "into", "lent", "news", "on_done"),
+        *("payloads", "result", "wants"),
+    )
+
+    what: ClassVar[str] = ""
+    answer: ClassVar[type[Message]] = Message
+
+    def __init__(
+        self,
+        payloads: Sequence[Sequence[memoryview]] = (),
+        into: Params | RowsInto | None = None,
+        connection: tuple[str, int] = ("", 0),
+    ) -> None:
+        self.payloads, self.into, self.connection = payloads, into, connection
+        self.done = False
+        self.result: Any = None
+        self.error: AiopsError | None = None
+        self.encoded: Encoded = []
+        self.have = -1
+        self.wants: Wants = ()
+        self.lent: Lending | None = None
+        self.news: News = _NO_NEWS
+        self.on_done: Callable[[], None] | None = None
+
+    def message(self, id: int, talk: Dialogue) -> Message:
+        """Return what is sent, on the connection that there is now."""
+        raise NotImplementedError
+
+    def finish(self, message: Any, talk: Dialogue) -> Any:
+        """Return what an answer of the kind `answer` comes to, when all of it is there."""
+        return None
 
     def resolve(self, result: Any = None, error: AiopsError | None = None) -> None:
         """Take the answer, once."""
         if self.done:
             return
         self.done, self.result, self.error = True, result, error
-        if error is None:  # it is not asked again; what asks refers back to it: let go of it all
-            self.make, self.finish, self.payloads = _never, _never, ()
-        self.on_done()
+        if error is None:
+            self.payloads = ()  # it is not asked again
+        if self.on_done is not None:
+            self.on_done()
 
     def value(self) -> Any:
         """Return the result, or raise the error."""
         if self.error is not None:
             raise self.error
         return self.result
+
+
+class Define(Request):
+    """Offer a model; the result is (whether it was taken, the version)."""
+
+    __slots__ = ("_parts", "_sparse", "_tensors")
+    what = "the answer to its offer of a model"
+    answer = Model
+
+    def __init__(
+        self,
+        tensors: Sequence[tuple[str, str, tuple[int, ...]]],
+        parts: Parts,
+        payloads: Sequence[Sequence[memoryview]],
+        sparse: Any,
+    ) -> None:
+        super().__init__(payloads)
+        self._tensors, self._parts, self._sparse = tuple(tensors), parts, sparse
+
+    def message(self, id: int, talk: Dialogue) -> Message:
+        """Return the offer."""
+        return messages.Define(id, self._tensors, self._parts, self._sparse)
+
+    def finish(self, message: Model, talk: Dialogue) -> tuple[bool, int]:
+        """Learn the model that there is."""
+        talk.learn(message)
+        return message.created, message.version
+
+
+class Describe(Request):
+    """Ask for the model's tensors; the result is None."""
+
+    __slots__ = ()
+    what = "the model's description"
+    answer = Model
+
+    def message(self, id: int, talk: Dialogue) -> Message:
+        """Return the question."""
+        return messages.Describe(id)
+
+    def finish(self, message: Model, talk: Dialogue) -> None:
+        """Learn the model."""
+        talk.learn(message)
+
+
+class Push(Request):
+    """Push gradients; the result is a `Receipt`.
+
+    Parameters
+    ----------
+    seq
+        Its sequence number: the same however often it is sent.
+    parts, payloads
+        The gradients as they travel.
+    into, wanted
+        Where the parameters after it are received, and of which tensors (None: of all).
+    connection
+        By which came what it was computed at.
+    count
+        Of how many mini-batches it is.
+
+    Attributes
+    ----------
+    sent
+        The message as it was sent last.
+    """
+
+    __slots__ = ("_count", "_parts", "_seq", "_wanted", "sent")
+    what = "the answer to its push"
+    answer = Ack
+
+    def __init__(
+        self,
+        seq: int,
+        parts: Parts,
+        payloads: Sequence[Sequence[memoryview]],
+        into: Params | None,
+        wanted: Ints | None,
+        connection: tuple[str, int],
+        count: int,
+    ) -> None:
+        super().__init__(payloads, into, connection)
+        self._seq, self._parts, self._wanted, self._count = (
+            seq,
+            parts,
+            wanted,
+            min(count, MAX_COUNT),
+        )
+        self.sent: messages.Push | None = None
+
+    def message(self, id: int, talk: Dialogue) -> messages.Push:
+        """Return the push, which asks for what is not held now."""
+        into = self.into
+        if isinstance(into, Params):
+            talk.check_held(into)
+            self.have, self.wants = wants_of(into, self._wanted)
+        asked = self.have, self._parts, self.wants, talk.increments, self._count
+        self.sent = messages.Push(id, self._seq, into is not None, *asked)
+        return self.sent
+
+    def finish(self, message: Ack, talk: Dialogue) -> Receipt:
+        """Return the receipt."""
+        return _receipt(message, talk.layout)
+
+
+class Reapply(Request):
+    """Have the server apply this client's last gradient again; the result is a `Receipt`."""
+
+    __slots__ = ("_seq", "_wanted")
+    what = "the answer to its push"
+    answer = Ack
+
+    def __init__(
+        self, seq: int, into: Params | None, wanted: Ints | None, connection: tuple[str, int]
+    ) -> None:
+        super().__init__((), into, connection)
+        self._seq, self._wanted = seq, wanted
+
+    def message(self, id: int, talk: Dialogue) -> Message:
+        """Return what takes the place of a push."""
+        into = self.into
+        if isinstance(into, Params):
+            talk.check_held(into)
+            self.have, self.wants = wants_of(into, self._wanted)
+        asked = self.have, self.wants, talk.increments
+        return messages.Reapply(id, self._seq, into is not None, *asked)
+
+    def finish(self, message: Ack, talk: Dialogue) -> Receipt:
+        """Return the receipt."""
+        return _receipt(message, talk.layout)
+
+
+class Fetch(Request):
+    """Ask for the parameters (of some tensors); the result is whether they changed."""
+
+    __slots__ = ("_params", "_wanted")
+    what = "the parameters it fetches"
+    answer = messages.Params
+
+    def __init__(self, into: Params, wanted: Ints | None) -> None:
+        super().__init__((), into)
+        self._params, self._wanted = into, wanted
+
+    def message(self, id: int, talk: Dialogue) -> Message:
+        """Return the fetch, which asks for what is not held now."""
+        talk.check_held(self._params)
+        self.have, self.wants = wants_of(self._params, self._wanted)
+        return messages.Fetch(id, self.have, self.wants, talk.increments)
+
+    def finish(self, message: messages.Params, talk: Dialogue) -> bool:
+        """Say whether there was anything new."""
+        return bool(message.parts)
+
+
+class FetchRows(Request):
+    """Ask for rows of a table; the result is an array, ``[len(ids), width]``."""
+
+    __slots__ = ("_rows",)
+    what = "the rows it fetches"
+    answer = TableRows
+
+    def __init__(self, rows: RowsPull) -> None:
+        super().__init__(rows.payloads, rows.into)
+        self._rows = rows
+
+    def message(self, id: int, talk: Dialogue) -> Message:
+        """Return the fetch."""
+        return messages.FetchRows(id, self._rows.named.index, self._rows.parts)
+
+    def finish(self, message: TableRows, talk: Dialogue) -> Array:
+        """Return the rows."""
+        return talk.rows.came(self._rows.named, message, self._rows.into)
+
+
+class PushRows(Request):
+    """Push gradients of rows; the result is a `Receipt`, with rows wanted (it, the rows)."""
+
+    __slots__ = ("_rows", "_seq")
+    what = "the answer to its push of rows"
+    answer = TableRows
+
+    def __init__(self, seq: int, rows: RowsPush, connection: tuple[str, int]) -> None:
+        super().__init__(rows.payloads, rows.into, connection)
+        self._seq, self._rows = seq, rows
+
+    def message(self, id: int, talk: Dialogue) -> Message:
+        """Return the push."""
+        rows = self._rows
+        return messages.PushRows(id, self._seq, rows.named.index, rows.base, rows.parts)
+
+    def finish(self, message: TableRows, talk: Dialogue) -> Any:
+        """Return the receipt, or both."""
+        stale = message.staleness
+        receipt = Receipt(message.version, stale, float(stale), None, {})
+        if self._rows.into is None:
+            return receipt
+        return receipt, talk.rows.came(self._rows.named, message, self._rows.into)
+
+
+class Meet(Request):
+    """Be ready to average (or, with port 0, no longer); the result is a `messages.Round`."""
+
+    __slots__ = ("_said",)
+    what = "the others of a round"
+    answer = messages.Round
+
+    def __init__(self, host: str, port: int, rounds: int, digest: bytes, nonce: bytes) -> None:
+        super().__init__()
+        self._said = host, port, rounds, digest, nonce
+
+    def message(self, id: int, talk: Dialogue) -> Message:
+        """Return what says so."""
+        return messages.JoinRound(id, *self._said)
+
+    def finish(self, message: messages.Round, talk: Dialogue) -> messages.Round:
+        """Return the round."""
+        return message
+
+
+class Stats(Request):
+    """Ask for the server's statistics; the result is a dict."""
+
+    __slots__ = ()
+    what = "the statistics"
+    answer = Report
+
+    def message(self, id: int, talk: Dialogue) -> Message:
+        """Return the question."""
+        return messages.Stats(id)
+
+    def finish(self, message: Report, talk: Dialogue) -> Any:
+        """Return them."""
+        return _lists(message.report)
+
+
+class Ping(Request):
+    """Ask whether the server is alive; the result is None."""
+
+    __slots__ = ()
+    what = "a sign of life"
+    answer = messages.Pong
+
+    def message(self, id: int, talk: Dialogue) -> Message:
+        """Return the question."""
+        return messages.Ping(id)
+
+
+def _receipt(ack: Ack, layout: Layout | None) -> Receipt:
+    told = ack.vbars
+    vbars = Means(layout, told) if told and layout is not None else {}
+    return Receipt(ack.version, ack.staleness, ack.mean_staleness, ack.vbar, vbars, ack.used)
+
+
+def _lists(value: Any) -> Any:
+    """Turn the wire's tuples into lists, as people expect in JSON-like values."""
+    if isinstance(value, tuple):
+        return [_lists(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _lists(item) for key, item in value.items()}
+    return value

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,8 +10,7 @@ from aiops.errors import RemoteProtocolError, UsageError
 from aiops.model.layout import Array
 from aiops.model.parts import Parts
 from aiops.model.tables import NamedTable, Tables, fetch_parts, push_parts, rows_parts
-from aiops.wire import messages
-from aiops.wire.messages import Message, TableRows
+from aiops.wire.messages import TableRows
 from aiops.wire.sinks import Sink
 
 
@@ -52,18 +49,26 @@ class RowsInto(Sink):
         """The rest comes on another connection."""
 
 
-IntoT = TypeVar("IntoT", bound=RowsInto | None)
+class RowsPull(NamedTuple):
+    """Rows that are asked for: what is sent, and where they belong."""
 
-
-@dataclass(slots=True)
-class Asked(Generic[IntoT]):
-    """What a request about rows consists of; the conversation sends it."""
-
-    what: str
-    make: Callable[[int], Message]
-    finish: Callable[[Message], Any]
+    named: NamedTable
+    parts: Parts
     payloads: list[list[memoryview]]
-    into: IntoT
+    into: RowsInto
+
+
+class RowsPush(NamedTuple):
+    """Gradients of rows: what is sent, and where the rows that are wanted belong, if any are.
+
+    ``base``: the version of the table that they were computed at.
+    """
+
+    named: NamedTable
+    base: int
+    parts: Parts
+    payloads: list[list[memoryview]]
+    into: RowsInto | None
 
 
 class Rows:
@@ -87,25 +92,16 @@ class Rows:
         """Learn the model's tables."""
         self.tables = tables
 
-    def fetch(self, name: str, ids: Any, out: Array | None) -> Asked[RowsInto]:
-        """Ask for rows; the result is the matrix of them."""
+    def fetch(self, name: str, ids: Any, out: Array | None) -> RowsPull:
+        """Return what asks for rows."""
         named = self.tables.named(name)
         wanted = named.check_ids(ids)
         into = RowsInto(named, len(wanted), out)
         parts = fetch_parts(named.table, len(wanted)) if len(wanted) else ()
-
-        def make(id: int) -> Message:
-            return messages.FetchRows(id, named.index, parts)
-
-        def finish(message: Message) -> Array:
-            self._note(named, _rows(message, into))
-            return into.out
-
-        return Asked("the rows it fetches", make, finish, [[_bytes(wanted)]], into)
+        return RowsPull(named, parts, [[_bytes(wanted)]], into)
 
     def push(
         self,
-        seq: int,
         name: str,
         ids: Any,
         grads: Any,
@@ -113,9 +109,8 @@ class Rows:
         version: int | None,
         wanted: Any = None,
         out: Array | None = None,
-        receipt: Callable[[TableRows], Any],
-    ) -> Asked[RowsInto | None]:
-        """Push gradients, and ask for rows if ``wanted``; the result is a receipt, or both."""
+    ) -> RowsPush:
+        """Return what pushes gradients, and asks for rows if ``wanted``."""
         named = self.tables.named(name)
         pushed = named.check_ids(ids)
         if not len(pushed):
@@ -131,32 +126,22 @@ class Rows:
             into = RowsInto(named, count, out)
             if count:
                 payloads.insert(1, [_bytes(asked)])
-        parts = push_parts(named.table, len(pushed), count)
+        return RowsPush(named, base, push_parts(named.table, len(pushed), count), payloads, into)
 
-        def make(id: int) -> Message:
-            return messages.PushRows(id, seq, named.index, base, parts)
+    def came(self, named: NamedTable, message: TableRows, into: RowsInto) -> Array:
+        """Return the rows that an answer has brought, and note by which connection they came.
 
-        def finish(message: Message) -> Any:
-            rows = _rows(message, into)
-            if into is None:
-                return receipt(rows)
-            self._note(named, rows)
-            return receipt(rows), into.out
-
-        return Asked("the answer to its push of rows", make, finish, payloads, into)
-
-    def _note(self, named: NamedTable, message: TableRows) -> None:
+        Raises
+        ------
+        RemoteProtocolError
+            When it lacks them.
+        """
+        if len(into.out) and not message.parts:
+            raise RemoteProtocolError("the answer lacks the rows that were asked for")
         name = named.name
         self.came_by[name] = self.connection
         self.versions[name] = max(message.version, self.versions.get(name, 0))
-
-
-def _rows(message: Message, into: RowsInto | None) -> TableRows:
-    """Return an answer that has brought what was asked for."""
-    assert isinstance(message, TableRows)
-    if into is not None and len(into.out) and not message.parts:
-        raise RemoteProtocolError("the answer lacks the rows that were asked for")
-    return message
+        return into.out
 
 
 def _bytes(array: Array) -> memoryview:

@@ -30,10 +30,10 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
-from aiops.client.conversation import Conversation
+from aiops.client.dialogue import Dialogue
 from aiops.client.params import Params
-from aiops.client.requests import Receipt
-from aiops.client.routines import Routine, Transfer, routine_for
+from aiops.client.requests import Receipt, Request
+from aiops.client.routines import Direct, Routine, Transfer, routine_for
 from aiops.errors import NotReady, Refused, Restarted, StaleGradient, UsageError
 from aiops.model.layout import Array
 
@@ -117,7 +117,7 @@ class Steps:
         When the plan asks for what this client does not know, or the model cannot be trained so.
     """
 
-    def __init__(self, talk: Conversation, params: Params, clock: Callable[[], float]) -> None:
+    def __init__(self, talk: Dialogue, params: Params, clock: Callable[[], float]) -> None:
         self._talk, self._clock = talk, clock
         self.params = params
         self.routine: Routine = routine_for(self._plan, params)
@@ -127,6 +127,7 @@ class Steps:
         self.idle_seconds = self.compute_seconds = 0.0
         self._since = clock()
         self._errand: Errand | None = None
+        self.direct = type(self.routine) is Direct and "gate" not in self._plan
 
     @property
     def _plan(self) -> Mapping[str, Any]:
@@ -151,14 +152,36 @@ class Steps:
                 " with a function params → gradients"
             )
 
-    def step(self, gradients: Gradients, *, again: bool) -> Script[Receipt | None]:
+    def directly(self) -> bool:
+        """Say whether a step may be a steady exchange; if so, it begins now: see `exchanged`."""
+        if not self.direct or self.routine.under_way is not None:
+            return False
+        now = self._clock()
+        self.compute_seconds += now - self._since
+        self._since = now
+        return True
+
+    def exchanged(self, done: Receipt | Request | None) -> None:
+        """Take note of what came of it: a receipt, and the step is over; else go on with `step`."""
+        now = self._clock()
+        self.idle_seconds += now - self._since
+        self._since = now
+        if type(done) is Receipt:
+            self.last = done
+            self.steps += 1
+
+    def step(
+        self, gradients: Gradients, *, again: bool, begun: Request | None = None
+    ) -> Script[Receipt | None]:
         """Take the gradients of a mini-batch, computed at `params`.
+
+        ``begun``: the push that it is, if a steady exchange has begun it.
 
         Returns None, where it can be done ``again``, when they are to be computed again, at
         `params` as they are now.
         """
         try:
-            receipt = yield from self._step(gradients)
+            receipt = yield from self._step(gradients, begun)
         except Restarted:
             yield from self._begin_anew()
             if again and not self.routine.local:
@@ -190,13 +213,15 @@ class Steps:
 
     # ------------------------------------------------------------ inside
 
-    def _step(self, gradients: Gradients) -> Script[Receipt]:
+    def _step(self, gradients: Gradients, begun: Request | None) -> Script[Receipt]:
         routine = self.routine
         if self._errand is not None and self._errand.error is not None:
             yield from self._settle(wait=True)  # tell what failed before anything of this is done
         routine.apply(gradients)
         yield from self._settle(wait=routine.due)
         transfer = routine.transfer()
+        if transfer is not None and begun is not None:
+            transfer.request = begun
         if "gate" in self._plan:
             self._note_held(transfer)
         if transfer is not None and routine.waits:

@@ -41,15 +41,16 @@ class Transfer:
     again: bool = False
     request: Request | None = None
 
-    def ask(self, talk: Conversation) -> Request:
+    def ask(self, asks: Conversation) -> Request:
         """Ask for it. Asked again (nobody knows what became of it), it is the same push."""
         if self.request is not None:
-            self.request = talk.again(self.request)
+            self.request = asks.again(self.request)
         elif self.arrays is not None:
-            self.request = talk.push(self.arrays, self.at, self.into, self.wanted, self.count)
+            self.request = asks.push(self.arrays, self.at, self.into, self.wanted, self.count)
         elif self.again:
-            self.request = talk.reapply(self.at, self.into, self.wanted)
+            self.request = asks.reapply(self.at, self.into, self.wanted)
+        elif self.into is not None:
+            self.request = asks.fetch(self.into, self.wanted)
         else:
-            assert self.into is not None
-            self.request = talk.fetch(self.into, self.wanted)
+            raise ValueError("a transfer that neither pushes nor fetches")
         return self.request

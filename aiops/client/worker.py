@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from aiops.client.blocking import Client
 from aiops.client.facade import WorkerFacade
 from aiops.client.params import Params
-from aiops.client.requests import Receipt
+from aiops.client.requests import Receipt, Request
 from aiops.client.steps import Await, Begin, Carry, Gradients, Offer, Order, Script, T
 from aiops.client.transfer import Transfer
 from aiops.common.closing import Closing
@@ -154,11 +154,19 @@ class Worker(WorkerFacade, Closing):
         """
         if self._closed:
             raise UsageError("this worker is closed")
-        again = callable(gradients)
-        self._steps.check(again=again)
+        steps, again = self._steps, callable(gradients)
+        steps.check(again=again)
         while True:
             given = gradients(self.params) if callable(gradients) else gradients
-            receipt = self._play(self._steps.step(given, again=again))
+            begun: Request | None = None
+            if steps.directly():
+                with self._lock:
+                    done = self._client.exchange_shortly(steps.params, given)
+                steps.exchanged(done)
+                if isinstance(done, Receipt):
+                    return done
+                begun = done
+            receipt = self._play(steps.step(given, again=again, begun=begun))
             if receipt is not None:
                 return receipt
 

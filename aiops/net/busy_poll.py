@@ -79,6 +79,32 @@ class Spin:
         """What was looked for has come while looking: it is worth it."""
         self._rest = 1
 
+    def look(self, there: Callable[[int], object]) -> None:
+        """Do all of that at one go: look until it is there, or is to be slept for.
+
+        Parameters
+        ----------
+        there
+            Says whether it is; it is told how many milliseconds to wait for it (0).
+        """
+        if self._resting:
+            self._resting -= 1
+            return
+        give_way, clock = self._give_way, self._clock
+        if give_way is None:
+            return
+        now = clock()
+        until = now + self.MOST
+        while not there(0):
+            before = now
+            give_way()
+            now = clock()
+            if now >= until or now - before >= _CROWDED:
+                self._resting = self._rest
+                self._rest = min(2 * self._rest, _LONGEST_REST)
+                return
+        self._rest = 1
+
 
 class BusyPoll:
     """Has an event loop look for a next message a while before it sleeps for one.

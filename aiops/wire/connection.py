@@ -42,7 +42,7 @@ SMALL = 64 * 1024
 """Payloads of at most so many bytes in all are sent in one buffer with their header, as a copy."""
 
 _HEAD = 16 * 1024  # what is read ahead of a header; a payload's first bytes may fall in it
-_SHORT = 512  # bytes: the longest header that is kept to be learnt from
+_SHORT = 4096  # bytes: the longest header that is kept to be learnt from
 _LINE = 64  # bytes of a processor's cache line
 _PREFIX = struct.Struct(">BI")
 _MAP_PREFIX, _BIN_PREFIX = 0xCE, 0xC6

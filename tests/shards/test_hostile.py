@@ -32,10 +32,10 @@ def joined(world: World, name: str) -> tuple[Actor, Params]:
     world.actors.append(actor)
     actor.connect()
     world.settle()
-    done(world, actor, actor.talk.define(MODEL))
+    done(world, actor, actor.asks.define(MODEL))
     assert actor.talk.layout is not None
     params = Params(actor.talk.layout)
-    done(world, actor, actor.talk.fetch(params))
+    done(world, actor, actor.asks.fetch(params))
     return actor, params
 
 
@@ -54,7 +54,7 @@ def unharmed(world: World, version: int) -> None:
     actor, params = joined(world, "somebody else")
     assert params.version == version
     assert all((a == -version).all() for a in params.values())
-    receipt = done(world, actor, actor.talk.push(ones(params), params, params))
+    receipt = done(world, actor, actor.asks.push(ones(params), params, params))
     assert receipt.version == version + 1
     assert all((a == -version - 1).all() for a in params.values())
     for host in world.hosts:
@@ -73,8 +73,8 @@ def test_a_bad_value_in_one_portion_refuses_all_of_it(
     grads["w"].reshape(-1)[place] = value
     where = [place // 2, place % 2]
     with pytest.raises(BadPush, match=rf"'w' holds .* at \[{where[0]}, {where[1]}\]"):
-        done(world, actor, actor.talk.push(grads, params, params))
-    done(world, actor, actor.talk.push(ones(params), params, params))
+        done(world, actor, actor.asks.push(grads, params, params))
+    done(world, actor, actor.asks.push(ones(params), params, params))
     unharmed(world, 1)
 
 
@@ -107,9 +107,9 @@ def test_a_portion_that_is_not_what_was_announced(world: World, change: Any) -> 
 
     branch.push = lie  # type: ignore[method-assign]
     with pytest.raises(BadPush):
-        done(world, actor, actor.talk.push(ones(params), params, params))
+        done(world, actor, actor.asks.push(ones(params), params, params))
     branch.push = say  # type: ignore[method-assign]
-    done(world, actor, actor.talk.push(ones(params), params, params))
+    done(world, actor, actor.asks.push(ones(params), params, params))
     unharmed(world, 1)
 
 
@@ -175,7 +175,7 @@ def test_portions_that_nobody_expects_wait_and_are_forgotten(world: World) -> No
 def test_a_push_whose_portion_never_comes_is_overdue(world: World) -> None:
     actor, params = joined(world, "worker")
     actor.talk.shards.branches[0].push = lambda portion, payloads: None  # type: ignore[method-assign]
-    actor.talk.push(ones(params), params, params)
+    actor.asks.push(ones(params), params, params)
     actor.flush()
     world.settle()
     lead = world.lead_brain

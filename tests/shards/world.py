@@ -15,6 +15,7 @@ from typing import Any
 from aiops.algorithms import find
 from aiops.client.branch import Branch
 from aiops.client.conversation import Conversation
+from aiops.client.dialogue import Dialogue
 from aiops.engine.engine import Engine
 from aiops.engine.events import (
     Applied,
@@ -220,7 +221,7 @@ class Actor:
 
     def __init__(self, world: World, name: str, script: Callable[[Actor], Any]) -> None:
         self.world, self.name, self.script = world, name, script
-        self.talk = Conversation(
+        self.talk = Dialogue(
             name,
             client=name,
             name=name,
@@ -229,6 +230,7 @@ class Actor:
             nonce=lambda: bytes(16),
             pongs=False,
         )
+        self.asks = Conversation(self.talk)
         self.lines: list[tuple[Any, Line]] = []
         self.request: Any = None
         self.done = False
@@ -253,7 +255,7 @@ class Actor:
         for talk, line in self.lines:
             line.up.say(talk.outgoing())
 
-    def arrive(self, talk: Conversation | Branch, line: Line, count: int) -> None:
+    def arrive(self, talk: Dialogue | Branch, line: Line, count: int) -> None:
         buffer, pipe = talk.next_buffer(), line.down
         count = min(count, len(buffer), len(pipe.bytes))
         buffer[:count] = pipe.bytes[:count]

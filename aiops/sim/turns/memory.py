@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from aiops.client.conversation import Conversation
-from aiops.client.dialogue import stream
+from aiops.client.dialogue import Dialogue, stream
 from aiops.client.leased import Leased
 from aiops.client.params import Params
 from aiops.client.requests import Receipt, Request
@@ -77,7 +77,7 @@ class MemoryServer:
         self._wires[peer].lost()
         self.post(Left(self.now, peer))
 
-    def receive(self, peer: int, talk: Conversation, buffers: list[Buffer]) -> None:
+    def receive(self, peer: int, talk: Dialogue, buffers: list[Buffer]) -> None:
         """Have what a client has to say arrive."""
         wire = self._wires[peer]
         if not isinstance(wire, HandedWire):
@@ -174,7 +174,7 @@ class Seat:
         self._carried: Request | None = None
         self._receipt: Receipt | None = None
         self._blocked = False  # a gradient is applied, and its transfer waits for the last one's
-        self.talk = Conversation(
+        self.talk = Dialogue(
             URL,
             client=name,
             name=name,
@@ -184,11 +184,12 @@ class Seat:
             pongs=False,
             wire=partial(HandedWire, "client") if server.handed else stream,
         )
+        self.asks = Conversation(self.talk)
         self.steps = self.recomputed = 0
         self.refused = False  # the last gradient was: it is to be computed again
         self.peer = server.connect(self)
         server.receive(self.peer, self.talk, self.talk.connected())
-        self.ask(self.talk.define(initial))
+        self.ask(self.asks.define(initial))
         self.params, self.routine = self._model(ahead)
 
     def _model(self, ahead: bool) -> tuple[Params, Routine]:
@@ -202,7 +203,7 @@ class Seat:
         params: Params = (
             Leased(self.talk.layout) if self._server.handed else Params(self.talk.layout)
         )
-        self.ask(self.talk.fetch(params))
+        self.ask(self.asks.fetch(params))
         if ahead:
             return params, Ahead(params)
         routine = routine_for(plan, params)
@@ -273,7 +274,7 @@ class Seat:
 
     def _carry(self, transfer: Transfer) -> Receipt | None:
         self._receipt = None
-        self._carried = transfer.ask(self.talk)
+        self._carried = transfer.ask(self.asks)
         self._send()
         return self._receipt
 

@@ -136,7 +136,7 @@ class TestRuns:
         assert (delta_replies is not None) == bool(fetch)
         assert store is not None
         for seat in run.seats:
-            seat.ask(seat.talk.fetch(seat.params))
+            seat.ask(seat.asks.fetch(seat.params))
             current = delta_replies.shadow.current if delta_replies else store.current
             assert seat.params.version == current.number
             assert seat.params.arena.data.tobytes() == current.arena.data.tobytes()

@@ -1,0 +1,281 @@
+"""The steady exchange: a gradient of the whole model for the whole model, over and over.
+
+Most of what a worker says and hears is the same message with other numbers in it. After one such
+exchange in the general way (`aiops.client.conversation`), both headers are known by heart: the next
+push is packed from a template, and an answer that matches the other needs no decoding. ::
+
+    buffers = steady.begin(params, gradients)    # None: this one goes the general way
+    ...send them...; came = recv_into(steady.room)
+    receipt = steady.finish(came)                # None: it was no such answer
+    if receipt is None:
+        request = steady.hand_over(sent)         # the same push, as a request that is under way
+
+It is a short way through the same state, not a state of its own. Ids, sequence numbers, traffic and
+ledger are those of the conversation; every byte that is sent is what the general way would have
+sent. So whatever else happens (an error, a ping, half an answer, a lost connection) can be handed
+over at any time: the push becomes a request with the numbers it was sent under, what has not been
+sent of it is sent, and what has come is heard. Nothing is lost, and nothing is applied twice.
+
+An answer of at most `ROOM` bytes is received beside the parameters, and copied when it is all
+there; a larger one has its header compared first, and is then received where it belongs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import numpy as np
+
+from aiops.client import requests
+from aiops.client.outgoing import parts_of
+from aiops.client.params import Params
+from aiops.client.requests import Means, Receipt, Request
+from aiops.client.template import Template
+from aiops.wire import messages
+from aiops.wire.connection import Buffer
+from aiops.wire.messages import Push
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from aiops.client.dialogue import Dialogue
+    from aiops.model.layout import Array, Layout
+
+ROOM: Final = 64 * 1024
+"""The largest answer, in bytes, that is received beside the parameters."""
+
+LARGEST: Final = 1 << 20
+"""The largest model in bytes: of a larger one the calls do not count, and it is cut in pieces."""
+
+_VIEWS: Final = 256
+"""The most tensors whose gradients are sent as they lie."""
+
+_PUSH = [("id",), ("seq",), ("have",), ("parts", 0, 4)]
+_ACK = [
+    *(("id",), ("version",), ("current",), ("parts", 0, 4), ("staleness",), ("mean_staleness",)),
+    *(("vbar",), ("vbars",)),
+]
+
+
+class Steady:
+    """The steady exchange of one connection.
+
+    Parameters
+    ----------
+    talk
+        The conversation, which is with one server.
+    layout
+        The model.
+    push, ack
+        A push and its acknowledgement, as they were said in the general way; the latter's header
+        as it came.
+
+    Attributes
+    ----------
+    room
+        Where an answer is to be received.
+    size
+        Its length in bytes.
+    says
+        The length of what is sent, in bytes.
+    direct
+        Whether it is received where it belongs, once its header is known to match.
+    failed
+        Whether something was otherwise than had been learnt: learn it anew, if need be.
+
+    Raises
+    ------
+    ValueError
+        When one of them has no fields of constant width.
+    """
+
+    def __init__(self, talk: Dialogue, layout: Layout, push: Push, ack: bytes) -> None:
+        self._talk, self._layout, nbytes = talk, layout, layout.nbytes
+        header = messages.encode(push)
+        self._push = Template(header, nbytes, _PUSH)
+        self._ack = Template(ack, nbytes, _ACK, [("vbar",), ("vbars",)])
+        self._has_vbar = ("vbar",) not in self._ack.lacking
+        self._has_vbars = ("vbars",) not in self._ack.lacking
+        if self._has_vbars and not self._has_vbar:
+            raise ValueError("statistics by tensor, and none of the model")
+        self._bounds = tuple(bound for field in self._push.bounds for bound in field)
+        self._most = tuple(most for _least, most in self._ack.bounds[1:5])
+        self._tensors = tuple((t.name, t.dtype, t.shape) for t in layout.tensors)
+        self._connection = talk.connection
+        self.size = self._ack.size + nbytes
+        self.direct = self.size > ROOM  # received where it belongs
+        self._whole = memoryview(bytearray(self._ack.size if self.direct else self.size))
+        self.room = self._whole
+        self._payload = self._whole[self._ack.size :]
+        self._overhead = self._push.size, self._ack.size
+        self._nbytes, self._parts = nbytes, push.parts
+        self.says = self._push.size + nbytes
+        self.failed = False
+        self._params: Params | None = None  # those of the exchange under way, with
+        self._gradients: Mapping[str, Array] = {}
+        self._numbers = 0, 0  # the id and the sequence number it was begun with
+        self._have = self._age = 0
+
+    def still(self, push: Push, ack: bytes) -> bool:
+        """Say whether an exchange in the general way would have matched; if so, go on."""
+        numbers = push.id, push.seq, push.have, push.parts[0].version
+        bounds = zip(numbers, self._push.bounds, strict=True)
+        fits = all(low <= number <= high for number, (low, high) in bounds)
+        self.failed = not (fits and self._ack.matches(ack, self._nbytes))
+        return not self.failed
+
+    def begin(self, params: Params, gradients: Mapping[str, Array]) -> list[Buffer] | None:
+        """Begin to push gradients computed at ``params``, which are then to be brought up to date.
+
+        Returns what to send; None if this is not to be done here, and nothing has happened then.
+        """
+        have, age = params.level, params.age
+        if (
+            (have is None or age is None)
+            or (type(params) is not Params or params.layout is not self._layout)
+            or params.connection != self._connection
+        ):
+            return None
+        views: list[Any]
+        if type(gradients) is dict and len(gradients) == len(self._tensors) <= _VIEWS:
+            views = [b""]
+            for name, dtype, shape in self._tensors:
+                array = gradients.get(name)
+                if (type(array) is not np.ndarray or array.dtype != dtype) or (
+                    array.shape != shape or not array.flags.c_contiguous
+                ):
+                    return None
+                views.append(array)
+        elif type(gradients) is Params and gradients.layout is self._layout:
+            views = [b"", gradients.arena.data]
+        else:
+            return None
+        talk = self._talk
+        id, seq = talk.next_id, talk.seq + 1
+        low0, high0, low1, high1, low2, high2, low3, high3 = self._bounds
+        if not (
+            (low0 <= id <= high0 and low1 <= seq <= high1)
+            and (low2 <= have <= high2 and low3 <= age <= high3)
+        ):
+            self.failed = True  # one of them needs another width: learn that
+            return None
+        views[0] = self._push.pack(id, seq, have, age)
+        talk.next_id, talk.seq = id + 1, seq  # whatever happens now, they have been used
+        self._params, self._gradients, self._numbers = params, gradients, (id, seq)
+        self._have, self._age = have, age
+        return views
+
+    @property
+    def under_way(self) -> bool:
+        """Whether an exchange has begun, and is not over."""
+        return self._params is not None
+
+    def rest(self, came: int) -> memoryview | None:
+        """Return where the rest of an answer belongs, of which so many bytes have come to `room`.
+
+        None if that is not an answer that can be finished here, or it cannot be told yet.
+        """
+        head = self._ack.size
+        if came < head or self._read() is None:
+            return None
+        if self.direct:
+            assert self._params is not None
+            self._params.now_at(-1)  # a mixture, until all has come
+            self._payload = self._params.arena.data.data
+        return self._payload[came - head :]
+
+    def finish(self, came: int) -> Receipt | None:
+        """Take an answer of which so many bytes have come; None if it is none of these."""
+        found = self._read() if came == self.size else None
+        if found is None:
+            return None
+        params, talk = self._params, self._talk
+        assert params is not None
+        _id, version, current, age, staleness, mean, *statistics = found
+        if not self.direct:
+            params.arena.data.data[:] = self._payload
+        params.level, params.age = current, age
+        talk.count_steady(self._numbers[1], self._nbytes, self._overhead, self._parts)
+        self._params = None
+        vbar = statistics[0] if statistics else None
+        vbars = Means(self._layout, statistics[1]) if self._has_vbars else {}
+        return Receipt(version, staleness, mean, vbar, vbars)
+
+    def _read(self) -> tuple[Any, ...] | None:
+        """Return the fields of the answer, if they are what an answer may have."""
+        found = self._ack.values(self._whole)
+        if found is None:
+            return None
+        most = self._most
+        if (
+            (found[0] != self._numbers[0] or found[1] > most[0] or found[2] > most[1])
+            or (found[3] > most[2] or found[4] > most[3])
+            or found[5] - found[5] != 0.0  # it is not finite
+            or (self._has_vbar and found[6] - found[6] != 0.0)
+        ):
+            return None
+        return found
+
+    def hand_over(self, sent: int, came: int) -> tuple[Request, list[Buffer], list[memoryview]]:
+        """Go on in the general way, with the push as a request that is under way.
+
+        Parameters
+        ----------
+        sent, came
+            How many bytes of it have been sent, and how many have come.
+
+        Returns
+        -------
+        The request, what is still to be sent of it, and what is to be heard.
+        """
+        params, gradients, talk = self._params, self._gradients, self._talk
+        assert params is not None
+        params.level = self._have
+        parts, payloads = parts_of(self._layout, gradients, self._age)
+        id, seq = self._numbers
+        push = requests.Push(seq, parts, payloads, params, None, params.connection, 1)
+        request = talk.ask(push, id)
+        left = _without(talk.outgoing(), sent)
+        self._params, self._gradients, self.failed = None, {}, True
+        head = self._ack.size
+        if not self.direct or came <= head:
+            return request, left, [self._whole[:came]]
+        params.now_at(-1)  # a mixture, until all has come
+        return request, left, [self._whole, self._payload[: came - head]]
+
+
+class Hearer(Protocol):
+    """A conversation, as its driver sees it when bytes have come."""
+
+    def next_buffer(self) -> memoryview:
+        """Return where the next received bytes belong."""
+
+    def received(self, nbytes: int) -> None:
+        """Take note of received bytes."""
+
+
+def hear(talk: Hearer, came: list[memoryview]) -> bool:
+    """Have a conversation hear what came of an exchange that was handed over.
+
+    Returns whether that was anything. Raises what `Conversation.received` does.
+    """
+    for view in came:
+        while view:
+            room = talk.next_buffer()
+            count = min(len(room), len(view))
+            room[:count] = view[:count]
+            talk.received(count)
+            view = view[count:]
+    return any(map(len, came))
+
+
+def _without(buffers: list[Buffer], nbytes: int) -> list[Buffer]:
+    """Return what is left of buffers of which so many bytes have gone."""
+    left: list[Buffer] = []
+    for buffer in buffers:
+        view = memoryview(buffer)
+        gone = min(nbytes, len(view))
+        nbytes -= gone
+        if gone < len(view):
+            left.append(view[gone:])
+    return left

@@ -1,0 +1,95 @@
+"""A ratchet: how many Python calls an exchange takes on the client. The bounds may only go down.
+
+The server is another process, and the calls are those of the client's own thread. A glance in vain
+for an answer makes no Python call, so the count is the same however long the answer takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from aiops.client import AsyncWorker, Client, Worker
+from tests.client.calls import Calls, counting, median
+from tests.support import Process, server_process
+
+MODEL = {"w": np.zeros(1000, np.float32), "b": np.zeros(16, np.float16)}
+GRADIENT = {name: np.ones_like(array) for name, array in MODEL.items()}
+
+STEADY_STEP = 17
+STEADY_EXCHANGE = 14
+GENERAL_STEP = 135
+GENERAL_EXCHANGE = 110
+ASYNC_STEP = 24  # those of aiops; the event loop has its own
+
+
+@pytest.fixture(scope="module", params=["tcp", "near"])
+def server(request: pytest.FixtureRequest) -> Iterator[Process]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "tcp":
+            patch.setenv("AIOPS_NO_SHM", "1")
+        with server_process("--policy", "asgd", "--set", "lr=0.1") as process:
+            yield process
+
+
+@pytest.fixture
+def worker(server: Process) -> Iterator[Worker]:
+    with Worker(server.url, MODEL) as worker:
+        for _ in range(3):
+            worker.step(GRADIENT)
+        yield worker
+
+
+def general(worker: Worker) -> None:
+    """Take a step in the general way."""
+    worker._client._connection.steady = None
+    worker.step(GRADIENT)
+
+
+def test_a_steady_step(worker: Worker) -> None:
+    found = median(worker.step, GRADIENT)
+    assert found.python <= STEADY_STEP, found.by.most_common()
+
+
+def test_a_steady_step_with_room(worker: Worker) -> None:
+    room = worker.room()
+    for array in room.values():
+        array[...] = 1
+    found = median(worker.step, room)
+    assert found.python <= STEADY_STEP, found.by.most_common()
+
+
+def test_a_general_step(worker: Worker) -> None:
+    found = median(general, worker)
+    assert found.python - 1 <= GENERAL_STEP, found.by.most_common()
+
+
+def test_an_exchange(server: Process) -> None:
+    with Client(server.url, role="worker") as client:
+        params = client.define(MODEL)
+        for _ in range(3):
+            client.exchange(params, GRADIENT)
+        found = median(client.exchange, params, GRADIENT)
+        assert found.python <= STEADY_EXCHANGE, found.by.most_common()
+
+        def slowly() -> None:
+            client._connection.steady = None
+            client.exchange(params, GRADIENT)
+
+        found = median(slowly)
+        assert found.python - 1 <= GENERAL_EXCHANGE, found.by.most_common()
+
+
+async def test_an_async_step(server: Process) -> None:
+    gradient = GRADIENT
+    async with AsyncWorker(server.url, MODEL) as worker:
+        for _ in range(3):
+            await worker.step(gradient)
+        found = Calls()
+        for _ in range(5):
+            with counting(found):
+                await worker.step(gradient)
+        ours = sum(n for (file, _name), n in found.by.items() if file.startswith("aiops/"))
+        assert ours <= 5 * ASYNC_STEP, found.by.most_common()
