@@ -20,7 +20,7 @@ GRADIENT = {name: np.ones_like(array) for name, array in MODEL.items()}
 
 STEADY_STEP = 17
 STEADY_EXCHANGE = 14
-GENERAL_STEP = 135
+GENERAL_STEP = 138
 GENERAL_EXCHANGE = 110
 ASYNC_STEP = 24  # those of aiops; the event loop has its own
 
