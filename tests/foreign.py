@@ -1,7 +1,8 @@
-"""A client as somebody would write it who has only docs/wire.md: Python's own library, no more.
+"""A client written from docs/wire.md and docs/wire-shared-memory.md alone.
 
-It imports neither aiops nor msgpack (a test sees to that), so what it understands is what the page
-says.
+It imports neither aiops nor msgpack (a test checks that), only Python's own library: what it
+understands is what the pages say. `ForeignClient` is docs/wire.md, with the gates of
+"The plan and gates"; `ForeignNeighbour` adds docs/wire-shared-memory.md.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ ITEM = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 # ---------------------------------------------------------------- MessagePack
 
 
-class Long(int):
-    """An integer that is written in eight bytes, whatever its value."""
+class Wide(int):
+    """An integer that is written in MessagePack's longest form."""
 
 
 def pack(value: Any) -> bytes:
-    """Write a value in MessagePack's shortest form, unless it is `Long`."""
+    """Write a value in MessagePack's shortest form (but `Wide` integers)."""
     if value is None:
         return b"\xc0"
     if value is True or value is False:
         return b"\xc3" if value else b"\xc2"
-    if isinstance(value, Long):
-        return struct.pack(">BQ", 0xCF, value)
+    if isinstance(value, Wide):
+        return struct.pack(">Bq", 0xD3, value) if value < 0 else struct.pack(">BQ", 0xCF, value)
     if isinstance(value, int):
         return _pack_int(value)
     if isinstance(value, float):
@@ -145,9 +146,28 @@ def frame(header: dict[str, Any], payloads: Sequence[Payload]) -> bytes:
 def proof(token: str, side: str, client_nonce: bytes, server_nonce: bytes, client: str) -> bytes:
     """Show knowledge of the token."""
     said = b""
-    for item in (b"aiops/1", side.encode(), client_nonce, server_nonce, client.encode()):
+    for item in (b"aiops/2", side.encode(), client_nonce, server_nonce, client.encode()):
         said += struct.pack(">I", len(item)) + item
     return hmac.new(token.encode(), said, hashlib.sha256).digest()
+
+
+def chances(
+    gate: dict[str, Any], step: int, vbar: float | None, constants: list[float]
+) -> tuple[float, float]:
+    """Return the probabilities of a push and of a fetch after a mini-batch (1, 2, ...).
+
+    ``constants``: the last `gate` field that was not empty.
+    """
+    if gate["kind"] == "periodic":
+        return float(step % gate["k_push"] == 0), float(step % gate["k_fetch"] == 0)
+    if gate["kind"] == "constant":
+        return gate["p_push"], gate["p_fetch"]
+    assert gate["kind"] == "bfasgd"
+    if vbar is None:
+        return 1.0, 1.0
+    deviation = max(vbar - gate["floor"], 0.0) + gate["eps"]
+    push, fetch = constants or (gate["c_push"], gate["c_fetch"])
+    return 1 / (1 + push / deviation), 1 / (1 + fetch / deviation)
 
 
 class ForeignClient:
@@ -158,7 +178,18 @@ class ForeignClient:
     send
         Sends bytes.
     receive
-        Returns just so many bytes.
+        Returns exactly as many bytes as it is asked for.
+
+    Attributes
+    ----------
+    model
+        The tensors in arena order, as the server announced them.
+    versions
+        The version of each tensor held, by name.
+    version
+        The model version that is held, -1 for none.
+    arena
+        The parameters' bytes.
     """
 
     def __init__(self, send: Callable[[bytes], None], receive: Callable[[int], bytes]) -> None:
@@ -170,7 +201,7 @@ class ForeignClient:
         self.arena = b""
 
     def say(self, kind: str, payloads: Sequence[Payload] = (), **fields: Any) -> None:
-        """Say something."""
+        """Send a message."""
         self._send(frame({"kind": kind, **fields}, payloads))
 
     def hear(self) -> tuple[dict[str, Any], list[Payload]]:
@@ -182,7 +213,7 @@ class ForeignClient:
         assert end == length
         payloads: list[Payload] = []
         for _start, _stop, codec, nbytes, _version in header.get("parts", []):
-            assert codec in ("raw", "apart"), "in the latter nothing follows here"
+            assert codec in ("raw", "shard"), "the latter's bytes travel elsewhere"
             mark, size = struct.unpack(">BI", self._receive(5))
             if (mark, size) == (0xDD, 2):
                 one, segment, other, offset = struct.unpack(">BQBQ", self._receive(18))
@@ -193,16 +224,23 @@ class ForeignClient:
                 payloads.append(self._receive(nbytes))
         return header, payloads
 
-    def greet(self, client: str, nonce: bytes, token: str | None = None, epoch: int = 1) -> Any:
+    def greet(
+        self,
+        client: str,
+        nonce: bytes,
+        token: str | None = None,
+        epoch: int = 1,
+        role: str = "worker",
+    ) -> Any:
         """Go through the handshake; return the welcome (or the error)."""
         self.say(
             "hello",
             id=0,
-            protocol=1,
+            protocol=2,
             client=client,
             epoch=epoch,
             name=client,
-            role="worker",
+            role=role,
             pongs=False,
             nonce=nonce,
             agent="foreign/1",
@@ -220,15 +258,16 @@ class ForeignClient:
         return header
 
     def ask(self, kind: str, payloads: Sequence[Payload] = (), **fields: Any) -> dict[str, Any]:
-        """Ask something, and take in the answer."""
+        """Send a request, and take in the answer."""
         self._id += 1
         self.say(kind, payloads, id=self._id, **fields)
         header, answered = self.hear()
         assert header["id"] == self._id
         if "model" in header:
             self.model = header["model"]
+        if answered or header["kind"] == "params" or (header["kind"] == "ack" and fields["fetch"]):
+            self.version = header.get("current", header["version"])
         if answered:
-            self.version = header["version"]
             for (start, stop, _codec, _nbytes, version), data in zip(
                 header["parts"], answered, strict=True
             ):
@@ -253,7 +292,6 @@ class ForeignClient:
 
     def exchange(self, gradients: dict[str, bytes], seq: int | None = None) -> dict[str, Any]:
         """Push gradients computed at the parameters held, one part each, and bring these up."""
-        self._seq = seq or self._seq + 1
         parts, payloads = [], []
         for name, _dtype, _shape, offset in self.model:
             if name in gradients:
@@ -261,8 +299,24 @@ class ForeignClient:
                 stop = offset + len(data)
                 parts.append([offset, stop, "raw", len(data), self.versions[name]])
                 payloads.append(data)
-        asked = {"fetch": True, "have": self.version, "wants": [], "coded": False}
-        return self.ask("push", payloads, seq=self._seq, parts=parts, count=1, **asked)
+        return self.push(parts, payloads, seq, fetch=True, have=self.version)
+
+    def push(
+        self,
+        parts: list[list[Any]],
+        payloads: Sequence[Payload],
+        seq: int | None = None,
+        **changed: Any,
+    ) -> dict[str, Any]:
+        """Push these parts, by default without a fetch."""
+        self._seq = self._seq + 1 if seq is None else seq
+        asked = {"fetch": False, "have": -1, "wants": [], "coded": False, "count": 1, **changed}
+        return self.ask("push", payloads, seq=self._seq, parts=parts, **asked)
+
+    def reapply(self) -> dict[str, Any]:
+        """Have the last gradient applied again, without a fetch."""
+        self._seq += 1
+        return self.ask("reapply", seq=self._seq, fetch=False, have=-1, wants=[], coded=False)
 
     def tensor(self, name: str) -> bytes:
         """Return a tensor's bytes."""
@@ -271,7 +325,7 @@ class ForeignClient:
 
 
 class ForeignNeighbour:
-    """What a client on the server's machine adds: shared memory.
+    """A client on the server's machine, with shared memory.
 
     Parameters
     ----------
@@ -296,7 +350,7 @@ class ForeignNeighbour:
         return data
 
     def share(self, number: int, nbytes: int) -> mmap.mmap:
-        """Show the server a segment."""
+        """Share a segment with the server."""
         fd = os.memfd_create("foreign", os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, nbytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
@@ -306,15 +360,20 @@ class ForeignNeighbour:
         self.client.say("share", id=0, segment=number, nbytes=nbytes)
         return memory
 
-    def hear(self) -> tuple[dict[str, Any], list[bytes]]:
-        """Return the next message, with what its payloads are."""
+    def receive_raw(self) -> tuple[dict[str, Any], list[Payload]]:
+        """Return the next message with its payloads, bytes or places; map segments before it."""
         header, payloads = self.client.hear()
-        if header["kind"] == "share":
+        while header["kind"] == "share":
             _byte, [fd], _flags, _address = socket.recv_fds(self.side, 1, 1)
             nbytes = header["nbytes"]
             self.theirs[header["segment"]] = mmap.mmap(fd, nbytes, prot=mmap.PROT_READ)
             os.close(fd)
-            return self.hear()
+            header, payloads = self.client.hear()
+        return header, payloads
+
+    def hear(self) -> tuple[dict[str, Any], list[bytes]]:
+        """Return the next message with its payloads' bytes, wherever they lie."""
+        header, payloads = self.receive_raw()
         found = []
         for payload, part in zip(payloads, header.get("parts", []), strict=True):
             if isinstance(payload, tuple):

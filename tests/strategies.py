@@ -96,7 +96,7 @@ FIELDS: Mapping[str, st.SearchStrategy[Any]] = {
     "Ranges": st.lists(
         st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(0, 99)), max_size=3
     ).map(lambda runs: tuple(_runs(runs))),
-    "Apart": st.lists(st.tuples(text, st.integers(1, 65535), uint), max_size=3).map(tuple),
+    "ShardTable": st.lists(st.tuples(text, st.integers(1, 65535), uint), max_size=3).map(tuple),
     "Gate": st.just(()) | st.tuples(*[st.floats(0, 1e9)] * 2),
     "Parts": parts(),
 }

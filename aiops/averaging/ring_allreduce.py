@@ -37,6 +37,7 @@ import numpy.typing as npt
 from aiops.errors import RemoteProtocolError
 from aiops.model.arena import Arena, aligned
 from aiops.model.layout import Array, Layout, compute_dtype
+from aiops.wire.messages import WIRE_NAME
 from aiops.wire.state_machine import Side
 
 CHUNK = 256 * 1024
@@ -256,7 +257,7 @@ def proof(secret: bytes, side: Side, number: int, rank: int) -> bytes:
 
     The worker that connects is the ``"client"``. Secret and number are new in every round.
     """
-    said: list[Any] = [b"aiops/1", b"round", side.encode(), number, rank]
+    said: list[Any] = [WIRE_NAME, b"round", side.encode(), number, rank]
     items = (item if isinstance(item, bytes) else item.to_bytes(8, "big") for item in said)
     framed = b"".join(len(item).to_bytes(4, "big") + item for item in items)
     return hmac.new(secret, framed, hashlib.sha256).digest()

@@ -1,7 +1,8 @@
 """A conversation's branch: its connection to one of the shards that the model lies on, sans-I/O.
 
 A client's connections to the shards of a model stand and fall together. Requests go to the lead;
-what of a push lies on another shard goes there as a `Portion`, and so comes what of an answer does.
+what of a push lies on another shard goes there as a `ShardParts`, and so comes what of an answer
+does.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from aiops._version import __version__
 from aiops.errors import ConnectionLost, RemoteProtocolError, refusal
 from aiops.wire import handshake, messages
 from aiops.wire.connection import Buffer, Connection, SinkFor
-from aiops.wire.messages import Attached, Challenge, Error, Message, Ping, Portion
+from aiops.wire.messages import Challenge, Error, Message, Ping, ShardParts, ShardWelcome
 from aiops.wire.shared_payloads import SharedPayloads
 from aiops.wire.sinks import Discard, Sink
 
@@ -50,7 +51,7 @@ class Branch:
         self.wire.traffic = talk.wire.traffic  # all is counted together
         self.attached = False
         self._out: list[Buffer] = []
-        self._hello: messages.Follow | None = None
+        self._hello: messages.ShardHello | None = None
         self._challenge: Challenge | None = None
 
     # ------------------------------------------------------------ the connection
@@ -107,7 +108,7 @@ class Branch:
 
     # ------------------------------------------------------------ what it says and hears
 
-    def push(self, portion: Portion, payloads: Sequence[Sequence[memoryview]]) -> None:
+    def push(self, portion: ShardParts, payloads: Sequence[Sequence[memoryview]]) -> None:
         """Say what of a push lies there."""
         self._out.extend(self.wire.send(portion, payloads))
 
@@ -115,7 +116,7 @@ class Branch:
         self._out.extend(self.wire.send(message))
 
     def _place(self, message: Message) -> Sink | None:
-        if not isinstance(message, Portion):
+        if not isinstance(message, ShardParts):
             return Discard()
         return self._talk.shards.place_portion(self.shard, message)
 
@@ -131,7 +132,7 @@ class Branch:
             self._challenge = message
             token = self._talk.token
             self._say(handshake.answer(message, self._hello, token, self.server))
-        elif isinstance(message, Attached):
+        elif isinstance(message, ShardWelcome):
             assert self._hello is not None
             given = self._challenge, self._talk.token, self.server
             handshake.check_welcome(message, self._hello, *given)
@@ -139,15 +140,15 @@ class Branch:
             self._talk.branch_attached()
         elif isinstance(message, Ping):
             self._say(messages.Pong(message.id))
-        elif isinstance(message, Portion):
+        elif isinstance(message, ShardParts):
             if not message.parts:
                 raise RemoteProtocolError(f"{self.server} sent a portion of nothing")
             self._talk.shards.hear_portion(self.shard, message, sink)
 
 
-def following(talk: Dialogue, run: str, epoch: int, nonce: bytes) -> messages.Follow:
+def following(talk: Dialogue, run: str, epoch: int, nonce: bytes) -> messages.ShardHello:
     """Return how a client introduces itself to a follower."""
-    return messages.Follow(
+    return messages.ShardHello(
         id=0,
         protocol=messages.PROTOCOL,
         client=talk.client,

@@ -472,12 +472,12 @@ class Dialogue:
         self.welcome = welcome
         if self.layout is not None and self.coding is None:
             self._plan_coding()
-        if welcome.apart:
-            self.shards.branch_off(welcome.apart, defined=bool(welcome.model))
+        if welcome.shards:
+            self.shards.branch_off(welcome.shards, defined=bool(welcome.model))
         if not self.shards.branches:
             self._begin()
 
-    def follow(self) -> messages.Follow:
+    def follow(self) -> messages.ShardHello:
         """Return how this client introduces itself to another shard."""
         assert self.welcome is not None
         return following(self, self.welcome.run, self._epoch, self.nonce())
@@ -592,7 +592,7 @@ class Dialogue:
             raise RemoteProtocolError(f"{self.server} describes a model in another order of bytes")
         if [named.name for named in tables.each] != [row[0] for row in told.tables]:
             raise RemoteProtocolError(f"{self.server} describes its tables in another order")
-        if self.shards.learn(self.server, layout, told.apart):
+        if self.shards.learn(self.server, layout, told.shards):
             self.coding = None  # it is planned anew
         if self.layout is None:
             self.layout = self.ledger.layout = layout

@@ -17,7 +17,7 @@ from aiops.model.parts import Part
 from aiops.net.environment import SURROUNDINGS
 from aiops.net.socket_options import tune
 from aiops.wire.connection import Connection, Limits
-from aiops.wire.messages import Chunk, Error, Greet, Message, Round
+from aiops.wire.messages import Error, Message, RingChunk, RingHello, Round
 from aiops.wire.sinks import Sink
 from aiops.wire.state_machine import Side
 from aiops.wire.traffic import Traffic
@@ -30,7 +30,7 @@ _PARKED = 64
 class _Landing(Sink):
     """The sink of one chunk: straight into its place, and into the mean when it is whole."""
 
-    def __init__(self, ring: Ring, message: Chunk, out: asyncio.Queue[Piece]) -> None:
+    def __init__(self, ring: Ring, message: RingChunk, out: asyncio.Queue[Piece]) -> None:
         [self._part], self._hop = message.parts, message.hop
         self._ring, self._out = ring, out
         if self._part.codec != "raw" or self._part.nbytes != self._part.stop - self._part.start:
@@ -81,11 +81,11 @@ class Link:
         for buffer in self.wire.send(message, payloads):
             await self._bounded(loop.sock_sendall(self.sock, buffer), "took nothing")
 
-    async def hear_greeting(self) -> Greet:
+    async def hear_greeting(self) -> RingHello:
         """Wait for the first message of the other side."""
         while True:
             for message, _sink in await self.receive():
-                if isinstance(message, Greet):
+                if isinstance(message, RingHello):
                     return message
                 text = message.text if isinstance(message, Error) else f"said {message.kind!r}"
                 raise RemoteProtocolError(f"worker {self.name} did not greet, but {text}")
@@ -113,7 +113,7 @@ class _Stranger:
     """Somebody who has connected, until it is known whether it belongs to a round."""
 
     link: Link
-    greet: Greet | None = None
+    greet: RingHello | None = None
     task: asyncio.Task[None] | None = None
     called: bool = False
 
@@ -160,7 +160,7 @@ class Listener:
         found.name = name
         reply = proof(told.secret, "server", told.number, told.rank)
         try:
-            await found.send(Greet(0, told.number, told.rank, reply))
+            await found.send(RingHello(0, told.number, told.rank, reply))
         except BaseException:
             found.close()
             raise
@@ -272,7 +272,7 @@ async def _call(told: Round, right: int, host: str, port: int, patience: float) 
         raise ConnectionLost(f"worker {name}: {error.strerror or error}") from None
     try:
         mine = proof(told.secret, "client", told.number, told.rank)
-        await link.send(Greet(0, told.number, told.rank, mine))
+        await link.send(RingHello(0, told.number, told.rank, mine))
         reply = await link.hear_greeting()
         if (reply.number, reply.rank) != (told.number, right) or not proves(
             reply.proof, told.secret, "server", told.number, right
@@ -339,7 +339,7 @@ async def _pass_on(ring: Ring, before: Link, after: Link, number: int) -> None:
         out.put_nowait(piece)
 
     def place(message: Message) -> Sink:
-        assert isinstance(message, Chunk), "the wire's table lets nothing else through"
+        assert isinstance(message, RingChunk), "the wire's table lets nothing else through"
         return _Landing(ring, message, out)
 
     async def receive() -> None:
@@ -354,7 +354,7 @@ async def _pass_on(ring: Ring, before: Link, after: Link, number: int) -> None:
             piece = await out.get()
             nbytes = piece.stop - piece.start
             part = Part(piece.start, piece.stop, "raw", nbytes, number)
-            await after.send(Chunk(0, piece.hop, (part,)), [[piece.view]])
+            await after.send(RingChunk(0, piece.hop, (part,)), [[piece.view]])
 
     await _both(receive(), send())
 

@@ -21,12 +21,12 @@ from aiops.model.layout import Layout
 from aiops.model.parts import Parts
 from aiops.model.placement import Placement
 from aiops.wire.connection import Buffer, Connection, SinkFor
-from aiops.wire.messages import Message, Portion, Push
+from aiops.wire.messages import Message, Push, ShardParts
 from aiops.wire.sinks import Discard, Sink
 
 if TYPE_CHECKING:
     from aiops.client.dialogue import Dialogue
-    from aiops.wire.fields import Apart
+    from aiops.wire.fields import ShardTable
 
 
 class Shards:
@@ -67,7 +67,7 @@ class Shards:
 
     # ------------------------------------------------------------ the connections
 
-    def branch_off(self, apart: Apart, *, defined: bool) -> None:
+    def branch_off(self, shards: ShardTable, *, defined: bool) -> None:
         """Have connections made to the other shards; once the model is, to those that hold any.
 
         Raises
@@ -75,7 +75,7 @@ class Shards:
         Unauthorised
             When the user named others, or another number of them.
         """
-        where = [(host or self.host, port) for host, port, _start in apart]
+        where = [(host or self.host, port) for host, port, _start in shards]
         if self.followers and len(self.followers) != len(where):
             raise Unauthorised(
                 f"{self._talk.server} has {len(where) + 1} shards, not the"
@@ -119,7 +119,7 @@ class Shards:
 
     # ------------------------------------------------------------ the model
 
-    def learn(self, server: str, layout: Layout, apart: Apart) -> bool:
+    def learn(self, server: str, layout: Layout, shards: ShardTable) -> bool:
         """Learn where the model lies; return whether that is another place than before.
 
         Raises
@@ -128,9 +128,9 @@ class Shards:
             When it cannot lie there.
         """
         before, self._used, self.placement = self.placement, [], None
-        if apart:
+        if shards:
             try:
-                placement = Placement(layout, [0, *(row[2] for row in apart)])
+                placement = Placement(layout, [0, *(row[2] for row in shards)])
             except UsageError as error:
                 raise RemoteProtocolError(f"{server} describes {error}") from None
             self._used = placement.used[1:]
@@ -152,7 +152,7 @@ class Shards:
         for branch in self.branches:
             pieces, theirs = divided[branch.shard]
             if pieces:
-                branch.push(Portion(push.id, 0, tuple(pieces)), theirs)
+                branch.push(ShardParts(push.id, 0, tuple(pieces)), theirs)
         return self._talk.wire.send(replace(push, parts=parts), views)
 
     # ------------------------------------------------------------ answers
@@ -179,7 +179,7 @@ class Shards:
         self._intos[id] = into
         return into
 
-    def place_portion(self, shard: int, portion: Portion) -> Sink | None:
+    def place_portion(self, shard: int, portion: ShardParts) -> Sink | None:
         """Return where a portion of an answer goes; None while the lead has not said more.
 
         Raises
@@ -201,7 +201,7 @@ class Shards:
             )
         return PortionInto(into, expected[0])
 
-    def hear_portion(self, shard: int, portion: Portion, sink: Sink | None) -> None:
+    def hear_portion(self, shard: int, portion: ShardParts, sink: Sink | None) -> None:
         """A portion of an answer is in place; with the last of them the answer is heard."""
         into = self._intos.get(portion.id)
         if into is None or not isinstance(sink, PortionInto):

@@ -1,6 +1,6 @@
 """Where workers that average their models meet: who is in a round, and how long it is waited for.
 
-A worker that is ready says so (`meet`) and is answered (`round`) with everybody who was:
+A worker that is ready says so (`join_round`) and is answered (`round`) with everybody who was:
 
 * as soon as all who average are ready; or
 * a grace period after two were ready: who is not there misses the round, and is not waited for
@@ -27,7 +27,7 @@ from aiops.common import urls
 from aiops.engine.events import Effect, Reply, WakeAt
 from aiops.errors import BadPush, Refused, Unavailable
 from aiops.model.layout import Layout
-from aiops.wire.messages import Error, JoinRound, Round
+from aiops.wire.messages import WIRE_NAME, Error, JoinRound, Round
 
 
 @dataclass(slots=True)
@@ -200,7 +200,7 @@ def _is_literal(host: str) -> bool:
 def _secret(number: int, nonces: list[bytes]) -> bytes:
     """Return what only the members of a round can know, since each of them has drawn a nonce."""
     said = b"".join(len(nonce).to_bytes(4, "big") + nonce for nonce in nonces)
-    return hashlib.sha256(b"aiops/1 round" + number.to_bytes(8, "big") + said).digest()
+    return hashlib.sha256(WIRE_NAME + b" round" + number.to_bytes(8, "big") + said).digest()
 
 
 def _ending() -> Unavailable:

@@ -195,7 +195,8 @@ class Replies:
         if isinstance(answer, tuple):
             self._acknowledge_again(event.peer, message, answer, member)
         elif isinstance(answer, Error):
-            again = Error(message.id, answer.code, answer.text, answer.details, False)
+            said = answer.code, answer.text, answer.details, False, self.version
+            again = Error(message.id, *said)
             self.effects.append(Reply(event.peer, again))
         else:
             self.deny(

@@ -4,8 +4,8 @@ A tensor that is cut is *pieces*, one on each side. Each shard holds its pieces 
 own: their layout is a `Layout` whose tensors are the pieces, in the order of the arena, and which
 knows of which bytes of the whole it is (`Layout.within`).
 
-In the header of a message to or from the lead, a part in the codec ``apart`` has no bytes: they
-travel between the client and the shard that holds them; ``apart:int8`` says of an answer that they
+In the header of a message to or from the lead, a part in the codec ``shard`` has no bytes: they
+travel between the client and the shard that holds them; ``shard:int8`` says of an answer that they
 are an increment, in the codec ``int8``.
 """
 
@@ -21,7 +21,7 @@ from aiops.errors import BadPush, UsageError
 from aiops.model.layout import Cover, Ints, Layout, Tensor
 from aiops.model.parts import Part, Parts, Ranges
 
-APART = "apart"
+SHARD = "shard"
 """The codec of parts whose bytes travel by another connection; of increments with theirs behind."""
 
 RAW = "raw"
@@ -204,7 +204,7 @@ class Placement:
             Part(
                 part.start,
                 part.stop,
-                APART if part.codec == RAW or not increments else f"{APART}:{part.codec}",
+                SHARD if part.codec == RAW or not increments else f"{SHARD}:{part.codec}",
                 0,
                 part.version,
             )
@@ -229,14 +229,14 @@ class Placement:
         for part in parts:
             shard = self.shard_at(part.start, part.stop)
             again = increments and found[shard] and found[shard][-1][:2] == part[:2]
-            if part.start < reached and not (again and part.codec not in (APART, RAW)):
+            if part.start < reached and not (again and part.codec not in (SHARD, RAW)):
                 raise BadPush(f"the part from byte {part.start} on comes out of order")
             reached = part.stop
             apart, _colon, codec = part.codec.partition(":")
-            if increments and codec and apart == APART and shard and not part.nbytes:
+            if increments and codec and apart == SHARD and shard and not part.nbytes:
                 found[shard].append(part._replace(codec=codec))
                 continue
-            if (part.codec == APART) != (shard > 0) or (part.codec == APART and part.nbytes):
+            if (part.codec == SHARD) != (shard > 0) or (part.codec == SHARD and part.nbytes):
                 raise BadPush(
                     f"bytes {part.start} to {part.stop} belong on shard {shard}, and were sent to"
                     f" another: the parts of the model are cut at {self.edges[1:-1]}"

@@ -24,14 +24,14 @@ from aiops.wire import handshake
 from aiops.wire.connection import Connection, Limits
 from aiops.wire.messages import (
     PROTOCOL,
-    Attached,
     Challenge,
     Error,
-    Lead,
+    LeadHello,
     Leave,
     Message,
     Ping,
     Pong,
+    ShardWelcome,
 )
 from aiops.wire.sinks import Sink
 
@@ -46,7 +46,7 @@ class FollowerLink:
     def __init__(self, shard: int, name: str) -> None:
         self.shard, self.name = shard, name
         self.link: MessageTransport | None = None
-        self.hello: Lead | None = None
+        self.hello: LeadHello | None = None
         self.challenge: Challenge | None = None
         self.attached = False
         self.lost: AiopsError | None = None  # why it is gone
@@ -146,7 +146,7 @@ class ShardLinks:
         """Send an order; one to a follower that is gone is dropped."""
         follower = self._followers[order.shard - 1]
         link = follower.link
-        if link is not None and follower.lost is None and link.wire.state == "led":
+        if link is not None and follower.lost is None and link.wire.state == "lead open":
             link.send(link.wire.send(order.message, order.payloads))
 
     def end(self) -> None:
@@ -158,7 +158,7 @@ class ShardLinks:
             link = follower.link
             if link is None or follower.lost is not None:
                 continue
-            if link.wire.state == "led":
+            if link.wire.state == "lead open":
                 link.send(link.wire.send(Leave(0)))
                 link.close()
             else:
@@ -170,7 +170,7 @@ class ShardLinks:
         """Introduce the lead."""
         follower = self._by_link[link]
         follower.heard = (self._env.now(), 0)
-        follower.hello = Lead(
+        follower.hello = LeadHello(
             id=0,
             protocol=PROTOCOL,
             client=self._run,
@@ -204,13 +204,13 @@ class ShardLinks:
             follower.challenge = message
             proof = handshake.answer(message, follower.hello, self._token, follower.name)
             link.send(link.wire.send(proof))
-        elif isinstance(message, Attached):
+        elif isinstance(message, ShardWelcome):
             given = follower.challenge, self._token, follower.name
             handshake.check_welcome(message, follower.hello, *given)
             follower.attached = True
             self._stirred.set()
         elif isinstance(message, Ping):
-            if link.wire.state == "led":
+            if link.wire.state == "lead open":
                 link.send(link.wire.send(Pong(message.id)))
         elif isinstance(message, Error) and message.fatal:
             raise ConnectionLost(message.text)
@@ -249,6 +249,8 @@ class ShardLinks:
             quiet = now - follower.heard[0]
             if quiet > 3 * self._heartbeat:
                 link.fault(DeadlineExceeded(f"it has not answered a ping for {quiet:.0f} s"))
-            elif quiet >= self._heartbeat and not follower.pinged and link.wire.state == "led":
+            elif (
+                quiet >= self._heartbeat and not follower.pinged and link.wire.state == "lead open"
+            ):
                 follower.pinged = True
                 link.send(link.wire.send(Ping(0)))

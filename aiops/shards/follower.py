@@ -39,7 +39,7 @@ from aiops.model.arena import aligned
 from aiops.model.layout import Bytes, Layout
 from aiops.model.parts import Part
 from aiops.model.placement import RAW, Placement
-from aiops.shards.orders import SHADOW, ShardWork
+from aiops.shards.orders import REPLICA, ShardWork
 from aiops.shards.receive import ShardBuffers
 from aiops.store.delta_replica import DeltaReplica, ReplicaJob
 from aiops.store.parameters import Store, UpdateJob
@@ -49,27 +49,27 @@ from aiops.store.warmup import Warmup
 from aiops.wire.connection import Connection
 from aiops.wire.messages import (
     PROTOCOL,
-    Arrived,
-    Attached,
-    Begin,
-    Count,
-    Counted,
-    Done,
+    CountTraffic,
     Error,
-    Expect,
-    Follow,
-    Forget,
-    Hold,
-    Lead,
+    ExpectPush,
+    FinishPush,
+    HoldVersion,
+    LeadHello,
     Leave,
+    LoadShard,
     Message,
     Ping,
     Pong,
-    Portion,
     Push,
-    Send,
-    SendCoded,
-    Use,
+    PushArrived,
+    RunUpdate,
+    SendIncrements,
+    SendParams,
+    ShardHello,
+    ShardParts,
+    ShardWelcome,
+    TrafficCounted,
+    UpdateDone,
 )
 from aiops.wire.sinks import Discard, Sink
 from aiops.wire.traffic import Traffic
@@ -192,15 +192,16 @@ class Follower:
 
     def place(self, peer: int, message: Message) -> Sink | None:
         """Return where a message's payloads go; None: no room now, wait in line."""
-        if peer == self._lead and isinstance(message, Begin):
+        if peer == self._lead and isinstance(message, LoadShard):
             lengths = [part.nbytes for part in message.parts]
             if sum(lengths) > self.options.max_model:
                 raise RemoteProtocolError(
-                    f"begin: {sum(lengths)} bytes, more than --max-model {self.options.max_model}"
+                    f"load_shard: {sum(lengths)} bytes, more than --max-model"
+                    f" {self.options.max_model}"
                 )
             return Beginning(sum(lengths), lengths)
         branch = self._branches.get(peer)
-        if branch is None or not isinstance(message, Portion):
+        if branch is None or not isinstance(message, ShardParts):
             return Discard()
         return self._rooms.place(*branch, message)
 
@@ -212,7 +213,7 @@ class Follower:
 
     def _on_joined(self, event: Joined) -> None:
         hello = event.hello
-        if isinstance(hello, Lead):
+        if isinstance(hello, LeadHello):
             if self._lead is not None:
                 self._refuse(event.peer, hello.id, "this follower has its lead already")
                 return
@@ -225,7 +226,7 @@ class Follower:
                 )
                 return
             self._lead, self._run = event.peer, hello.run
-        elif isinstance(hello, Follow):
+        elif isinstance(hello, ShardHello):
             if self._lead is None or hello.run != self._run:
                 why = "its lead is another one" if self._lead is not None else "it has no lead yet"
                 self._refuse(event.peer, hello.id, f"this follower cannot be followed: {why}")
@@ -240,7 +241,7 @@ class Follower:
                     self._effects.append(Drop(old, f"{hello.name!r} has a newer connection"))
             self._branches[event.peer], self._peers[key] = key, event.peer
             self._traffic[event.peer] = event.traffic
-        self._effects.append(Reply(event.peer, Attached(hello.id, PROTOCOL, event.proof)))
+        self._effects.append(Reply(event.peer, ShardWelcome(hello.id, PROTOCOL, event.proof)))
 
     def _refuse(self, peer: int, id: int, text: str) -> None:
         self._effects.append(Reply(peer, Error(id, "protocol", text, {}, True)))
@@ -263,7 +264,7 @@ class Follower:
     def _miss(self, numbers: Sequence[int]) -> None:
         """Tell of pushes whose portions will not come: their client's connection is gone."""
         for number in numbers:
-            self._tell(Arrived(number, {"code": LOST}))
+            self._tell(PushArrived(number, {"code": LOST}))
 
     def _on_stopping(self, event: Stopping) -> None:
         """Its lead will see that it is gone."""
@@ -274,8 +275,8 @@ class Follower:
         message = event.message
         if isinstance(message, Ping):
             self._effects.append(Reply(event.peer, Pong(message.id)))
-        elif isinstance(message, Portion):
-            self._on_portion(event, message)
+        elif isinstance(message, ShardParts):
+            self._on_parts(event, message)
         elif event.peer == self._lead and type(message) in _ORDERS:
             try:
                 _ORDERS[type(message)](self, event)
@@ -285,13 +286,13 @@ class Follower:
         elif not isinstance(message, Pong):
             self._effects.append(Drop(event.peer, f"{message.kind!r} is not for a follower"))
 
-    def _on_portion(self, event: Received, message: Portion) -> None:
+    def _on_parts(self, event: Received, message: ShardParts) -> None:
         branch = self._branches.get(event.peer)
         if branch is None:
             return
         came = self._rooms.arrived(*branch, message)
         if came is not None:
-            self._tell(Arrived(came.number, _told(came.fault)))
+            self._tell(PushArrived(came.number, _told(came.fault)))
 
     def _tell(self, message: Message) -> None:
         if self._lead is not None:
@@ -299,16 +300,16 @@ class Follower:
 
     # ------------------------------------------------------------ orders
 
-    def _on_begin(self, event: Received) -> None:
+    def _on_load(self, event: Received) -> None:
         message, sink = event.message, event.sink
-        assert isinstance(message, Begin)
+        assert isinstance(message, LoadShard)
         if self.store is not None:
             raise ValueError("it has begun already")
         whole = Layout((row[:3] for row in message.model), empty=True)
-        placement = Placement(whole, [0, *(row[2] for row in message.apart)])
-        if not 0 < message.number < len(placement):
-            raise ValueError(f"there is no shard {message.number}")
-        layout = placement.layouts[message.number]
+        placement = Placement(whole, [0, *(row[2] for row in message.shards)])
+        if not 0 < message.shard < len(placement):
+            raise ValueError(f"there is no shard {message.shard}")
+        layout = placement.layouts[message.shard]
         data = sink.data if isinstance(sink, Beginning) else aligned(0)
         if len(data) != layout.nbytes:
             raise ValueError(f"{len(data)} bytes came for {layout.nbytes}")
@@ -332,7 +333,7 @@ class Follower:
             self._shadow = DeltaReplica(
                 *(self.store.current, choice, self.options.backend),
                 placement=placement,
-                shard=message.number,
+                shard=message.shard,
                 parallel_map=self._machine.parallel_map,
             )
         self.intake.defined(layout)
@@ -340,30 +341,30 @@ class Follower:
         self._effects.append(Warm(self.store.warming()))
 
     def _on_expect(self, event: Received) -> None:
-        assert isinstance(event.message, Expect)
+        assert isinstance(event.message, ExpectPush)
         self._rooms.expect(event.message)
         key = event.message.client, event.message.epoch
         if key not in self._peers and event.message.ranges:
             # It attached before it asked: so it is gone, and what it was to send too.
             self._miss(self._rooms.left(*key))
 
-    def _on_forget(self, event: Received) -> None:
-        assert isinstance(event.message, Forget)
+    def _on_finish(self, event: Received) -> None:
+        assert isinstance(event.message, FinishPush)
         self._rooms.forget(event.message.id, keep=event.message.keep)
 
-    def _on_use(self, event: Received) -> None:
+    def _on_run_update(self, event: Received) -> None:
         message, store = event.message, self._reached(event.message)
-        assert isinstance(message, Use)
+        assert isinstance(message, RunUpdate)
         if self._outstanding is not None:
             raise ValueError("one update at a time")
-        if SHADOW in message.work:
+        if REPLICA in message.work:
             self._follow_model(message)
             return
         work = ShardWork(message.work, len(store.layout.tensors))
         job = UpdateJob(store, None, factor=work.factor, measure=work.measure)
         covered = None
-        if message.number:
-            job.gradient = self._rooms.gradient(message.number)
+        if message.push:
+            job.gradient = self._rooms.gradient(message.push)
             covered = job.gradient.cover.tensors
             job.weights = work.weights_of(len(covered))
         if work.steps_taken:
@@ -380,9 +381,9 @@ class Follower:
         self._outstanding = message.id, job
         self._effects.append(Apply(message.id, job))
 
-    def _follow_model(self, message: Use) -> None:
+    def _follow_model(self, message: RunUpdate) -> None:
         """Bring the shadow up to the model."""
-        shadow, oldest = self._shadow, message.work[SHADOW]
+        shadow, oldest = self._shadow, message.work[REPLICA]
         if shadow is None or type(oldest) is not int:
             raise ValueError("there is no shadow of this model")
         assert self.store is not None
@@ -399,34 +400,34 @@ class Follower:
             job.shadow.followed(job, event.sums)
         elif job.target is not None:
             self._computed = job
-        self._tell(Done(ticket, event.sums.astype("<i8").tobytes()))
+        self._tell(UpdateDone(ticket, event.sums.astype("<i8").tobytes()))
 
-    def _on_send(self, event: Received) -> None:
+    def _on_send_params(self, event: Received) -> None:
         message, store = event.message, self._reached(event.message)
-        assert isinstance(message, Send)
+        assert isinstance(message, SendParams)
         parts = tuple(Part(*run[:2], RAW, run[1] - run[0], run[2]) for run in message.ranges)
         begin = store.layout.begin
         if any(not begin <= p.start < p.stop <= begin + store.layout.nbytes for p in parts):
             raise ValueError("it holds other bytes")
         peer = self._peers.get((message.client, message.epoch)) if message.client else self._lead
         if peer is not None:
-            answer = Portion(message.id, message.version, parts)
+            answer = ShardParts(message.id, message.version, parts)
             self._effects.append(Reply(peer, answer, store.lease() if parts else None))
 
-    def _on_send_coded(self, event: Received) -> None:
+    def _on_send_increments(self, event: Received) -> None:
         message, shadow = event.message, self._shadow
-        assert isinstance(message, SendCoded)
+        assert isinstance(message, SendIncrements)
         if shadow is None or shadow.current.number != message.version:
             raise ValueError(f"its shadow is not that of version {message.version}")
         peer = self._peers.get((message.client, message.epoch))
         if peer is not None:
-            parts, lease = shadow.portion(message.ranges, message.steps)
-            self._effects.append(Reply(peer, Portion(message.id, message.version, parts), lease))
+            parts, lease = shadow.portion(message.ranges, message.increments)
+            self._effects.append(Reply(peer, ShardParts(message.id, message.version, parts), lease))
 
     def _on_hold(self, event: Received) -> None:
         message = event.message
-        assert isinstance(message, Hold)
-        key = message.version, message.shadow
+        assert isinstance(message, HoldVersion)
+        key = message.version, message.replica
         if not message.keep:
             lease = self._held.pop(key, None)
             if lease is not None:
@@ -442,7 +443,7 @@ class Follower:
         ):
             found.setdefault(client, Traffic()).add(traffic)
         told = {client: traffic.told() for client, traffic in found.items()}
-        self._tell(Counted(event.message.id, told))
+        self._tell(TrafficCounted(event.message.id, told))
 
     def _on_leave(self, event: Received) -> None:
         self._lead = None
@@ -464,9 +465,9 @@ class Follower:
             raise ValueError(f"it is about version {version}, and this is {store.version}")
         return store
 
-    def _lease(self, message: Hold) -> Lease:
+    def _lease(self, message: HoldVersion) -> Lease:
         """Take hold of a version that is the current one."""
-        if not message.shadow:
+        if not message.replica:
             return self._reached(message).lease()
         if self._shadow is None or self._shadow.current.number != message.version:
             raise ValueError(f"its shadow is not that of version {message.version}")
@@ -502,13 +503,13 @@ _HANDLERS: dict[type, Callable[[Follower, Any], None]] = {
 }
 
 _ORDERS: dict[type[Message], Callable[[Follower, Received], None]] = {
-    Begin: Follower._on_begin,
-    Expect: Follower._on_expect,
-    Forget: Follower._on_forget,
-    Use: Follower._on_use,
-    Send: Follower._on_send,
-    SendCoded: Follower._on_send_coded,
-    Hold: Follower._on_hold,
-    Count: Follower._on_count,
+    LoadShard: Follower._on_load,
+    ExpectPush: Follower._on_expect,
+    FinishPush: Follower._on_finish,
+    RunUpdate: Follower._on_run_update,
+    SendParams: Follower._on_send_params,
+    SendIncrements: Follower._on_send_increments,
+    HoldVersion: Follower._on_hold,
+    CountTraffic: Follower._on_count,
     Leave: Follower._on_leave,
 }

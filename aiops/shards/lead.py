@@ -46,32 +46,32 @@ from aiops.shards.collecting import Collecting
 from aiops.shards.counting import PushCounts
 from aiops.shards.follower import LOST
 from aiops.shards.gathering import Coming, Gathered, Gathering, Nothing
-from aiops.shards.orders import send, send_coded
+from aiops.shards.orders import send_increments, send_params
 from aiops.shards.updating import Updating
 from aiops.store.delta_replica import ReplicaJob
 from aiops.store.gradient import Gradient
 from aiops.store.parameters import UpdateJob
 from aiops.wire.connection import Connection
-from aiops.wire.fields import Apart
+from aiops.wire.fields import ShardTable
 from aiops.wire.messages import (
-    Arrived,
-    Begin,
-    Count,
-    Counted,
-    Done,
+    CountTraffic,
     Error,
-    Expect,
+    ExpectPush,
     Fetch,
-    Forget,
+    FinishPush,
     Hello,
-    Hold,
+    HoldVersion,
+    LoadShard,
     Message,
     Model,
-    Portion,
     Push,
+    PushArrived,
     Reapply,
     Report,
+    ShardParts,
     Stats,
+    TrafficCounted,
+    UpdateDone,
     Welcome,
 )
 from aiops.wire.sinks import Discard, Sink
@@ -84,20 +84,20 @@ class Lead:
     ----------
     engine
         What decides; its options say how many shards there are.
-    apart
+    addresses
         Where clients reach each of the others: host (empty: this server's own) and port.
     """
 
-    def __init__(self, engine: Engine, apart: Sequence[tuple[str, int]]) -> None:
-        assert engine.options.shards == len(apart) + 1
-        self.engine, self.addresses = engine, tuple(apart)
+    def __init__(self, engine: Engine, addresses: Sequence[tuple[str, int]]) -> None:
+        assert engine.options.shards == len(addresses) + 1
+        self.engine, self.addresses = engine, tuple(addresses)
         self.placement: Placement | None = None
         self._alone = False  # all of the model lies here
         self._gathering = Gathering(self._ready)
         self._clients: dict[int, tuple[str, int]] = {}  # id and epoch, by connection
         self._numbers = 0  # pushes so far
         self._updating = Updating(
-            len(apart), self._order, lambda effect: self._out.append(effect), engine.of_shadow
+            len(addresses), self._order, lambda effect: self._out.append(effect), engine.of_shadow
         )
         # Versions that followers keep for rules that read them, and whether they are the shadow's.
         self._held: set[tuple[int, bool]] = set()
@@ -163,7 +163,7 @@ class Lead:
         self._gathering.begin(coming)
         for shard in sorted(missing):
             ranges = ranges_of(pieces[shard])
-            self._order(shard, Expect(coming.number, *self._clients[peer], message.id, ranges))
+            self._order(shard, ExpectPush(coming.number, *self._clients[peer], message.id, ranges))
         return coming.sink
 
     def steady(
@@ -240,10 +240,10 @@ class Lead:
             self._counts += 1
             self._counting = PushCounts(self._counts, len(self.addresses))
             for shard in range(1, len(self.addresses) + 1):
-                self._order(shard, Count(self._counts))
+                self._order(shard, CountTraffic(self._counts))
         self._counting.asked.append(event)
 
-    def _on_counted(self, shard: int, message: Counted) -> None:
+    def _on_counted(self, shard: int, message: TrafficCounted) -> None:
         counting = self._counting
         if counting is not None and counting.counted(message.id, shard, message.clients):
             self._report(counting)
@@ -264,11 +264,11 @@ class Lead:
             Coming(self._numbers, peer, sink, None, set(), self.engine.now, 0, ())
         )
         if any(not part.nbytes for part in message.parts):
-            self._all(Expect(self._numbers, *self._clients[peer], message.id, ()))
+            self._all(ExpectPush(self._numbers, *self._clients[peer], message.id, ()))
         return sink
 
     def _forget(self, number: int, keep: bool) -> None:
-        self._all(Forget(number, keep))
+        self._all(FinishPush(number, keep))
 
     # ------------------------------------------------------------ followers
 
@@ -281,7 +281,7 @@ class Lead:
 
     def _hear(self, event: Told) -> None:
         message = event.message
-        if isinstance(message, Arrived):
+        if isinstance(message, PushArrived):
             if message.fault.get("code") == LOST:  # a client's connections stand and fall together
                 peer = self._gathering.peer_of(message.id)
                 if peer is not None:
@@ -289,11 +289,11 @@ class Lead:
                     self._out.append(Drop(peer, why))
                 return
             self._gathering.arrived(message.id, event.shard, _fault(message.fault))
-        elif isinstance(message, Done):
+        elif isinstance(message, UpdateDone):
             self._done(self._updating.done(event, message))
-        elif isinstance(message, Counted):
+        elif isinstance(message, TrafficCounted):
             self._on_counted(event.shard, message)
-        elif isinstance(message, Portion):
+        elif isinstance(message, ShardParts):
             collecting = self._collecting.get(message.id)
             if collecting is not None and collecting.came(event.shard):
                 del self._collecting[message.id]
@@ -361,13 +361,13 @@ class Lead:
             self._collecting[self._collected] = collecting
             for shard in collecting.missing:
                 parts = placement.divide(store.current.parts)[shard][0]
-                self._order(shard, send(self._collected, "", 0, store.version, parts))
+                self._order(shard, send_params(self._collected, "", 0, store.version, parts))
         return collecting
 
     def place_told(self, shard: int, message: Message) -> Sink:
         """Return where the payloads of what a follower says go."""
         collecting = self._collecting.get(message.id)
-        if collecting is None or not isinstance(message, Portion):
+        if collecting is None or not isinstance(message, ShardParts):
             return Discard()
         return collecting.sink(shard, message.parts)
 
@@ -388,7 +388,7 @@ class Lead:
             type(effect) is DistributeModel for effect in effects
         ):  # it comes first of all orders
             mine = self._out[begun:]
-            mine.sort(key=lambda e: not (type(e) is Order and type(e.message) is Begin))
+            mine.sort(key=lambda e: not (type(e) is Order and type(e.message) is LoadShard))
             self._out[begun:] = mine
 
     def _hold(self) -> None:
@@ -398,9 +398,9 @@ class Lead:
             return
         held = self.engine.held_versions()
         for version, shadow in sorted(held - self._held):
-            self._all(Hold(0, version, True, shadow))
+            self._all(HoldVersion(0, version, True, shadow))
         for version, shadow in sorted(self._held - held):
-            self._all(Hold(0, version, False, shadow))
+            self._all(HoldVersion(0, version, False, shadow))
         self._held = held
 
     def _on_hand(self, effect: DistributeModel) -> None:
@@ -412,11 +412,11 @@ class Lead:
         for shard in range(1, len(placement)):
             low, high = placement.edges[shard : shard + 2]
             parts = () if low == high else tuple(split(low, high, RAW, 0))
-            message = Begin(
+            message = LoadShard(
                 0,
                 {"push_codecs": tuple(sorted(codecs)), "fetch_codec": fetched},
                 placement.layout.rows,
-                self._apart(),
+                self._shard_table(),
                 shard,
                 parts,
             )
@@ -431,7 +431,7 @@ class Lead:
     def _on_reply(self, effect: Reply) -> None:
         message, placement = effect.message, self.placement
         if isinstance(message, Welcome | Model) and not self._broken:
-            effect = replace(effect, message=replace(message, apart=self._apart()))
+            effect = replace(effect, message=replace(message, shards=self._shard_table()))
         elif isinstance(message, Report):
             report = {**message.report, "shards": self.report()}
             effect = replace(effect, message=replace(message, report=report))
@@ -439,7 +439,7 @@ class Lead:
             client = self._clients.get(effect.peer)
             pieces = [theirs for theirs, _views in placement.divide(message.parts)]  # type: ignore[attr-defined]
             shadow = self.engine.of_shadow(effect.lease.version)
-            ask = send_coded if shadow else send
+            ask = send_increments if shadow else send_params
             if client is not None:
                 for shard, theirs in enumerate(pieces[1:], 1):
                     if theirs:
@@ -473,7 +473,7 @@ class Lead:
 
     # ------------------------------------------------------------ inside
 
-    def _apart(self) -> Apart:
+    def _shard_table(self) -> ShardTable:
         starts = self.placement.starts[1:] if self.placement else [0] * len(self.addresses)
         return tuple((*where, start) for where, start in zip(self.addresses, starts, strict=True))
 

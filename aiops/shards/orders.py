@@ -16,16 +16,16 @@ from aiops.model.layout import Array, Ints
 from aiops.model.parts import Part
 from aiops.model.placement import RAW, Placement, ranges_of
 from aiops.store.parameters import UpdateJob
-from aiops.wire.messages import Send, SendCoded
+from aiops.wire.messages import SendIncrements, SendParams
 
-SHADOW = "shadow"
-"""The key of work on the shadow: the number of the oldest increment that is to be kept."""
+REPLICA = "replica"
+"""The key of work on the delta replica: the number of the oldest increment that is to be kept."""
 
 
 def work_of(
     job: UpdateJob, shard: int, placement: Placement, *, sent: int, shadow: bool = False
 ) -> dict[str, Any]:
-    """Return what one shard has to do of a job, as `aiops.wire.messages.Use` carries it.
+    """Return what one shard has to do of a job, as `aiops.wire.messages.RunUpdate` carries it.
 
     ``sent``: the version that the rule reads, and whether that is the ``shadow``'s.
     """
@@ -54,17 +54,21 @@ def _packed(numbers: Array) -> bytes:
     return numbers.tobytes()
 
 
-def send(id: int, client: str, epoch: int, version: int, parts: Sequence[Part]) -> Send:
+def send_params(
+    id: int, client: str, epoch: int, version: int, parts: Sequence[Part]
+) -> SendParams:
     """Return the order to send a client these parts of a version."""
-    return Send(id, client, epoch, version, ranges_of(parts))
+    return SendParams(id, client, epoch, version, ranges_of(parts))
 
 
-def send_coded(id: int, client: str, epoch: int, version: int, parts: Sequence[Part]) -> SendCoded:
+def send_increments(
+    id: int, client: str, epoch: int, version: int, parts: Sequence[Part]
+) -> SendIncrements:
     """Return the order to send a client these parts of a version of the shadow."""
     whole = ranges_of([part for part in parts if part.codec == RAW])
     coded = [part[:2] for part in parts if part.codec != RAW]
-    steps = tuple((*piece, len(list(each))) for piece, each in groupby(coded))
-    return SendCoded(id, client, epoch, version, whole, steps)
+    increments = tuple((*piece, len(list(each))) for piece, each in groupby(coded))
+    return SendIncrements(id, client, epoch, version, whole, increments)
 
 
 class ShardWork:
@@ -100,7 +104,7 @@ class ShardWork:
                     if not rising or not inside or self.touched[-1:].sum() >= max(tensors, 1):
                         raise ValueError("its tensors are out of order")
         except (KeyError, OverflowError, TypeError, ValueError) as error:
-            raise RemoteProtocolError(f"use.work: {error}") from None
+            raise RemoteProtocolError(f"run_update.work: {error}") from None
 
     def weights_of(self, tensors: int) -> Array | None:
         """Return the weight of each tensor of the gradient, if it is to be collected."""
@@ -122,4 +126,4 @@ def _numbers(packed: Any, count: int) -> Array:
         numbers = np.frombuffer(packed, "<f8").astype(np.float64)
         return np.full(count, numbers[0]) if len(numbers) == 1 else numbers.reshape(count)
     except (TypeError, ValueError, IndexError) as error:
-        raise RemoteProtocolError(f"use.work: {error}") from None
+        raise RemoteProtocolError(f"run_update.work: {error}") from None

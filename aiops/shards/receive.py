@@ -19,7 +19,7 @@ from aiops.errors import BadPush, Refused
 from aiops.model.parts import Ranges
 from aiops.model.placement import moved, ranges_of
 from aiops.store.gradient import Gradient
-from aiops.wire.messages import Expect, Portion, Push
+from aiops.wire.messages import ExpectPush, Push, ShardParts
 from aiops.wire.sinks import Discard, Sink
 
 _MOST = 4096
@@ -66,7 +66,7 @@ class ShardBuffers:
 
     # ------------------------------------------------------------ the lead's orders
 
-    def expect(self, order: Expect) -> None:
+    def expect(self, order: ExpectPush) -> None:
         """Expect a portion, whose room comes after that of all expected before.
 
         Raises
@@ -126,7 +126,7 @@ class ShardBuffers:
 
     # ------------------------------------------------------------ what clients send
 
-    def place(self, client: str, epoch: int, message: Portion) -> Sink | None:
+    def place(self, client: str, epoch: int, message: ShardParts) -> Sink | None:
         """Return where a portion goes; None: it is not expected yet, or not its turn."""
         room = self._by_key.get((client, epoch, message.id))
         if room is None or not (room.granted or not room.ranges):
@@ -142,7 +142,7 @@ class ShardBuffers:
         self._grant()
         return sink
 
-    def arrived(self, client: str, epoch: int, message: Portion) -> ExpectedPortion | None:
+    def arrived(self, client: str, epoch: int, message: ShardParts) -> ExpectedPortion | None:
         """Take a whole portion; return what the lead is to hear of, or None if nobody waits."""
         room = self._by_key.pop((client, epoch, message.id), None)
         if room is None:
@@ -182,7 +182,7 @@ class ShardBuffers:
 
     # ------------------------------------------------------------ inside
 
-    def _placed(self, room: ExpectedPortion, message: Portion) -> Sink:
+    def _placed(self, room: ExpectedPortion, message: ShardParts) -> Sink:
         if ranges_of(message.parts) != room.ranges:
             raise BadPush("a portion of the push has other parts than its header said")
         parts = moved(message.parts, -self._begin)

@@ -11,12 +11,12 @@ from aiops.engine.events import Applied, Apply, Effect, Told
 from aiops.errors import RemoteProtocolError
 from aiops.model.layout import Ints
 from aiops.model.placement import Placement
-from aiops.shards.orders import SHADOW, work_of
+from aiops.shards.orders import REPLICA, work_of
 from aiops.store.delta_replica import UNTOUCHED, ReplicaJob
 from aiops.store.parameters import UpdateJob
 from aiops.store.snapshots import Version
 from aiops.store.updater import clipping
-from aiops.wire.messages import Done, Message, Use
+from aiops.wire.messages import Message, RunUpdate, UpdateDone
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class Updating:
         """The lead has done its part; return what the engine is to hear, if it is done on all."""
         return self._take(0, event.sums, event.time)
 
-    def done(self, event: Told, message: Done) -> Applied | None:
+    def done(self, event: Told, message: UpdateDone) -> Applied | None:
         """A follower has done its part; return the same.
 
         Raises
@@ -146,8 +146,8 @@ class Updating:
         update.missing = set(placement.used)
         update.sums = [np.full(len(each.tensors), UNTOUCHED) for each in placement.layouts]
         for shard in placement.used[1:]:
-            work = {SHADOW: job.shadow.oldest}
-            self._order(shard, Use(update.ticket, 0, job.model.number, work))
+            work = {REPLICA: job.shadow.oldest}
+            self._order(shard, RunUpdate(update.ticket, 0, job.model.number, work))
 
     def _issue(self, update: _Update, job: UpdateJob) -> None:
         """Order the followers to do their parts."""
@@ -170,4 +170,4 @@ class Updating:
             mine = number if sizes[pushed].any() else 0  # it has no portion of nothing
             if not mine:
                 work.pop("weights", None)
-            self._order(shard, Use(update.ticket, mine, job.store.version, work))
+            self._order(shard, RunUpdate(update.ticket, mine, job.store.version, work))

@@ -1,7 +1,7 @@
-"""The types of the fields that messages have, and what of a stranger's values each accepts.
+"""The types of the fields of messages, and the values that each accepts from a peer.
 
-A type is a name that the fields of `aiops.wire.messages` are annotated with; the check of the same
-name in `CHECKS` says whether a value that came in is one. `aiops.wire.decoding` asks them.
+A type is a name with which the fields of `aiops.wire.messages` are annotated. The check of the same
+name in `CHECKS` accepts or refuses a received value; `aiops.wire.decoding` calls it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ Offered: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]  # name, dtype
 Rows: TypeAlias = tuple[tuple[str, str, tuple[int, ...], int], ...]  # ... and offset in the arena
 Sparse: TypeAlias = tuple[tuple[str, int, int, str, str, float, int], ...]
 # name, rows, width, dtype, initialiser, scale, seed
-Apart: TypeAlias = tuple[tuple[str, int, int], ...]  # host (empty: the lead's), port, first byte
+ShardTable: TypeAlias = tuple[
+    tuple[str, int, int], ...
+]  # host (empty: the lead's), port, first byte
 Gate: TypeAlias = tuple[float, ...]  # c_push, c_fetch; or none
 Members: TypeAlias = tuple[tuple[str, int, bool], ...]  # host, port, whether its model counts
 
@@ -170,7 +172,7 @@ def _ranges(value: object) -> bool:
     return _wants(value) and all(run[2] >= 0 for run in value)  # type: ignore[attr-defined]
 
 
-def _apart(value: object) -> bool:
+def _shard_table(value: object) -> bool:
     """Check rows of (host, port, first byte)."""
     return _places(value, _uint)
 
@@ -198,7 +200,7 @@ _ACCEPTED: Mapping[str, tuple[str, Callable[[object], bool]]] = {
     "Sparse": ("a list of [name, rows, width, dtype, initialiser, scale, seed]", _sparse),
     "Wants": ("a list of [first tensor, past the last, version held]", _wants),
     "Ranges": ("a list of [start, stop, version]", _ranges),
-    "Apart": ("a list of [host, port, first byte]", _apart),
+    "ShardTable": ("a list of [host, port, first byte]", _shard_table),
     "Gate": ("a list of two constants ≥ 0, or none", _gate),
     "Members": ("a list of [host, port, boolean]", _members),
 }
@@ -212,4 +214,4 @@ TYPES: Mapping[str, str] = {
     **{name: what for name, (what, _check) in _ACCEPTED.items()},
     "Parts": "a list of parts",
 }
-"""What the wire accepts for each type of field, in words."""
+"""The values that each type of field accepts, in words."""

@@ -1,8 +1,8 @@
-"""Who may come in: both sides of the greeting, sans-I/O.
+"""The handshake of both sides, sans-I/O: protocol version, role and token.
 
-The token never travels. Each side sends a nonce; the client proves that it knows the token by an
-HMAC over both nonces, and so does the server in its welcome, so that a client does not hand its
-gradients to somebody who merely listens on the right port.
+The token never travels. Each side sends a nonce. The client proves that it knows the token by an
+HMAC over both nonces, and so does the server in its welcome: else a client would send its gradients
+to any process that listens on the right port.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from typing import Any
 from aiops.errors import RemoteProtocolError, Unauthorised
 from aiops.wire.messages import (
     PROTOCOL,
-    Attached,
+    WIRE_NAME,
     Challenge,
     Error,
-    Follow,
-    Greet,
     Greeting,
     Hello,
-    Lead,
+    LeadHello,
     Message,
     Prove,
+    RingHello,
+    ShardHello,
+    ShardWelcome,
     Welcome,
 )
 from aiops.wire.state_machine import Side
@@ -37,7 +38,7 @@ class Greeter:
     Parameters
     ----------
     token
-        What a client must know, or None to let everybody in.
+        The token that a client must know, or None to admit every client.
     nonce
         16 random bytes, never used before.
     follower
@@ -52,9 +53,9 @@ class Greeter:
 
     def greet(self, message: Message) -> Challenge | Error | None:
         """Return what to answer; None once `admitted`, when the engine says welcome."""
-        if isinstance(message, Hello | Follow | Lead):
+        if isinstance(message, Hello | ShardHello | LeadHello):
             return self._greet_hello(message)
-        if isinstance(message, Greet):
+        if isinstance(message, RingHello):
             text = "this is the server: a round's workers listen at other addresses"
             return _fatal(message.id, "protocol", text)
         assert isinstance(message, Prove), "the wire's table lets nothing else through"
@@ -83,7 +84,7 @@ class Greeter:
             text = "this server holds a part of a model only: connect to its lead"
             return _fatal(hello.id, "protocol", text)
         if not self._follower and not isinstance(hello, Hello):
-            text = "this server follows nobody: start it with --follower to have it hold a part"
+            text = "this server is no follower: to have it hold a shard, start it with --follower"
             return _fatal(hello.id, "protocol", text)
         if isinstance(hello, Hello) and hello.role not in ROLES:
             text = f"the role {hello.role!r} is neither 'worker' nor 'observer'"
@@ -110,7 +111,7 @@ def answer(challenge: Challenge, hello: Greeting, token: str | None, server: str
 
 
 def check_welcome(
-    welcome: Welcome | Attached,
+    welcome: Welcome | ShardWelcome,
     hello: Greeting,
     challenge: Challenge | None,
     token: str | None,
@@ -152,7 +153,7 @@ def proof(token: str, side: Side, client_nonce: bytes, server_nonce: bytes, clie
     """
     said = b"".join(
         len(item).to_bytes(4, "big") + item
-        for item in (b"aiops/1", side.encode(), client_nonce, server_nonce, client.encode())
+        for item in (WIRE_NAME, side.encode(), client_nonce, server_nonce, client.encode())
     )
     return hmac.new(token.encode(), said, hashlib.sha256).digest()
 

@@ -1,10 +1,11 @@
-"""The messages that may cross the wire: frozen values, and nothing else is ever decoded.
+"""The messages of the wire, as frozen values; nothing else is ever decoded.
 
 Each class is one ``kind``. Its fields, in order, are the keys of the header map after ``kind``;
 their annotations are the types of `aiops.wire.fields`. ``parts`` lists the payloads that follow the
-header. `encode` and `aiops.wire.decoding.decode` are exact inverses, and `decode` accepts no
-missing key, no unknown key and no value of another type: what a hostile peer can make this side
-build is what stands on this page. docs/wire.md says the same for readers of other languages.
+header. `encode` and `aiops.wire.decoding.decode` are exact inverses. `decode` accepts no missing
+key, no unknown key and no value of another type, so this file bounds what a hostile peer can make
+the receiver build. docs/wire.md, docs/wire-servers.md and their neighbours document the same
+messages for readers of other languages: the docstrings below are the meanings printed there.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import msgpack
 from aiops.common.frozen import value
 from aiops.model.parts import MAX_TEXT, Parts, Ranges, Wants
 from aiops.wire.fields import (
-    Apart,
     Batches,
     Blob,
     Gate,
@@ -32,13 +32,17 @@ from aiops.wire.fields import (
     Plain,
     Real,
     Rows,
+    ShardTable,
     Sparse,
     Text,
     UInt,
 )
 
-PROTOCOL = 1
+PROTOCOL = 2
 """The version of the wire that this package speaks; both sides must speak the same."""
+
+WIRE_NAME = f"aiops/{PROTOCOL}".encode()
+"""The first thing that a proof is about, so that none is of use on another version of the wire."""
 
 REMEMBERED = 64
 """Answers to pushes that a server remembers per client: pushes that a client may have under way."""
@@ -46,7 +50,7 @@ REMEMBERED = 64
 
 @value
 class Message:
-    """What every message has: the id of the request it is or answers (0: unasked)."""
+    """The base of all messages: the id of the request it is or answers (0: unrequested)."""
 
     kind: ClassVar[str] = ""
     id: UInt
@@ -57,7 +61,7 @@ class Message:
 
 @value
 class Hello(Message):
-    """The first message: who is there."""
+    """The first message on a connection: the client's identity."""
 
     kind = "hello"
     protocol: UInt
@@ -65,14 +69,14 @@ class Hello(Message):
     epoch: UInt  # 1 for the client's first connection, then rising
     name: Text  # for people
     role: Text  # "worker" or "observer"
-    pongs: bool  # whether it promises to answer pings
+    pongs: bool  # whether the client promises to answer pings
     nonce: Nonce
     agent: Text
 
 
 @value
 class Prove(Message):
-    """The answer to a challenge; the token itself never travels."""
+    """The answer to a challenge: proof of the token, which itself never travels."""
 
     kind = "prove"
     proof: Blob
@@ -80,9 +84,9 @@ class Prove(Message):
 
 @value
 class Define(Message):
-    """Offer a model (tensors, whose values are the payloads, and tables, which have none).
+    """Offer a model: tensors, whose values are the payloads, and tables, which have none.
 
-    The first offer defines it.
+    The first offer defines the model; a later one is compared with it.
     """
 
     kind = "define"
@@ -93,18 +97,14 @@ class Define(Message):
 
 @value
 class Describe(Message):
-    """Ask for the model as it is defined."""
+    """Request the description of the model."""
 
     kind = "describe"
 
 
 @value
 class Push(Message):
-    """A gradient. ``seq`` rises by one per push of a client and makes it apply exactly once.
-
-    With ``fetch`` the acknowledgement brings the parameters too, as a `Fetch` does. ``count`` is
-    how many mini-batches' gradients it is made of.
-    """
+    """Apply a gradient. With ``fetch`` the acknowledgement brings the parameters too."""
 
     kind = "push"
     seq: UInt
@@ -118,12 +118,12 @@ class Push(Message):
 
 @value
 class Reapply(Message):
-    """Apply this client's last gradient again, as stale as it is by now (B-FASGD's skipped push).
+    """Apply this client's last gradient again, as stale as it is by now.
 
-    It takes the place of a push, and is answered like one.
+    It takes the place of a push that a gate keeps back, and is answered like one.
     """
 
-    kind = "again"
+    kind = "reapply"
     seq: UInt
     fetch: bool
     have: Have
@@ -133,12 +133,7 @@ class Reapply(Message):
 
 @value
 class Fetch(Message):
-    """Ask for the tensors that have changed since ``have``, the model version held (-1: none).
-
-    Who does not want all tensors, or does not hold all of one version, says in ``wants`` which,
-    and since when; ``have`` does not count then. ``coded``: the answer may bring increments (see
-    `Params`), because the client's tensors are as they were received.
-    """
+    """Request the tensors that have changed since the version held."""
 
     kind = "fetch"
     have: Have
@@ -148,7 +143,7 @@ class Fetch(Message):
 
 @value
 class FetchRows(Message):
-    """Ask for rows of a table. The payload holds their ids, int64, little endian."""
+    """Request rows of a table. The payload holds their numbers, int64, little endian."""
 
     kind = "fetch_rows"
     table: UInt
@@ -157,10 +152,10 @@ class FetchRows(Message):
 
 @value
 class PushRows(Message):
-    """Gradients of rows of a table that were fetched at ``version``.
+    """Apply gradients of rows of a table that were fetched at ``version``.
 
-    The payloads are the rows' ids; the ids of rows that the answer is to bring, if any; and the
-    gradients, row by row. Gradients of the same row are added up. ``seq`` as in a push.
+    The payloads are the rows' numbers; the numbers of the rows that the answer is to bring, if
+    any; and the gradients, row by row.
     """
 
     kind = "push_rows"
@@ -172,39 +167,23 @@ class PushRows(Message):
 
 @value
 class Stats(Message):
-    """Ask for the server's statistics."""
+    """Request the server's statistics."""
 
     kind = "stats"
 
 
 @value
 class Ping(Message):
-    """Ask whether the other side is alive (either side may)."""
+    """Request a sign of life."""
 
     kind = "ping"
 
 
 @value
 class Leave(Message):
-    """Say goodbye: nobody waits for this client from here on."""
+    """End the session: no barrier waits for this client any more."""
 
     kind = "leave"
-
-
-@value
-class JoinRound(Message):
-    """Be ready to average models with other workers, who reach this one at ``host`` and ``port``.
-
-    With ``port`` 0: be ready no longer, and be waited for by nobody until the next `meet`; one
-    that is unanswered is then answered with a round of nobody.
-    """
-
-    kind = "meet"
-    host: Text
-    port: UInt
-    rounds: UInt
-    digest: Blob
-    nonce: Nonce
 
 
 # ---------------------------------------------------------------- from server to client
@@ -212,7 +191,7 @@ class JoinRound(Message):
 
 @value
 class Challenge(Message):
-    """Ask for proof that the client knows the token."""
+    """Demand proof that the client knows the token."""
 
     kind = "challenge"
     nonce: Nonce
@@ -220,14 +199,11 @@ class Challenge(Message):
 
 @value
 class Welcome(Message):
-    """The client is in. ``plan`` is its part of the algorithm.
-
-    ``run`` is another one each time a server is started: versions count within a run.
-    """
+    """The session is open. The server's policy and model, and the client's part of the policy."""
 
     kind = "welcome"
     protocol: UInt
-    run: Text
+    run: Text  # another one each time a server is started: versions count within a run
     proof: Blob  # that the server knows the token too; empty without one
     policy: Text
     settings: Plain
@@ -236,34 +212,24 @@ class Welcome(Message):
     model: Rows
     last_seq: UInt  # the highest push of this client the server has taken, 0 for none
     tables: Sparse = ()
-    apart: Apart = ()  # the model's other shards, if there are any
+    shards: ShardTable = ()  # the model's other shards, if there are any
 
 
 @value
 class Model(Message):
-    """The model as it is defined: (name, dtype, shape, offset in the arena in bytes) each."""
+    """The model as the server holds it."""
 
     kind = "model"
     created: bool  # whether this client's offer defined it
     version: UInt
     model: Rows
     tables: Sparse = ()
-    apart: Apart = ()
+    shards: ShardTable = ()
 
 
 @value
 class Ack(Message):
-    """The push was taken. ``parts`` brings parameters if they were asked for, as in `Params`.
-
-    ``version`` is the model's after this push, and ``current`` that of the parameters: another, if
-    this answers a push that was sent again, or if they are coded.
-    ``used`` is false when the algorithm ignores this gradient (it is too stale, say); that is no
-    error, and the worker goes on. ``staleness`` is the largest over the pushed tensors,
-    ``mean_staleness`` the mean weighted by their bytes. ``vbar`` is the mean of the algorithm's
-    statistic over all parameters (nil when it keeps none) and ``vbars`` the same per tensor,
-    float32, little endian. ``gate``: the constants c_push and c_fetch of the bandwidth gates, where
-    a budget has the server choose them.
-    """
+    """The push was taken. ``parts`` brings parameters if the push asked for them."""
 
     kind = "ack"
     version: UInt
@@ -279,12 +245,7 @@ class Ack(Message):
 
 @value
 class Params(Message):
-    """The tensors asked for, of ``version``: those that the client does not have already.
-
-    A raw part is the tensors' values. A part in another codec is one tensor's increment, which is
-    to be added to what the client holds; several of one tensor follow each other. ``vbar``,
-    ``vbars`` and ``gate`` as in `Ack`.
-    """
+    """The tensors asked for that the client does not hold already, all of one ``version``."""
 
     kind = "params"
     version: UInt
@@ -296,11 +257,7 @@ class Params(Message):
 
 @value
 class TableRows(Message):
-    """The rows that were asked for, and what became of the push that they were asked for with.
-
-    ``version`` is how many pushes the table has had, ``staleness`` how many of them came between
-    the version that was pushed and the push (0 without one).
-    """
+    """The rows that were asked for, and the acknowledgement of the push that asked for them."""
 
     kind = "rows"
     version: UInt
@@ -317,22 +274,8 @@ class Report(Message):
 
 
 @value
-class Round(Message):
-    """The workers who average their models now; they go on among themselves.
-
-    A round of one says that nobody else is ready; a round of none, that nothing is waited for.
-    """
-
-    kind = "round"
-    number: UInt
-    rank: UInt
-    members: Members
-    secret: Blob
-
-
-@value
 class Pong(Message):
-    """The answer to a ping (either side)."""
+    """The answer to a ping, with its ``id``."""
 
     kind = "pong"
 
@@ -360,9 +303,9 @@ class Error(Message):
 
 @value
 class Share(Message):
-    """Show the other side a segment of memory, whose file descriptor comes beside this.
+    """Announce a segment of memory, whose file descriptor travels beside the connection.
 
-    Payloads may then be places in it. A segment that had this number before is forgotten.
+    Payloads may then be places in it.
     """
 
     kind = "share"
@@ -372,7 +315,7 @@ class Share(Message):
 
 @value
 class Release(Message):
-    """Give back what the answer of this id lent (from client to server)."""
+    """Give back the memory in which the answer of this ``id`` lies."""
 
     kind = "release"
 
@@ -381,14 +324,11 @@ class Release(Message):
 
 
 @value
-class Follow(Message):
-    """The first message to a follower: with which client's connection to the lead this goes.
+class ShardHello(Message):
+    """The first message to a follower: the connection to the lead that this one belongs to."""
 
-    ``run`` is what the lead's welcome called its run.
-    """
-
-    kind = "follow"
-    role: ClassVar[str] = "branch"
+    kind = "shard_hello"
+    role: ClassVar[str] = "client of a shard"
     protocol: UInt
     client: Text
     epoch: UInt
@@ -400,37 +340,82 @@ class Follow(Message):
 
 
 @value
-class Attached(Message):
-    """The follower is ready for whoever introduced itself."""
+class ShardWelcome(Message):
+    """The follower has accepted the connection."""
 
-    kind = "attached"
+    kind = "shard_welcome"
     protocol: UInt
     proof: Blob
 
 
 @value
-class Portion(Message):
-    """What lies on this shard of a push or of an answer: their parts, under the request's id.
+class ShardParts(Message):
+    """The parts of a push, or of an answer, that this shard holds, under the request's ``id``."""
 
-    ``version`` is the model's in an answer, and 0 in a push.
-    """
-
-    kind = "portion"
+    kind = "shard_parts"
     version: UInt
     parts: Parts = ()
 
 
-# ---------------------------------------------------------------- between a lead and its followers
+# ---------------------------------------------------------------- averaging: with the server
 
 
 @value
-class Lead(Message):
-    """The first message of a lead to a follower: from here on it gives the orders.
+class JoinRound(Message):
+    """Be ready to average models with other workers, who reach this one at ``host``, ``port``.
 
-    Both must have the same policy with the same settings.
+    With ``port`` 0: withdraw until the next `join_round`.
     """
 
-    kind = "lead"
+    kind = "join_round"
+    host: Text
+    port: UInt
+    rounds: UInt
+    digest: Blob
+    nonce: Nonce
+
+
+@value
+class Round(Message):
+    """The workers who average their models now, among themselves."""
+
+    kind = "round"
+    number: UInt
+    rank: UInt
+    members: Members
+    secret: Blob
+
+
+# ---------------------------------------------------------------- averaging: worker to worker
+
+
+@value
+class RingHello(Message):
+    """The first message between two neighbours of a round, each way: proof of the secret."""
+
+    kind = "ring_hello"
+    number: UInt
+    rank: UInt
+    proof: Blob
+
+
+@value
+class RingChunk(Message):
+    """A chunk of the mean on its way round the ring."""
+
+    kind = "ring_chunk"
+    hop: UInt
+    parts: Parts = ()
+
+
+# ---------------------------------------------------------------- from a lead to its followers
+
+
+@value
+class LeadHello(Message):
+    """The first message of a lead to a follower, which takes orders from it from then on."""
+
+    kind = "lead_hello"
     role: ClassVar[str] = "lead"
     protocol: UInt
     client: Text  # the lead's own id
@@ -445,28 +430,25 @@ class Lead(Message):
 
 
 @value
-class Begin(Message):
-    """The model, and the bytes of it that this follower holds from here on: the payloads.
+class LoadShard(Message):
+    """The model's description, and the bytes of it that this follower holds: the payloads."""
 
-    ``number`` is which of the shards ``apart`` it is, from 1.
-    """
-
-    kind = "begin"
+    kind = "load_shard"
     plan: Plain
     model: Rows
-    apart: Apart
-    number: UInt
+    shards: ShardTable
+    shard: UInt
     parts: Parts = ()
 
 
 @value
-class Expect(Message):
-    """A client's request will bring a portion, which is push ``id`` by the lead's count.
+class ExpectPush(Message):
+    """A client's request will bring `shard_parts`, which are push ``id`` by the lead's count.
 
-    Room is given in the order of these. Without ``ranges`` what comes is thrown away.
+    Buffers are given in the order of these. Without ``ranges`` what arrives is discarded.
     """
 
-    kind = "expect"
+    kind = "expect_push"
     client: Text
     epoch: UInt
     request: UInt
@@ -474,26 +456,27 @@ class Expect(Message):
 
 
 @value
-class Use(Message):
-    """Update ``id``: what to do with push ``number`` (0: none) and with what was collected.
+class RunUpdate(Message):
+    """Compute update ``id`` with push ``push`` (0: none) and with the gradients collected.
 
-    ``version`` is the model's before it: a follower publishes what it computed when it hears of it.
+    ``version`` is the model's before the update: a follower publishes what it computed when an
+    order names that version.
     """
 
-    kind = "use"
-    number: UInt
+    kind = "run_update"
+    push: UInt
     version: UInt
     work: Plain
 
 
 @value
-class Send(Message):
-    """Send a client its portion of the answer to request ``id``, of this version.
+class SendParams(Message):
+    """Send a client its parts of the answer to request ``id``, of this version.
 
-    ``client`` is empty when the lead itself is to be sent it.
+    ``client`` is empty when the lead itself is the receiver.
     """
 
-    kind = "send"
+    kind = "send_params"
     client: Text
     epoch: UInt
     version: UInt
@@ -501,112 +484,91 @@ class Send(Message):
 
 
 @value
-class SendCoded(Message):
-    """The same of an answer whose parameters are coded, from the version of the shadow.
+class SendIncrements(Message):
+    """Send a client its parts of a coded answer, from the version of the delta replica.
 
-    ``steps`` has the pieces of which increments are sent: start, stop, and how many of the newest;
-    ``ranges`` those that are sent as they are.
+    ``ranges`` are sent as they are, ``increments`` as increments.
     """
 
-    kind = "send_coded"
+    kind = "send_increments"
     client: Text
     epoch: UInt
     version: UInt
     ranges: Ranges
-    steps: Ranges
+    increments: Ranges
 
 
 @value
-class Hold(Message):
-    """Keep a version, or (``keep`` false) let it go: gradients will be compared with it.
+class HoldVersion(Message):
+    """Keep a version with which gradients will be compared, or (``keep`` false) let it go."""
 
-    ``shadow``: it is one of the parameters as clients of coded fetches hold them.
-    """
-
-    kind = "hold"
+    kind = "hold_version"
     version: UInt
     keep: bool
-    shadow: bool
+    replica: bool
 
 
 @value
-class Forget(Message):
-    """Push ``id`` by the lead's count is done with, or will not come.
+class FinishPush(Message):
+    """Push ``id`` by the lead's count has been applied, or will not come.
 
-    ``keep``: its room is free again, but it may be used once more.
+    ``keep``: its buffer is free again, but the gradient may be applied once more.
     """
 
-    kind = "forget"
+    kind = "finish_push"
     keep: bool
 
 
 @value
-class Count(Message):
-    """Ask what has crossed between this follower and each client."""
+class CountTraffic(Message):
+    """Request what has crossed between this follower and each client."""
 
-    kind = "count"
+    kind = "count_traffic"
 
 
 @value
-class Arrived(Message):
-    """All of this shard's portion of push ``id`` is there; ``fault``: why it cannot be used."""
+class PushArrived(Message):
+    """All of this shard's parts of push ``id`` are there; ``fault``: why they cannot be used."""
 
-    kind = "arrived"
+    kind = "push_arrived"
     fault: Plain
 
 
 @value
-class Done(Message):
-    """Update ``id`` is computed. ``sums``: its statistic by piece, int64, little endian."""
+class UpdateDone(Message):
+    """Update ``id`` is computed."""
 
-    kind = "done"
+    kind = "update_done"
     sums: Blob
 
 
 @value
-class Counted(Message):
-    """The answer, by client: its bytes in and out, messages in and out, and these by kind."""
+class TrafficCounted(Message):
+    """The traffic by client: its bytes in and out, messages in and out, and these by kind."""
 
-    kind = "counted"
+    kind = "traffic_counted"
     clients: Plain
 
 
-# ---------------------------------------------------------------- between the workers of a round
-
-
-@value
-class Greet(Message):
-    """The first message between two neighbours of a round, each way: proof of the secret."""
-
-    kind = "greet"
-    number: UInt
-    rank: UInt
-    proof: Blob
-
-
-@value
-class Chunk(Message):
-    """A chunk of the mean on its way round the ring, after so many hops."""
-
-    kind = "chunk"
-    hop: UInt
-    parts: Parts = ()
-
-
-Greeting: TypeAlias = Hello | Follow | Lead
-"""What may come first on a connection to a server."""
+Greeting: TypeAlias = Hello | ShardHello | LeadHello
+"""The messages that may come first on a connection to a server."""
 
 KINDS: Mapping[str, type[Message]] = {
     cls.kind: cls
     for cls in (
-        *(Hello, Prove, Define, Describe, Push, Reapply, Fetch, FetchRows, PushRows, Stats),
-        *(Ping, Leave, JoinRound),
-        *(Challenge, Welcome, Model, Ack, Params, TableRows, Report, Round, Pong, Error),
-        *(Share, Release, Follow, Attached, Portion),
-        *(Lead, Begin, Expect, Use, Send, SendCoded, Hold, Forget, Count, Arrived, Done, Counted),
-        *(Greet, Chunk),
+        *(Hello, Challenge, Prove, Welcome),
+        *(Define, Describe, Model),
+        *(Push, Reapply, Ack, Fetch, Params),
+        *(FetchRows, PushRows, TableRows),
+        *(Stats, Report, Ping, Pong, Leave, Error),
+        *(Share, Release),
+        *(ShardHello, ShardWelcome, ShardParts),
+        *(JoinRound, Round, RingHello, RingChunk),
+        *(LeadHello, LoadShard, ExpectPush, RunUpdate, SendParams, SendIncrements, HoldVersion),
+        *(FinishPush, CountTraffic, PushArrived, UpdateDone, TrafficCounted),
     )
 }
+"""The class of each kind, in the order of the documentation."""
 
 
 # ---------------------------------------------------------------- as bytes

@@ -47,12 +47,12 @@ class LentPayload:
 
 
 class SharedPayloads:
-    """What the two sides of one connection have shown each other.
+    """The segments that the two sides of one connection have shown each other.
 
     Parameters
     ----------
     attach
-        Maps the next segment that has come, of so many bytes; raises ValueError if it is none.
+        Maps the next segment received, given its bytes; raises ValueError if it is none.
     pass_on
         Sends a segment to the other side, beside the messages; returns whether it could.
 

@@ -8,7 +8,7 @@ _PIECE = 256 * 1024  # copied and surveyed at a time
 
 
 class Sink:
-    """Where the payloads of one message go."""
+    """The place where the payloads of one message are received."""
 
     __slots__ = ()
 
@@ -33,7 +33,7 @@ class Sink:
 
 
 class Discard(Sink):
-    """A sink for payloads nobody wants: they are read, so that the connection can go on."""
+    """A sink whose payloads are discarded: they are read, so that the connection can go on."""
 
     _scratch = memoryview(bytearray(256 * 1024))
 

@@ -1,4 +1,4 @@
-"""The states of a connection: which message is legal when. docs/wire.md has it in words."""
+"""The states of a connection: which message is legal when. docs/wire.md has the table in words."""
 
 from __future__ import annotations
 
@@ -7,30 +7,29 @@ from typing import Literal, TypeAlias
 
 Side: TypeAlias = Literal["client", "server"]
 
-_ASK = {
-    *("define", "describe", "push", "again", "fetch", "fetch_rows", "push_rows", "stats", "ping"),
-    *("pong", "meet", "share", "release"),
+_REQUESTS = {
+    *("define", "describe", "push", "reapply", "fetch", "fetch_rows", "push_rows", "stats"),
+    *("ping", "pong", "join_round", "share", "release"),
 }
-_TELL = {"model", "ack", "params", "rows", "report", "pong", "ping", "round", "share"}
+_ANSWERS = {"model", "ack", "params", "rows", "report", "pong", "ping", "round", "share"}
 
-_ORDERS = (
-    "begin",
-    "expect",
-    "use",
-    "send",
-    "send_coded",
-    "hold",
-    "forget",
-    "count",
-    "ping",
-    "pong",
-)
-_REPORTS = ("arrived", "done", "counted", "portion", "ping", "pong", "error")
+_ORDERS = {
+    *("load_shard", "expect_push", "run_update", "send_params", "send_increments"),
+    *("hold_version", "finish_push", "count_traffic", "ping", "pong"),
+}
+_REPORTS = {"push_arrived", "update_done", "traffic_counted", "shard_parts"} | {
+    *("ping", "pong", "error"),
+}
 
 HANDSHAKE: Mapping[str, Mapping[str, Mapping[str, str]]] = {
-    # state         who speaks    what it may say      and the state that follows
+    # state         sender         what it may send  and the state that follows
     "start": {
-        "client": {"hello": "greeted", "greet": "met", "follow": "following", "lead": "leading"},
+        "client": {
+            "hello": "greeted",
+            "shard_hello": "shard greeted",
+            "lead_hello": "lead greeted",
+            "ring_hello": "ring greeted",
+        },
         "server": {"error": "closed"},
     },
     "greeted": {
@@ -40,47 +39,46 @@ HANDSHAKE: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "challenged": {"client": {"prove": "proved"}, "server": {"error": "closed"}},
     "proved": {"client": {}, "server": {"welcome": "open", "error": "closed"}},
     "open": {
-        "client": {**dict.fromkeys(_ASK, "open"), "leave": "left"},
-        "server": {**dict.fromkeys(_TELL, "open"), "error": "open"},
+        "client": {**dict.fromkeys(_REQUESTS, "open"), "leave": "left"},
+        "server": {**dict.fromkeys(_ANSWERS, "open"), "error": "open"},
     },
     "left": {
         "client": {"pong": "left"},
-        "server": {**dict.fromkeys(_TELL, "left"), "error": "left"},
+        "server": {**dict.fromkeys(_ANSWERS, "left"), "error": "left"},
     },
-    # at a follower: a client of the lead's
-    "following": {
+    # at a follower: a client of its lead
+    "shard greeted": {
         "client": {},
-        "server": {"challenge": "following, challenged", "attached": "branch", "error": "closed"},
+        "server": {
+            "challenge": "shard challenged",
+            "shard_welcome": "shard open",
+            "error": "closed",
+        },
     },
-    "following, challenged": {
-        "client": {"prove": "following, proved"},
-        "server": {"error": "closed"},
-    },
-    "following, proved": {"client": {}, "server": {"attached": "branch", "error": "closed"}},
-    "branch": {
-        "client": dict.fromkeys(("portion", "ping", "pong"), "branch"),
-        "server": dict.fromkeys(("portion", "ping", "pong", "error"), "branch"),
+    "shard challenged": {"client": {"prove": "shard proved"}, "server": {"error": "closed"}},
+    "shard proved": {"client": {}, "server": {"shard_welcome": "shard open", "error": "closed"}},
+    "shard open": {
+        "client": dict.fromkeys(("shard_parts", "ping", "pong"), "shard open"),
+        "server": dict.fromkeys(("shard_parts", "ping", "pong", "error"), "shard open"),
     },
     # at a follower: its lead
-    "leading": {
+    "lead greeted": {
         "client": {},
-        "server": {"challenge": "leading, challenged", "attached": "led", "error": "closed"},
+        "server": {"challenge": "lead challenged", "shard_welcome": "lead open", "error": "closed"},
     },
-    "leading, challenged": {
-        "client": {"prove": "leading, proved"},
-        "server": {"error": "closed"},
+    "lead challenged": {"client": {"prove": "lead proved"}, "server": {"error": "closed"}},
+    "lead proved": {"client": {}, "server": {"shard_welcome": "lead open", "error": "closed"}},
+    "lead open": {
+        "client": {**dict.fromkeys(_ORDERS, "lead open"), "leave": "lead left"},
+        "server": dict.fromkeys(_REPORTS, "lead open"),
     },
-    "leading, proved": {"client": {}, "server": {"attached": "led", "error": "closed"}},
-    "led": {
-        "client": {**dict.fromkeys(_ORDERS, "led"), "leave": "relieved"},
-        "server": dict.fromkeys(_REPORTS, "led"),
-    },
-    "relieved": {"client": {}, "server": dict.fromkeys(_REPORTS, "relieved")},
+    "lead left": {"client": {}, "server": dict.fromkeys(_REPORTS, "lead left")},
     # between the workers of a round: the client is the one that connects, the server the next
-    "met": {"client": {}, "server": {"greet": "paired", "error": "closed"}},
-    "paired": {"client": {"chunk": "paired"}, "server": {}},
+    "ring greeted": {"client": {}, "server": {"ring_hello": "ring open", "error": "closed"}},
+    "ring open": {"client": {"ring_chunk": "ring open"}, "server": {}},
     "closed": {"client": {}, "server": {}},
 }
+"""By state and sender: the kinds that may be sent, each with the state that follows."""
 
-KNOWN = ("open", "left", "branch", "led", "relieved")
-"""The states of those who have introduced themselves."""
+KNOWN = ("open", "left", "shard open", "lead open", "lead left")
+"""The states in which the peer has completed its handshake."""

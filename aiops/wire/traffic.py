@@ -1,4 +1,4 @@
-"""What crosses connections, counted: bytes and messages, in all and by kind of message."""
+"""Counters of what crosses connections: bytes and messages, in all and by kind of message."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aiops.errors import RemoteProtocolError
 
 
 class KindTraffic:
-    """What all messages of one kind came to, in one direction.
+    """The sums over all messages of one kind, in one direction.
 
     Attributes
     ----------
@@ -30,7 +30,7 @@ class KindTraffic:
 
 @dataclass(slots=True)
 class Traffic:
-    """What crossed one connection so far, in bytes and messages, headers included.
+    """The bytes and messages that crossed one connection so far, headers included.
 
     ``kinds_in`` and ``kinds_out`` say the same by kind of message. What has come of a message that
     is not complete is in ``bytes_in`` already, and in no kind.
@@ -95,7 +95,7 @@ class Traffic:
                     kind.messages, kind.overhead, kind.payload = count, overhead, payload
                     counts += count, overhead, payload
         except (AttributeError, TypeError, ValueError) as error:
-            raise RemoteProtocolError(f"counted.clients: {error}") from None
+            raise RemoteProtocolError(f"traffic_counted.clients: {error}") from None
         if any(type(count) is not int or count < 0 for count in counts):
-            raise RemoteProtocolError("counted.clients: a count is an integer from 0")
+            raise RemoteProtocolError("traffic_counted.clients: a count is an integer from 0")
         return traffic

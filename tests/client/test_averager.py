@@ -31,7 +31,7 @@ from aiops.model.layout import Array, Layout
 from aiops.model.parts import Part
 from aiops.wire import messages
 from aiops.wire.connection import Connection
-from aiops.wire.messages import Chunk, Greet, Message, Round
+from aiops.wire.messages import Message, RingChunk, RingHello, Round
 from aiops.wire.sinks import Sink
 from tests.peers import Peer, Taken, eventually, frame
 from tests.support import PATIENCE, ServerThread
@@ -462,7 +462,7 @@ class Partner:
         host, port, _counts = told.members[1 - told.rank]
         self.after = Neighbour(socket.create_connection((host, port), PATIENCE))
         proof = self.proof("client", told.rank) if given is None else given
-        self.after.send(frame(Greet(0, told.number, told.rank, proof)))
+        self.after.send(frame(RingHello(0, told.number, told.rank, proof)))
         return self.after
 
     def answer(self) -> Peer:
@@ -470,9 +470,11 @@ class Partner:
         told = self.told
         self.before = Neighbour(self.listener.accept()[0])
         heard = self.before.hear()
-        assert isinstance(heard, Greet)
+        assert isinstance(heard, RingHello)
         assert heard.proof == self.proof("client", 1 - told.rank)
-        self.before.send(frame(Greet(0, told.number, told.rank, self.proof("server", told.rank))))
+        self.before.send(
+            frame(RingHello(0, told.number, told.rank, self.proof("server", told.rank)))
+        )
         return self.before
 
     def pair(self) -> None:
@@ -480,13 +482,13 @@ class Partner:
         self.call()
         self.answer()
         heard = self.after.hear()
-        assert isinstance(heard, Greet)
+        assert isinstance(heard, RingHello)
         assert heard.proof == self.proof("server", 1 - self.told.rank)
 
     def send(self, piece: Piece) -> None:
         nbytes = piece.stop - piece.start
         part = Part(piece.start, piece.stop, "raw", nbytes, self.told.number)
-        self.after.send(frame(Chunk(0, piece.hop, (part,)), bytes(piece.view)))
+        self.after.send(frame(RingChunk(0, piece.hop, (part,)), bytes(piece.view)))
 
     def finish(self) -> None:
         """Do the rest of the round as it should be done."""
@@ -494,7 +496,7 @@ class Partner:
             self.send(piece)
         while not self.ring.done:
             heard = self.before.hear()
-            assert isinstance(heard, Chunk)
+            assert isinstance(heard, RingChunk)
             part = heard.parts[0]
             self.ring.room(part.start, part.stop, heard.hop)[:] = self.before.payloads[0]
             onward = self.ring.received(part.start, heard.hop)
@@ -717,8 +719,8 @@ class TestHostile:
             else:
                 fields |= change
                 payloads = payloads[: len(fields["parts"])]
-            partner.after.send(frame(Chunk(**fields), *payloads))
-            partner.after.send(frame(Chunk(0, 1, (part,)), bytes(piece.view)))
+            partner.after.send(frame(RingChunk(**fields), *payloads))
+            partner.after.send(frame(RingChunk(0, 1, (part,)), bytes(piece.view)))
             assert asked.result(PATIENCE) == 0
             assert isinstance(averager.stats.last_error, RemoteProtocolError)
         assert bits(params) == before
@@ -729,8 +731,8 @@ class TestHostile:
             b"GET / HTTP/1.1\r\n\r\n",
             b"\xce\xff\xff\xff\xff",
             frame(messages.Ping(1)),
-            frame(Greet(0, 1, 0, b"guess")),
-            frame(Chunk(0, 1, (Part(0, 4, "raw", 4, 1),)), b"1234"),
+            frame(RingHello(0, 1, 0, b"guess")),
+            frame(RingChunk(0, 1, (Part(0, 4, "raw", 4, 1),)), b"1234"),
             b"",
         ],
     )
@@ -755,8 +757,8 @@ class TestHostile:
             asked = both()
             partner.call()
             thief = Neighbour(partner.listener.accept()[0])
-            assert isinstance(thief.hear(), Greet)
-            thief.send(frame(Greet(0, partner.told.number, partner.told.rank, b"x" * 32)))
+            assert isinstance(thief.hear(), RingHello)
+            thief.send(frame(RingHello(0, partner.told.number, partner.told.rank, b"x" * 32)))
             assert asked.result(PATIENCE) == 0
             assert isinstance(averager.stats.last_error, Unauthorised)
             assert "does not know the secret" in str(averager.stats.last_error)
@@ -766,7 +768,7 @@ class TestHostile:
 
     def test_the_server_is_no_worker_of_a_round(self) -> None:
         with meeting_point() as server, Peer(server.url, greet=False) as peer:
-            peer.send(frame(Greet(0, 1, 0, b"x" * 32)))
+            peer.send(frame(RingHello(0, 1, 0, b"x" * 32)))
             heard = peer.hear()
             assert isinstance(heard, messages.Error)
             assert heard.fatal

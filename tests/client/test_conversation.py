@@ -398,7 +398,9 @@ class TestTogether:
             pair.settle()
             nonce = epoch.to_bytes(16, "little")
             agent = f"aiops-python/{aiops.__version__}"
-            wanted = messages.Hello(0, 1, "me", epoch, "w0", "worker", False, nonce, agent)
+            wanted = messages.Hello(
+                0, messages.PROTOCOL, "me", epoch, "w0", "worker", False, nonce, agent
+            )
             assert pair.server.heard[-1] == wanted
             pair.cut()
 
@@ -633,7 +635,9 @@ class TestTokens:
         pair.server.say(messages.Challenge(0, b"x" * 16))
         pair.move(0, None)
         pair.server.wire.state = "proved"
-        pair.server.say(messages.Welcome(0, 1, "", b"p" * 32, "asgd", {}, {}, 0, (), 0))
+        pair.server.say(
+            messages.Welcome(0, messages.PROTOCOL, "", b"p" * 32, "asgd", {}, {}, 0, (), 0)
+        )
         with pytest.raises(Unauthorised, match="does not know the token"):
             pair.move(0, None)
         assert not request.done
@@ -888,7 +892,7 @@ class TestServersThatBreakTheRules:
         pair = Pair()
         pair.connect()
         pair.server.wire.state = "greeted"
-        pair.server.say(messages.Welcome(0, 1, "", b"", "asgd", {}, {}, 0, rows, 0))
+        pair.server.say(messages.Welcome(0, messages.PROTOCOL, "", b"", "asgd", {}, {}, 0, rows, 0))
         with pytest.raises(RemoteProtocolError, match=URL):
             pair.move(0, None)
         pair, _params, request = self.asked(self.ASKED["model"])
@@ -900,8 +904,8 @@ class TestServersThatBreakTheRules:
         pair = Pair()
         pair.connect()
         pair.server.wire.state = "greeted"
-        pair.server.say(messages.Welcome(0, 2, "", b"", "asgd", {}, {}, 0, (), 0))
-        with pytest.raises(RemoteProtocolError, match="speaks version 2 of the wire"):
+        pair.server.say(messages.Welcome(0, 77, "", b"", "asgd", {}, {}, 0, (), 0))
+        with pytest.raises(RemoteProtocolError, match="speaks version 77 of the wire"):
             pair.move(0, None)
 
     @pytest.mark.slow

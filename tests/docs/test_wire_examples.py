@@ -1,4 +1,4 @@
-"""docs/wire.md and its vectors are what the code does, and enough to write a client with."""
+"""The wire's pages and vectors state what the code does, and suffice to write a client."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import msgpack
 import numpy as np
 import pytest
 
+from aiops.bandwidth import gates
 from aiops.common import urls
 from aiops.errors import RemoteProtocolError, UsageError
 from aiops.model.layout import Layout
@@ -31,13 +32,15 @@ from aiops.wire.shared_payloads import SharedPayloads
 from aiops.wire.state_machine import HANDSHAKE, Side
 from docs._tools.wire import page, vectors
 from docs._tools.wire.__main__ import main
+from docs._tools.wire.meanings import ANSWERS, MEANINGS
 from tests import foreign
 from tests.foreign import ForeignClient
 from tests.support import PATIENCE, ServerThread
 from tests.wire.test_connection import OTHER, Landing, feed, no_place
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "wire.md").read_text(encoding="utf-8")
+PAGES = {name: (DOCS / name).read_text(encoding="utf-8") for name in page.PAGES}
+PAGE = PAGES["wire.md"]
 VECTORS: dict[str, Any] = json.loads((DOCS / vectors.NAME).read_text(encoding="utf-8"))
 TALKS: list[dict[str, Any]] = VECTORS["conversations"]
 EXAMPLES: list[dict[str, Any]] = [
@@ -101,61 +104,150 @@ def stream_of(talk: dict[str, Any], side: Side) -> bytes:
     )
 
 
+each_page = pytest.mark.parametrize("name", PAGES)
+
+SHOWN = re.compile(
+    r"^(client|server): (\{.*\})\n((?:[0-9a-f]{10}(?: [0-9a-f]+)?\n(?: {11}[0-9a-f]+\n)*)+)",
+    re.MULTILINE,
+)
+"""An example on a page: its sender, its fields, and its bytes in lines."""
+
+
+def shown_on(text: str) -> list[tuple[Side, dict[str, Any], str]]:
+    """The examples of a page, each with its sender, its header and its bytes in hex."""
+    found: list[tuple[Side, dict[str, Any], str]] = []
+    for sender, header, hexes in SHOWN.findall(text):
+        as_json = re.sub(r"h'([0-9a-f]*)'", r'{"bytes": "\1"}', header)
+        found.append((sender, plain(json.loads(as_json)), re.sub(r"[ \n]", "", hexes)))
+    return found
+
+
 class TestUpToDate:
-    def test_the_page(self) -> None:
-        assert page.rewritten(PAGE) == PAGE, "run `make docs`"
+    @each_page
+    def test_the_pages(self, name: str) -> None:
+        assert page.rewritten(PAGES[name], page.PAGES[name]) == PAGES[name], "run `make docs`"
 
     def test_the_vectors(self) -> None:
         assert vectors.text() == (DOCS / vectors.NAME).read_text(encoding="utf-8"), (
             "run `make docs`"
         )
 
-    def test_the_command_writes_both(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_command_writes_all(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         marks = re.compile(r"(<!-- (\w+): generated -->\n).*?(\n<!-- end of \2 -->)", re.DOTALL)
-        bare = marks.sub(r"\1stale\3", PAGE)
-        assert bare.count("stale") > len(page.BLOCKS)
-        (tmp_path / "wire.md").write_text(bare, encoding="utf-8")
+        for name, text in PAGES.items():
+            bare = marks.sub(r"\1outdated\3", text)
+            assert bare.count("outdated") == len(page.PAGES[name])
+            (tmp_path / name).write_text(bare, encoding="utf-8")
         monkeypatch.setattr(sys, "argv", ["wire", str(tmp_path / "wire.md")])
         main()
-        assert (tmp_path / "wire.md").read_text(encoding="utf-8") == PAGE
+        for name, text in PAGES.items():
+            assert (tmp_path / name).read_text(encoding="utf-8") == text
         assert (tmp_path / vectors.NAME).read_text(encoding="utf-8") == vectors.text()
 
     def test_a_page_without_the_marks_is_refused(self) -> None:
-        with pytest.raises(UsageError, match="<!-- fields: generated -->"):
-            page.rewritten(PAGE.replace("<!-- fields: generated -->", ""))
+        with pytest.raises(UsageError, match="<!-- limits: generated -->"):
+            page.rewritten(PAGE.replace("<!-- limits: generated -->", ""), page.PAGES["wire.md"])
 
     def test_every_field_has_a_meaning_and_every_meaning_a_field(self) -> None:
-        fields = {field.name for cls in KINDS.values() for field in dataclasses.fields(cls)}
-        assert set(page.MEANINGS) == fields
-        assert set(page.ANSWERS) <= set(KINDS)
+        names = {field.name for cls in KINDS.values() for field in dataclasses.fields(cls)}
+        own = {f"{kind}.{f.name}" for kind, cls in KINDS.items() for f in dataclasses.fields(cls)}
+        assert names <= set(MEANINGS) <= names | own
+        assert set(ANSWERS) <= set(KINDS)
 
-    def test_every_kind_is_shown(self) -> None:
+    def test_every_kind_is_in_the_vectors(self) -> None:
         assert [example["name"] for example in VECTORS["messages"]] == list(KINDS)
-        said = {said["header"]["kind"] for talk in TALKS for said in talk["messages"]}
-        untold = {"stats", "report", "count", "counted"}  # a report would change with every release
-        untold.add("send_coded")  # tensors as small as those here do not travel coded
-        assert said == set(KINDS) - untold
+        sent = {step["header"]["kind"] for talk in TALKS for step in talk["messages"]}
+        unsent = {"stats", "report"}  # a report would change with every release
+        unsent |= {"count_traffic", "traffic_counted"}  # which are sent for a report
+        unsent.add("send_increments")  # tensors as small as those here do not travel coded
+        assert sent == set(KINDS) - unsent
 
-    def test_links_lead_somewhere(self) -> None:
+    @each_page
+    def test_links_lead_somewhere(self, name: str) -> None:
         anchors = {
-            re.sub(r"[^\w -]", "", title.lower()).strip().replace(" ", "-")
-            for title in re.findall(r"^#+ (.*)$", PAGE, re.MULTILINE)
+            other: {
+                re.sub(r"[^\w -]", "", title.lower()).strip().replace(" ", "-")
+                for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+            }
+            for other, text in PAGES.items()
         }
-        for target in re.findall(r"\]\(([^)]+)\)", PAGE):
-            assert target[1:] in anchors if target.startswith("#") else (DOCS / target).exists()
+        for target in re.findall(r"\]\(([^)]+)\)", PAGES[name]):
+            file, _hash, anchor = target.partition("#")
+            assert (DOCS / file).exists()
+            assert not anchor or anchor in anchors[file or name], target
 
-    def test_every_byte_of_the_vectors_is_on_the_page(self) -> None:
-        shown = re.sub(r"[ \n]", "", PAGE)
-        for example in EXAMPLES:
-            assert example["header_hex"] in shown
-            for number, payload in enumerate(example["payloads_hex"]):
-                if places := places_of(example):
-                    segment, offset = places[number]
-                    assert f"dd00000002cf{segment:016x}cf{offset:016x}" in shown
-                else:
-                    assert f"c6{len(payload) // 2:08x}{payload}" in shown
+
+class TestThePage:
+    """docs/wire.md is what a client needs, and no more."""
+
+    def test_its_length(self) -> None:
+        assert len(PAGE.splitlines()) <= 450
+
+    def test_every_kind_that_a_client_may_send_or_receive_is_on_it(self) -> None:
+        for kind in set(KINDS) - set(page.SERVER_KINDS):
+            assert f"`{kind}`" in PAGE, kind
+
+    def test_no_kind_of_the_servers_is_on_it(self) -> None:
+        for kind in page.SERVER_KINDS:
+            assert kind not in PAGE
+            assert f"`{kind}`" in PAGES["wire-servers.md"]
+
+    def test_the_servers_kinds_are_those_that_no_client_may_send_or_receive(self) -> None:
+        leads = {kind for state in ("lead open", "lead left") for kind in _sayable(state)}
+        others = {
+            kind
+            for state in HANDSHAKE
+            if not state.startswith("lead")
+            for kind in _sayable(state)
+            if kind != "lead_hello"  # the first on a connection of the lead's
+        }
+        assert set(page.SERVER_KINDS) == leads - others | {"lead_hello"}
+
+    def test_every_field_of_its_kinds_is_explained(self) -> None:
+        explained = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| `.*$", PAGE, re.M))))
+        kinds = [*page.HANDSHAKE_KINDS, *page.MODEL_KINDS, *page.PUSH_KINDS, *page.TABLE_KINDS]
+        for kind in [*kinds, *page.OTHER_KINDS]:
+            assert {f.name for f in dataclasses.fields(KINDS[kind])} - {"id"} <= explained, kind
+
+    def test_every_code_is_explained(self) -> None:
+        for code in ("bad-push", "not-ready", "refused", "stale", "unauthorised", "unavailable"):
+            assert f"| `{code}` |" in PAGE
+
+    def test_every_key_of_a_plan_is_explained(self) -> None:
+        plan = {"routine", "recompute", "linear", "patience", "seconds_per_byte", "heartbeat"}
+        plan |= {"worker", "push_codec", "fetch_codec", "gate", "average"}
+        settings = {f.name for kind in gates.KINDS.values() for f in dataclasses.fields(kind)}
+        settings -= {"floor_free", "seed"}  # told in `floor`; and what a client draws is its own
+        for name in plan | settings:
+            assert f"`{name}`" in PAGE, name
+
+    @each_page
+    def test_every_example_is_right_to_the_byte(self, name: str) -> None:
+        examples = shown_on(PAGES[name])
+        assert len(examples) == len(re.findall(r"^(?:client|server): ", PAGES[name], re.M))
+        assert len(examples) >= {"wire.md": 18}.get(name, 2)
+        known = {
+            (each["sender"], json.dumps(each["header"]), each["frame_hex"]) for each in EXAMPLES
+        }
+        for sender, header, frame in examples:
+            kind = header["kind"]
+            wire = Connection(OTHER[sender], Landing)
+            memory = np.zeros(1 << 14, np.uint8)
+            wire.shared = SharedPayloads(lambda nbytes, memory=memory: memory)
+            wire.shared.hear(messages.Share(0, 1, len(memory)))
+            wire.state = next(s for s, says in HANDSHAKE.items() if kind in says[sender])
+            [(heard, _sink)] = feed(wire, bytes.fromhex(frame))
+            assert vectors.fields(heard) == vectors.plain(header)
+            assert (sender, json.dumps(vectors.plain(header)), frame) in known
+
+    def test_the_proof_on_it(self) -> None:
+        text = re.sub(r"[ \n]", "", PAGE)
         for row in VECTORS["proofs"][:2]:
-            assert f"proof({row['side']})={row['proof']}" in shown
+            assert f"proof({row['side']})={row['proof']}" in text
+
+
+def _sayable(state: str) -> set[str]:
+    return {kind for side in HANDSHAKE[state].values() for kind in side}
 
 
 LONG = {
@@ -172,9 +264,9 @@ def lengthened(header: dict[str, Any]) -> dict[str, Any]:
         return header
     for name in LONG[header["kind"]]:
         if header[name] >= 0:
-            header[name] = foreign.Long(header[name])
+            header[name] = foreign.Wide(header[name])
     if len(header.get("parts", ())) == 1:
-        header["parts"][0][4] = foreign.Long(header["parts"][0][4])
+        header["parts"][0][4] = foreign.Wide(header["parts"][0][4])
     return header
 
 
@@ -253,8 +345,17 @@ class TestBytes:
         assert [row[:3] for row in arena] == by_rule
 
 
+@contextmanager
+def connected(url: str) -> Iterator[ForeignClient]:
+    """A client on a connection of its own, before the handshake."""
+    with socket.create_connection(urls.parse(url), timeout=PATIENCE) as sock:
+        stream = sock.makefile("rb")
+        with stream:
+            yield ForeignClient(sock.sendall, stream.read)
+
+
 class TestFromThePageAlone:
-    """`tests/foreign.py` is written from the page, and knows nothing else."""
+    """`tests/foreign.py` is written from the pages, and knows nothing else."""
 
     def test_it_imports_nothing_of_ours(self) -> None:
         tree = ast.parse(Path(foreign.__file__).read_text(encoding="utf-8"))
@@ -287,19 +388,12 @@ class TestFromThePageAlone:
         assert client.hear() == (plain(example["header"]), payloads)
         assert rest == b""
 
-    @contextmanager
-    def client(self, url: str) -> Iterator[ForeignClient]:
-        with socket.create_connection(urls.parse(url), timeout=PATIENCE) as sock:
-            stream = sock.makefile("rb")
-            with stream:
-                yield ForeignClient(sock.sendall, stream.read)
-
     def test_it_trains_against_a_real_server(self) -> None:
         nonce = b"0123456789abcdef"
         bias, weights = struct.pack("<e", 1), struct.pack("<4f", 1, 2, 3, 4)
         ones = struct.pack("<4f", 1, 1, 1, 1)
         with ServerThread(policy="asgd", lr=0.5, token="s3cret") as server:
-            with self.client(server.url) as client:
+            with connected(server.url) as client:
                 welcome = client.greet("foreigner", nonce, "s3cret")
                 assert (welcome["kind"], welcome["model"]) == ("welcome", [])
                 assert client.fetch()["code"] == "not-ready"
@@ -323,7 +417,7 @@ class TestFromThePageAlone:
                 assert client.ask("ping")["kind"] == "pong"
                 last = client.exchange({"w": ones, "b": struct.pack("<e", 2)})
                 assert last["version"] == 2
-            with self.client(server.url) as client:
+            with connected(server.url) as client:
                 welcome = client.greet("foreigner", nonce, "s3cret", epoch=2)
                 assert (welcome["version"], welcome["last_seq"]) == (2, 3)
                 client.fetch()
@@ -331,7 +425,7 @@ class TestFromThePageAlone:
                 assert (again["kind"], again["version"]) == ("ack", 2), "it is not applied twice"
                 assert client.tensor("w") == struct.pack("<4f", 0, 1, 2, 3)
                 assert client.tensor("b") == struct.pack("<e", 0)
-            with self.client(server.url) as client:
+            with connected(server.url) as client:
                 error = client.greet("another", nonce, "guess")
                 assert (error["kind"], error["code"]) == ("error", "unauthorised")
                 assert error["fatal"] is True

@@ -337,7 +337,10 @@ def seeds() -> list[bytes]:
         frame("client", Push(3, 3, False, -1, pieces), bytes(8), bytes(12), bytes(18)),
         frame("client", offer(), bytes(38)),
         frame("client", Ping(4)) + frame("client", Fetch(5, 0)) + frame("client", Ping(6)),
-        frame("client", messages.Hello(0, 1, "c", 1, "n", "worker", True, b"n" * 16, "a")),
+        frame(
+            "client",
+            messages.Hello(0, messages.PROTOCOL, "c", 1, "n", "worker", True, b"n" * 16, "a"),
+        ),
     ]
 
 

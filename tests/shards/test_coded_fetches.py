@@ -14,7 +14,7 @@ from aiops.model.layout import Layout
 from aiops.model.parts import Part
 from aiops.model.placement import Placement
 from aiops.store.delta_replica import _codecs
-from aiops.wire.messages import Portion
+from aiops.wire.messages import ShardParts
 from tests.shards.test_hostile import done, ones
 from tests.shards.world import Actor, World
 
@@ -191,7 +191,7 @@ def test_a_shard_that_sends_other_increments_than_announced(what: str) -> None:
     seen: list[Part] = []
 
     def place(message: Any) -> Any:
-        if isinstance(message, Portion):
+        if isinstance(message, ShardParts):
             part = next(part for part in message.parts if part.codec == "int8")
             seen.append(part)
             size = part.stop - part.start
@@ -202,7 +202,7 @@ def test_a_shard_that_sends_other_increments_than_announced(what: str) -> None:
                 "another version": part._replace(version=part.version + 1),
             }[what]
             parts = tuple(other if each is part else each for each in message.parts)
-            message = Portion(message.id, message.version, parts)
+            message = ShardParts(message.id, message.version, parts)
         return branch._place(message)
 
     branch.wire.place = place

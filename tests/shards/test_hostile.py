@@ -14,7 +14,7 @@ from aiops.errors import BadPush, RemoteProtocolError
 from aiops.model.parts import Part
 from aiops.wire import messages
 from aiops.wire.connection import Connection
-from aiops.wire.messages import Portion, Push
+from aiops.wire.messages import Push, ShardParts
 from tests.shards.world import Actor, World
 
 MODEL = {"w": np.zeros((30, 2), np.float32), "b": np.zeros(4, np.float32)}
@@ -100,7 +100,7 @@ def test_a_portion_that_is_not_what_was_announced(world: World, change: Any) -> 
     [branch] = actor.talk.shards.branches
     say = branch.push
 
-    def lie(portion: Portion, payloads: Any) -> None:
+    def lie(portion: ShardParts, payloads: Any) -> None:
         parts = change(portion.parts)
         views = [[memoryview(bytes(part.nbytes))] for part in parts]
         say(replace(portion, parts=parts), views)
@@ -120,18 +120,18 @@ def replace_version(part: Part, version: int) -> Part:
 @pytest.mark.parametrize(
     "parts",
     [
-        (Part(0, 256, "apart", 0, 0),),
+        (Part(0, 256, "shard", 0, 0),),
         (Part(0, 256, "raw", 256, 0),),
-        (Part(0, 128, "apart", 0, 0), Part(128, 256, "apart", 0, 0)),
+        (Part(0, 128, "shard", 0, 0), Part(128, 256, "shard", 0, 0)),
         (Part(0, 128, "raw", 128, 0),),
-        (Part(0, 128, "raw", 128, 0), Part(128, 256, "apart", 8, 0)),
-        (Part(0, 128, "raw", 128, 0), Part(128, 256, "apart", 0, 1)),
-        (Part(0, 128, "raw", 128, 5), Part(128, 256, "apart", 0, 5)),
-        (Part(0, 128, "raw", 128, 0), Part(128, 512, "apart", 0, 0)),
-        (Part(128, 256, "apart", 0, 0), Part(0, 128, "raw", 128, 0)),
-        (Part(0, 6, "raw", 6, 0), Part(6, 128, "raw", 122, 0), Part(128, 256, "apart", 0, 0)),
-        (Part(0, 128, "raw", 128, 0), Part(128, 191, "apart", 0, 0), Part(191, 256, "apart", 0, 0)),
-        (Part(128, 256, "apart", 0, 0), Part(128, 256, "apart", 0, 0)),
+        (Part(0, 128, "raw", 128, 0), Part(128, 256, "shard", 8, 0)),
+        (Part(0, 128, "raw", 128, 0), Part(128, 256, "shard", 0, 1)),
+        (Part(0, 128, "raw", 128, 5), Part(128, 256, "shard", 0, 5)),
+        (Part(0, 128, "raw", 128, 0), Part(128, 512, "shard", 0, 0)),
+        (Part(128, 256, "shard", 0, 0), Part(0, 128, "raw", 128, 0)),
+        (Part(0, 6, "raw", 6, 0), Part(6, 128, "raw", 122, 0), Part(128, 256, "shard", 0, 0)),
+        (Part(0, 128, "raw", 128, 0), Part(128, 191, "shard", 0, 0), Part(191, 256, "shard", 0, 0)),
+        (Part(128, 256, "shard", 0, 0), Part(128, 256, "shard", 0, 0)),
     ],
 )
 def test_a_push_that_is_announced_wrongly(world: World, parts: Any) -> None:
@@ -139,7 +139,7 @@ def test_a_push_that_is_announced_wrongly(world: World, parts: Any) -> None:
     assert actor.talk.shards.placement is not None
     assert actor.talk.shards.placement.edges == [0, 128, 256]
     request = said(actor, Push(1000, 1, False, -1, parts))
-    portion = Portion(1000, 0, (Part(128, 256, "raw", 128, 0),))
+    portion = ShardParts(1000, 0, (Part(128, 256, "raw", 128, 0),))
     actor.talk.shards.branches[0].push(portion, [[memoryview(bytes(128))]])
     actor.flush()
     world.settle()
@@ -163,7 +163,7 @@ def test_portions_that_nobody_expects_wait_and_are_forgotten(world: World) -> No
     actor, _params = joined(world, "worker")
     [branch] = actor.talk.shards.branches
     for id in (77, 78, 79):
-        portion = Portion(id, 0, (Part(128, 256, "raw", 128, 0),))
+        portion = ShardParts(id, 0, (Part(128, 256, "raw", 128, 0),))
         branch.push(portion, [[memoryview(bytes(128))]])
     actor.flush()
     world.settle()
@@ -192,10 +192,10 @@ def test_nobody_else_gives_orders(world: World) -> None:
     actor, _params = joined(world, "worker")
     [(_talk, _line), (_branch, line)] = actor.lines
     order = Connection("client", lambda message: None)
-    order.state = "led"
-    for buffer in order.send(messages.Forget(1, False)):
+    order.state = "lead open"
+    for buffer in order.send(messages.FinishPush(1, False)):
         line.up.bytes += buffer
-    with pytest.raises(RemoteProtocolError, match="may not send 'forget' when 'branch'"):
+    with pytest.raises(RemoteProtocolError, match="may not send 'finish_push' when 'shard open'"):
         world.settle()
     line.up.bytes.clear()
     actor.hang_up()
@@ -215,11 +215,13 @@ def test_who_does_not_belong_there(world: World, greeting: tuple[str, str], why:
     kind, run = greeting
     line = world.followers[0].accept(None)
     rule = world.engine.algorithm
-    who = 0, 1, "stranger", 1, "stranger", run, False, bytes(16), ""
+    who = 0, messages.PROTOCOL, "stranger", 1, "stranger", run, False, bytes(16), ""
     hello: Any = {
-        "lead": lambda: messages.Lead(*who, rule.name, rule.settings()),
-        "follow": lambda: messages.Follow(*who),
-        "hello": lambda: messages.Hello(0, 1, "x", 1, "x", "worker", False, bytes(16), ""),
+        "lead": lambda: messages.LeadHello(*who, rule.name, rule.settings()),
+        "follow": lambda: messages.ShardHello(*who),
+        "hello": lambda: messages.Hello(
+            0, messages.PROTOCOL, "x", 1, "x", "worker", False, bytes(16), ""
+        ),
     }[kind]()
     wire = Connection("client", lambda message: None)
     line.up.say(wire.send(hello))
@@ -238,11 +240,11 @@ def test_a_server_without_shards_follows_nobody() -> None:
     world = World(0, 1)
     line = world.lead.accept(None)
     wire = Connection("client", lambda message: None)
-    who = 0, 1, "x", 1, "x", "run", False, bytes(16), ""
-    line.up.say(wire.send(messages.Follow(*who)))
+    who = 0, messages.PROTOCOL, "x", 1, "x", "run", False, bytes(16), ""
+    line.up.say(wire.send(messages.ShardHello(*who)))
     world.settle()
     came = bytes(line.down.bytes)
     wire.next_buffer()[: len(came)] = came
     [(answer, _sink)] = wire.received(len(came))
     assert isinstance(answer, messages.Error)
-    assert "follows nobody" in answer.text
+    assert "is no follower" in answer.text

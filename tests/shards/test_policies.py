@@ -183,6 +183,6 @@ def test_a_model_that_the_lead_holds_alone(codecs: tuple[str, ...], policy: str)
         world.settle()
         request.value()
     assert params.version == 5
-    assert said == ["begin", "begin"]
+    assert said == ["load_shard", "load_shard"]
     assert [line["behind"] for line in world.lead_brain.report()] == [0, 0, 0]
     assert [line["bytes"] > 0 for line in world.lead_brain.report()] == [True, False, False]

@@ -37,8 +37,7 @@ from aiops.shards.follower import Follower
 from aiops.shards.lead import Lead
 from aiops.wire.connection import Connection
 from aiops.wire.handshake import Greeter
-from aiops.wire.messages import PROTOCOL, Attached, Error
-from aiops.wire.messages import Lead as LeadHello
+from aiops.wire.messages import PROTOCOL, Error, LeadHello, ShardWelcome
 
 
 class Pipe:
@@ -206,7 +205,7 @@ class Leash:
         buffer[:count] = pipe.bytes[:count]
         del pipe.bytes[:count]
         for message, sink in self.wire.received(count):
-            if isinstance(message, Attached):
+            if isinstance(message, ShardWelcome):
                 self.attached = True
             else:
                 assert not isinstance(message, Error), message

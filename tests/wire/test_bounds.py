@@ -401,19 +401,19 @@ def orders() -> list[Message]:
     work["steps"] = np.ones(1).tobytes()
     run = ((512, 520, 0),)
     return [
-        messages.Begin(0, {"push_codecs": ()}, LAYOUT.rows, (("", 7001, 1400),), 1),
-        messages.Expect(9, "c", 1, 3, run),
-        messages.Use(9, 0, 0, work),
-        messages.Use(9, 0, 0, {"shadow": 1}),
-        messages.Use(9, 1, 0, {**work, "weights": np.ones(1).tobytes()}),
-        messages.Send(9, "", 1, 0, run),
-        messages.Send(9, "c", 1, 0, run),
-        messages.SendCoded(9, "", 1, 0, (), run),
-        messages.Hold(9, 0, True, False),
-        messages.Forget(9, False),
-        messages.Count(9),
+        messages.LoadShard(0, {"push_codecs": ()}, LAYOUT.rows, (("", 7001, 1400),), 1),
+        messages.ExpectPush(9, "c", 1, 3, run),
+        messages.RunUpdate(9, 0, 0, work),
+        messages.RunUpdate(9, 0, 0, {"replica": 1}),
+        messages.RunUpdate(9, 1, 0, {**work, "weights": np.ones(1).tobytes()}),
+        messages.SendParams(9, "", 1, 0, run),
+        messages.SendParams(9, "c", 1, 0, run),
+        messages.SendIncrements(9, "", 1, 0, (), run),
+        messages.HoldVersion(9, 0, True, False),
+        messages.FinishPush(9, False),
+        messages.CountTraffic(9),
         messages.Ping(9),
-        messages.Portion(9, 0, (Part(1400, 1408, "raw", 8, 0),)),
+        messages.ShardParts(9, 0, (Part(1400, 1408, "raw", 8, 0),)),
     ]
 
 
@@ -435,12 +435,12 @@ def test_a_follower_takes_refuses_or_ends(place: int) -> None:
 def test_a_lead_takes_what_a_follower_says_or_loses_it() -> None:
     counted = {"c": (1, 1, 1, 1, {"push": (1, 1, 1)}, {})}
     for message in (
-        messages.Arrived(1, {}),
-        messages.Done(1, bytes(8)),
-        messages.Counted(1, counted),
+        messages.PushArrived(1, {}),
+        messages.UpdateDone(1, bytes(8)),
+        messages.TrafficCounted(1, counted),
         messages.Error(1, "protocol", "no", {"n": 1}, True, 1),
         messages.Pong(1),
-        messages.Portion(1, 1, (Part(1400, 1408, "raw", 8, 0),)),
+        messages.ShardParts(1, 1, (Part(1400, 1408, "raw", 8, 0),)),
     ):
         for _path, _number, header in variants(header_of(message)):
             world = begun()
@@ -466,7 +466,7 @@ def begun() -> World:
     world.actors.append(actor)
     actor.connect()
     world.settle()
-    done(world, actor, actor.talk.define(MODEL))
+    done(world, actor, actor.asks.define(MODEL))
     return world
 
 

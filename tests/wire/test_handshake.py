@@ -1,4 +1,4 @@
-"""Who may come in, on both sides."""
+"""The handshake, on both sides."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class TestClient:
     @pytest.mark.parametrize("token", [None, TOKEN])
     def test_another_version_of_the_wire_is_refused(self, token: str | None) -> None:
         with pytest.raises(
-            RemoteProtocolError, match="speaks version 7 of the wire, this client 1"
+            RemoteProtocolError, match=f"speaks version 7 of the wire, this client {PROTOCOL}"
         ):
             check_welcome(welcome(protocol=7), hello(), None, token, URL)
 
@@ -179,7 +179,7 @@ class TestClient:
 class TestProof:
     def test_it_is_what_the_page_says(self) -> None:
         said = b""
-        for item in (b"aiops/1", b"client", b"12345678901234567", b"s" * 64, "кот".encode()):
+        for item in (b"aiops/2", b"client", b"12345678901234567", b"s" * 64, "кот".encode()):
             said += len(item).to_bytes(4, "big") + item
         wanted = hmac.new("schlüssel".encode(), said, hashlib.sha256).digest()
         assert proof("schlüssel", "client", b"12345678901234567", b"s" * 64, "кот") == wanted

@@ -125,12 +125,14 @@ STRANGERS = {
     "field too many": enclose(header_of(kind="ping", id=1, evil=True)),
     "field missing": enclose(header_of(kind="hello", id=1)),
     "wrong version": frame(messages.Hello(0, 99, "c", 1, "n", "worker", False, bytes(16), "a")),
-    "wrong role": frame(messages.Hello(0, 1, "c", 1, "n", "boss", False, bytes(16), "a")),
+    "wrong role": frame(
+        messages.Hello(0, messages.PROTOCOL, "c", 1, "n", "boss", False, bytes(16), "a")
+    ),
     "short nonce": enclose(
         header_of(
             kind="hello",
             id=0,
-            protocol=1,
+            protocol=messages.PROTOCOL,
             client="c",
             epoch=1,
             name="n",
@@ -366,7 +368,17 @@ class TestMembers:
             for index in range(2500):
                 with Peer(live.url, "observer", greet=False) as peer:
                     hello = messages.Hello(
-                        *(0, 1, str(index), 1, "n" * 3800, "observer", False, bytes(16), "a")
+                        *(
+                            0,
+                            messages.PROTOCOL,
+                            str(index),
+                            1,
+                            "n" * 3800,
+                            "observer",
+                            False,
+                            bytes(16),
+                            "a",
+                        )
                     )
                     assert isinstance(peer.ask(hello), messages.Welcome)
             assert live.worker.stats()["version"] == live.params.version

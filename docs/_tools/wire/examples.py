@@ -1,4 +1,4 @@
-"""One message of each kind, and whole conversations, as the code that speaks the wire says them."""
+"""One message of each kind, and whole conversations, made by the code that speaks the wire."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ class Example:
     @property
     def frame(self) -> bytes:
         """The whole message's bytes, as the sender's `Connection` writes them."""
-        speaker = Connection(self.sender, _Kept)
+        wire = Connection(self.sender, _Kept)
         kind = self.message.kind
-        speaker.state = next(s for s, says in HANDSHAKE.items() if kind in says[self.sender])
+        wire.state = next(s for s, allowed in HANDSHAKE.items() if kind in allowed[self.sender])
         views = [[memoryview(payload)] for payload in self.payloads]
-        return b"".join(speaker.send(self.message, views, self.places))
+        return b"".join(wire.send(self.message, views, self.places))
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """Whole messages in the order in which they are said on one connection."""
+    """Whole messages in the order in which they cross one connection."""
 
     title: str
     steps: tuple[Example, ...]
@@ -84,85 +84,96 @@ NONCES = bytes(range(16)), bytes(range(16, 32))
 
 def hello(epoch: int = 1, role: str = "worker") -> messages.Hello:
     """Return the greeting of the examples' client."""
-    return messages.Hello(0, 1, "5f0c", epoch, "w0", role, False, NONCES[0], "example/1")
+    return messages.Hello(
+        0, messages.PROTOCOL, "5f0c", epoch, "w0", role, False, NONCES[0], "example/1"
+    )
 
 
 def one_of_each() -> list[Example]:
-    """Return one small message of each kind."""
-    m = messages
+    """Return one small message of each kind, in the order of `messages.KINDS`."""
+    m, version = messages, messages.PROTOCOL
     rows, row = (("w", "float32", (3,)),), ("w", "float32", (3,), 0)
     push = (*_rows_of(1, 8), *_rows_of(2, 8), *_rows_of(1, 4))
     pushed = struct.pack("<q", 5), struct.pack("<2q", 0, 5), struct.pack("<f", 0.5)
     refused = "the push holds no tensor: push at least one"
     vbars = struct.pack("<f", 0.25)
+    plan = {"routine": "direct"}
     ring = (("10.0.0.5", 40001, True), ("10.0.0.6", 40001, True))
     digest = Layout(rows).digest
-    return [
-        _said("client", hello()),
-        _said("client", m.Prove(0, proof(TOKEN, "client", *NONCES, hello().client))),
-        _said("client", m.Define(1, rows, _floats(0)), struct.pack("<3f", 1, 2, 3)),
-        _said("client", m.Describe(2)),
-        _said("client", m.Push(3, 1, True, 6, _floats(6)), struct.pack("<3f", 0.5, -1, 0)),
-        _said("client", m.Again(11, 2, False, -1)),
-        _said("client", m.Fetch(4, -1, ((0, 1, 6),), True)),
-        _said("client", m.FetchRows(8, 0, _rows_of(1, 8)), struct.pack("<q", 5)),
-        _said("client", m.PushRows(9, 2, 0, 6, push), *pushed),
-        _said("client", m.Stats(5)),
-        _said("client", m.Ping(6)),
-        _said("client", m.Leave(7)),
-        _said("client", m.Meet(8, "10.0.0.5", 40001, 2, digest, NONCES[0])),
-        _said("server", m.Challenge(0, NONCES[1])),
-        _said("server", m.Welcome(0, 1, "8c2f", b"", "fasgd", {"lr": 0.5}, {}, 7, (row,), 3)),
-        _said("server", m.Model(1, True, 0, (row,))),
-        _said(
+    found = [
+        _sent("client", hello()),
+        _sent("client", m.Prove(0, proof(TOKEN, "client", *NONCES, hello().client))),
+        _sent("client", m.Define(1, rows, _floats(0)), struct.pack("<3f", 1, 2, 3)),
+        _sent("client", m.Describe(2)),
+        _sent("client", m.Push(3, 1, True, 6, _floats(6)), struct.pack("<3f", 0.5, -1, 0)),
+        _sent("client", m.Reapply(4, 2, False, -1)),
+        _sent("client", m.Fetch(5, -1, ((0, 1, 6),), True)),
+        _sent("client", m.FetchRows(6, 0, _rows_of(1, 8)), struct.pack("<q", 5)),
+        _sent("client", m.PushRows(7, 3, 0, 6, push), *pushed),
+        _sent("client", m.Stats(8)),
+        _sent("client", m.Ping(9)),
+        _sent("client", m.Leave(10)),
+        _sent("client", m.JoinRound(8, "10.0.0.5", 40001, 2, digest, NONCES[0])),
+        _sent("server", m.Challenge(0, NONCES[1])),
+        _sent(
+            "server",
+            m.Welcome(0, version, "8c2f", b"", "fasgd", {"lr": 0.5}, plan, 7, (row,), 3),
+        ),
+        _sent("server", m.Model(1, True, 0, (row,))),
+        _sent(
             "server",
             m.Ack(3, 7, 7, True, 1, 0.5, 0.25, vbars, _floats(7)),
             struct.pack("<3f", 3, 2, 1),
         ),
-        _said("server", m.Params(4, 7)),
-        _said("server", m.TableRows(9, 7, 0, _rows_of(2, 4)), struct.pack("<2f", 1, 2)),
-        _said("server", m.Report(5, {"version": 7, "workers": ()})),
-        _said("server", m.Round(8, 3, 0, ring, bytes(range(32)))),
-        _said("server", m.Pong(6)),
-        _said("server", m.Error(3, "bad-push", refused, {}, False, 7)),
-        _said("server", m.Share(0, 1, 16_384)),
-        _said("client", m.Release(3)),
+        _sent("server", m.Params(5, 7)),
+        _sent("server", m.TableRows(7, 7, 0, _rows_of(2, 4)), struct.pack("<2f", 1, 2)),
+        _sent("server", m.Report(8, {"version": 7, "workers": ()})),
+        _sent("server", m.Round(8, 3, 0, ring, bytes(range(32)))),
+        _sent("server", m.Pong(9)),
+        _sent("server", m.Error(3, "bad-push", refused, {}, False, 7)),
+        _sent("server", m.Share(0, 1, 16_384)),
+        _sent("client", m.Release(3)),
         *_of_shards(row),
-        _said("client", m.Greet(0, 3, 0, ring_proof(bytes(range(32)), "client", 3, 0))),
-        _said("client", m.Chunk(0, 1, (Part(0, 4, "raw", 4, 3),)), struct.pack("<f", 1)),
+        _sent("client", m.RingHello(0, 3, 0, ring_proof(bytes(range(32)), "client", 3, 0))),
+        _sent("client", m.RingChunk(0, 1, (Part(0, 4, "raw", 4, 3),)), struct.pack("<f", 1)),
     ]
+    order = list(m.KINDS)
+    return sorted(found, key=lambda example: order.index(example.name))
 
 
 def _of_shards(row: tuple[str, str, tuple[int, ...], int]) -> list[Example]:
     """Return one small message of each kind that shards have to do with."""
-    m = messages
+    m, version = messages, messages.PROTOCOL
     who = "5f0c", 1, "w0", "8c2f", False, NONCES[0], "example/1"
+    lead = version, "8c2f", 1, "shard 1 of 2", *who[3:], "fasgd", {"lr": 0.5}
     half, numbers = (Part(8, 12, "raw", 4, 7),), struct.pack("<d", 0.5)
     work = {"factor": 1.0, "measure": False, "sent": -1, "spare": True, "touched": None}
     return [
-        _said("client", m.Follow(0, 1, *who)),
-        _said("server", m.Attached(0, 1, b"")),
-        _said("client", m.Portion(3, 0, half), struct.pack("<f", 0)),
-        _said("client", m.Lead(0, 1, "8c2f", 1, "shard 1 of 2", *who[3:], "fasgd", {"lr": 0.5})),
-        _said(
+        _sent("client", m.ShardHello(0, version, *who)),
+        _sent("server", m.ShardWelcome(0, version, b"")),
+        _sent("client", m.ShardParts(3, 0, half), struct.pack("<f", 0)),
+        _sent("client", m.LeadHello(0, *lead)),
+        _sent(
             "client",
-            m.Begin(0, {}, (row,), (("", 7172, 8),), 1, half),
+            m.LoadShard(0, {}, (row,), (("", 7172, 8),), 1, half),
             struct.pack("<f", 3),
         ),
-        _said("client", m.Expect(1, "5f0c", 1, 3, ((8, 12, 7),))),
-        _said("client", m.Use(1, 1, 7, {**work, "steps": numbers})),
-        _said("client", m.Send(3, "5f0c", 1, 8, ((8, 12, 8),))),
-        _said("client", m.SendCoded(3, "5f0c", 1, 8, (), ((8, 12, 1),))),
-        _said("client", m.Hold(0, 8, True, False)),
-        _said("client", m.Forget(1, False)),
-        _said("client", m.Count(2)),
-        _said("server", m.Arrived(1, {})),
-        _said("server", m.Done(1, struct.pack("<q", 1 << 22))),
-        _said("server", m.Counted(2, {"5f0c": (52, 9, 1, 0, {"portion": (1, 48, 4)}, {})})),
+        _sent("client", m.ExpectPush(1, "5f0c", 1, 3, ((8, 12, 7),))),
+        _sent("client", m.RunUpdate(1, 1, 7, {**work, "steps": numbers})),
+        _sent("client", m.SendParams(3, "5f0c", 1, 8, ((8, 12, 8),))),
+        _sent("client", m.SendIncrements(3, "5f0c", 1, 8, (), ((8, 12, 1),))),
+        _sent("client", m.HoldVersion(0, 8, True, False)),
+        _sent("client", m.FinishPush(1, False)),
+        _sent("client", m.CountTraffic(2)),
+        _sent("server", m.PushArrived(1, {})),
+        _sent("server", m.UpdateDone(1, struct.pack("<q", 1 << 22))),
+        _sent(
+            "server", m.TrafficCounted(2, {"5f0c": (52, 9, 1, 0, {"shard_parts": (1, 48, 4)}, {})})
+        ),
     ]
 
 
-def _said(sender: Side, message: Message, *payloads: bytes) -> Example:
+def _sent(sender: Side, message: Message, *payloads: bytes) -> Example:
     return Example(message.kind, sender, message, payloads)
 
 
@@ -172,16 +183,16 @@ def _floats(version: int) -> Parts:
 
 
 def _rows_of(count: int, each: int) -> Parts:
-    """Return the one part of a payload of so many rows, or ids, of so many bytes."""
+    """Return the one part of a payload of ``count`` rows, or row numbers, of ``each`` bytes."""
     return (Part(0, count, "raw", count * each, 0),)
 
 
-class Script:
-    """A client and a server that talk through memory, and what they say.
+class Recorder:
+    """A record of the messages between a client and a server, joined through memory.
 
-    Both sides are the real thing: every byte passes a `Connection` at each end.
+    Every byte passes a `Connection` at each end, and a real `Engine` answers.
 
-    With ``near`` they are on one machine, and what is said after `share` is lent: each side has one
+    With ``near`` both are on one machine, and payloads after `share` are lent: each side has one
     segment, from whose first byte on its payload lies.
     """
 
@@ -208,42 +219,42 @@ class Script:
         self._peer = 0
 
     def share(self, sender: Side, nbytes: int) -> None:
-        """Have a side show the other its segment."""
+        """Have a side share its segment with the other."""
         self._segments[sender] = np.zeros(nbytes, np.uint8)
         self._carry(sender, messages.Share(0, 1, nbytes), ())
 
-    def say(self, message: Message, *payloads: bytes) -> Message:
-        """Have the client say something; return the last thing that the server said."""
-        for heard, sink in self._carry("client", message, payloads):
-            self._serve(heard, sink)
+    def send(self, message: Message, *payloads: bytes) -> Message:
+        """Have the client send a message; return the last one that the server sent."""
+        for received, sink in self._carry("client", message, payloads):
+            self._serve(received, sink)
         return self.steps[-1].message
 
     def greet(self, hello: messages.Hello, token: str | None = None) -> Message:
         """Go through the handshake."""
         self._peer = hello.epoch
-        reply = self.say(hello)
+        reply = self.send(hello)
         if isinstance(reply, messages.Challenge):
-            reply = self.say(answer(reply, hello, token, "the server"))
+            reply = self.send(answer(reply, hello, token, "the server"))
         if isinstance(reply, messages.Welcome) and token is not None:
             check_welcome(reply, hello, messages.Challenge(0, NONCES[1]), token, "the server")
         return reply
 
     def done(self) -> Conversation:
-        """Return what was said."""
+        """Return the conversation so far."""
         return Conversation(self.title, tuple(self.steps))
 
     def _carry(
         self, sender: Side, message: Message, payloads: Iterable[bytes]
     ) -> list[tuple[Message, Sink | None]]:
-        """Move a message across, and note it."""
-        said = tuple(bytes(payload) for payload in payloads)
+        """Move a message across, and record it."""
+        data = tuple(bytes(payload) for payload in payloads)
         name = f"{self.title} / {len(self.steps) + 1} {message.kind}"
         segment = self._segments.get(sender)
-        places = ((1, 0),) * len(said) if segment is not None else ()
-        if segment is not None and said:
-            segment[: len(said[0])] = np.frombuffer(said[0], np.uint8)
-        self.steps.append(Example(name, sender, message, said, places))
-        views = [[memoryview(payload)] for payload in said]
+        places = ((1, 0),) * len(data) if segment is not None else ()
+        if segment is not None and data:
+            segment[: len(data[0])] = np.frombuffer(data[0], np.uint8)
+        self.steps.append(Example(name, sender, message, data, places))
+        views = [[memoryview(payload)] for payload in data]
         stream = b"".join(self._wires[sender].send(message, views, places))
         receiver = self._wires["server" if sender == "client" else "client"]
         whole: list[tuple[Message, Sink | None]] = []
@@ -287,9 +298,9 @@ class Script:
 
 
 def two_workers_average() -> Conversation:
-    """Return what the first of two workers, at [1, 2, 3], says to the second, at [3, 6, 9].
+    """Return the messages of the first of two workers, at [1, 2, 3], to the second, at [3, 6, 9].
 
-    The second has a connection of its own to the first, on which it says as much.
+    The second has a connection of its own to the first, with as many messages.
     """
     title, secret, number = "Two workers of a round", bytes(range(32)), 3
     layout = Layout((("w", "float32", (3,)),))
@@ -299,9 +310,9 @@ def two_workers_average() -> Conversation:
         arena.views["w"][:] = values
         flat.load(arena)
         rings.append(Ring(rank, [True, True], flat))
-    said: list[tuple[Side, Message, bytes]] = [
-        ("client", messages.Greet(0, number, 0, ring_proof(secret, "client", number, 0)), b""),
-        ("server", messages.Greet(0, number, 1, ring_proof(secret, "server", number, 1)), b""),
+    sent: list[tuple[Side, Message, bytes]] = [
+        ("client", messages.RingHello(0, number, 0, ring_proof(secret, "client", number, 0)), b""),
+        ("server", messages.RingHello(0, number, 1, ring_proof(secret, "server", number, 1)), b""),
     ]
     (first,), (other,) = (ring.begin() for ring in rings)
     rings[0].room(*other[:3])[:] = other.view  # on the other connection, from the second worker
@@ -309,12 +320,12 @@ def two_workers_average() -> Conversation:
     assert second is not None
     for piece in (first, second):
         part = Part(piece.start, piece.stop, "raw", piece.stop - piece.start, number)
-        said.append(("client", messages.Chunk(0, piece.hop, (part,)), bytes(piece.view)))
+        sent.append(("client", messages.RingChunk(0, piece.hop, (part,)), bytes(piece.view)))
     return Conversation(
         title,
         tuple(
             Example(f"{title} / {n} {m.kind}", side, m, (data,) if data else ())
-            for n, (side, m, data) in enumerate(said, 1)
+            for n, (side, m, data) in enumerate(sent, 1)
         ),
     )
 
@@ -322,50 +333,50 @@ def two_workers_average() -> Conversation:
 def conversations() -> list[Conversation]:
     """Return the conversations of the page, as a real engine has them."""
     m = messages
-    plain = Script("Without a token")
+    plain = Recorder("Without a token")
     plain.greet(hello(role="observer"))
     for message in (m.Ping(1), m.Describe(2), m.Leave(3)):
-        plain.say(message)
-    token = Script("With a token", TOKEN)
+        plain.send(message)
+    token = Recorder("With a token", TOKEN)
     token.greet(hello(), TOKEN)
-    token.say(m.Leave(1))
-    wrong = Script("With a wrong token", TOKEN)
+    token.send(m.Leave(1))
+    wrong = Recorder("With a wrong token", TOKEN)
     wrong.greet(hello(), "guess")
 
-    train = Script("Define a model, push, fetch")
+    train = Recorder("Define a model, push, fetch")
     train.greet(hello())
     b, w = struct.pack("<e", 1), struct.pack("<2f", 1, 2)
     rows = (("b", "float16", (1,)), ("w", "float32", (2, 1)))
-    train.say(m.Define(1, rows, (Part(0, 10, "raw", 10, 0),)), w + b)
+    train.send(m.Define(1, rows, (Part(0, 10, "raw", 10, 0),)), w + b)
     push = m.Push(2, 1, True, -1, (Part(0, 10, "raw", 10, 0),))
     gradient = struct.pack("<2f", 2, -2) + struct.pack("<e", 4)
-    train.say(push, gradient)
-    train.say(m.Push(3, 2, False, -1, (Part(0, 8, "raw", 8, 1),)), struct.pack("<2f", 1, 1))
-    train.say(m.Fetch(4, 1))
-    train.say(m.Fetch(5, 2))
+    train.send(push, gradient)
+    train.send(m.Push(3, 2, False, -1, (Part(0, 8, "raw", 8, 1),)), struct.pack("<2f", 1, 1))
+    train.send(m.Fetch(4, 1))
+    train.send(m.Fetch(5, 2))
 
-    back = Script("The connection was lost: come back, push again", engine=train.engine)
+    back = Recorder("The connection was lost: connect again, push again", engine=train.engine)
     back.greet(hello(epoch=2))
     again = m.Push(1, 2, True, -1, (Part(0, 8, "raw", 8, 1),))
-    back.say(again, struct.pack("<2f", 1, 1))
+    back.send(again, struct.pack("<2f", 1, 1))
 
-    refused = Script("A refused push: the connection lives, nothing changed", engine=train.engine)
+    refused = Recorder("A refused push: the connection lives, nothing changed", engine=train.engine)
     refused.greet(hello(epoch=3))
     bad = m.Push(1, 3, False, -1, (Part(0, 8, "raw", 8, 2),))
-    refused.say(bad, struct.pack("<2f", 1, float("nan")))
-    refused.say(m.Fetch(2, 2))
-    refused.say(m.Again(3, 4, True, -1, ((1, 2, 2),)))
+    refused.send(bad, struct.pack("<2f", 1, float("nan")))
+    refused.send(m.Fetch(2, 2))
+    refused.send(m.Reapply(3, 4, True, -1, ((1, 2, 2),)))
 
     layout = Layout(rows)
-    alone = Script("Ready to average, and nobody else is there", engine=_averaging(layout))
+    alone = Recorder("Ready to average, and no other worker is there", engine=_averaging(layout))
     alone.greet(hello())
-    alone.say(m.Meet(1, "10.0.0.5", 40001, 0, layout.digest, NONCES[0]))
-    near = Script("A gradient and parameters in shared memory", near=True)
+    alone.send(m.JoinRound(1, "10.0.0.5", 40001, 0, layout.digest, NONCES[0]))
+    near = Recorder("A gradient and parameters in shared memory", near=True)
     near.greet(hello())
-    near.say(m.Define(1, rows, (Part(0, 10, "raw", 10, 0),)), w + b)
+    near.send(m.Define(1, rows, (Part(0, 10, "raw", 10, 0),)), w + b)
     near.share("client", 1 << 14)
-    near.say(push, gradient)
-    near.say(m.Release(2))
+    near.send(push, gradient)
+    near.send(m.Release(2))
 
     sharded = exchange(hello(), NONCES[0])
     scripts = (plain, token, wrong, train, back, refused, _tables(), alone, near)
@@ -378,10 +389,10 @@ def conversations() -> list[Conversation]:
     ]
 
 
-def _talk(title: str, said: Iterable[tuple[Side, Message, tuple[bytes, ...]]]) -> Conversation:
+def _talk(title: str, sent: Iterable[tuple[Side, Message, tuple[bytes, ...]]]) -> Conversation:
     steps = (
         Example(f"{title} / {n} {message.kind}", side, message, payloads)
-        for n, (side, message, payloads) in enumerate(said, 1)
+        for n, (side, message, payloads) in enumerate(sent, 1)
     )
     return Conversation(title, tuple(steps))
 
@@ -394,17 +405,17 @@ def _averaging(layout: Layout) -> Engine:
     return engine
 
 
-def _tables() -> Script:
+def _tables() -> Recorder:
     """Return a conversation about a table of three rows of two."""
     m = messages
-    script = Script("A table: fetch rows, push, push and fetch, a row that is none")
+    script = Recorder("A table: fetch rows, push, push and fetch, a row that is none")
     script.greet(hello())
-    script.say(m.Define(1, (), (), (("t", 3, 2, "float32", "uniform", 0.5, 0),)))
-    script.say(m.FetchRows(2, 0, _rows_of(2, 8)), struct.pack("<2q", 2, 0))
+    script.send(m.Define(1, (), (), (("t", 3, 2, "float32", "uniform", 0.5, 0),)))
+    script.send(m.FetchRows(2, 0, _rows_of(2, 8)), struct.pack("<2q", 2, 0))
     twice, gradients = struct.pack("<2q", 2, 2), struct.pack("<4f", 1, 0, 1, 2)
-    script.say(m.PushRows(3, 1, 0, 0, (*_rows_of(2, 8), *_rows_of(2, 8))), twice, gradients)
+    script.send(m.PushRows(3, 1, 0, 0, (*_rows_of(2, 8), *_rows_of(2, 8))), twice, gradients)
     parts = (*_rows_of(1, 8), *_rows_of(2, 8), *_rows_of(1, 8))
     payloads = struct.pack("<q", 0), struct.pack("<2q", 2, 0), struct.pack("<2f", 1, 1)
-    script.say(m.PushRows(4, 2, 0, 1, parts), *payloads)
-    script.say(m.FetchRows(5, 0, _rows_of(1, 8)), struct.pack("<q", 3))
+    script.send(m.PushRows(4, 2, 0, 1, parts), *payloads)
+    script.send(m.FetchRows(5, 0, _rows_of(1, 8)), struct.pack("<q", 3))
     return script

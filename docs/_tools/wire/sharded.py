@@ -1,4 +1,4 @@
-"""A push to two shards and its answer, as a lead, a follower and a client say it."""
+"""The messages of a push to two shards and its answer: client, lead and follower."""
 
 from __future__ import annotations
 
@@ -26,59 +26,59 @@ from aiops.wire.messages import Message
 from aiops.wire.sinks import Sink
 from aiops.wire.state_machine import Side
 
-Said = tuple[Side, Message, tuple[bytes, ...]]
+Step = tuple[Side, Message, tuple[bytes, ...]]
 
 _CLIENT, _LEAD = 1, 2  # connections: the client's to either server, and the lead's to its follower
 
 
 class Sharded:
-    """Two servers and a client that talk through memory, and what they say.
+    """A record of the messages between two servers and a client, joined through memory.
 
     Attributes
     ----------
     to_lead, to_follower
-        What the client and either server say to each other.
+        The messages between the client and either server.
     orders
-        What the lead and its follower say to each other; the lead is the client there.
+        The messages between the lead, which is the client there, and its follower.
     """
 
     def __init__(self) -> None:
         options = Options(backend="numpy", shards=2, shard_bytes=1, run="8c2f")
         self._lead = Lead(Engine(DCASGD(lr=0.5), options), [("", 7172)])
         self._follower = Follower(DCASGD(lr=0.5), options)
-        self.to_lead: list[Said] = []
-        self.to_follower: list[Said] = []
-        self.orders: list[Said] = []
+        self.to_lead: list[Step] = []
+        self.to_follower: list[Step] = []
+        self.orders: list[Step] = []
 
-    def ask_lead(self, message: Message, *payloads: bytes) -> None:
-        """Have the client say something to the lead."""
+    def send_to_lead(self, message: Message, *payloads: bytes) -> None:
+        """Have the client send a message to the lead."""
         self.to_lead.append(("client", message, payloads))
         if isinstance(message, messages.Hello):
-            self._lead_hears(Joined(0.0, _CLIENT, message))
+            self._lead_handles(Joined(0.0, _CLIENT, message))
             return
         sink = _filled(self._lead.place(_CLIENT, message), message, payloads)
         self._carry_out(self._lead.flush())
-        self._lead_hears(Received(0.0, _CLIENT, message, sink))
+        self._lead_handles(Received(0.0, _CLIENT, message, sink))
 
-    def ask_follower(self, message: Message, *payloads: bytes) -> None:
-        """Have the client say something to the follower."""
+    def send_to_follower(self, message: Message, *payloads: bytes) -> None:
+        """Have the client send a message to the follower."""
         self.to_follower.append(("client", message, payloads))
-        if isinstance(message, messages.Follow):
-            self._follower_hears(Joined(0.0, _CLIENT, message))
+        if isinstance(message, messages.ShardHello):
+            self._follower_handles(Joined(0.0, _CLIENT, message))
             return
         sink = _filled(self._follower.place(_CLIENT, message), message, payloads)
-        self._follower_hears(Received(0.0, _CLIENT, message, sink))
+        self._follower_handles(Received(0.0, _CLIENT, message, sink))
 
     def order(self, message: Message, payloads: tuple[bytes, ...] = ()) -> None:
-        """Have the lead say something to the follower."""
+        """Have the lead send a message to the follower."""
         self.orders.append(("client", message, payloads))
-        if isinstance(message, messages.Lead):
-            self._follower_hears(Joined(0.0, _LEAD, message))
+        if isinstance(message, messages.LeadHello):
+            self._follower_handles(Joined(0.0, _LEAD, message))
             return
         sink = _filled(self._follower.place(_LEAD, message), message, payloads)
-        self._follower_hears(Received(0.0, _LEAD, message, sink))
+        self._follower_handles(Received(0.0, _LEAD, message, sink))
 
-    def _lead_hears(self, event: Event) -> None:
+    def _lead_handles(self, event: Event) -> None:
         self._carry_out(self._lead.handle(event))
 
     def _carry_out(self, effects: list[Effect]) -> None:
@@ -86,20 +86,20 @@ class Sharded:
             if isinstance(effect, Order):
                 self.order(effect.message, tuple(b"".join(views) for views in effect.payloads))
             elif isinstance(effect, Apply):
-                self._lead_hears(Applied(0.0, effect.ticket, effect.run()))
+                self._lead_handles(Applied(0.0, effect.ticket, effect.run()))
             elif isinstance(effect, Reply):
                 self.to_lead.append(("server", effect.message, _payloads(effect)))
 
-    def _follower_hears(self, event: Event) -> None:
+    def _follower_handles(self, event: Event) -> None:
         for effect in self._follower.handle(event):
             if isinstance(effect, Apply):
-                self._follower_hears(Applied(0.0, effect.ticket, effect.run()))
+                self._follower_handles(Applied(0.0, effect.ticket, effect.run()))
             elif isinstance(effect, Reply) and effect.peer == _CLIENT:
                 self.to_follower.append(("server", effect.message, _payloads(effect)))
             elif isinstance(effect, Reply):
                 self.orders.append(("server", effect.message, _payloads(effect)))
-                if not isinstance(effect.message, messages.Attached):
-                    self._lead_hears(Told(0.0, 1, effect.message))
+                if not isinstance(effect.message, messages.ShardWelcome):
+                    self._lead_handles(Told(0.0, 1, effect.message))
 
 
 def _filled(sink: Sink | None, message: Message, payloads: tuple[bytes, ...]) -> Sink | None:
@@ -122,18 +122,20 @@ def _payloads(effect: Reply) -> tuple[bytes, ...]:
 
 
 def exchange(hello: messages.Hello, nonce: bytes) -> Sharded:
-    """Return what is said when a model of four float32 is defined on two servers, and pushed to."""
-    m, said = messages, Sharded()
+    """Return the messages that define a model of four float32 on two servers, and push to it."""
+    m, sharded = messages, Sharded()
     rule = DCASGD(lr=0.5)
     named = "8c2f", 1, "shard 1 of 2", "8c2f", True, nonce, "example/1"
-    said.order(m.Lead(0, 1, *named, rule.name, rule.settings()))
-    said.ask_lead(hello)
-    said.ask_follower(m.Follow(0, 1, hello.client, 1, hello.name, "8c2f", False, nonce, named[-1]))
+    sharded.order(m.LeadHello(0, m.PROTOCOL, *named, rule.name, rule.settings()))
+    sharded.send_to_lead(hello)
+    sharded.send_to_follower(
+        m.ShardHello(0, m.PROTOCOL, hello.client, 1, hello.name, "8c2f", False, nonce, named[-1])
+    )
     rows = (("w", "float32", (4,)),)
     offer = m.Define(1, rows, (Part(0, 16, "raw", 16, 0),))
-    said.ask_lead(offer, struct.pack("<4f", 1, 2, 3, 4))
-    parts = Part(0, 8, "raw", 8, 0), Part(8, 16, "apart", 0, 0)
-    said.ask_lead(m.Push(2, 1, True, 0, parts), struct.pack("<2f", 2, 2), b"")
-    portion = m.Portion(2, 0, (Part(8, 16, "raw", 8, 0),))
-    said.ask_follower(portion, struct.pack("<2f", -2, 4))
-    return said
+    sharded.send_to_lead(offer, struct.pack("<4f", 1, 2, 3, 4))
+    parts = Part(0, 8, "raw", 8, 0), Part(8, 16, "shard", 0, 0)
+    sharded.send_to_lead(m.Push(2, 1, True, 0, parts), struct.pack("<2f", 2, 2), b"")
+    portion = m.ShardParts(2, 0, (Part(8, 16, "raw", 8, 0),))
+    sharded.send_to_follower(portion, struct.pack("<2f", -2, 4))
+    return sharded

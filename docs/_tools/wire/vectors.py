@@ -1,4 +1,4 @@
-"""docs/wire-vectors.json: what a client in another language can test itself against."""
+"""docs/wire-vectors.json: vectors for the tests of a client in another language."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def proofs() -> list[dict[str, str]]:
 
 
 def content() -> dict[str, Any]:
-    """Return everything that a client in another language can test itself against."""
+    """Return all vectors."""
     return {
         "protocol": messages.PROTOCOL,
         "messages": [_vector(example) for example in one_of_each()],
@@ -100,22 +100,22 @@ def _vector(example: Example) -> dict[str, Any]:
 
 
 def _broken() -> list[dict[str, str]]:
-    """Return what a server does not take as a first message, and closes the connection for."""
+    """Return first messages for which a server closes the connection."""
     good = hello()
-    header, said = messages.encode(good), fields(good) | {"nonce": good.nonce}
+    header, good_fields = messages.encode(good), fields(good) | {"nonce": good.nonce}
     short = bytes([0xCD]) + len(header).to_bytes(2, "big") + header
     changed: dict[str, dict[str, Any]] = {
-        "a field is missing": {k: v for k, v in said.items() if k != "agent"},
-        "a field is unknown": said | {"colour": "red"},
-        "a number is text": said | {"protocol": "1"},
-        "a number is a float": said | {"protocol": 1.0},
-        "a number is negative": said | {"epoch": -1},
-        "bytes are text": said | {"nonce": "0123456789abcdef"},
-        "a nonce is too short": said | {"nonce": b"0123456789abcde"},
-        "an extension type": said | {"name": msgpack.ExtType(1, b"w0")},
+        "a field is missing": {k: v for k, v in good_fields.items() if k != "agent"},
+        "a field is unknown": good_fields | {"colour": "red"},
+        "a number is text": good_fields | {"protocol": "1"},
+        "a number is a float": good_fields | {"protocol": 1.0},
+        "a number is negative": good_fields | {"epoch": -1},
+        "bytes are text": good_fields | {"nonce": "0123456789abcdef"},
+        "a nonce is too short": good_fields | {"nonce": b"0123456789abcde"},
+        "an extension type": good_fields | {"name": msgpack.ExtType(1, b"w0")},
         "no such kind": {"kind": "helo", "id": 0},
-        "not its turn": {"kind": "fetch", "id": 1, "have": -1},
-        "the server's line": {"kind": "pong", "id": 0},
+        "no request before the welcome": {"kind": "fetch", "id": 1, "have": -1},
+        "a message that only follows others": {"kind": "pong", "id": 0},
     }
     frames = {why: _framed(msgpack.packb(map_)) for why, map_ in changed.items()}
     frames |= {

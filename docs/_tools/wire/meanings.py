@@ -1,0 +1,168 @@
+"""The text of the wire's pages that is not in docstrings: answers, types and fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aiops.wire import fields, messages
+from aiops.wire.fields import MAX_TEXT
+
+ANSWERS: Mapping[str, str] = {
+    "hello": "`challenge` or `welcome`",
+    "challenge": "`prove`",
+    "prove": "`welcome`",
+    "define": "`model`",
+    "describe": "`model`",
+    "push": "`ack`",
+    "reapply": "`ack`",
+    "fetch": "`params`",
+    "fetch_rows": "`rows`",
+    "push_rows": "`rows`",
+    "stats": "`report`",
+    "ping": "`pong`",
+    "leave": "closing",
+    "join_round": "`round`",
+    "shard_hello": "`challenge` or `shard_welcome`",
+    "lead_hello": "`challenge` or `shard_welcome`",
+    "ring_hello": "`ring_hello`",
+    "expect_push": "`push_arrived`",
+    "run_update": "`update_done`",
+    "count_traffic": "`traffic_counted`",
+}
+"""The answer to each request (any may be answered by ``error`` instead)."""
+
+TYPES: Mapping[str, str] = {
+    "UInt": "uint",
+    "Have": "uint or −1",
+    "Real": "float",
+    "OptReal": "float or nil",
+    "Text": "text",
+    "bool": "boolean",
+    "Nonce": "16 to 64 bytes",
+    "Blob": "bytes",
+    "Plain": "map",
+    "Offered": "list of [name, dtype, shape]",
+    "Rows": "list of [name, dtype, shape, offset]",
+    "Sparse": "list of [name, rows, width, dtype, initialiser, scale, seed]",
+    "Wants": "list of [first, last, version]",
+    "Ranges": "list of [start, stop, version]",
+    "ShardTable": "list of [host, port, first byte]",
+    "Gate": "[] or [c_push, c_fetch]",
+    "Members": "list of [host, port, boolean]",
+    "Parts": "list of parts",
+}
+"""The name that the pages give to each type of `aiops.wire.fields`."""
+
+LEGEND = (
+    f"**Types.** *uint*: {fields.TYPES['UInt']}. *float*: a"
+    f" finite float. *text*: a string of at most {MAX_TEXT:,} characters. *bytes*: `bin`. *map*: a"
+    " map from strings to plain values, which are nil, booleans, integers, floats, strings, bytes,"
+    " and lists and maps of plain values, at most six deep. A *shape* is a list of integers, an"
+    " *offset* a uint in bytes."
+)
+
+MEANINGS: Mapping[str, str] = {
+    # everywhere
+    "id": "The number of the request that this is or answers; the requester chooses it, rising"
+    " from 1. 0 in the handshake, and in what was not requested.",
+    "parts": "One entry per payload that follows; see [Parts](#parts).",
+    "version": "The model's version: the number of updates applied to it.",
+    # the handshake
+    "protocol": f"{messages.PROTOCOL}: the version of this page.",
+    "client": "The client's own id: random, chosen once, the same on all its connections.",
+    "epoch": "1 on the client's first connection, one more on each that follows.",
+    "name": "A name for people.",
+    "role": "`worker` or `observer`.",
+    "pongs": "Whether the client promises to answer a `ping` at any time.",
+    "nonce": "Fresh random bytes.",
+    "agent": "The client's software, for people.",
+    "proof": "See [The token](#the-token); empty in a `welcome` without a token.",
+    "run": "Random, another one each time a server is started. See [Restarts](#exactly-once).",
+    "policy": "The server's algorithm, for people; `settings`: its settings.",
+    "settings": "",
+    "plan": "The client's part of the algorithm; see [The plan](#the-plan-and-gates).",
+    "model": "The tensors in arena order; empty in `welcome` when the model is not defined: define"
+    " it (again).",
+    "last_seq": "The highest `seq` of this client that the server has taken, 0 for none.",
+    "tables": "The tables; see [Tables](#tables). Offered in any order, announced in the order of"
+    " their numbers.",
+    "shards": "Empty, or the other servers that hold parts of the model; see"
+    " [wire-shards.md](wire-shards.md).",
+    # the model
+    "tensors": "The offered tensors, in any order.",
+    "created": "Whether this offer defined the model.",
+    # pushing and fetching
+    "seq": "The number of this push among this client's: at least 1, higher than every one before.",
+    "fetch": "Whether the answer is to bring the parameters, as that of a `fetch` does.",
+    "have": "The model version of which the client holds all tensors, −1 for none. The answer"
+    " brings those that have changed since, which may be none. A version that the server has not"
+    " reached counts as −1.",
+    "wants": "Empty, or the tensors that are wanted, where these are not all or not held in one"
+    " version: runs from number `first` up to, not including, `last`, in rising order, and the"
+    " model version held (−1: none; one not reached counts as −1). `have` then does not count.",
+    "coded": "Whether the answer may bring increments; see [Parts](#parts). Without the codecs:"
+    " false.",
+    "count": "The number of mini-batches whose gradients the push is made of: at least 1.",
+    "current": "The model version of the parameters in this answer. It differs from `version` (the"
+    " model's after this push) in the answer to a repeated push, and where increments come.",
+    "used": "Whether the gradient is, or will be, part of an update. False: the policy ignores it"
+    " (it is too stale, say), which is no error.",
+    "staleness": "Updates between the gradient's base and this push: the most over its tensors.",
+    "mean_staleness": "The same as a mean over the tensors, weighted by their bytes.",
+    "vbar": "The mean of the algorithm's statistic (FASGD: v̄) over all parameters; nil without.",
+    "vbars": "The same per tensor, float32, little endian, in arena order; empty without.",
+    "gate": "Empty, or c_push and c_fetch of the [gates](#the-plan-and-gates), where the server"
+    " chooses them to keep to a bandwidth budget.",
+    # tables
+    "table": "The table's number: its index, from 0, in the `tables` of `welcome` or `model`.",
+    "push_rows.version": "The table's version that the rows were fetched at.",
+    "rows.version": "The table's version: the number of pushes applied to it.",
+    "rows.staleness": "Pushes applied to the table between that version and this push; 0 without.",
+    # statistics, errors
+    "report": "The statistics; keys come and go with releases.",
+    "code": "See [Errors](#errors).",
+    "text": "A sentence for people; `details`: its facts.",
+    "details": "",
+    "fatal": "Whether the server closes the connection after this.",
+    # shared memory
+    "segment": "Its number, from 1 to 256: the sender's own choice.",
+    "nbytes": "The number of its bytes that may be mapped.",
+    # averaging
+    "host": "An IP address (no name) at which the other workers reach this one.",
+    "port": "The port there; 0 to withdraw.",
+    "rounds": "The number of averages this worker has taken over so far; 0 marks it as new.",
+    "digest": "SHA-256 of the MessagePack of the model's tensors as `model` announces them.",
+    "number": "The round's number, rising from 1; 0 in an empty round.",
+    "rank": "The index in `members`, from 0: in `round` the receiver's, in `ring_hello` the"
+    " sender's.",
+    "members": "The workers of the round in the order of the ring, and whether their models count.",
+    "secret": "A secret that only the members of the round are told.",
+    "hop": "The number of workers that the chunk will have reached with this one, from 1.",
+    # shards
+    "shard_hello.run": "What the lead's `welcome` called its run.",
+    "shard_parts.version": "The model's in an answer, 0 in a push.",
+    # between servers
+    "shard": "Which of the `shards` it is, from 1.",
+    "load_shard.plan": "`push_codecs` and `fetch_codec`: the codecs that clients use.",
+    "request": "The id of the client's request; its `shard_parts` have the same.",
+    "ranges": "Bytes of the arena, and the version of their tensors.",
+    "push": "A push by the lead's count; 0 for none.",
+    "work": "What to do: `weights` (if the gradient is to be collected), `steps` and `scalars` (if"
+    " a step is to be taken) by tensor, as float64, one number if all are equal; `touched`, int64"
+    " (nil: all); `factor`; `spare` (not in place); `sent` (the version that the rule reads),"
+    " `coded` (it is the delta replica's); `measure` (take no step: the one sum is a float64, of"
+    " the squares). Or `replica` alone: bring the delta replica up to the model, and let increments"
+    " before that version go.",
+    "increments": "The first byte of a piece, the one after its last, and the number of its newest"
+    " increments that are sent.",
+    "keep": "Whether it is kept.",
+    "replica": "Whether the version is the delta replica's: the parameters as clients of coded"
+    " fetches hold them.",
+    "fault": "Empty, or `code`, `text` and `details` of why the push cannot be used.",
+    "sums": "The rule's statistic, int64, little endian: one per tensor touched; empty without a"
+    " statistic. Of the delta replica: one per piece, the bytes of its increment, −1 if it has to"
+    " be sent as it is, −2 if it has not changed.",
+    "clients": "By client: bytes in, bytes out, messages in, messages out, and two maps (in, out)"
+    " by kind of: messages, bytes of overhead, bytes of payload.",
+}
+"""The meaning of each field; ``kind.field`` where a field means something else in one message."""
