@@ -47,8 +47,8 @@ docs: $(VENV)/.dev
 	@$(BIN)/python -m docs._tools.pages docs/algorithms
 
 golden: $(VENV)/.dev
-	@$(BIN)/python -m tests.kernels.test_source
-	@$(BIN)/python -m tests.kernels.test_source_gpu
+	@$(BIN)/python -m tests.kernels.test_numba_source
+	@$(BIN)/python -m tests.kernels.test_cuda_source
 
 # Compiled in place, by the list that a compiled wheel is made by.
 LISTED := import tomllib; \

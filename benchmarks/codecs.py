@@ -145,7 +145,7 @@ def _limit(states: int, per: int) -> Callable[..., None]:
     """
     import numba
 
-    from aiops.kernels.jit_cpu import disjoint
+    from aiops.kernels.numba_jit import disjoint
 
     def move_1(w: Any, g: Any, scale: Any, row: Any) -> None:
         disjoint()

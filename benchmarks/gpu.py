@@ -18,9 +18,9 @@ import numpy as np
 from rich.table import Table
 
 from aiops.kernels import Rule, Spans, cupy_device
+from aiops.kernels.cuda_source import ArrayTypes
 from aiops.kernels.device import Device
-from aiops.kernels.fused_gpu import DeviceKernel
-from aiops.kernels.source_gpu import Kinds
+from aiops.kernels.device_kernel import DeviceKernel
 from aiops.lab.experiments.figure import Figure, Panel
 from aiops.model.layout import Cover, Layout
 from aiops.model.shared_memory import Memory
@@ -33,7 +33,7 @@ from benchmarks.compare import Cell
 
 __all__ = ["main", "run"]
 
-SINGLE = Kinds("float32", "float32", "float32")
+SINGLE = ArrayTypes("float32", "float32", "float32")
 
 
 def run(

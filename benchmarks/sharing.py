@@ -24,7 +24,7 @@ from aiops.algorithms import find as find_policy
 from aiops.codecs import find
 from aiops.errors import UsageError
 from aiops.kernels import PACKED, Spans, build
-from aiops.kernels.sharing import ParallelMap, copy, serial_map, update
+from aiops.kernels.parallel import ParallelMap, copy, serial_map, update
 from aiops.kernels.vocabulary import Array
 from aiops.lab.experiments.figure import Figure, Panel
 from aiops.net.thread_pool import HANDS, hands_of

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiops.kernels.device import Argument, Bytes, DeviceArray, Text
+from aiops.kernels.device import Argument, Bytes, DeviceArray, KernelSource
 from aiops.model.arena import aligned
 
 OPTIONS = ("-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC")
@@ -98,7 +98,7 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no g++ to
 
 
 @functools.cache
-def compiled(text: Text) -> Callable[..., None]:
+def compiled(text: KernelSource) -> Callable[..., None]:
     """Compile a kernel's text; its machine code is kept for other processes and other days."""
     assert COMPILER is not None
     arguments = ", ".join(
@@ -121,7 +121,7 @@ def compiled(text: Text) -> Callable[..., None]:
     return function
 
 
-class Mark:
+class DeviceEvent:
     def __init__(self, stream: EmulatedStream) -> None:
         self._stream, self._place = stream, stream.begun
 
@@ -165,7 +165,7 @@ class EmulatedStream:
         self._begin(partial(host(target).fill, 0))
 
     def launch(self, function: Any, blocks: int, threads: int, given: Sequence[Argument]) -> None:
-        text: Text = function
+        text: KernelSource = function
         assert len(given) == len(text.parameters)
         numbers: list[Any] = []
         for argument, (kind, name) in zip(given, text.parameters, strict=True):
@@ -183,8 +183,8 @@ class EmulatedStream:
 
         self._begin(run)
 
-    def mark(self) -> Mark:
-        return Mark(self)
+    def record_event(self) -> DeviceEvent:
+        return DeviceEvent(self)
 
     def finish(self) -> None:
         self.run(self.begun)
@@ -215,7 +215,7 @@ class EmulatedDevice:
     def _free(self, nbytes: int) -> None:
         self.used -= nbytes
 
-    def function(self, text: Text) -> Text:
+    def function(self, text: KernelSource) -> KernelSource:
         compiled(text)
         return text
 

@@ -71,8 +71,7 @@ IMPURE = {
 """What nothing below the shells may import."""
 
 EXTRAS: Mapping[str, str] = {
-    "numba": "kernels.jit_cpu kernels.scan_cpu kernels.rows_cpu codecs.half_cpu codecs.int8_cpu"
-    " codecs.lowrank_cpu codecs.onebit_cpu codecs.topk_cpu",
+    "numba": "kernels.numba_jit",
     "torch": "client.torch client.torch_params client.torch_replica lab.experiments.convnet",
     "jax": "client.jax",
     "cupy": "",
@@ -130,13 +129,6 @@ CIRCLES = {
     for names in (
         "engine.engine engine.statistics engine.steady",
         "wire.connection wire.shared_payloads wire.sinks",
-        "kernels.rows kernels.rows_cpu",
-        "kernels.scan kernels.scan_cpu",
-        "codecs.half codecs.half_cpu",
-        "codecs.int8 codecs.int8_cpu",
-        "codecs.lowrank codecs.lowrank_cpu",
-        "codecs.onebit codecs.onebit_cpu",
-        "codecs.topk codecs.topk_cpu",
         "client.branch client.dialogue client.requests client.shards client.steady",
         "sim.virtual.pools sim.virtual.sharing",
         "sim.virtual.host sim.virtual.listener sim.virtual.loop sim.virtual.network"

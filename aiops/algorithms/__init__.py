@@ -1,4 +1,4 @@
-"""The algorithms: one file each, found by name."""
+"""Find algorithms by name; each has a file of its own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BUILT_IN: Mapping[str, str] = {
 
 
 def available() -> dict[str, str]:
-    """Return every algorithm's name and where it is: ours, and those of installed packages."""
+    """Return the name and the place, ``module:Class``, of the built-in and installed algorithms."""
     others = metadata.entry_points(group="aiops.algorithms")
     return {**{point.name: point.value for point in others}, **BUILT_IN}
 
@@ -44,7 +44,7 @@ def find(name: str) -> type[Algorithm]:
     Raises
     ------
     UsageError
-        When there is none, with the nearest name; or when what is there is no `Algorithm`.
+        When there is none (it names the nearest), or when the object there is no `Algorithm`.
     """
     place = BUILT_IN.get(name) or available().get(name, name)
     if ":" not in place:
@@ -59,7 +59,7 @@ def find(name: str) -> type[Algorithm]:
 
 
 def _check_form(name: str, kind: type[Algorithm]) -> None:
-    """Refuse a class that is not what an algorithm must be, before it fails somewhere else."""
+    """Refuse a class that has no name, or whose settings are not fields with defaults."""
     if not isinstance(getattr(kind, "name", None), str):
         raise UsageError(f"policy {name!r}: {kind.__name__} has no name: write name = '...' in it")
     fields = {field.name: field for field in dataclasses.fields(kind)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aiops.algorithms.optimised import Optimised
+from aiops.algorithms.server_optimizer import Optimised
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,7 +13,7 @@ class ASGD(Optimised):
 
     .. math:: θ ← θ − α · g
 
-    The server answers each worker with the new parameters; nobody waits for anybody.
+    The server answers each push with the new parameters; no worker waits for another.
 
     Settings
     --------

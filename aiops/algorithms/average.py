@@ -10,10 +10,10 @@ from aiops.errors import ConflictError
 
 
 class NoGradients(Policy):
-    """Take no gradients at all: the workers keep theirs."""
+    """Refuse every gradient: workers apply their own."""
 
     def push(self, worker: int, staleness: int) -> Decision:
-        """Refuse it."""
+        """Refuse the gradient, and tell what to use."""
         return Decision(
             False,
             why="this server takes no gradients: its workers train models of their own and average"
@@ -28,40 +28,37 @@ class Average(Algorithm):
     .. math::
 
         θ_i ← θ_i − α · g_i                  each worker, at its own pace
-        θ_i ← θ_i + (mean_j θ_j' − θ_i')     now and then; θ' are copies made a moment before
+        θ_i ← θ_i + (mean_j θ_j' − θ_i')     every ``interval``; θ' are copies made just before
 
-    The average travels from worker to worker (`aiops.averaging.ring_allreduce`) while all of them
-    go on training; the server is only where they meet. What a worker learns between the copy and
-    the average stays on top of it, so no progress is lost, and the mean of the models is not
-    changed by averaging.
+    Workers exchange their copies in a ring (`aiops.averaging.ring_allreduce`) while they go on
+    training; the server only forms the rounds. A worker adds the difference to its model, so the
+    steps between the copy and the average are kept, and averaging does not change the mean.
 
     Workers use `aiops.client.ModelAverager`, or in asyncio `aiops.client.AsyncModelAverager`.
 
     Settings
     --------
     lr : float, default 0.1
-        Learning rate α. The server does not use it; workers find it as ``ModelAverager.lr``.
+        Learning rate α of the workers' steps, in ``ModelAverager.lr``; the server does not use it.
     interval : float, default 0.5
         Seconds of training between two averages.
     warmup : int, default 0
-        A worker's first steps, after each of which it waits for an average.
+        The number of a worker's first steps after each of which it waits for an average.
     grace : float, default 1.0
-        Seconds that workers who are ready (two at least) wait for the others; who is not ready
-        then misses the round. A worker that is ready alone waits ``interval`` + ``grace``.
+        Seconds that workers that are ready (two at least) wait for the others; a worker that is not
+        ready then misses the round. A worker that is ready alone waits ``interval`` + ``grace``.
     stall : float, default 5.0
-        Seconds without a byte from another worker after which a round is given up.
+        Seconds without a byte from another worker after which a round is abandoned.
 
     Source
     ------
     Bagua, *Asynchronous Model Average* (algorithm, interval and warm-up); Lian et al. 2018,
     *Asynchronous decentralized parallel stochastic gradient descent*; Patarasuk & Yuan 2009 (ring).
 
-    Note
-    ----
-    Bagua holds the lock of a model while it averages. Here it is held to copy the model out and to
-    add the difference, so that a slow or dead worker never stops another's training. Bagua's
-    warm-up averages gradients; here it averages models after each step, which for plain SGD from
-    equal models is the same.
+    Note ---- Bagua holds the lock of a model while it averages. Here the lock is held to copy the
+    model and to add the difference, so that a slow or dead worker never stops the training of
+    another. Bagua's warm-up averages gradients; here it averages models after each step, which for
+    plain SGD from equal models is the same.
 
     Example
     -------
@@ -92,15 +89,15 @@ class Average(Algorithm):
             if getattr(self, name) != unused:
                 raise ConflictError(
                     f"average: workers take all steps by themselves, so the server has no use for"
-                    f" {name}: see to it in the training loop"
+                    f" {name}: apply it in the training loop"
                 )
 
     def policy(self, workers: int | None) -> Policy:
-        """Refuse gradients."""
+        """Return the policy that refuses gradients."""
         return NoGradients()
 
     def plan(self, workers: int | None) -> dict[str, Any]:
-        """Tell workers how to average."""
+        """Return the settings of averaging."""
         average = {
             "lr": float(self.lr),
             "interval": float(self.interval),

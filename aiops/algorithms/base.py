@@ -1,45 +1,46 @@
-"""What an algorithm is: a value of three parts.
+"""Define what an algorithm consists of: a policy, a rule, and a client plan.
 
-* A **policy** decides, on integers alone (workers, versions, staleness): use this gradient now,
-  collect it, hold the answer, ignore it, refuse it. It returns a `Decision` and touches nothing.
-* A **rule** is the mathematics of one update (`aiops.kernels.rule.Rule`), and with it a learning
+* A **policy** decides, on integers alone (workers, staleness), what becomes of a gradient: applied,
+  collected, ignored or refused, and whether its worker is answered now. It returns a `Decision`.
+* A **rule** is the mathematics of one update (`aiops.kernels.rule.Rule`); with it goes a learning
   rate per update.
-* A **client plan** is what the server tells the workers to do (`aiops.client.routines`); a plain
-  map.
+* A **client plan** tells the workers what to do (`aiops.client.routines`): a map of plain values,
+  sent in the handshake.
 
 An algorithm is a frozen dataclass derived from `Algorithm`: its fields are its settings, its
-docstring is its page. To add one, write one file; name it as ``--policy package.module:Class``, or
-add it to `aiops.algorithms.BUILT_IN` or to the entry-point group ``aiops.algorithms``.
+docstring is its page. To add one, write one file, and name it as ``--policy package.module:Class``,
+in the entry-point group ``aiops.algorithms``, or in `aiops.algorithms.BUILT_IN`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
 from aiops.algorithms.optimizers import sgd
 from aiops.algorithms.schedules import Schedule
 from aiops.errors import ConflictError, UsageError, nearest
-from aiops.kernels.reader import read
 from aiops.kernels.rule import Rule
+from aiops.kernels.rule_parser import parse
 
 
 class Decision(NamedTuple):
-    """What is to become of a gradient.
+    """A policy's decision on a gradient.
 
-    ``use``
-        Whether it takes part at all.
-    ``divide``
-        Take a step now, with the sum of what was collected divided by this; None: not yet.
-    ``hold``
-        Answer its worker only when `Policy.may_go` says so.
-    ``why``
-        For a gradient that is not used: the sentence with which it is refused. Without one it is
-        ignored: its worker gets an ordinary answer that says so, and goes on.
+    Attributes
+    ----------
+    use
+        Whether the gradient is added to the sum of the next step.
+    divide
+        Take the step now, with the sum divided by this; None: do not take it yet.
+    hold
+        Whether its worker is answered only once `Policy.may_go` returns True.
+    why
+        The sentence with which a gradient that is not used is refused. If it is empty the gradient
+        is ignored: its worker gets an ordinary answer that tells so, and goes on.
     """
 
     use: bool
@@ -53,38 +54,50 @@ APPLY = Decision(True, divide=1)
 COLLECT = Decision(True)
 """Add it to the sum, and answer at once."""
 IGNORE = Decision(False)
-"""Do nothing with it; its worker gets the parameters and goes on."""
+"""Leave it out; its worker gets the parameters and goes on."""
 
 
 class Policy:
-    """The decisions of one run; made anew for each server. Derive and override."""
+    """The decisions of one run; each server has an instance of its own. Derive and override."""
+
+    awaits_workers: ClassVar[bool] = False
+    """Whether the answer to a worker may wait for pushes of certain others."""
 
     repeatable: ClassVar[bool] = False
     """Whether the class's own `push` goes by its arguments alone, and changes nothing: asked twice
     about a gradient, it says the same. A server answers more quickly where that is so."""
 
     def push(self, worker: int, staleness: int) -> Decision:
-        """Decide on a gradient of a worker (``staleness`` ≥ 0: the largest over its tensors)."""
+        """Decide on a gradient.
+
+        Parameters
+        ----------
+        worker
+            The number of its worker.
+        staleness
+            The updates since the parameters that it was computed on, ≥ 0: the largest over its
+            tensors.
+        """
         raise NotImplementedError
 
-    def crew(self, waited_for: frozenset[int]) -> Decision | None:
-        """Hear which workers are waited for now; return a verdict if that completes a sum.
+    def workers_changed(self, waited_for: frozenset[int]) -> Decision | None:
+        """Take note of the workers that are waited for; return a decision if that completes a sum.
 
-        Called when a worker joins, leaves, falls silent past its deadline, or speaks again.
+        Called when a worker joins, leaves, exceeds ``--worker-deadline``, or pushes again after it.
         """
         return None
 
     def may_go(self, worker: int, published: bool) -> bool:
-        """Say whether a worker whose answer is held may have it now.
+        """Return whether a worker whose answer is held may have it now.
 
-        Asked of every held worker after each update and each change of crew; ``published``:
-        whether a new version has just been published, which is what most wait for.
+        Called for every held worker after each update and each `workers_changed`. ``published``:
+        whether a new version has just been published, which is the default condition.
         """
         return published
 
 
 class Immediate(Policy):
-    """Every gradient is applied at once: no worker ever waits for another."""
+    """Apply every gradient at once; no worker waits for another."""
 
     repeatable = True
 
@@ -111,25 +124,21 @@ class Algorithm:
     lr : float
         Learning rate α.
     schedule : str, default ``constant``
-        How it changes over the updates: see `aiops.algorithms.schedules`, for example
+        How it changes over the updates, as `aiops.algorithms.schedules` describes; for example
         ``warmup:500,cosine:20000``.
     scale_lr : bool, default False
         Multiply it by λ (``--workers``), from update 0 or over the schedule's warm-up (Goyal et
         al. 2017; as `no-delay`'s paper does).
     clip : float, default 0
         Scale down an update's (mean) gradient whose norm over all tensors it touches is larger
-        (Pascanu et al. 2013); 0: do not.
+        (Pascanu et al. 2013); 0: never.
     """
 
     name: ClassVar[str]
     needs_workers: ClassVar[bool] = False
-    """Whether ``--workers N`` must say how many take part; see also `barrier`."""
-    saved_up: ClassVar[bool] = True
-    """Whether a gradient may hold what was left out of earlier ones, and so be many times one."""
-    family: ClassVar[str] = "other"
-    """The heading that it is listed under: any words; ours are in `aiops.cli.policy_catalog`."""
-    neighbours: ClassVar[str] = ""
-    """The names of those that its page compares it with, the nearest first, with spaces between."""
+    """Whether ``--workers N`` is required; `barrier` may depend on the settings."""
+    accepts_sums: ClassVar[bool] = True
+    """Whether the rule works on a sum of several gradients as on one, if many times as large."""
 
     lr: float = 0.01
     schedule: str = "constant"
@@ -146,18 +155,28 @@ class Algorithm:
             raise UsageError(f"{self.name}: {error}") from None
 
     def require(self, setting: str, holds: bool, what: str) -> None:
-        """Refuse a setting that is not ``what`` it must be.
+        """Refuse the value of a setting.
+
+        Parameters
+        ----------
+        setting
+            The field's name.
+        holds
+            Whether the value is allowed; floats must also be finite, and 0 or of a magnitude
+            between 1e-37 and 1e37.
+        what
+            The allowed values, in words: ``"0 or more"``.
 
         Raises
         ------
         UsageError
-            Naming the algorithm, the setting and its value.
+            When it is not; it names the algorithm, the setting and the value.
         """
         value = getattr(self, setting)
         if not holds or (isinstance(value, float) and not math.isfinite(value)):
             raise UsageError(f"{self.name}: {setting} must be {what}, not {value!r}")
         if isinstance(value, float) and value and not 1e-37 < abs(value) < 1e37:
-            text = f"{self.name}: {setting} = {value!r} is out of what float32 calculates with"
+            text = f"{self.name}: {setting} = {value!r} is outside the range of float32"
             raise UsageError(f"{text}: stay between 1e-37 and 1e37")
 
     def check(self, workers: int | None, relaxed: bool = False) -> None:
@@ -173,11 +192,11 @@ class Algorithm:
         Raises
         ------
         ConflictError
-            Saying why.
+            When settings exclude each other; it tells which, and what to change.
         UsageError
-            Naming the rule, the line and what in it no kernel can do.
+            When the rule uses anything that kernels do not support; it names the line.
         """
-        read(self.rule())
+        parse(self.rule())
         if self.barrier and workers is None:
             raise ConflictError(
                 f"{self.name} waits for a known number of workers: say how many with --workers N"
@@ -195,7 +214,7 @@ class Algorithm:
 
     @property
     def barrier(self) -> bool:
-        """Whether, with these settings, it must know how many workers take part."""
+        """Whether, with these settings, the number of workers must be known."""
         return self.needs_workers
 
     def rule(self) -> Rule:
@@ -203,11 +222,14 @@ class Algorithm:
         return Rule(sgd)
 
     def scalars(self, update: int) -> tuple[float, ...]:
-        """Return the values of the rule's ``scalars`` for a tensor's first, second, ... update."""
+        """Return the values of the rule's ``scalars`` for a tensor's update 1, 2, ..."""
         return ()
 
     def rates(self, workers: int | None) -> Callable[[int], float]:
-        """Return the learning rate as a function of the update's number 0, 1, 2, ..."""
+        """Return the learning rate as a function of the number of the update, from 0.
+
+        ``workers``: how many take part, or None.
+        """
         schedule = Schedule(self.schedule, float(workers or 1) if self.scale_lr else 1.0)
         if schedule.constant:
             rate = self.lr * schedule.scale
@@ -215,72 +237,37 @@ class Algorithm:
         return lambda update: self.lr * schedule(update)
 
     @property
-    def gated(self) -> bool:
-        """Whether its workers may keep pushes back: nobody waits for one of a certain worker."""
-        return True
-
-    @property
-    def floor(self) -> float:
-        """What the mean of the rule's statistic cannot fall below."""
-        return 0.0
-
-    @property
     def linear(self) -> bool:
-        """Whether a step is proportional to its gradient, and to nothing else.
+        """Whether a step is proportional to its gradient.
 
-        Then a collected gradient is weighted with its own modulation; otherwise (an optimiser that
-        normalises gradients would undo that) the step is modulated with the mean.
+        Then each collected gradient is weighted with its own modulation. Otherwise the step is
+        modulated with their mean, since an optimiser that normalises gradients undoes a weight.
         """
         return self.rule().function is sgd and not self.clip
 
     @property
     def sparse(self) -> bool:
-        """Whether a gradient of 0 leaves an element and its state alone, so that it may be skipped.
+        """Whether elements without a gradient may keep their value and their state.
 
-        Rows of tables that a push does not name are skipped.
+        True where a gradient of 0 changes nothing, or where skipping is as good; then the model may
+        have sparse tables.
         """
         return self.rule().function is sgd
 
     def modulation(self, staleness: int) -> float:
-        """Return what the learning rate is multiplied by for a gradient this stale (≥ 0)."""
+        """Return s(τ), the factor of the learning rate for a gradient of this staleness (≥ 0)."""
         return 1.0
 
     def policy(self, workers: int | None) -> Policy:
         """Return a fresh policy; `Immediate` unless overridden."""
         return Immediate()
 
-    def tables(self) -> str | None:
-        """Return why the model may have no sparse tables, or None: it may.
-
-        A table's rows are updated one push at a time, and a row that a push does not name keeps its
-        parameters and its state. A rule for which that is wrong (whose state must move with every
-        update of the model) says so here; one for which it is right, returns None.
-        """
-        if not isinstance(self.policy(1), Immediate):
-            return (
-                f"{self.name} collects gradients or holds answers before a step, and the rows of a"
-                " table are updated push by push: choose a policy that applies every gradient at"
-                " once, such as asgd, sasgd or fasgd"
-            )
-        if self.clip:
-            return (
-                f"{self.name} with clip measures a gradient over all that an update touches, and a"
-                " push of rows is no whole gradient: set clip to 0"
-            )
-        if not self.sparse:
-            return (
-                f"the rule of {self.name} has state that would stand still in the rows that a push"
-                " does not name, and it does not say that this is right: choose asgd or sasgd"
-                " (optimizer sgd or adagrad), or fasgd"
-            )
-        return None
-
     def plan(self, workers: int | None) -> dict[str, Any]:
-        """Return the workers' part, announced in the handshake.
+        """Return the client plan, sent to workers in the handshake.
 
-        ``recompute``: a refused gradient is to be computed again on newer parameters.
-        ``linear``: a step is proportional to its gradient, so a worker may scale its learning
-        rate by scaling its gradient. ``routine`` and what belongs to it: `aiops.client.routines`.
+        Keys: ``recompute``, whether a worker computes a refused gradient again on newer parameters;
+        ``linear``, whether a worker may scale its learning rate by scaling its gradient;
+        ``routine``, and the settings of that (`aiops.client.routines`).
         """
         return {"recompute": False, "linear": self.linear, "routine": "direct"}
 
@@ -290,12 +277,12 @@ class Algorithm:
 
     @classmethod
     def make(cls, settings: Mapping[str, Any]) -> Self:
-        """Make the algorithm from settings, given as values or as text (``--set key=value``).
+        """Make an algorithm from settings, as values or as text (``--set key=value``).
 
         Raises
         ------
         UsageError
-            When a setting is unknown (with the nearest that is known) or has no such value.
+            When a setting is unknown (it names the nearest), or its value is of another type.
         """
         known = {field.name: field for field in dataclasses.fields(cls)}
         values = {}
@@ -305,48 +292,9 @@ class Algorithm:
             values[key] = _convert(cls.name, key, value, known[key].default)
         return cls(**values)
 
-    @classmethod
-    def described(cls) -> dict[str, str]:
-        """Return what each setting means: from the page of the class, or else of a base of it."""
-        found: dict[str, str] = {}
-        for base in cls.__mro__:
-            for name, text in _descriptions(inspect.cleandoc(base.__doc__ or "")):
-                found.setdefault(name, text)
-        return {field.name: found.get(field.name, "") for field in dataclasses.fields(cls)}
-
-    @classmethod
-    def own_settings(cls) -> list[str]:
-        """Return the settings that its own page explains, or that it brought in itself."""
-        explained = [name for name, _text in _descriptions(inspect.cleandoc(cls.__doc__ or ""))]
-        own = dict.fromkeys([*explained, *vars(cls).get("__annotations__", ())])
-        fields = {field.name for field in dataclasses.fields(cls)}
-        return [name for name in own if name in fields]
-
-    @classmethod
-    def summary(cls) -> str:
-        """Return the first line of its docstring."""
-        return (inspect.getdoc(cls) or "").partition("\n")[0]
-
-
-def _descriptions(page: str) -> Iterator[tuple[str, str]]:
-    """Yield (setting, description) from the section "Settings" of a docstring."""
-    _before, _heading, section = page.partition("Settings\n--------\n")
-    names: list[str] = []
-    lines: list[str] = []
-    for line in [*section.splitlines(), ""]:
-        if line.startswith("    "):
-            lines.append(line.strip())
-            continue
-        yield from ((name, " ".join(lines)) for name in names)
-        names, lines = [], []
-        head, colon, _type = line.partition(" : ")
-        if not colon:
-            return
-        names = [name.strip() for name in head.split(",")]
-
 
 def _convert(algorithm: str, key: str, value: Any, default: Any) -> Any:
-    """Read a setting as the type of its default."""
+    """Return the value of a setting in the type of its default."""
     try:
         if isinstance(default, bool):
             words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}

@@ -39,21 +39,21 @@ class DCASGD(Algorithm):
         θ ← θ − α · (g + λ_t · g ⊙ g ⊙ (θ − θ_sent))
         constant:  λ_t = λ;    adaptive:  M ← m M + (1−m) g²,  λ_t = λ / sqrt(M + ε)
 
-    θ_sent are the parameters that the gradient's worker was sent. g ⊙ g stands for the diagonal
-    of the Hessian, so the correction is the first term of Taylor's series. Workers do nothing new.
+    θ_sent are the parameters that the gradient's worker was sent. g ⊙ g stands for the diagonal of
+    the Hessian, so the correction is the first term of a Taylor series. Workers act as in `ASGD`.
 
     Settings
     --------
     lr : float, default 0.04
         Learning rate α.
     adaptive : bool, default True
-        Whether λ_t adapts to each element.
+        Whether λ_t is divided by the root of the mean square M of each element.
     lam : float, default 2
         λ, the paper's for the adaptive form; its constant one has 0.04. With 0 this is `ASGD`.
     m : float, default 0.95
         Memory of the mean square M (starts at 0).
     eps : float, default 1e-7
-        ε.
+        ε, added to M under the root.
 
     Source
     ------
@@ -62,8 +62,8 @@ class DCASGD(Algorithm):
 
     Note
     ----
-    The server keeps the version that each worker computes at; versions that are the same are kept
-    once, so memory grows with the distinct ones, at most one per worker.
+    The server keeps the version that each worker computes on. Memory grows with the number of
+    distinct versions, at most one per worker.
 
     Example
     -------
@@ -73,7 +73,7 @@ class DCASGD(Algorithm):
 
     family = "staleness-aware"
     neighbours = "asgd gap-aware fasgd"
-    saved_up = False  # a step has the gradient's square in it
+    accepts_sums = False  # a step contains the square of its gradient
     name = "dcasgd"
     lr: float = 0.04
     adaptive: bool = True
@@ -89,7 +89,7 @@ class DCASGD(Algorithm):
         self.require("eps", self.eps > 0, "positive")
 
     def rule(self) -> Rule:
-        """Return the compensated update."""
+        """Return the compensated update (eq 10)."""
         if not self.adaptive:
             return Rule(constant, constants={"lam": self.lam}, reads=("sent",))
         constants = {

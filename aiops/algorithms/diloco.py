@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiops.algorithms.base import Immediate, Policy
-from aiops.algorithms.local import LocalTraining
-from aiops.algorithms.optimised import Optimised
+from aiops.algorithms.local_training import LocalTraining
 from aiops.algorithms.policies import Barrier
+from aiops.algorithms.server_optimizer import Optimised
 from aiops.errors import ConflictError, UsageError
 from aiops.kernels.rule import Rule
 from aiops.kernels.vocabulary import Array, Scalar, where
@@ -25,7 +25,7 @@ def delayed_nesterov(
     share: Scalar,
     beta: Scalar,
 ) -> tuple[Array, ...]:
-    """One push of N (``share`` = 1/N); ``last`` is 1 for the N-th, which brings the momentum."""
+    """Apply one push of N (``share`` = 1/N); ``last`` is 1 for the N-th, which applies momentum."""
     total = total + share * g
     fresh = beta * m + total
     w = w - step * share * g
@@ -39,7 +39,7 @@ def delayed_nesterov(
 
 @dataclass(frozen=True, kw_only=True)
 class DiLoCo(LocalTraining, Optimised):
-    """DiLoCo: long local training, and an outer optimiser on the way that workers have come.
+    """DiLoCo: long local training, and an outer optimiser that steps by the workers' progress.
 
     .. math::
 
@@ -48,7 +48,7 @@ class DiLoCo(LocalTraining, Optimised):
         async:   θ ← θ − ε · Δ/N;   every N pushes  m ← β m + (1/N) Σ Δ,  θ ← θ − ε β m
 
     ``async`` is delayed Nesterov: every push is applied at once, and the momentum, which suffers
-    from staleness, comes in only every N pushes. With ``fragments`` P > 1 it streams: a worker
+    from staleness, is applied only every N pushes. With ``fragments`` P > 1 it streams: a worker
     pushes one of P groups of tensors every H/P steps, and mixes what comes back into its own.
 
     Settings
@@ -58,13 +58,13 @@ class DiLoCo(LocalTraining, Optimised):
     mode : str, default ``sync``
         ``sync`` or ``async``.
     delay : int, default 4
-        N of ``async``: usually the number of workers.
+        N of ``async``; usually the number of workers.
     fragments : int, default 1
-        P; H must be a multiple.
+        P; H must be a multiple of it.
     mix : float, default 0
         After a push x ← mix · x + (1 − mix) · θ; streaming DiLoCo has 0.5.
     overlap : bool, default False
-        Train on while a push is on its way; what the worker learns meanwhile is kept.
+        Go on training while a push is in flight; the steps taken meanwhile are kept.
     local_steps, inner, inner_lr : int, str, float; defaults 20, ``adamw``, 0.001
         H (the paper's 500 is for language models) and the inner optimiser: see below.
 
@@ -77,8 +77,8 @@ class DiLoCo(LocalTraining, Optimised):
     Note
     ----
     With H = 1, inner and outer plain SGD, outer rate 1, this averages the workers' models. With
-    ``overlap`` what a worker learnt while its push was on the way stays on top of what comes (the
-    paper overwrites it): x ← mix · x + (1 − mix) · (θ + what it learnt).
+    ``overlap`` the progress of a worker while its push was in flight is added to the reply (the
+    paper overwrites it): x ← mix · x + (1 − mix) · (θ + progress).
 
     Example
     -------
@@ -118,7 +118,7 @@ class DiLoCo(LocalTraining, Optimised):
             self._check_own_rule()
 
     def _check_own_rule(self) -> None:
-        """Refuse settings of the outer optimiser that delayed Nesterov would not look at."""
+        """Refuse settings of the outer optimiser that delayed Nesterov would ignore."""
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         for name in ("optimizer", "weight_decay", "eps", "beta1", "beta2", "alpha"):
             if getattr(self, name) != defaults[name]:
@@ -128,12 +128,12 @@ class DiLoCo(LocalTraining, Optimised):
                 )
 
     def policy(self, workers: int | None) -> Policy:
-        """Wait for all, or for nobody."""
+        """Return a barrier, or for ``async`` the policy that applies every push at once."""
         return Barrier(fresh=False) if self.mode == "sync" else Immediate()
 
     @property
     def barrier(self) -> bool:
-        """Only the synchronous one waits for all."""
+        """Whether the mode is ``sync``."""
         return self.mode == "sync"
 
     def rule(self) -> Rule:
@@ -144,13 +144,13 @@ class DiLoCo(LocalTraining, Optimised):
         return Rule(delayed_nesterov, {"m": 0.0, "total": 0.0}, constants, scalars=("last",))
 
     def scalars(self, update: int) -> tuple[float, ...]:
-        """Return the optimiser's; for delayed Nesterov whether this push is the N-th."""
+        """Return the optimiser's scalars; for delayed Nesterov, 1 if this push is the N-th."""
         if self.mode == "sync":
             return super().scalars(update)
         return (float(update % self.delay == 0),)
 
     def plan(self, workers: int | None) -> dict[str, Any]:
-        """Tell workers to push a fragment at a time, and what to do meanwhile."""
+        """Add to the plan which fragment a push holds, and whether training goes on meanwhile."""
         return {
             **super().plan(workers),
             "push_every": self.local_steps // self.fragments,

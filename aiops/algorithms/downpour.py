@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from aiops.algorithms.local import Inner
-from aiops.algorithms.optimised import Optimised
+from aiops.algorithms.local_training import InnerOptimizer
+from aiops.algorithms.server_optimizer import Optimised
 
 
 @dataclass(frozen=True, kw_only=True)
 class Downpour(Optimised):
-    """Downpour SGD: workers step by themselves, push what accrued, and fetch now and then.
+    """Downpour SGD: workers step locally, push accrued gradients, and fetch at intervals.
 
     .. math::
 
@@ -19,7 +19,7 @@ class Downpour(Optimised):
                  every n_push steps push a, a ← 0;  every n_fetch steps x ← θ
         server:  θ ← θ − α · a
 
-    The server applies everything at once. With n_push = n_fetch = 1 this is `ASGD`.
+    The server applies every push at once. With n_push = n_fetch = 1 this is `ASGD`.
 
     Settings
     --------
@@ -32,15 +32,13 @@ class Downpour(Optimised):
 
     Source
     ------
-    Dean et al. 2012, *Large scale distributed deep networks*, section 4.1 and algorithm 7.1; whose
-    best results use ``--set optimizer=adagrad``.
+    Dean et al. 2012, *Large scale distributed deep networks*, section 4.1 and algorithm 7.1. Its
+    best results use Adagrad: ``--set optimizer=adagrad``.
 
-    Note
-    ----
-    A worker pushes in the background and computes on; it waits only for a fetch, or when the push
-    before has not been answered yet. As in the paper's algorithm 7.1, a fetch overwrites local
-    steps that have not been pushed (they are not lost: they travel with the next push). ``clip``
-    and ``optimizer`` are the server's; local steps are plain.
+    Note ---- A worker pushes in the background and goes on computing; it waits only for a fetch, or
+    while its previous push is unanswered. As in the paper's algorithm 7.1, a fetch overwrites local
+    steps that have not been pushed; their gradients are in the next push. ``clip`` and
+    ``optimizer`` apply to the server; local steps are plain SGD.
 
     Example
     -------
@@ -63,8 +61,8 @@ class Downpour(Optimised):
         self.require("n_fetch", self.n_fetch >= 1, "1 or more")
 
     def plan(self, workers: int | None) -> dict[str, Any]:
-        """Tell workers to accrue."""
-        inner = Inner.own_steps(self, workers)
+        """Return the plan of accruing workers."""
+        inner = InnerOptimizer.own_steps(self, workers)
         return {
             **super().plan(workers),
             "routine": "accumulate",

@@ -9,46 +9,44 @@ from typing import Any
 
 from aiops.algorithms import optimizers
 from aiops.algorithms.base import Algorithm
-from aiops.algorithms.local import Inner, refuse_clip
+from aiops.algorithms.local_training import InnerOptimizer, refuse_clip
 from aiops.errors import ConflictError
 from aiops.kernels.rule import Rule
 from aiops.kernels.vocabulary import Array, Scalar
 
 
 def elastic(w: Array, g: Array, step: Scalar) -> tuple[Array, ...]:
-    """The centre's move: ``g`` is the worker's position, ``step`` the moving rate."""
+    """Move the centre: ``g`` is the position of a worker, ``step`` the moving rate κ."""
     return (w + step * (g - w),)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EASGD(Algorithm):
-    """Elastic averaging SGD: workers explore by themselves, tied to a centre by a spring.
+    """Elastic averaging SGD: workers explore locally, and an elastic force ties them to a centre.
 
     .. math::
 
         worker:  x ← x − α · g;   every p steps  d = κ · (x − θ),  x ← x − d
         server:  θ ← θ + d
 
-    κ = ρα is the moving rate. θ follows the workers' average, and is what is to be evaluated.
+    κ = ρα is the moving rate. θ follows the average of the workers; evaluate θ.
 
     Settings
     --------
     lr : float, default 0.1
-        Learning rate α of the workers' own steps; ``schedule`` and ``scale_lr`` are for it.
+        Learning rate α of the workers' own steps, to which ``schedule`` and ``scale_lr`` apply.
     p : int, default 10
         Steps between two elastic moves (the communication period).
     kappa : float, default 0
-        κ, up to 0.95; 0 means β/λ with the paper's β = 0.9 (and ``--workers`` must be said).
+        κ, up to 0.95; 0 means β/λ with the paper's β = 0.9, and requires ``--workers``.
 
     Source
     ------
     Zhang, Choromanska & LeCun 2015, *Deep learning with elastic averaging SGD*, algorithm 1.
 
-    Note
-    ----
-    The worker pushes x, the server moves and answers with the new θ', and the worker takes the
-    same d from it: d = κ/(1−κ) · (x − θ'). That is one round trip, and no other worker can come
-    in between; the paper's algorithm reads and writes the centre separately.
+    Note ---- The worker pushes x, the server moves and answers with the new θ', and the worker
+    takes the same d from it: d = κ/(1−κ) · (x − θ'). That takes one round trip, and no other
+    worker's move can come in between; the paper's algorithm reads and writes the centre separately.
 
     Example
     -------
@@ -71,7 +69,7 @@ class EASGD(Algorithm):
         refuse_clip(self)
 
     def check(self, workers: int | None, relaxed: bool = False) -> None:
-        """Refuse a moving rate that cannot be known."""
+        """Refuse a moving rate that depends on an unknown number of workers."""
         super().check(workers, relaxed)
         if not self.kappa and workers is None:
             raise ConflictError(
@@ -80,24 +78,24 @@ class EASGD(Algorithm):
             )
 
     def moving_rate(self, workers: int | None) -> float:
-        """Return κ."""
+        """Return κ; ``workers``: how many take part, or None."""
         return self.kappa or min(0.9 / (workers or 1), 0.9)
 
     def rule(self) -> Rule:
-        """Return the centre's move."""
+        """Return the move of the centre."""
         return Rule(elastic)
 
     def rates(self, workers: int | None) -> Callable[[int], float]:
-        """Return κ."""
+        """Return κ for every update."""
         rate = self.moving_rate(workers)
         return lambda update: rate
 
-    def worker_optimizer(self, workers: int | None) -> Inner:
-        """Return what workers step with."""
-        return Inner.own_steps(self, workers)
+    def worker_optimizer(self, workers: int | None) -> InnerOptimizer:
+        """Return the optimiser of the workers' own steps: plain SGD."""
+        return InnerOptimizer.own_steps(self, workers)
 
     def plan(self, workers: int | None) -> dict[str, Any]:
-        """Tell workers to explore, and when to move."""
+        """Return the plan of exploring workers, and when they move."""
         inner = self.worker_optimizer(workers)
         return {
             **super().plan(workers),
@@ -135,9 +133,9 @@ class EAMSGD(EASGD):
 
     Note
     ----
-    What the training loop sees is x + δv, where gradients are wanted; it is x that the spring is
-    tied to. (As PyTorch does, v is kept as −α times a sum of gradients: where a schedule changes α,
-    v changes with it.)
+    ``worker.params`` are x + δv, where the gradient is to be computed; the elastic force acts on x.
+    As in PyTorch, v is kept as −α times a sum of gradients: where a schedule changes α, v changes
+    with it.
 
     Example
     -------
@@ -155,11 +153,11 @@ class EAMSGD(EASGD):
         super().__post_init__()
         self.require("delta", 0 <= self.delta < 1, "in [0, 1)")
 
-    def worker_optimizer(self, workers: int | None) -> Inner:
-        """Return what workers step with."""
+    def worker_optimizer(self, workers: int | None) -> InnerOptimizer:
+        """Return the optimiser of the workers' own steps: Nesterov's momentum."""
         plain = super().worker_optimizer(workers)
         return dataclasses.replace(plain, optimizer="nesterov", momentum=self.delta)
 
     def plan(self, workers: int | None) -> dict[str, Any]:
-        """Tell workers that what they train is ahead of where they are."""
+        """Add to the plan that ``worker.params`` look ahead by δ."""
         return {**super().plan(workers), "lookahead": self.delta}

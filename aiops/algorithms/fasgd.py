@@ -27,7 +27,7 @@ def fasgd(
     one_minus_beta: np.floating[Any],
     eps: np.floating[Any],
 ) -> tuple[Array, Array, Array, Array]:
-    """One update; ``step`` is α/max(τ, 1)."""
+    """Apply equations 4-8 to one tensor; ``step`` is α/max(τ, least)."""
     n = gamma * n + one_minus_gamma * (g * g)
     b = gamma * b + one_minus_gamma * g
     v = beta * v + one_minus_beta * sqrt(maximum(n - b * b, 0.0) + eps)
@@ -46,7 +46,7 @@ class FASGD(Algorithm):
         θ ← θ − α / (v · max(τ, 1)) · g
 
     v is the moving average of each gradient element's standard deviation. Its mean v̄, over all
-    parameters and per tensor, goes out with every acknowledgement: bandwidth gates live on it.
+    parameters and per tensor, is part of every acknowledgement: bandwidth gates depend on it.
 
     Settings
     --------
@@ -60,8 +60,8 @@ class FASGD(Algorithm):
         ε, which keeps v above sqrt(ε).
     least : int, default 1
         A staleness τ below this counts as this. Behind a gate staleness varies widely, and the few
-        gradients that come fresh would take steps many times as long as the others: give about half
-        of the mean staleness then.
+        fresh gradients would take steps many times as long as the others; then choose about half of
+        the mean staleness.
 
     Source
     ------
@@ -74,7 +74,7 @@ class FASGD(Algorithm):
     and the results; this follows the equations above.
 
     In a sparse table the moments of a row move when the row is pushed, and do not decay while it
-    is not: n, b and v then say what the row's own gradients are like, however rare they are.
+    is not: n, b and v then describe the gradients of that row, however rare they are.
 
     Example
     -------
@@ -110,16 +110,17 @@ class FASGD(Algorithm):
             "one_minus_beta": 1 - self.beta,
             "eps": self.eps,
         }
-        return Rule(fasgd, {"n": 0.0, "b": 0.0, "v": 1.0}, constants, statistic="v")
-
-    @property
-    def floor(self) -> float:
-        """Return sqrt(ε), where v ends when all gradients are alike."""
-        return math.sqrt(self.eps)
+        return Rule(
+            fasgd,
+            {"n": 0.0, "b": 0.0, "v": 1.0},
+            constants,
+            statistic="v",
+            statistic_floor=math.sqrt(self.eps),  # v of gradients that are all equal
+        )
 
     @property
     def sparse(self) -> bool:
-        """Rows may be skipped, see the Note."""
+        """True: in rows that are not pushed the moments stand still, as the Note explains."""
         return True
 
     def modulation(self, staleness: int) -> float:

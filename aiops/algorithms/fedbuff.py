@@ -1,14 +1,14 @@
-"""FedBuff."""
+"""FedBuff: federated learning with buffered asynchronous aggregation."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from aiops.algorithms.base import Policy
-from aiops.algorithms.local import LocalTraining
-from aiops.algorithms.optimised import Optimised
-from aiops.algorithms.policies import Counting
-from aiops.algorithms.sasgd import Modulated
+from aiops.algorithms.local_training import LocalTraining
+from aiops.algorithms.modulation import Modulated
+from aiops.algorithms.policies import EveryNth
+from aiops.algorithms.server_optimizer import Optimised
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +20,8 @@ class FedBuff(Modulated, LocalTraining, Optimised):
         worker:  x ← θ;  H times x ← x − α_in · g;  push Δ = θ − x
         server:  θ ← θ − α · (1/K) Σ s(τ_l) · Δ_l  after K updates,   s(τ) = (1+τ)^(−1/2)
 
-    Nobody waits for anybody: a worker goes on with the newest parameters whether or not the buffer
-    is full.
+    No worker waits for another: it goes on with the newest parameters whether or not the buffer is
+    full.
 
     Settings
     --------
@@ -59,5 +59,5 @@ class FedBuff(Modulated, LocalTraining, Optimised):
         self.require("k", self.k >= 1, "1 or more")
 
     def policy(self, workers: int | None) -> Policy:
-        """Count to K."""
-        return Counting(self.k)
+        """Return the policy that steps after every K updates."""
+        return EveryNth(self.k)

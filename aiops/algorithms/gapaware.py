@@ -24,7 +24,7 @@ def gap_aware(
     one_minus_beta: Scalar,
     eps: Scalar,
 ) -> tuple[Array, ...]:
-    """One update; ``unbias`` corrects the average of steps that began at 0."""
+    """Apply eqs 4-8 to one tensor; ``unbias`` corrects the average C, which starts at 0."""
     gap = 1.0 + absolute(w - sent) / (peak * sqrt(c * unbias) + eps)
     m = mu * m + g / gap
     c = beta * c + one_minus_beta * (m * m)
@@ -42,8 +42,8 @@ class GapAware(Algorithm):
         C ← β C + (1−β) m²   (bias-corrected where it is used)
         θ ← θ − α · m
 
-    The gap G measures staleness by distance in units of the usual step, element by element, not by
-    counting updates; a gradient that is stale in number only is not penalised.
+    The gap G measures staleness of each element as the distance that it has moved, in units of the
+    usual step. A gradient that many updates made stale, but that moved little, is hardly penalised.
 
     Settings
     --------
@@ -54,7 +54,7 @@ class GapAware(Algorithm):
     beta : float, default 0.999
         β, memory of the squared steps.
     eps : float, default 1e-8
-        ε.
+        ε, added to the denominator of the gap.
 
     Source
     ------
@@ -83,16 +83,16 @@ class GapAware(Algorithm):
         self.require("eps", self.eps > 0, "positive")
 
     def check(self, workers: int | None, relaxed: bool = False) -> None:
-        """Refuse a largest learning rate that the rule would not know."""
+        """Refuse ``scale_lr``: α_max in the rule is ``lr``."""
         super().check(workers, relaxed)
         if self.scale_lr:
             raise ConflictError(
                 "gap-aware: gaps are measured in steps of the largest learning rate, which is lr,"
-                " so it cannot be scaled: say --lr with the rate that you want"
+                " so it cannot be scaled: set lr to the scaled rate"
             )
 
     def rule(self) -> Rule:
-        """Return the update."""
+        """Return the update (eqs 4-8)."""
         constants = {
             "peak": self.lr,
             "mu": self.mu,
@@ -104,5 +104,5 @@ class GapAware(Algorithm):
         return Rule(gap_aware, state, constants, scalars=("unbias",), reads=("sent",))
 
     def scalars(self, update: int) -> tuple[float, ...]:
-        """Return 1/(1 − β^t), t the updates that C has seen."""
+        """Return 1/(1 − β^t), where t is the number of updates that C averages."""
         return (1 / (1 - self.beta ** (update - 1)) if update > 1 else 1.0,)

@@ -6,20 +6,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiops.algorithms.base import Decision, Policy
-from aiops.algorithms.optimised import Optimised
 from aiops.algorithms.policies import Barrier
+from aiops.algorithms.server_optimizer import Optimised
 from aiops.errors import UsageError
 
 
-class Rejecting(Policy):
-    """Take gradients of the current version until ``count`` are there (``admission=reject``)."""
+class RejectStale(Policy):
+    """Collect gradients of the current version until there are ``count``, and refuse all others."""
+
+    awaits_workers = True
 
     def __init__(self, count: int) -> None:
         self.count = count
         self.collected = 0
 
     def push(self, worker: int, staleness: int) -> Decision:
-        """Refuse a stale gradient; its worker recomputes the same mini-batch."""
+        """Refuse a stale gradient, whose worker recomputes the same mini-batch; collect others."""
         if staleness > 0:
             return Decision(
                 False,
@@ -46,11 +48,11 @@ class Hardsync(Optimised):
     lr : float, default 0.1
         Learning rate α.
     admission : str, default ``wait``
-        ``wait``: a worker is answered when the step is done, so nobody computes ahead; a worker
-        that leaves or falls silent past ``--worker-deadline`` is not waited for, and a gradient
-        that comes from it after the step is ignored (and counted as wasted).
-        ``reject``: gradients are counted, not workers; one whose version is not the current one
-        is refused, and its worker computes it again (the wasted work is counted).
+        ``wait``: a worker is answered when the step is done, so none computes ahead; a worker that
+        leaves, or exceeds ``--worker-deadline``, is not waited for, and a gradient that comes from
+        it after the step is ignored, and counted as wasted.
+        ``reject``: gradients are counted, not workers; one whose version is not the current one is
+        refused, and its worker computes it again; the wasted work is counted.
 
     Source
     ------
@@ -60,7 +62,7 @@ class Hardsync(Optimised):
     Example
     -------
     >>> policy = Hardsync().policy(workers=2)
-    >>> policy.crew(frozenset({1, 2}))
+    >>> policy.workers_changed(frozenset({1, 2}))
     >>> [policy.push(worker, 0).divide for worker in (2, 1)]
     [None, 2]
     """
@@ -79,16 +81,11 @@ class Hardsync(Optimised):
             text = f"hardsync: admission must be 'wait' or 'reject', not {self.admission!r}"
             raise UsageError(text)
 
-    @property
-    def gated(self) -> bool:
-        """Others wait for each worker's pushes."""
-        return False
-
     def policy(self, workers: int | None) -> Policy:
-        """Return the barrier, or the one that rejects."""
+        """Return a barrier, or for ``reject`` the policy that refuses stale gradients."""
         count = workers or 1
-        return Barrier(fresh=True) if self.admission == "wait" else Rejecting(count)
+        return Barrier(fresh=True) if self.admission == "wait" else RejectStale(count)
 
     def plan(self, workers: int | None) -> dict[str, Any]:
-        """Tell workers to be ready to compute a gradient again."""
+        """Add to the plan whether refused gradients are computed again."""
         return {**super().plan(workers), "recompute": self.admission == "reject"}

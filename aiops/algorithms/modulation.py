@@ -1,4 +1,4 @@
-"""How much a stale gradient counts: α(τ) = α · s(τ), one scalar per gradient.
+"""Modulate the learning rate by staleness: α(τ) = α · s(τ), one scalar per gradient.
 
 ======================  ===========================  =============================================
 name                    s(τ)                         source
@@ -13,38 +13,57 @@ name                    s(τ)                         source
 ``delay-adaptive``      n/max(n, τ)                  Mishchenko et al. 2022
 ======================  ===========================  =============================================
 
-They are computed on the host in double precision: `exp` and powers differ in their last bit
-between NumPy and Numba, a scalar computed once does not.
+s(τ) is computed on the host in double precision, because the last bit of `exp` and powers differs
+between NumPy and Numba.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from dataclasses import dataclass
+
+from aiops.algorithms.base import Algorithm
+from aiops.errors import UsageError, nearest
 
 
-class Constants(Protocol):
-    """The settings that a modulation may use."""
+@dataclass(frozen=True, kw_only=True)
+class Modulated(Algorithm):
+    """An algorithm whose learning rate depends on staleness: α(τ) = α·s(τ).
 
-    @property
-    def rho(self) -> float:
-        """Decay ρ of ``exponential``."""
+    Settings
+    --------
+    modulate : str, default ``inverse``
+        s(τ): ``none``, ``inverse``, ``inverse-plus-one``, ``exponential`` (``rho``), ``polynomial``
+        (``a``), ``hinge`` (``a``, ``b``), ``delay-adaptive`` (``n``), as in the table of
+        `aiops.algorithms.modulation`.
+    rho, a, b, n : float, float, float, int; defaults 0.1, 0.5, 4, 4
+        The constants ρ, a, b and n of those.
+    """
 
-    @property
-    def a(self) -> float:
-        """Exponent or slope a of ``polynomial`` and ``hinge``."""
+    modulate: str = "inverse"
+    rho: float = 0.1
+    a: float = 0.5
+    b: float = 4.0
+    n: int = 4
 
-    @property
-    def b(self) -> float:
-        """Staleness b up to which ``hinge`` leaves a gradient alone."""
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        if self.modulate not in MODULATIONS:
+            hint = nearest(self.modulate, MODULATIONS)
+            raise UsageError(f"{self.name}: no modulation is called {self.modulate!r}; {hint}")
+        self.require("rho", self.rho >= 0, "0 or more")
+        self.require("a", self.a >= 0, "0 or more")
+        self.require("b", self.b >= 0, "0 or more")
+        self.require("n", self.n >= 1, "1 or more")
 
-    @property
-    def n(self) -> int:
-        """Staleness n up to which ``delay-adaptive`` leaves a gradient alone."""
+    def modulation(self, staleness: int) -> float:
+        """Return s(τ)."""
+        return MODULATIONS[self.modulate](staleness, self)
 
 
-MODULATIONS: Mapping[str, Callable[[int, Constants], float]] = {
+MODULATIONS: Mapping[str, Callable[[int, Modulated], float]] = {
     "none": lambda tau, c: 1.0,
     "inverse": lambda tau, c: 1.0 / tau if tau > 0 else 1.0,
     "inverse-plus-one": lambda tau, c: 1.0 / (tau + 1),
@@ -53,3 +72,4 @@ MODULATIONS: Mapping[str, Callable[[int, Constants], float]] = {
     "hinge": lambda tau, c: 1.0 if tau <= c.b else 1.0 / (c.a * (tau - c.b) + 1.0),
     "delay-adaptive": lambda tau, c: c.n / max(c.n, tau),
 }
+"""s(τ) of each modulation, of the staleness τ and the constants."""

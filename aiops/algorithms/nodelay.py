@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiops.algorithms.base import Algorithm, Policy
-from aiops.algorithms.local import Inner, refuse_clip
+from aiops.algorithms.local_training import InnerOptimizer, refuse_clip
 from aiops.algorithms.policies import Barrier
 from aiops.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoDelay(Algorithm):
-    """Asynchronous SGD without gradient delay: compute goes on while updates are merged.
+    """Asynchronous SGD without gradient delay: workers go on computing while updates are merged.
 
     .. math::
 
@@ -23,20 +23,20 @@ class NoDelay(Algorithm):
                  new model:  x ← PS + (x − x_init),  x_init ← PS
         server:  PS ← PS + (1/|W|) Σ w
 
-    Every gradient is applied at once to the parameters it was computed at, so none is ever late;
-    what is late, by at most τ_max steps, is the news from the others. No worker idles while a merge
+    A worker applies every gradient to the parameters that it was computed on, so no gradient is
+    stale; the updates of other workers are, by at most τ_max steps. No worker idles while a merge
     takes less time than τ_max of its gradients.
 
     Settings
     --------
     lr : float, default 0.1
-        Learning rate α of the workers' own steps; ``schedule`` and ``scale_lr`` are for it.
+        Learning rate α of the workers' own steps, to which ``schedule`` and ``scale_lr`` apply.
     tau_max : int, default 8
-        τ_max, steps that a worker may be ahead of the last model it got. Idle time vanishes from
-        about 8 on; the distance between workers grows with it.
+        τ_max, the steps that a worker may be ahead of the last model that it received. Idle time
+        vanishes from about 8 on; the distance between workers grows with it.
     variant : int, default 1
-        1: hand over whenever nothing is on its way (algorithm 1). 2: in cycles of τ_max/2 steps
-        (algorithm 2), of which each waits for the merge of the one before.
+        1: hand over whenever no update is in flight (algorithm 1). 2: in cycles of τ_max/2 steps
+        (algorithm 2), each of which waits for the merge of the previous one.
 
     Source
     ------
@@ -46,9 +46,9 @@ class NoDelay(Algorithm):
     Note
     ----
     The paper's listing omits the reset of x_init at the hand-over that its prose intends; without
-    it an update counts twice. Its server asks for updates when all have one; here a worker hands
-    its own over as soon as nothing of it is on its way, and the server waits for one of each: the
-    same merges, with a round trip less.
+    it an update counts twice. Its server requests updates when all workers have one; here a worker
+    pushes its own as soon as none is in flight, and the server waits for one of each worker: the
+    same merges, with one round trip less.
 
     Example
     -------
@@ -77,16 +77,16 @@ class NoDelay(Algorithm):
         refuse_clip(self)
 
     def rates(self, workers: int | None) -> Callable[[int], float]:
-        """Return 1: what the server merges are finished steps."""
+        """Return 1: the server merges finished steps."""
         return lambda update: 1.0
 
     def policy(self, workers: int | None) -> Policy:
-        """Wait for one update of every worker."""
+        """Return the barrier that waits for one update of every worker."""
         return Barrier(fresh=False)
 
     def plan(self, workers: int | None) -> dict[str, Any]:
-        """Tell workers to step by themselves, and how far."""
-        inner = Inner.own_steps(self, workers)
+        """Return the plan of workers that step locally, up to τ_max steps ahead."""
+        inner = InnerOptimizer.own_steps(self, workers)
         cycles = self.variant == 2
         return {
             **super().plan(workers),

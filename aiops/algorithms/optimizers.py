@@ -1,4 +1,4 @@
-"""Server-side optimisers: what the step of an algorithm does with a gradient.
+"""Define the optimisers: the rules with which a server steps by a gradient.
 
 With g ← g + δ·θ first (δ is ``weight_decay``; not in adamw), and all states starting at 0:
 
@@ -19,15 +19,15 @@ name          equations                                              source
 ============  =====================================================  ============================
 
 They are those of ``torch.optim`` with the same settings. The step α is the learning rate times the
-schedule times the modulation for staleness: it is the *step* that is modulated, never the
-gradient, since a factor on the gradient cancels out in adagrad, rmsprop and adam. t counts the
-updates of the tensor itself, from 1. The powers βᵗ are worked out on the host in double precision:
-their last bit differs between NumPy and Numba.
+schedule times the modulation for staleness: the *step* is modulated and never the gradient, since a
+factor of the gradient cancels out in adagrad, rmsprop and adam. t counts the updates of the tensor,
+from 1. The powers βᵗ are computed on the host in double precision, because their last bit differs
+between NumPy and Numba.
 
 Note
 ----
 Momentum and staleness add up: asynchrony alone acts like momentum (Mitliagkas et al. 2016), so µ
-and β₁ that are good for one worker are too large for many.
+and β₁ that suit one worker are too large for many.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from aiops.errors import UsageError, nearest
@@ -42,15 +43,15 @@ from aiops.kernels.rule import Rule
 from aiops.kernels.vocabulary import Scalar, sqrt
 from aiops.model.layout import Array
 
-__all__ = ["OPTIMIZERS", "Optimizer", "Settings", "make", "sgd"]
+__all__ = ["OPTIMIZERS", "Optimizer", "OptimizerSettings", "make", "sgd"]
 
 
-class Settings(Protocol):
-    """The settings that an optimiser may use; each ignores what its equations do not name."""
+class OptimizerSettings(Protocol):
+    """The settings of optimisers; each ignores those that its equations do not contain."""
 
     @property
     def optimizer(self) -> str:
-        """Which of `OPTIMIZERS`."""
+        """The name of one of `OPTIMIZERS`."""
 
     @property
     def momentum(self) -> float:
@@ -79,15 +80,21 @@ class Settings(Protocol):
 
 @dataclass(frozen=True)
 class Optimizer:
-    """A rule and what its caller must know.
+    """An optimiser with its settings.
 
-    ``scalars``
-        From the number t ≥ 1 of a tensor's update to that update's ``rule.scalars``.
-    ``sparse``
-        Whether an element whose gradient is 0 keeps its value and its state, so that the
-        untouched rows of a table may be skipped.
-    ``linear``
-        Whether the step is proportional to the gradient, so that scaling one scales the other.
+    Attributes
+    ----------
+    name
+        One of `OPTIMIZERS`.
+    rule
+        The update.
+    scalars
+        Returns ``rule.scalars`` for the number t ≥ 1 of a tensor's update.
+    sparse
+        Whether an element whose gradient is 0 keeps its value and its state, so that the untouched
+        rows of a table may be skipped.
+    linear
+        Whether the step is proportional to the gradient.
     """
 
     name: str
@@ -97,14 +104,14 @@ class Optimizer:
     linear: bool
 
 
-def make(settings: Settings) -> Optimizer:
+def make(settings: OptimizerSettings) -> Optimizer:
     """Return the optimiser that the settings name.
 
     Raises
     ------
     UsageError
-        When no optimiser has that name (with the nearest that has), or when a setting is out of
-        its range.
+        When no optimiser has that name (it names the nearest), or when a setting is out of its
+        range.
 
     Example
     -------
@@ -137,14 +144,14 @@ def sgd(w: Array, g: Array, step: Scalar) -> tuple[Array]:
 
 
 def decayed_sgd(w: Array, g: Array, step: Scalar, decay: Scalar) -> tuple[Array]:
-    """The same with weight decay."""
+    """Plain stochastic gradient descent with weight decay."""
     return (w - step * (g + decay * w),)
 
 
 def momentum(
     w: Array, g: Array, m: Array, step: Scalar, mu: Scalar, decay: Scalar
 ) -> tuple[Array, Array]:
-    """Gradient descent with a heavy ball, undamped."""
+    """Gradient descent with a heavy ball (Polyak), undamped."""
     m = mu * m + (g + decay * w)
     return w - step * m, m
 
@@ -152,7 +159,7 @@ def momentum(
 def nesterov(
     w: Array, g: Array, m: Array, step: Scalar, mu: Scalar, decay: Scalar
 ) -> tuple[Array, Array]:
-    """Momentum that looks one step ahead."""
+    """Momentum whose gradient is taken one step ahead (Nesterov)."""
     g = g + decay * w
     m = mu * m + g
     return w - step * (g + mu * m), m
@@ -198,7 +205,7 @@ def adam(
     eps: Scalar,
     decay: Scalar,
 ) -> tuple[Array, Array, Array]:
-    """``unbias`` is 1/(1−β₁ᵗ), ``root`` is 1/√(1−β₂ᵗ)."""
+    """Adam; ``unbias`` is 1/(1−β₁ᵗ), ``root`` is 1/√(1−β₂ᵗ)."""
     g = g + decay * w
     m = beta1 * m + one_minus_beta1 * g
     v = beta2 * v + one_minus_beta2 * (g * g)
@@ -220,7 +227,7 @@ def adamw(
     eps: Scalar,
     decay: Scalar,
 ) -> tuple[Array, Array, Array]:
-    """Adam beside a decay of its own; 1 − step·decay would be rounded too coarsely near 1."""
+    """Adam with decoupled decay. (1 − step·decay as a factor would be rounded too coarsely.)"""
     m = beta1 * m + one_minus_beta1 * g
     v = beta2 * v + one_minus_beta2 * (g * g)
     return w - step * (unbias * m / (root * sqrt(v) + eps) + decay * w), m, v
@@ -230,31 +237,31 @@ def _none(t: int) -> tuple[float, ...]:
     return ()
 
 
-def _sgd(settings: Settings) -> Optimizer:
+def _sgd(settings: OptimizerSettings) -> Optimizer:
     decay = settings.weight_decay
     rule = Rule(decayed_sgd, constants={"decay": decay}) if decay else Rule(sgd)
     return Optimizer("sgd", rule, _none, sparse=not decay, linear=not decay)
 
 
-def _momentum(settings: Settings) -> Optimizer:
+def _momentum(settings: OptimizerSettings) -> Optimizer:
     constants = {"mu": settings.momentum, "decay": settings.weight_decay}
     rule = Rule(momentum, {"m": 0.0}, constants)
     return Optimizer("momentum", rule, _none, sparse=False, linear=False)
 
 
-def _nesterov(settings: Settings) -> Optimizer:
+def _nesterov(settings: OptimizerSettings) -> Optimizer:
     constants = {"mu": settings.momentum, "decay": settings.weight_decay}
     rule = Rule(nesterov, {"m": 0.0}, constants)
     return Optimizer("nesterov", rule, _none, sparse=False, linear=False)
 
 
-def _adagrad(settings: Settings) -> Optimizer:
+def _adagrad(settings: OptimizerSettings) -> Optimizer:
     decay = settings.weight_decay
     rule = Rule(adagrad, {"s": 0.0}, {"eps": settings.eps or 1e-10, "decay": decay})
     return Optimizer("adagrad", rule, _none, sparse=not decay, linear=False)
 
 
-def _rmsprop(settings: Settings) -> Optimizer:
+def _rmsprop(settings: OptimizerSettings) -> Optimizer:
     constants = {
         "rho": settings.alpha,
         "one_minus_rho": 1 - settings.alpha,
@@ -265,16 +272,8 @@ def _rmsprop(settings: Settings) -> Optimizer:
     return Optimizer("rmsprop", rule, _none, sparse=False, linear=False)
 
 
-def _adam(settings: Settings) -> Optimizer:
-    return _of_moments("adam", adam, settings)
-
-
-def _adamw(settings: Settings) -> Optimizer:
-    return _of_moments("adamw", adamw, settings)
-
-
 def _of_moments(
-    name: str, function: Callable[..., tuple[Array, ...]], settings: Settings
+    name: str, function: Callable[..., tuple[Array, ...]], settings: OptimizerSettings
 ) -> Optimizer:
     beta1, beta2 = settings.beta1, settings.beta2
     constants = {
@@ -293,13 +292,13 @@ def _of_moments(
     return Optimizer(name, rule, corrections, sparse=False, linear=False)
 
 
-OPTIMIZERS: Mapping[str, Callable[[Settings], Optimizer]] = {
+OPTIMIZERS: Mapping[str, Callable[[OptimizerSettings], Optimizer]] = {
     "sgd": _sgd,
     "momentum": _momentum,
     "nesterov": _nesterov,
     "adagrad": _adagrad,
     "rmsprop": _rmsprop,
-    "adam": _adam,
-    "adamw": _adamw,
+    "adam": partial(_of_moments, "adam", adam),
+    "adamw": partial(_of_moments, "adamw", adamw),
 }
-"""What makes each optimiser from its settings; `make` checks those first."""
+"""The function that makes each optimiser from its settings, which `make` has checked."""

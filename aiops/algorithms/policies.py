@@ -1,4 +1,4 @@
-"""Policies that several algorithms share (`Immediate`, the simplest, is in `base`)."""
+"""Define the policies that several algorithms share (`Immediate` is in `base`)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from aiops.algorithms.base import APPLY, COLLECT, IGNORE, Decision, Policy
 
 
 class Barrier(Policy):
-    """Wait for one gradient from every worker that is waited for (``admission=wait``).
+    """Take a step after one gradient from every worker that is waited for.
 
-    ``fresh``: only gradients of the current version take part; that of a worker which had been
-    given up is ignored, and it is back in the next round.
+    ``fresh``: gradients of older versions are ignored, such as that of a worker which was no longer
+    waited for; it takes part in the next round.
     """
+
+    awaits_workers = True
 
     def __init__(self, *, fresh: bool) -> None:
         self.fresh = fresh
@@ -18,7 +20,7 @@ class Barrier(Policy):
         self.waited_for: frozenset[int] = frozenset()
 
     def push(self, worker: int, staleness: int) -> Decision:
-        """Collect it; the last one of the round takes the step."""
+        """Collect the gradient; the last one of the round takes the step."""
         if self.fresh and staleness:
             return IGNORE
         if worker in self.given:
@@ -27,14 +29,14 @@ class Barrier(Policy):
         self.given.add(worker)
         return Decision(True, divide=self._complete(), hold=True)
 
-    def crew(self, waited_for: frozenset[int]) -> Decision | None:
-        """See whether the round is complete without those who went."""
+    def workers_changed(self, waited_for: frozenset[int]) -> Decision | None:
+        """Take the step if the round is complete without the workers that left."""
         self.waited_for = waited_for
         divide = self._complete() if self.given else None
         return None if divide is None else Decision(True, divide=divide)
 
     def _complete(self) -> int | None:
-        """Return how many gave a gradient, when nobody else is waited for."""
+        """Return the number of gradients if no other worker is waited for, else None."""
         if self.waited_for - self.given:
             return None
         count = len(self.given)
@@ -42,15 +44,15 @@ class Barrier(Policy):
         return count
 
 
-class Counting(Policy):
-    """Take a step after every ``count`` gradients, from whichever workers; nobody waits."""
+class EveryNth(Policy):
+    """Take a step after every ``count`` gradients, from any workers; no worker waits."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self.collected = 0
 
     def push(self, worker: int, staleness: int) -> Decision:
-        """Collect it, and take the step when it completes the count."""
+        """Collect the gradient, and take the step when it completes the count."""
         if self.count == 1:
             return APPLY
         self.collected += 1

@@ -5,26 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aiops.algorithms.base import IGNORE, Decision, Policy
-from aiops.algorithms.optimised import Optimised
-from aiops.algorithms.policies import Counting
+from aiops.algorithms.policies import EveryNth
+from aiops.algorithms.server_optimizer import Optimised
 
 
-class CurrentOnly(Counting):
-    """Count gradients of the current version; ignore all others."""
+class CurrentOnly(EveryNth):
+    """Take a step after every ``count`` gradients of the current version; ignore all others."""
 
     def push(self, worker: int, staleness: int) -> Decision:
-        """Collect it if it is of the current version."""
+        """Collect the gradient if it is of the current version."""
         return super().push(worker, staleness) if staleness == 0 else IGNORE
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rennala(Optimised):
-    """Rennala SGD: mini-batch SGD with the first B gradients at the current point, from anyone.
+    """Rennala SGD: mini-batch SGD with the first B gradients at the current point, of any workers.
 
     .. math:: θ ← θ − α · (1/B) Σ g_l,   all of them computed at θ
 
-    Nobody waits: a worker that has delivered computes another gradient at the same point, and one
-    that is late has its gradient ignored and gets the newest parameters. Fast workers give more.
+    No worker waits: after its push it computes another gradient at the same point. A late gradient
+    is ignored, and its worker gets the newest parameters. Fast workers contribute more.
 
     Settings
     --------
@@ -57,5 +57,5 @@ class Rennala(Optimised):
         self.require("b", self.b >= 1, "1 or more")
 
     def policy(self, workers: int | None) -> Policy:
-        """Count to B."""
+        """Return the policy that steps after B current gradients."""
         return CurrentOnly(self.b)

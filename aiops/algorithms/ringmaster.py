@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aiops.algorithms.base import APPLY, IGNORE, Decision, Policy
-from aiops.algorithms.optimised import Optimised
+from aiops.algorithms.server_optimizer import Optimised
 
 
-class Fresh(Policy):
-    """Apply a gradient at once if it is fresh enough; ignore it otherwise."""
+class IgnoreStale(Policy):
+    """Apply a gradient at once if its staleness is below ``delay``; ignore it otherwise."""
 
     repeatable = True
 
@@ -17,7 +17,7 @@ class Fresh(Policy):
         self.delay = delay
 
     def push(self, worker: int, staleness: int) -> Decision:
-        """Look at its staleness."""
+        """Apply or ignore the gradient."""
         return APPLY if staleness < self.delay else IGNORE
 
 
@@ -27,16 +27,16 @@ class Ringmaster(Optimised):
 
     .. math:: θ ← θ − α · g  if τ < R,  else nothing
 
-    Its worker gets the newest parameters all the same and goes on. With R chosen for the noise of
-    the gradients the time to a given accuracy is optimal, however unequal the workers.
+    The worker of an ignored gradient gets the newest parameters and goes on. With R chosen for the
+    noise of the gradients, the time to a given accuracy is optimal, however unequal the workers.
 
     Settings
     --------
     lr : float, default 0.04
         Learning rate α.
     r : int, default 16
-        R ≥ 1. The theory's choice is max(1, σ²/ε), the gradients' variance over the target for the
-        squared norm; at least the number of workers lets nothing be wasted among equals.
+        R ≥ 1. The theory's choice is max(1, σ²/ε), the variance of the gradients over the target
+        for the squared norm. With R of at least the number of workers, equal workers waste nothing.
 
     Source
     ------
@@ -62,5 +62,5 @@ class Ringmaster(Optimised):
         self.require("r", self.r >= 1, "1 or more")
 
     def policy(self, workers: int | None) -> Policy:
-        """Ignore what is too stale."""
-        return Fresh(self.r)
+        """Return the policy that ignores a staleness of R or more."""
+        return IgnoreStale(self.r)

@@ -1,4 +1,4 @@
-"""How a learning rate changes over a run: a factor per update, written as one word or a few.
+"""Schedule the learning rate over a run: a factor per update, written as one or several phases.
 
 =====================  ========================================================================
 phase                  factor at update i = 0, 1, 2, ...
@@ -8,12 +8,12 @@ phase                  factor at update i = 0, 1, 2, ...
                        is scaled by λ, it rises from the unscaled one instead of from 0.
 ``linear:N[:F]``       falls linearly from 1 to F (default 0) at update N, then F
 ``cosine:N[:F]``       F + (1−F)·(1 + cos(π·i/N))/2 up to update N, then F (Loshchilov & Hutter)
-``step:F:N1[:N2...]``  F to the power of how many of the updates N1, N2, ... have passed
+``step:F:N1[:N2...]``  F to the power of the number of updates N1, N2, ... that have passed
 ``inverse-sqrt:N``     sqrt(N/max(i, N)) (Vaswani et al. 2017, with a ``warmup:N`` before it)
 =====================  ========================================================================
 
-Phases joined with commas multiply: ``warmup:100,cosine:5000``. Updates are the server's, which is
-the model's version; in a worker's local training they are its own steps.
+Phases joined with commas multiply: ``warmup:100,cosine:5000``. Updates are those of the server, so
+their number is the model's version; in a worker's local training they are its own steps.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class Schedule:
     Parameters
     ----------
     text
-        Phases, see this module.
+        The phases, joined with commas, as in the table of this module.
     scale
-        What the rate is multiplied by once warmed up (λ for linear scaling); the warm-up begins at
-        1 / scale of that, or at 0 when scale is 1.
+        The factor of the rate after the warm-up (λ for linear scaling); the warm-up begins at
+        1 / scale of it, or at 0 when scale is 1.
 
     Raises
     ------
     UsageError
-        When a phase is unknown (with the nearest that is known), or has other numbers than it must.
+        When a phase is unknown (it names the nearest), or its numbers do not fit it.
 
     Examples
     --------
@@ -125,7 +125,7 @@ def _fraction(number: float) -> float:
 
 
 def _counts(numbers: Sequence[float], least: int, most: int) -> list[int]:
-    """Return numbers of updates: whole, at least 1 each."""
+    """Return the numbers as numbers of updates: integers, each at least 1."""
     good = least <= len(numbers) <= most and all(n >= 1 and n.is_integer() for n in numbers)
     if not good:
         raise ValueError

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aiops.algorithms.base import Policy
-from aiops.algorithms.optimised import Optimised
-from aiops.algorithms.policies import Counting
-from aiops.algorithms.sasgd import Modulated
+from aiops.algorithms.modulation import Modulated
+from aiops.algorithms.policies import EveryNth
+from aiops.algorithms.server_optimizer import Optimised
 from aiops.errors import ConflictError
 
 
@@ -17,8 +17,8 @@ class Softsync(Modulated, Optimised):
 
     .. math:: θ ← θ − (1/c) Σ α(τ_l) · g_l,   c = ⌊λ/n⌋
 
-    Each gradient has its own staleness and its own modulation. n = λ is asynchronous SGD; n = 1
-    updates as often as hardsync, but nobody waits. Expected: mean staleness ≈ n.
+    Each gradient is modulated by its own staleness. n = λ is asynchronous SGD; n = 1 updates as
+    often as hardsync, but no worker waits. The expected mean staleness is about n.
 
     Settings
     --------
@@ -27,9 +27,9 @@ class Softsync(Modulated, Optimised):
     n : int, default 1
         The splitting parameter, 1 ≤ n ≤ λ (``--workers``).
     modulate : str, default ``inverse``
-        α(τ) = α·s(τ); see `SASGD`. (``delay-adaptive`` takes this n as its own.)
+        α(τ) = α·s(τ), as in `SASGD`. (``delay-adaptive`` uses this n as its own.)
     rho, a, b : float
-        The modulation's constants.
+        The constants of the modulation.
 
     Source
     ------
@@ -59,5 +59,5 @@ class Softsync(Modulated, Optimised):
             )
 
     def policy(self, workers: int | None) -> Policy:
-        """Count to ⌊λ/n⌋."""
-        return Counting((workers or self.n) // self.n)
+        """Return the policy that steps after ⌊λ/n⌋ gradients."""
+        return EveryNth((workers or self.n) // self.n)

@@ -6,29 +6,31 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiops.algorithms.base import Decision, Policy
-from aiops.algorithms.local import Inner
-from aiops.algorithms.optimised import Optimised
+from aiops.algorithms.local_training import InnerOptimizer
+from aiops.algorithms.server_optimizer import Optimised
 
 
-class Bounded(Policy):
-    """Apply every gradient at once; hold the answer of whoever is too far ahead of the slowest.
+class BoundedLead(Policy):
+    """Apply every gradient at once; hold the answer of a worker too far ahead of the slowest.
 
-    A worker's clock is the number of gradients it has pushed. Who joins (or comes back) starts
-    where the slowest is.
+    A worker's clock is the number of gradients that it has pushed. A worker that joins, or comes
+    back, starts at the slowest clock.
     """
+
+    awaits_workers = True
 
     def __init__(self, bound: int) -> None:
         self.bound = bound
-        self.clocks: dict[int, int] = {}  # of those who are waited for
-        self.floor = 0  # where the slowest was last
+        self.clocks: dict[int, int] = {}  # of the workers that are waited for
+        self.floor = 0  # the last slowest clock
 
     def push(self, worker: int, staleness: int) -> Decision:
-        """Apply it, and count it."""
+        """Apply the gradient, advance the clock of its worker, and hold the answer."""
         self.clocks[worker] = self.clocks.get(worker, self.floor) + 1
         return Decision(True, divide=1, hold=True)
 
-    def crew(self, waited_for: frozenset[int]) -> Decision | None:
-        """Start newcomers, and who comes back, at the slowest clock."""
+    def workers_changed(self, waited_for: frozenset[int]) -> Decision | None:
+        """Start new and returning workers at the slowest clock."""
         self.floor = min(self.clocks.values(), default=self.floor)
         # Announced workers that have not come yet (negative numbers) stand at 0.
         start = {worker: self.floor if worker > 0 else 0 for worker in waited_for}
@@ -36,26 +38,26 @@ class Bounded(Policy):
         return None
 
     def may_go(self, worker: int, published: bool) -> bool:
-        """Whether the slowest is within the bound."""
+        """Return whether the slowest worker is within the bound."""
         clock = self.clocks.get(worker)
         return clock is None or clock - min(self.clocks.values()) <= self.bound
 
 
 @dataclass(frozen=True, kw_only=True)
 class SSP(Optimised):
-    """Stale synchronous parallel: nobody gets more than s steps ahead of the slowest worker.
+    """Stale synchronous parallel: no worker gets more than s steps ahead of the slowest.
 
     .. math:: θ ← θ − α · g,   a worker at clock c waits while min(clocks) < c − s
 
-    Gradients are applied at once; a worker's clock counts its own. Between fast and slow workers
-    this is a bounded `ASGD`; with s = 0 they go in lockstep.
+    Gradients are applied at once; the clock of a worker counts its own. This is `ASGD` with a bound
+    on how far workers drift apart; with s = 0 they step in lockstep.
 
     Settings
     --------
     lr : float, default 0.04
         Learning rate α.
     s : int, default 3
-        How many steps ahead of the slowest a worker may be.
+        The number of steps that a worker may be ahead of the slowest.
     get_model_frequency : int, default 1
         With f > 1 a worker fetches every f steps; in between it applies its own gradients locally
         while they are pushed in the background.
@@ -67,14 +69,14 @@ class SSP(Optimised):
 
     Note
     ----
-    A worker that pushes in the background computes one step while it is held; its bound is counted
-    one tighter, so that what is promised holds (and s must be at least 1). ``clip`` and
-    ``optimizer`` are the server's; local steps are plain.
+    A worker that pushes in the background computes one step while its answer is held, so its bound
+    is one tighter, and s must be at least 1. ``clip`` and ``optimizer`` apply to the server; local
+    steps are plain SGD.
 
     Example
     -------
     >>> policy = SSP(s=1).policy(workers=None)
-    >>> policy.crew(frozenset({1, 2}))
+    >>> policy.workers_changed(frozenset({1, 2}))
     >>> [(policy.push(1, 0).hold, policy.may_go(1, published=True)) for _ in range(2)]
     [(True, True), (True, False)]
     """
@@ -94,21 +96,16 @@ class SSP(Optimised):
         why = " (local steps run one ahead)" if least else ""
         self.require("s", self.s >= least, f"{least} or more{why}")
 
-    @property
-    def gated(self) -> bool:
-        """Others wait for each worker's pushes."""
-        return False
-
     def policy(self, workers: int | None) -> Policy:
-        """Hold who is too far ahead."""
-        return Bounded(self.s - (self.get_model_frequency > 1))
+        """Return the policy that holds workers that are too far ahead."""
+        return BoundedLead(self.s - (self.get_model_frequency > 1))
 
     def plan(self, workers: int | None) -> dict[str, Any]:
-        """With local steps: push each gradient, fetch now and then."""
+        """Return the plan; with local steps, push each gradient and fetch every f steps."""
         plan = super().plan(workers)
         if self.get_model_frequency == 1:
             return plan
-        inner = Inner.own_steps(self, workers)
+        inner = InnerOptimizer.own_steps(self, workers)
         return {
             **plan,
             "routine": "accumulate",

@@ -137,11 +137,6 @@ class Gate:
             With a sentence that says why, and what to do.
         """
         name, plan = algorithm.name, algorithm.plan(workers)
-        if not algorithm.gated:
-            raise ConflictError(
-                f"{name} waits for the pushes of all its workers, and a gate keeps some of them"
-                " back: drop --gate, or choose a policy without a barrier, such as fasgd"
-            )
         if "average" in plan:
             raise ConflictError(
                 f"under {name} workers push no gradients, so there is nothing to keep back: drop"
@@ -152,6 +147,11 @@ class Gate:
                 f"under {name} a worker decides by its own plan when it pushes and fetches: drop"
                 " --gate and choose that plan's settings, or choose a policy to which workers push"
                 " every gradient, such as fasgd"
+            )
+        if algorithm.policy(workers).awaits_workers:
+            raise ConflictError(
+                f"{name} waits for the pushes of all its workers, and a gate keeps some of them"
+                " back: drop --gate, or choose a policy without a barrier, such as fasgd"
             )
         if algorithm.rule().reads:
             raise ConflictError(
@@ -256,7 +256,7 @@ class BFASGD(Gate):
         """Tell the workers the algorithm's floor."""
         plan = super().plan(algorithm)
         if self.floor_free:
-            plan["gate"]["floor"] = algorithm.floor
+            plan["gate"]["floor"] = algorithm.rule().statistic_floor
         return plan
 
     def chances(

@@ -83,7 +83,9 @@ def _list(console: Console, kinds: dict[str, type[Algorithm]], broken: dict[str,
     for family, names in policy_catalog.families(kinds).items():
         console.print(Text(family.capitalize(), style="bold cyan"))
         for name in names:
-            _entry(console, name, policy_docstring.plain(kinds[name].summary()), width)
+            _entry(
+                console, name, policy_docstring.plain(policy_docstring.summary(kinds[name])), width
+            )
         console.print()
     for name, why in broken.items():
         _entry(console, name, why, width)
@@ -113,7 +115,7 @@ def _line(console: Console, name: str, text: str, width: int) -> None:
 def _show(console: Console, name: str, kind: type[Algorithm]) -> None:
     page, known = policy_docstring.read(kind.__doc__), policy_catalog.facts(kind)
     command = policy_catalog.command(name, kind)  # first of all: it refuses what cannot work
-    console.print(Text.assemble((name, "bold cyan"), ("  " + kind.family, "dim")))
+    console.print(Text.assemble((name, "bold cyan"), ("  " + policy_catalog.family(kind), "dim")))
     console.print()
     console.print(_prose(page.summary or "It has no docstring."))
     console.print()
@@ -131,8 +133,10 @@ def _show(console: Console, name: str, kind: type[Algorithm]) -> None:
         if heading != "Settings":
             console.print(Text(heading, style="bold"))
             _blocks(console, blocks)
-    if kind.neighbours:
-        console.print(Text.assemble(("Compare  ", "bold"), ", ".join(kind.neighbours.split())))
+    if policy_catalog.neighbours(kind):
+        console.print(
+            Text.assemble(("Compare  ", "bold"), ", ".join(policy_catalog.neighbours(kind)))
+        )
     console.print(Text.assemble(("Run      ", "bold"), command))
     source = Text.assemble(("Code     ", "bold"), (inspect.getsourcefile(kind) or "", "dim"))
     console.print(source, soft_wrap=True)
@@ -215,8 +219,8 @@ def _plain(text: str) -> str:
 def _listed(name: str, kind: type[Algorithm]) -> dict[str, Any]:
     return {
         "name": name,
-        "family": kind.family,
-        "summary": _plain(kind.summary()),
+        "family": policy_catalog.family(kind),
+        "summary": _plain(policy_docstring.summary(kind)),
         "class": f"{kind.__module__}:{kind.__qualname__}",
         "built_in": name in BUILT_IN,
     }
@@ -241,7 +245,7 @@ def _described(name: str, kind: type[Algorithm]) -> dict[str, Any]:
         "equations": [block.text for block in page.body if block.kind == "math"],
         "settings": settings,
         "source": " ".join(_plain(block.text) for block in source),
-        "neighbours": kind.neighbours.split(),
+        "neighbours": policy_catalog.neighbours(kind),
         "worker": known.worker,
         "waits_for": known.waits_for,
         "memory": known.memory,

@@ -54,12 +54,25 @@ def built_in() -> dict[str, type[Algorithm]]:
     return {name: find(name) for name in BUILT_IN}
 
 
+def family(kind: type[Algorithm]) -> str:
+    """Return the heading of an algorithm: its class attribute ``family``, by default ``other``."""
+    return str(getattr(kind, "family", "other"))
+
+
+def neighbours(kind: type[Algorithm]) -> list[str]:
+    """Return the algorithms that a page compares with its own, the nearest first.
+
+    They are the words of the class attribute ``neighbours``.
+    """
+    return str(getattr(kind, "neighbours", "")).split()
+
+
 def families(kinds: Mapping[str, type[Algorithm]]) -> dict[str, list[str]]:
     """Return the names of algorithms by family; families that are not ours come last."""
-    found: dict[str, list[str]] = {family: [] for family in FAMILIES}
+    found: dict[str, list[str]] = {title: [] for title in FAMILIES}
     for name in sorted(kinds):
-        found.setdefault(kinds[name].family, []).append(name)
-    return {family: members for family, members in found.items() if members}
+        found.setdefault(family(kinds[name]), []).append(name)
+    return {title: members for title, members in found.items() if members}
 
 
 def command(name: str, kind: type[Algorithm]) -> str:
@@ -88,7 +101,7 @@ def facts(kind: type[Algorithm]) -> Facts:
 
 def _watch(policy: Policy) -> tuple[str, bool]:
     """Push for one worker alone: return whom it waits for, and whether gradients are collected."""
-    policy.crew(frozenset(range(1, WORKERS + 1)))
+    policy.workers_changed(frozenset(range(1, WORKERS + 1)))
     collects = False
     for count in range(1, _PUSHES):
         verdict = policy.push(1, 0)

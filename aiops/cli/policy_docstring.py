@@ -70,6 +70,11 @@ def read(docstring: str | None) -> Page:
     return Page(lines[0], sections.pop(""), sections)
 
 
+def summary(kind: type) -> str:
+    """Return the first line of a class's docstring."""
+    return (inspect.getdoc(kind) or "").partition("\n")[0]
+
+
 def _blocks(lines: list[str]) -> list[Block]:
     found: list[Block] = []
     at = 0

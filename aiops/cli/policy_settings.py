@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import inspect
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from aiops.algorithms.base import Algorithm
-from aiops.algorithms.local import LocalTraining
-from aiops.algorithms.optimised import Optimised
-from aiops.algorithms.sasgd import Modulated
+from aiops.algorithms.local_training import LocalTraining
+from aiops.algorithms.modulation import Modulated
+from aiops.algorithms.server_optimizer import Optimised
 
 OWN = "Its own"
 HEADINGS: Mapping[type[Algorithm], str] = {
@@ -47,15 +48,15 @@ def grouped(algorithm: type[Algorithm]) -> list[Group]:
     [('Its own', ['lr', 'gamma', 'beta', 'eps', 'least']), ('Learning rate and clipping', \
 ['schedule', 'scale_lr', 'clip'])]
     """
-    meanings = algorithm.described()
-    explained = [name for name in algorithm.own_settings() if not _below(algorithm, name)]
+    meanings = described(algorithm)
+    explained = [name for name in own_settings(algorithm) if not _below(algorithm, name)]
     own = list(dict.fromkeys(["lr", *explained]))  # an algorithm means its own by it, always
     found: dict[str, list[Setting]] = {OWN: []}
     for base in (b for b in algorithm.__mro__[1:] if issubclass(b, Algorithm)):
         found.setdefault(_heading(base), [])
     for field in dataclasses.fields(algorithm):
         owner = algorithm if field.name in own else _owner(algorithm, field.name)
-        meaning = owner.described()[field.name] if _below(algorithm, field.name) else ""
+        meaning = described(owner)[field.name] if _below(algorithm, field.name) else ""
         kind = type(field.default).__name__
         setting = Setting(field.name, kind, field.default, meaning or meanings[field.name])
         found[OWN if owner is algorithm else _heading(owner)].append(setting)
@@ -65,9 +66,43 @@ def grouped(algorithm: type[Algorithm]) -> list[Group]:
     return sorted(groups, key=lambda g: order.index(g.title) if g.title in order else -1)
 
 
+def described(kind: type[Algorithm]) -> dict[str, str]:
+    """Return the meaning of each setting: from the page of the class, or else of a base of it."""
+    found: dict[str, str] = {}
+    for base in kind.__mro__:
+        for name, text in _descriptions(inspect.cleandoc(base.__doc__ or "")):
+            found.setdefault(name, text)
+    return {field.name: found.get(field.name, "") for field in dataclasses.fields(kind)}
+
+
+def own_settings(kind: type[Algorithm]) -> list[str]:
+    """Return the settings that a class's own page explains, or that the class defines."""
+    explained = [name for name, _text in _descriptions(inspect.cleandoc(kind.__doc__ or ""))]
+    own = dict.fromkeys([*explained, *vars(kind).get("__annotations__", ())])
+    fields = {field.name for field in dataclasses.fields(kind)}
+    return [name for name in own if name in fields]
+
+
+def _descriptions(page: str) -> Iterator[tuple[str, str]]:
+    """Yield (setting, description) from the section "Settings" of a docstring."""
+    _before, _heading, section = page.partition("Settings\n--------\n")
+    names: list[str] = []
+    lines: list[str] = []
+    for line in [*section.splitlines(), ""]:
+        if line.startswith("    "):
+            lines.append(line.strip())
+            continue
+        yield from ((name, " ".join(lines)) for name in names)
+        names, lines = [], []
+        head, colon, _type = line.partition(" : ")
+        if not colon:
+            return
+        names = [name.strip() for name in head.split(",")]
+
+
 def _below(algorithm: type[Algorithm], name: str) -> bool:
     """Whether the page only points to what a base says of a setting."""
-    text = algorithm.described()[name].rstrip(".").lower()
+    text = described(algorithm)[name].rstrip(".").lower()
     return text.endswith("see below") and _owner(algorithm, name) is not algorithm
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from aiops.codecs import Codec, Encoder, NotFinite, raw
 from aiops.codecs.choice import CodecChoice
 from aiops.errors import BadPush
-from aiops.kernels.sharing import ParallelMap, serial_map
+from aiops.kernels.parallel import ParallelMap, serial_map
 from aiops.model.layout import Array, Bytes, Layout, Tensor
 from aiops.model.placement import Placement
 

@@ -43,7 +43,7 @@ from aiops.errors import (
     UsageError,
     refusal,
 )
-from aiops.kernels.sharing import ParallelMap, serial_map
+from aiops.kernels.parallel import ParallelMap, serial_map
 from aiops.model.layout import Layout
 from aiops.model.parts import Parts
 from aiops.model.tables import Tables

@@ -9,7 +9,7 @@ import numpy as np
 from aiops.client.params import Params
 from aiops.codecs import codec_named, raw
 from aiops.errors import BadPush, RemoteProtocolError
-from aiops.kernels.sharing import ParallelMap, copy, serial_map
+from aiops.kernels.parallel import ParallelMap, copy, serial_map
 from aiops.model.layout import Bytes, Ints, Tensor, level_of
 from aiops.model.parts import Part, Parts, Wants
 from aiops.model.placement import Pieces

@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from aiops.kernels.sharing import ParallelMap, copy, serial_map
+from aiops.kernels.parallel import ParallelMap, copy, serial_map
 from aiops.model.arena import Arena
 from aiops.model.layout import Bytes, Layout
 from aiops.model.shared_memory import Segment

@@ -16,7 +16,7 @@ from aiops.client.incoming import Into, PortionInto
 from aiops.client.params import Params
 from aiops.client.requests import Request
 from aiops.errors import Refused, RemoteProtocolError, Unauthorised, UsageError
-from aiops.kernels.sharing import ParallelMap
+from aiops.kernels.parallel import ParallelMap
 from aiops.model.layout import Layout
 from aiops.model.parts import Parts
 from aiops.model.placement import Placement

@@ -1,6 +1,6 @@
-"""Ways of writing a tensor's bytes for the wire: one per file, named in a part's ``codec``.
+"""Find codecs, which encode tensors as payloads; each has a file of its own.
 
-`find` makes a codec of what a user writes; `codec_named` is how a payload's reader is found.
+`find` makes a codec from a user's text; `codec_named` returns the class that decodes a payload.
 """
 
 from __future__ import annotations
@@ -24,23 +24,25 @@ BUILT_IN: Mapping[str, str] = {
     "raw": "aiops.codecs.raw:Raw",
     "topk": "aiops.codecs.topk:TopK",
 }
-"""The codecs of this package, and where they are."""
+"""The place, ``module:Class``, of each codec of this package."""
 
 _known: dict[str, type[Codec]] = {}
 
 
 def find(spec: str) -> Codec:
-    """Return the codec that a user speaks of.
+    """Return a codec from a user's text, and make its name known to `codec_named`.
 
-    ``"int8"`` and ``"topk:0.01"`` are of this package or of an installed one (entry points
-    ``aiops.codecs``), ``"package.module:Class"`` and ``"package.module:Class:settings"`` of
-    any. What has been found once is known to `codec_named` by its name.
+    Parameters
+    ----------
+    spec
+        ``"int8"`` or ``"topk:0.01"``, of this package or an installed one (entry points
+        ``aiops.codecs``); or ``"package.module:Class"``, ``"package.module:Class:settings"``.
 
     Raises
     ------
     UsageError
-        When there is none, with the nearest name; when what is there is no `Codec`; or when a
-        setting cannot be.
+        When there is none (it names the nearest), the object is no `Codec` class, or a setting is
+        not allowed.
     """
     name, _, settings = spec.partition(":")
     kind = _known.get(name)
@@ -59,9 +61,10 @@ def find(spec: str) -> Codec:
 
 
 def codec_named(name: str) -> type[Codec] | None:
-    """Return the codec that reads payloads of this name, or None; nothing foreign is imported.
+    """Return the class of the codec of that name, or None.
 
-    It is one of this package, or one that `find` has found in this process.
+    It is one of this package, or one that `find` has returned in this process: the name comes from
+    a peer, so no other module is imported.
     """
     if name not in _known and name in BUILT_IN:
         _load(BUILT_IN[name])
@@ -83,7 +86,7 @@ def _load(place: str) -> type[Codec]:
 
 
 def _check_form(place: str, kind: type[Codec]) -> None:
-    """Refuse a class that is not what a codec must be, before it fails somewhere else."""
+    """Refuse a class whose name is missing or taken, or whose settings have no defaults."""
     if not 0 < len(kind.name) <= 16 or ":" in kind.name:
         raise UsageError(
             f"codec {place!r}: its name is {kind.name!r}; write name = '...' in it, of 1 to 16"

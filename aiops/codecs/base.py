@@ -1,9 +1,9 @@
-"""What a codec is: a way of writing a float32 tensor's bytes, and of reading them again.
+"""The interface of codecs: how a float32 tensor is encoded as bytes, and decoded.
 
-A `Codec` is a value, its settings; an `Encoder` belongs to one tensor of one client, because with
+A `Codec` is a value, its settings. An `Encoder` belongs to one tensor of one client, because with
 error feedback (Seide et al. 2014, Karimireddy et al. 2019) it keeps what a payload left out and
-adds it to the next tensor. Reading needs no settings: a payload says all. A payload is checked
-before it is read, and whoever checks it may be sent any bytes at all.
+adds it to the next tensor. Decoding needs no settings: a payload holds all that is needed. A
+payload is checked before it is decoded, and `Codec.check` is safe on any bytes.
 
 The NumPy functions are the specification; Numba's loops give the same bytes and the same floats.
 """
@@ -11,7 +11,7 @@ The NumPy functions are the specification; Numba's loops give the same bytes and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -20,24 +20,21 @@ import numpy as np
 import numpy.typing as npt
 
 from aiops.errors import AiopsError, UsageError, nearest
-from aiops.kernels import at_hand, surveyor
-from aiops.kernels.sharing import LARGE, PIECE, ParallelMap, serial_map, survey
+from aiops.kernels import current_backend, surveyor
+from aiops.kernels.parallel import ParallelMap, serial_map, survey
 
 __all__ = [
-    "CHUNK",
     "LIMIT",
     "Bytes",
-    "ChunkEncoder",
     "Codec",
     "Encoder",
     "Floats",
     "NotFinite",
     "Shape",
     "check_choices",
-    "choice",
     "elements",
     "length_fault",
-    "parts",
+    "one_of",
 ]
 
 Bytes = npt.NDArray[np.uint8]
@@ -45,16 +42,13 @@ Floats = npt.NDArray[np.float32]
 Shape = Sequence[int]
 
 LIMIT = 1e18
-"""No decoded value may have this magnitude; see `aiops.kernels.survey`."""
-
-CHUNK = 65_536
-"""Elements looked over and then encoded while they are in cache; a multiple of every block."""
+"""The bound of decoded values: each is smaller in magnitude, as `aiops.kernels.survey` requires."""
 
 SINGLE = np.dtype(np.float32)
 
 
 class NotFinite(AiopsError, ValueError):
-    """A tensor that was to be encoded holds NaN, an infinity, or 1e18 or more; see ``index``."""
+    """The tensor to be encoded holds NaN, an infinity, or 1e18 or more, first at ``index``."""
 
     def __init__(self, index: int, value: float) -> None:
         super().__init__(
@@ -67,19 +61,27 @@ class NotFinite(AiopsError, ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Codec:
-    """One way of writing float32 tensors; the fields are its settings, each with a default."""
+    """A way of encoding float32 tensors; the fields are its settings, each with a default."""
 
     name: ClassVar[str] = ""
-    """What a part's ``codec`` says: at most 16 characters."""
+    """The name in a part's ``codec``: 1 to 16 characters."""
     saves_up: ClassVar[bool] = False
-    """Whether, with error feedback, a payload may be many times one tensor: most is left out."""
+    """Whether, with error feedback, a payload may add up many tensors: most of each is left out."""
 
     @classmethod
     def make(cls, settings: str = "") -> Self:
-        """Make one of settings as a user writes them: ``"0.01"``, ``"fraction=0.01,values=bf16"``.
+        """Make a codec from settings as a user writes them.
 
-        A value without a name is the first setting's. Raises
-        :class:`~aiops.errors.UsageError` for a setting that is none, or a value that cannot be.
+        Parameters
+        ----------
+        settings
+            ``"fraction=0.01,values=bf16"``; a value without a name, ``"0.01"``, is the first
+            setting's.
+
+        Raises
+        ------
+        UsageError
+            For an unknown or repeated setting, or a value of another type.
         """
         known = {field.name: field for field in fields(cls)}
         given: dict[str, Any] = {}
@@ -102,7 +104,7 @@ class Codec:
 
     @property
     def settings(self) -> str:
-        """What `make` makes this of: ``"fraction=0.01"``."""
+        """The text from which `make` makes an equal codec: ``"fraction=0.01"``."""
         values = [(field, getattr(self, field.name)) for field in fields(self)]
         return ",".join(
             f"{field.name}={value}"
@@ -112,30 +114,36 @@ class Codec:
 
     @property
     def spec(self) -> str:
-        """What a user writes to get this: ``"topk:fraction=0.01"``; ``find(spec)`` equals it."""
+        """The text of which `aiops.codecs.find` makes an equal codec: ``"topk:fraction=0.01"``."""
         written, kind = self.settings, type(self)
         ours = kind.__module__.startswith("aiops.codecs.")
         name = self.name if ours else f"{kind.__module__}:{kind.__qualname__}"
         return f"{name}:{written}" if written else name
 
     def most(self, shape: Shape) -> int:
-        """Return the most bytes that a payload of a float32 tensor of this shape can have."""
+        """Return the largest length of a payload of a float32 tensor of this shape, in bytes."""
         raise NotImplementedError
 
     def encoder(self, shape: Shape, *, feedback: bool, backend: str = "auto") -> Encoder:
-        """Return what writes one tensor of this shape, again and again.
+        """Return an encoder for one tensor of this shape, to be used for every step.
 
-        ``feedback``: keep what a payload leaves out, and add it to the next tensor. ``backend`` is
-        ``"numba"``, ``"numpy"`` or ``"auto"``; all give the same bytes.
+        Parameters
+        ----------
+        shape
+            Of the tensor.
+        feedback
+            Whether to keep what a payload leaves out, and add it to the next tensor.
+        backend
+            ``"numba"``, ``"numpy"`` or ``"auto"``; all give the same bytes.
         """
         raise NotImplementedError
 
     @classmethod
     def check(cls, payload: Bytes, shape: Shape, backend: str = "auto") -> str | None:
-        """Say in half a sentence what is wrong with a payload (``"has 3 bytes instead of 8"``).
+        """Return what is wrong with a payload, such as ``"has 3 bytes instead of 8"``, or None.
 
-        Return None when :meth:`decode` may read it: then it lies within its own bounds and the
-        tensor's, and gives finite values below 1e18. Safe on any bytes.
+        None: :meth:`decode` stays within the payload and the tensor, and gives finite values below
+        1e18 in magnitude. Safe on any bytes.
         """
         raise NotImplementedError
 
@@ -149,9 +157,9 @@ class Codec:
         add: bool = False,
         backend: str = "auto",
     ) -> None:
-        """Write the tensor, flat, to ``out`` (float32[n]), or add it to that.
+        """Decode a payload into ``out``, float32[n], or with ``add`` add it to that.
 
-        The payload has passed :meth:`check` for this shape.
+        The payload must have passed :meth:`check` for this shape.
         """
         raise NotImplementedError
 
@@ -165,20 +173,26 @@ class Codec:
         add: bool = False,
         backend: str = "auto",
     ) -> Sequence[Callable[[], None]]:
-        """Return :meth:`decode` in pieces, which several threads may do in any order."""
+        """Return :meth:`decode` in pieces, which several threads may call in any order."""
         return [partial(cls.decode, payload, shape, out, add=add, backend=backend)]
 
     @classmethod
     def warm(cls) -> None:
-        """Compile Numba's loops, which is installed, so that no payload has to wait for it."""
+        """Compile the loops now, so that no payload waits for it; Numba must be installed."""
 
 
 class Encoder:
-    """Writes one tensor of one client, step after step; derive one with :meth:`write`.
+    """Writes one tensor of one client, step after step; derive a class with :meth:`write`.
 
-    ``rest`` is float32[n], what has been encoded so far less what was decoded of it, or None
-    without feedback. ``payload`` has room for the codec's ``most`` bytes. ``parallel_map`` may be
-    set: who shares the work of a large tensor; the bytes do not depend on it.
+    Attributes
+    ----------
+    rest
+        float32[n], the sum of what was encoded less what was decoded of it; None without feedback.
+    payload
+        uint8, room for the codec's `Codec.most` bytes.
+    parallel_map
+        Runs the pieces of a large tensor; by default one after the other. The bytes do not depend
+        on it.
     """
 
     def __init__(self, codec: Codec, shape: Shape, *, feedback: bool, backend: str) -> None:
@@ -194,14 +208,15 @@ class Encoder:
 
     @property
     def backend(self) -> str:
-        """Who writes now: ``"numba"`` or ``"numpy"``."""
-        return at_hand(self._wish)
+        """The backend that encodes now: ``"numba"`` or ``"numpy"``."""
+        return current_backend(self._wish)
 
     def encode(self, values: Floats) -> memoryview:
-        """Write a tensor, float32[n], and return its payload, which is valid until the next call.
+        """Encode a tensor, float32[n], and return its payload, which is valid until the next call.
 
-        With feedback what is written is ``values + rest``, and ``rest`` becomes what that loses.
-        ``values`` are left alone. A sum of 1e18 or more is written as less; the rest keeps it.
+        With feedback, ``values + rest`` is encoded, and ``rest`` becomes what that loses; a sum of
+        1e18 or more is encoded as less, and the rest keeps the difference. ``values`` stay as they
+        are.
 
         Raises
         ------
@@ -219,20 +234,20 @@ class Encoder:
         if not flat.size:
             self._last = None
             return memoryview(b"")
-        self.look_over(flat)
+        self.survey(flat)
         self._last = self.payload[: self.write(flat)].data
         return self._last
 
-    def look_over(self, values: Floats) -> None:
-        """Raise `NotFinite` if an element is unfit."""
+    def survey(self, values: Floats) -> None:
+        """Raise `NotFinite` if an element cannot be encoded."""
         self._refuse_unfit(values, 0, survey(self._survey, values, self.parallel_map))
 
     def write(self, values: Floats) -> int:
-        """Encode float32[n] (n > 0, all fit) into ``payload``; return how many bytes that took."""
+        """Encode float32[n] (n > 0, all finite) into ``payload``; return the bytes written."""
         raise NotImplementedError
 
     def take_back(self) -> None:
-        """Put what the last payload held back into ``rest``: it was refused, nobody applied it.
+        """Add what the last payload held to ``rest``, because the server refused it.
 
         Without feedback, or a second time for one payload, nothing happens.
         """
@@ -247,59 +262,13 @@ class Encoder:
             raise NotFinite(start + index, float(values[index]))
 
 
-class ChunkEncoder(Encoder):
-    """Writes a tensor chunk by chunk, each looked over just before, while it is in cache."""
-
-    def look_over(self, values: Floats) -> None:
-        """Look over everything first where there is a rest, which an error must not change."""
-        if self.rest is not None:
-            super().look_over(values)
-
-    def write(self, values: Floats) -> int:
-        """Encode chunk after chunk; the payload's length does not depend on the values."""
-        unfit: list[tuple[int, int]] = []
-
-        def write(begin: int, end: int) -> None:
-            for start in range(begin, end, CHUNK):
-                chunk = values[start : start + CHUNK]
-                index = self._survey(chunk) if self.rest is None else -1
-                if index >= 0:
-                    unfit.append((start, index))
-                    return
-                rest = _NO_REST if self.rest is None else self.rest[start : start + CHUNK]
-                self.write_chunk(chunk, rest, start)
-
-        if values.nbytes < LARGE:
-            write(0, self.size)
-        else:
-            self.parallel_map([partial(write, *part) for part in parts(self.size)])
-        if unfit:
-            start, index = min(unfit)
-            self._refuse_unfit(values[start:], start, index)
-        return len(self.payload)
-
-    def write_chunk(self, values: Floats, rest: Floats, start: int) -> None:
-        """Encode the elements from ``start`` on; ``rest`` is empty without feedback."""
-        raise NotImplementedError
-
-
-def parts(size: int) -> Iterator[tuple[int, int]]:
-    """Yield the first and last of the elements that one thread takes at a time: whole chunks."""
-    each = CHUNK * max(1, PIECE // (4 * CHUNK))
-    for start in range(0, size, each):
-        yield start, min(start + each, size)
-
-
-_NO_REST: Floats = np.empty(0, np.float32)
-
-
-def choice(default: str, *others: str) -> Any:
-    """Return a dataclass field that is one of some words; see `check_choices`."""
+def one_of(default: str, *others: str) -> Any:
+    """Return a dataclass field whose value is one of these words, as `check_choices` requires."""
     return field(default=default, metadata={"choices": (default, *others)})
 
 
 def check_choices(codec: Codec) -> None:
-    """Raise UsageError when a setting made by `choice` is none of its words."""
+    """Raise UsageError when a setting made by `one_of` is none of its words."""
     for each in fields(codec):
         choices = each.metadata.get("choices")
         value = getattr(codec, each.name)
@@ -311,12 +280,12 @@ def check_choices(codec: Codec) -> None:
 
 
 def elements(shape: Shape) -> int:
-    """Return how many elements a tensor of this shape has."""
+    """Return the number of elements of a tensor of this shape."""
     return math.prod(shape)
 
 
 def length_fault(payload: Bytes, expected: int) -> str | None:
-    """Say that a payload is not as long as it has to be, if so."""
+    """Return that a payload is not of the expected length, in bytes, or None."""
     if len(payload) == expected:
         return None
     return f"has {len(payload)} bytes instead of {expected}"

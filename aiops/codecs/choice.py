@@ -1,6 +1,6 @@
-"""Which codec each tensor travels in, one direction at a time.
+"""Choose the codec of each tensor, for one direction at a time.
 
-What a user writes is a list, of which the last that fits a tensor's name counts:
+A user gives a list of codecs with patterns of names; the last that matches a tensor's name counts:
 ``["topk:0.01", "int8@embedding.*", "raw@*.bias"]``.
 """
 
@@ -17,23 +17,23 @@ from aiops.errors import UsageError
 from aiops.model.layout import Tensor
 
 SMALL = 1024
-"""Tensors of fewer bytes travel raw: they are no burden, and biases want to be exact."""
+"""Bytes; smaller tensors are sent raw: they cost little, and biases should be exact."""
 
 
 @dataclass(frozen=True)
 class CodecChoice:
-    """The codecs of one direction: pairs of a pattern of names and a codec, the last to fit."""
+    """The codecs of one direction: pairs of a name pattern and a codec; the last match counts."""
 
     pairs: tuple[tuple[str, Codec], ...] = ()
 
     @classmethod
     def of(cls, specs: Sequence[str]) -> CodecChoice:
-        """Read what a user wrote: ``codec`` or ``codec@pattern`` each.
+        """Return the choice that a user wrote: ``codec`` or ``codec@pattern`` each.
 
         Raises
         ------
         UsageError
-            When there is no such codec, or a setting cannot be.
+            When a codec is unknown, or a setting is not allowed.
         """
         pairs = []
         for spec in specs:
@@ -47,7 +47,7 @@ class CodecChoice:
 
     @classmethod
     def told(cls, rows: Any) -> CodecChoice | None:
-        """Read what the other side announces; None if it has a codec that is not known here."""
+        """Return the choice in a message (as `announced`), or None if a codec is unknown here."""
         pairs = []
         try:
             for pattern, name, settings in rows:
@@ -61,11 +61,11 @@ class CodecChoice:
 
     @property
     def announced(self) -> list[list[str]]:
-        """What `told` reads: pattern, name and settings of each."""
+        """Pattern, codec name and settings of each pair, as sent in messages."""
         return [[pattern, codec.name, codec.settings] for pattern, codec in self.pairs]
 
     def codec(self, tensor: Tensor) -> Codec | None:
-        """Return how a tensor travels; None: raw, which is also for what would not get shorter."""
+        """Return the codec of a tensor, or None for raw, also where coding would not shorten it."""
         found = None
         for pattern, codec in self.pairs:
             if fnmatchcase(tensor.name, pattern):

@@ -1,7 +1,7 @@
-"""``fp16`` and ``bf16``: every element in 16 bits, rounded to nearest, ties to even.
+"""``fp16`` and ``bf16``: encode every element in 16 bits, rounded to nearest, ties to even.
 
-``fp16`` is IEEE 754's binary16: 11 significant bits from 6·10⁻⁵ to 65,504, fewer down to 6·10⁻⁸;
-what is larger is written as ±65,504, and error feedback keeps the rest. ``bf16`` is the upper half
+``fp16`` is IEEE 754's binary16: 11 significant bits from 6·10⁻⁵ to 65,504, fewer down to 6·10⁻⁸. A
+larger magnitude is encoded as 65,504, and error feedback keeps the rest. ``bf16`` is the upper half
 of a float32: its range, and 8 significant bits.
 
 Payload of n elements: ``uint16[n]``, little endian.
@@ -9,41 +9,26 @@ Payload of n elements: ``uint16[n]``, little endian.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
-from aiops.codecs.base import (
-    CHUNK,
-    Bytes,
-    ChunkEncoder,
-    Codec,
-    Encoder,
-    Floats,
-    Shape,
-    elements,
-    length_fault,
-    parts,
+from aiops.codecs.base import Floats
+from aiops.codecs.block_codec import BlockCodec
+from aiops.kernels import reaches, scan
+from aiops.kernels.lazy_numba import (
+    bf16_to_float,
+    disjoint,
+    float_to_fp16,
+    fp16_to_float,
+    helper,
 )
-from aiops.kernels import at_hand, reaches
-from aiops.kernels.packed import half_values
+from aiops.kernels.payloads import FORMATS
 
-__all__ = [
-    "BF16",
-    "BF16_LARGEST",
-    "FP16",
-    "FP16_LARGEST",
-    "decode",
-    "encode",
-    "halves_fault",
-    "warm",
-]
-
-Halves: TypeAlias = npt.NDArray[np.uint16]
+__all__ = ["BF16", "BF16_LARGEST", "FP16", "FP16_LARGEST", "loops"]
 
 FP16_LARGEST = np.float32(65_504.0)
 BF16_LARGEST = np.uint32(0x5D5E_0000).view(np.float32)  # just below 1e18
@@ -52,122 +37,143 @@ _MAGNITUDE = 0x7FFF
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Half(Codec):
-    def most(self, shape: Shape) -> int:
-        """Return the payload's length, which is always the same."""
-        return 2 * elements(shape)
-
-    def encoder(self, shape: Shape, *, feedback: bool, backend: str = "auto") -> Encoder:
-        """See `Codec.encoder`."""
-        return _Encoder(self, shape, feedback=feedback, backend=backend)
+class HalfCodec(BlockCodec):
+    """The base of the two formats; ``name`` tells which."""
 
     @classmethod
-    def check(cls, payload: Bytes, shape: Shape, backend: str = "auto") -> str | None:
-        """See `Codec.check`."""
-        fault = length_fault(payload, 2 * elements(shape))
-        return fault or halves_fault(cls.name, payload, backend)
+    def sections_fault(cls, sections: Sequence[Any], backend: str) -> str | None:
+        """Return which element is not finite, or is 1e18 or more in magnitude, or None."""
+        (halves,) = sections
+        index = reaches(halves, _MAGNITUDE, _FIRST_UNFIT[cls.name], backend)
+        if index < 0:
+            return None
+        value = FORMATS[cls.name].values(halves[index : index + 1], 1)
+        return f"has {float(value[0]):g} for element {index}"
 
     @classmethod
-    def decode(
-        cls,
-        payload: Bytes,
-        shape: Shape,
-        out: Floats,
-        *,
-        add: bool = False,
-        backend: str = "auto",
-    ) -> None:
-        """See `Codec.decode`."""
-        decode(cls.name, payload.view("<u2"), out, add, at_hand(backend))
+    def encode_numpy(cls, values: Floats, rest: Floats, *sections: Any) -> None:
+        """Round ``values``, or ``values + rest``."""
+        (halves,) = sections
+        exact = np.add(values, rest, out=rest) if rest.size else values
+        if cls.name == "fp16":
+            halves.view(np.float16)[:] = np.clip(exact, -FP16_LARGEST, FP16_LARGEST)
+        else:
+            bits = np.clip(exact, -BF16_LARGEST, BF16_LARGEST).view(np.uint32)
+            odd = bits >> np.uint32(16) & np.uint32(1)
+            halves[:] = (bits + odd + np.uint32(0x7FFF)) >> np.uint32(16)
+        if rest.size:
+            rest -= FORMATS[cls.name].values(halves, halves.size)
 
     @classmethod
-    def pieces(
-        cls,
-        payload: Bytes,
-        shape: Shape,
-        out: Floats,
-        *,
-        add: bool = False,
-        backend: str = "auto",
-    ) -> Sequence[Callable[[], None]]:
-        """See `Codec.pieces`."""
-        halves, who = payload.view("<u2"), at_hand(backend)
-        return [
-            partial(decode, cls.name, halves[low:high], out[low:high], add, who)
-            for low, high in parts(out.size)
-        ]
+    def loops(cls) -> tuple[Callable[..., None], Callable[..., None]]:
+        """Return the compiled loops of this format."""
+        return loops(cls.name)
 
     @classmethod
     def warm(cls) -> None:
-        """See `Codec.warm`."""
-        warm(cls.name)
+        """Compile the loops, and the scan that `sections_fault` uses."""
+        cls.loops()
+        scan.compiled_survey(2, _MAGNITUDE, _FIRST_UNFIT[cls.name])
 
 
 @dataclass(frozen=True, kw_only=True)
-class FP16(_Half):
+class FP16(HalfCodec):
     """IEEE half precision, 2 bytes per element: for values between 1e-7 and 65,504."""
 
     name: ClassVar[str] = "fp16"
 
 
 @dataclass(frozen=True, kw_only=True)
-class BF16(_Half):
+class BF16(HalfCodec):
     """The upper half of a float32, 2 bytes per element: all its range, 8 significant bits."""
 
     name: ClassVar[str] = "bf16"
 
 
-class _Encoder(ChunkEncoder):
-    def write_chunk(self, values: Floats, rest: Floats, start: int) -> None:
-        halves = self.payload[2 * start : 2 * (start + values.size)].view("<u2")
-        encode(self.codec.name, values, rest, halves, self.backend)
+# ---------------------------------------------------------------- Numba
+
+_F, _U = np.float32, np.uint32
+_S16, _ONE, _ROUND = _U(16), _U(1), _U(0x7FFF)
 
 
-def warm(form: str) -> None:
-    """Compile the loops for ``"fp16"`` or ``"bf16"``."""
-    from aiops.codecs import half_cpu
-    from aiops.kernels.scan_cpu import compiled_survey
+@functools.cache
+def loops(form: str) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Return the compiled loops that encode and decode ``"fp16"`` or ``"bf16"``."""
+    from numba import types
 
-    half_cpu.loops(form)
-    compiled_survey(2, _MAGNITUDE, _FIRST_UNFIT[form])
+    from aiops.kernels.numba_jit import array_of, compile_loop
 
-
-def halves_fault(form: str, section: Bytes, backend: str) -> str | None:
-    """Say which of some halves is not finite, or 1e18 or more."""
-    index = reaches(section.view("<u2"), _MAGNITUDE, _FIRST_UNFIT[form], backend)
-    if index < 0:
-        return None
-    value = np.empty(1, np.float32)
-    decode(form, section[2 * index : 2 * index + 2].view("<u2"), value, False, "numpy")
-    return f"has {float(value[0]):g} for element {index}"
+    read, written = array_of("float32"), array_of("float32", writable=True)
+    halves, made = array_of("uint16"), array_of("uint16", writable=True)
+    encode, decode = _LOOPS[form]
+    return (
+        compile_loop(encode, types.void(read, written, made)),
+        compile_loop(decode, types.void(halves, written, types.boolean)),
+    )
 
 
-def encode(form: str, values: Floats, rest: Floats, halves: Halves, backend: str) -> None:
-    """Write ``values``, or ``values + rest`` if there is a rest, which becomes what that loses."""
-    if backend == "numba":
-        from aiops.codecs import half_cpu
+@helper(inline=True)
+def _to_fp16(value: Any) -> Any:
+    """Return the bits of a float32 rounded to binary16."""
+    return float_to_fp16(max(-FP16_LARGEST, min(FP16_LARGEST, value)))
 
-        half_cpu.loops(form)[0](values, rest, halves)
-        return
-    exact = np.add(values, rest, out=rest) if rest.size else values
-    if form == "fp16":
-        halves.view(np.float16)[:] = np.clip(exact, -FP16_LARGEST, FP16_LARGEST)
-    else:
-        bits = np.clip(exact, -BF16_LARGEST, BF16_LARGEST).view(np.uint32)
-        odd = bits >> np.uint32(16) & np.uint32(1)
-        halves[:] = (bits + odd + np.uint32(0x7FFF)) >> np.uint32(16)
+
+@helper(inline=True)
+def _to_bf16(value: Any) -> Any:
+    """Return the upper half of a float32, rounded."""
+    bits = _F(max(-BF16_LARGEST, min(BF16_LARGEST, value))).view(np.uint32)
+    odd = _U(_U(bits >> _S16) & _ONE)
+    return _U(_U(_U(bits + odd) + _ROUND) >> _S16)
+
+
+# The loops of the formats differ in the helpers alone. They are written in full because Numba keeps
+# no closure over a compiled function on disk.
+
+
+def _encode_fp16(values: Any, rest: Any, halves: Any) -> None:
+    disjoint()
     if rest.size:
-        rest -= half_values(form, halves)
+        for i in range(values.size):
+            exact = _F(values[i] + rest[i])
+            half = _to_fp16(exact)
+            halves[i] = half
+            rest[i] = exact - fp16_to_float(half)
+    else:
+        for i in range(values.size):
+            halves[i] = _to_fp16(values[i])
 
 
-def decode(form: str, halves: Halves, out: Floats, add: bool, backend: str) -> None:
-    """Write what halves stand for to ``out``, or add it to that."""
-    if backend == "numba":
-        from aiops.codecs import half_cpu
+def _encode_bf16(values: Any, rest: Any, halves: Any) -> None:
+    disjoint()
+    if rest.size:
+        for i in range(values.size):
+            exact = _F(values[i] + rest[i])
+            half = _to_bf16(exact)
+            halves[i] = half
+            rest[i] = exact - bf16_to_float(half)
+    else:
+        for i in range(values.size):
+            halves[i] = _to_bf16(values[i])
 
-        half_cpu.loops(form)[1](halves, out, add)
-        return
-    for start in range(0, out.size, CHUNK):
-        into = out[start : start + CHUNK]
-        read = half_values(form, halves[start : start + CHUNK])
-        np.add(into, read, out=into) if add else np.copyto(into, read)
+
+def _decode_fp16(halves: Any, out: Any, add: Any) -> None:
+    disjoint()
+    if add:
+        for i in range(out.size):
+            out[i] += fp16_to_float(halves[i])
+    else:
+        for i in range(out.size):
+            out[i] = fp16_to_float(halves[i])
+
+
+def _decode_bf16(halves: Any, out: Any, add: Any) -> None:
+    disjoint()
+    if add:
+        for i in range(out.size):
+            out[i] += bf16_to_float(halves[i])
+    else:
+        for i in range(out.size):
+            out[i] = bf16_to_float(halves[i])
+
+
+_LOOPS = {"fp16": (_encode_fp16, _decode_fp16), "bf16": (_encode_bf16, _decode_bf16)}

@@ -1,4 +1,4 @@
-"""``int8``: a quarter of a float32: small integers, and a scale per block.
+"""``int8``: encode small integers and a scale per block, a quarter of a float32.
 
 Each block of 256 elements is divided by its scale, the largest magnitude over 127, and rounded to
 the nearest integer, ties to even. Payload of n elements: ``float32[⌈n/256⌉]``, the scales, then
@@ -8,35 +8,24 @@ written as 0, and its block as zeros. The error is at most half a scale per elem
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
-from aiops.codecs.base import (
-    CHUNK,
-    Bytes,
-    ChunkEncoder,
-    Codec,
-    Encoder,
-    Floats,
-    Shape,
-    elements,
-    length_fault,
-    parts,
-)
-from aiops.kernels import at_hand
-from aiops.kernels.packed import FORMS, blocks, int8_values, pieces
-from aiops.kernels.packed import INT8_BLOCK as BLOCK
+from aiops.codecs.base import Floats
+from aiops.codecs.block_codec import BlockCodec
+from aiops.kernels.lazy_numba import disjoint, helper
+from aiops.kernels.payloads import INT8_BLOCK as BLOCK
+from aiops.kernels.payloads import block_rows, blocks
 
-__all__ = ["BLOCK", "Int8", "decode", "encode", "scales_fault", "top_scale"]
+__all__ = ["BLOCK", "LARGEST", "SMALLEST", "Int8", "add_into", "loops", "scales_fault", "top_scale"]
 
 
 def top_scale(codes: float) -> np.float32:
-    """Return the largest scale whose product with ``codes`` is below 1e18."""
+    """Return the largest float32 whose product with ``codes`` is below 1e18."""
     return np.float32(np.nextafter(np.float32(1e18 / codes), np.float32(0.0)))
 
 
@@ -45,130 +34,129 @@ SMALLEST = np.finfo(np.float32).tiny
 MOST = np.float32(127.0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Int8(Codec):
-    """Integers of 8 bits and a float32 scale per block of 256: 1.016 bytes per element."""
-
-    name: ClassVar[str] = "int8"
-
-    def most(self, shape: Shape) -> int:
-        """Return the payload's length, which is always the same."""
-        return length(elements(shape))
-
-    def encoder(self, shape: Shape, *, feedback: bool, backend: str = "auto") -> Encoder:
-        """See `Codec.encoder`."""
-        return _Encoder(self, shape, feedback=feedback, backend=backend)
-
-    @classmethod
-    def check(cls, payload: Bytes, shape: Shape, backend: str = "auto") -> str | None:
-        """See `Codec.check`."""
-        size = elements(shape)
-        fault = length_fault(payload, length(size))
-        return fault or scales_fault(payload[: 4 * blocks(size, BLOCK)], LARGEST)
-
-    @classmethod
-    def decode(
-        cls,
-        payload: Bytes,
-        shape: Shape,
-        out: Floats,
-        *,
-        add: bool = False,
-        backend: str = "auto",
-    ) -> None:
-        """See `Codec.decode`."""
-        decode(*sections(payload, elements(shape)), out, add, at_hand(backend))
-
-    @classmethod
-    def pieces(
-        cls,
-        payload: Bytes,
-        shape: Shape,
-        out: Floats,
-        *,
-        add: bool = False,
-        backend: str = "auto",
-    ) -> Sequence[Callable[[], None]]:
-        """See `Codec.pieces`."""
-        (scales, codes), who = sections(payload, out.size), at_hand(backend)
-        return [
-            partial(
-                decode,
-                scales[low // BLOCK : blocks(high, BLOCK)],
-                *(codes[low:high], out[low:high], add, who),
-            )
-            for low, high in parts(out.size)
-        ]
-
-    @classmethod
-    def warm(cls) -> None:
-        """See `Codec.warm`."""
-        from aiops.codecs import int8_cpu
-
-        int8_cpu.loops()
-
-
-def length(size: int) -> int:
-    """Return how many bytes a payload of so many elements has."""
-    return int(FORMS["int8"].length(size))
-
-
-def sections(payload: Bytes, size: int) -> tuple[Floats, npt.NDArray[np.int8]]:
-    """Return the scales and the codes of a payload, in place."""
-    cut = 4 * blocks(size, BLOCK)
-    return payload[:cut].view("<f4"), payload[cut:].view(np.int8)
-
-
-def scales_fault(section: Bytes, largest: np.float32) -> str | None:
-    """Say which of some float32 scales is negative, not finite or too large."""
-    bits = section.view("<u4")  # as an unsigned number, each of these is larger than all that fit
+def scales_fault(scales: Floats, largest: np.float32) -> str | None:
+    """Return which of these scales is negative, not finite or above ``largest``, or None."""
+    bits = scales.view("<u4")  # as an unsigned number, each of these is larger than all that fit
     limit = largest.view(np.uint32)
     if not bits.size or bits.max() <= limit:
         return None
     index = int(np.argmax(bits > limit))
-    value = float(section.view("<f4")[index])
+    value = float(scales[index])
     return f"has the scale {value:g} for block {index}: it must be in 0 to {float(largest):g}"
 
 
-class _Encoder(ChunkEncoder):
-    def __init__(self, codec: Codec, shape: Shape, *, feedback: bool, backend: str) -> None:
-        super().__init__(codec, shape, feedback=feedback, backend=backend)
-        self._scales, self._codes = sections(self.payload, self.size)
+@dataclass(frozen=True, kw_only=True)
+class Int8(BlockCodec):
+    """Integers of 8 bits and a float32 scale per block of 256: 1.016 bytes per element."""
 
-    def write_chunk(self, values: Floats, rest: Floats, start: int) -> None:
-        stop, block = start + values.size, start // BLOCK
-        scales = self._scales[block : block + blocks(values.size, BLOCK)]
-        encode(values, rest, scales, self._codes[start:stop], self.backend)
+    name: ClassVar[str] = "int8"
+
+    @classmethod
+    def sections_fault(cls, sections: Sequence[Any], backend: str) -> str | None:
+        """Return which scale cannot be, or None; every code is valid."""
+        return scales_fault(sections[0], LARGEST)
+
+    @classmethod
+    def encode_numpy(cls, values: Floats, rest: Floats, *sections: Any) -> None:
+        """Write the scale and the codes of every block."""
+        scales, codes = sections
+        exact = np.add(values, rest, out=rest) if rest.size else values
+        for start, stop, width in block_rows(values.size, BLOCK):
+            block = exact[start:stop].reshape(-1, width)
+            scale = np.minimum(np.abs(block).max(axis=1) / MOST, LARGEST)
+            scale[scale < SMALLEST] = 0.0
+            inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0)
+            code = np.clip(np.rint(block * inverse[:, None]), -MOST, MOST)
+            scales[start // BLOCK : blocks(stop, BLOCK)] = scale
+            codes[start:stop] = code.astype(np.int8).reshape(-1)
+            if rest.size:
+                block -= code * scale[:, None]
+
+    @classmethod
+    def loops(cls) -> tuple[Callable[..., None], Callable[..., None]]:
+        """Return the compiled loops."""
+        return loops()
 
 
-def encode(values: Floats, rest: Floats, scales: Floats, codes: Any, backend: str) -> None:
-    """Write ``values``, or ``values + rest`` if there is a rest, which becomes what that loses."""
-    if backend == "numba":
-        from aiops.codecs import int8_cpu
+# ---------------------------------------------------------------- Numba
 
-        int8_cpu.loops()[0](values, rest, scales, codes)
-        return
-    exact = np.add(values, rest, out=rest) if rest.size else values
-    for start, stop, width in pieces(values.size, BLOCK):
-        block = exact[start:stop].reshape(-1, width)
-        scale = np.minimum(np.abs(block).max(axis=1) / MOST, LARGEST)
-        scale[scale < SMALLEST] = 0.0
-        inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0)
-        code = np.clip(np.rint(block * inverse[:, None]), -MOST, MOST)
-        scales[start // BLOCK : blocks(stop, BLOCK)] = scale
-        codes[start:stop] = code.astype(np.int8).reshape(-1)
+_F, _U, _I = np.float32, np.uint32, np.int32
+_MAGNITUDE = np.uint32(0x7FFF_FFFF)
+
+
+@functools.cache
+def loops() -> tuple[Callable[..., None], Callable[..., None]]:
+    """Return the loops that encode and decode; they are compiled once, and kept on disk."""
+    from numba import types
+
+    from aiops.kernels.numba_jit import array_of, compile_loop
+
+    read, written = array_of("float32"), array_of("float32", writable=True)
+    scales = types.Array(types.float32, 1, "C", aligned=False)  # in a payload, at any address
+    codes, made = array_of("int8"), array_of("int8", writable=True)
+    return (
+        compile_loop(_encode, types.void(read, written, scales, made)),
+        compile_loop(_decode, types.void(read, codes, written, types.boolean)),
+    )
+
+
+@helper()
+def _quantise(block: Any, codes: Any) -> Any:
+    """Write the codes of a block; return its scale."""
+    disjoint()
+    top = _U(0)
+    for i in range(block.size):
+        magnitude = _U(_F(block[i]).view(np.uint32) & _MAGNITUDE)
+        top = magnitude if magnitude > top else top
+    scale = _U(top).view(np.float32) / MOST
+    scale = scale if scale < LARGEST else LARGEST
+    scale = scale if scale >= SMALLEST else _F(0.0)
+    inverse = _F(1.0) / scale if scale > _F(0.0) else _F(0.0)
+    for i in range(block.size):
+        code = _I(np.rint(block[i] * inverse))
+        code = code if code < _I(127) else _I(127)
+        codes[i] = code if code > _I(-127) else _I(-127)
+    return scale
+
+
+@helper()
+def add_into(total: Any, values: Any) -> None:
+    """Add an array to another that does not overlap it."""
+    disjoint()
+    for i in range(total.size):
+        total[i] += values[i]
+
+
+@helper()
+def _subtract_coded(rest: Any, codes: Any, scale: Any) -> None:
+    disjoint()
+    for i in range(rest.size):
+        rest[i] -= _F(codes[i]) * scale
+
+
+def _encode(values: Any, rest: Any, scales: Any, codes: Any) -> None:
+    for number in range(scales.size):
+        start = number * BLOCK
+        stop = min(start + BLOCK, values.size)
+        block, code = values[start:stop], codes[start:stop]
         if rest.size:
-            block -= code * scale[:, None]
+            left = rest[start:stop]
+            add_into(left, block)
+            scale = _quantise(left, code)
+            _subtract_coded(left, code, scale)
+        else:
+            scale = _quantise(block, code)
+        scales[number] = scale
 
 
-def decode(scales: Floats, codes: Any, out: Floats, add: bool, backend: str) -> None:
-    """Write what codes and scales stand for to ``out``, or add it to that."""
-    if backend == "numba":
-        from aiops.codecs import int8_cpu
-
-        int8_cpu.loops()[1](scales, codes, out, add)
-        return
-    for start in range(0, out.size, CHUNK):
-        into, code = out[start : start + CHUNK], codes[start : start + CHUNK]
-        read = int8_values(scales[start // BLOCK :][: blocks(code.size, BLOCK)], code)
-        np.add(into, read, out=into) if add else np.copyto(into, read)
+def _decode(scales: Any, codes: Any, out: Any, add: Any) -> None:
+    for number in range(scales.size):
+        start = number * BLOCK
+        stop = min(start + BLOCK, out.size)
+        into, code, scale = out[start:stop], codes[start:stop], scales[number]
+        if add:
+            for i in range(into.size):
+                into[i] += _F(code[i]) * scale
+        else:
+            for i in range(into.size):
+                into[i] = _F(code[i]) * scale

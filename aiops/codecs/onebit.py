@@ -1,7 +1,7 @@
-"""``onebit``: the signs, and one scale per block: a 32nd of a float32 (Seide et al. 2014).
+"""``onebit``: encode the signs and one scale per block, a 32nd of a float32 (Seide et al. 2014).
 
 Each block of 1,024 elements is written as the signs of its elements and the mean of their
-magnitudes. Meant for error feedback: without it, most of a gradient is lost for good.
+magnitudes. Meant for error feedback: without it, most of a gradient is lost.
 
 Payload of n elements: ``float32[⌈n/1024⌉]``, the scales; then for each block of m elements
 ``uint32[W]``, W = ⌈m/32⌉: bit b of word w is set where element b·W + w is negative (-0 is), and
@@ -14,35 +14,22 @@ i mod 64, in order); the second half of them is added to the first until one is 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
-from aiops.codecs.base import (
-    CHUNK,
-    Bytes,
-    ChunkEncoder,
-    Codec,
-    Encoder,
-    Floats,
-    Shape,
-    elements,
-    length_fault,
-    parts,
-)
-from aiops.codecs.int8 import SMALLEST, scales_fault, top_scale
-from aiops.kernels import at_hand
-from aiops.kernels.packed import FORMS, blocks, onebit_values, pieces
-from aiops.kernels.packed import ONEBIT_BITS as BITS
-from aiops.kernels.packed import ONEBIT_BLOCK as BLOCK
+from aiops.codecs.base import Floats
+from aiops.codecs.block_codec import BlockCodec
+from aiops.codecs.int8 import SMALLEST, add_into, scales_fault, top_scale
+from aiops.kernels.lazy_numba import disjoint, helper
+from aiops.kernels.payloads import ONEBIT_BITS as BITS
+from aiops.kernels.payloads import ONEBIT_BLOCK as BLOCK
+from aiops.kernels.payloads import block_rows, blocks
 
-__all__ = ["BITS", "BLOCK", "LANES", "LARGEST", "OneBit"]
-
-Words: TypeAlias = npt.NDArray[np.uint32]
+__all__ = ["BITS", "BLOCK", "LANES", "LARGEST", "OneBit", "loops"]
 
 LANES = 64
 """Sums that run side by side in a block."""
@@ -51,113 +38,40 @@ LARGEST = top_scale(1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneBit(Codec):
+class OneBit(BlockCodec):
     """Signs and the mean magnitude of every 1,024 elements: 0.129 bytes per element."""
 
     name: ClassVar[str] = "onebit"
     saves_up: ClassVar[bool] = True
 
-    def most(self, shape: Shape) -> int:
-        """Return the payload's length, which is always the same."""
-        return length(elements(shape))
-
-    def encoder(self, shape: Shape, *, feedback: bool, backend: str = "auto") -> Encoder:
-        """See `Codec.encoder`."""
-        return _Encoder(self, shape, feedback=feedback, backend=backend)
+    @classmethod
+    def sections_fault(cls, sections: Sequence[Any], backend: str) -> str | None:
+        """Return which scale cannot be, or None; all words of signs are valid."""
+        return scales_fault(sections[0], LARGEST)
 
     @classmethod
-    def check(cls, payload: Bytes, shape: Shape, backend: str = "auto") -> str | None:
-        """See `Codec.check`."""
-        size = elements(shape)
-        fault = length_fault(payload, length(size))
-        return fault or scales_fault(payload[: 4 * blocks(size, BLOCK)], LARGEST)
+    def encode_numpy(cls, values: Floats, rest: Floats, *sections: Any) -> None:
+        """Write the scale and the signs of every block."""
+        scales, words = sections
+        exact = np.add(values, rest, out=rest) if rest.size else values
+        for start, stop, width in block_rows(values.size, BLOCK):
+            block = exact[start:stop].reshape(-1, width)
+            scale = np.minimum(_means(block), LARGEST)
+            scale[scale < SMALLEST] = 0.0
+            scales[start // BLOCK : blocks(stop, BLOCK)] = scale
+            wide = blocks(width, BITS)
+            signs = np.zeros((len(block), BITS * wide), np.uint32)
+            signs[:, :width] = np.signbit(block)
+            shifted = signs.reshape(-1, BITS, wide) << np.arange(BITS, dtype=np.uint32)[:, None]
+            packed = np.bitwise_or.reduce(shifted, axis=1)
+            words[start // BITS : blocks(stop, BITS)] = packed.reshape(-1)
+            if rest.size:
+                block -= np.copysign(scale[:, None], block)
 
     @classmethod
-    def decode(
-        cls,
-        payload: Bytes,
-        shape: Shape,
-        out: Floats,
-        *,
-        add: bool = False,
-        backend: str = "auto",
-    ) -> None:
-        """See `Codec.decode`."""
-        decode(*sections(payload, elements(shape)), out, add, at_hand(backend))
-
-    @classmethod
-    def pieces(
-        cls,
-        payload: Bytes,
-        shape: Shape,
-        out: Floats,
-        *,
-        add: bool = False,
-        backend: str = "auto",
-    ) -> Sequence[Callable[[], None]]:
-        """See `Codec.pieces`."""
-        (scales, words), who = sections(payload, out.size), at_hand(backend)
-        return [
-            partial(
-                decode,
-                scales[low // BLOCK : blocks(high, BLOCK)],
-                words[low // BITS : blocks(high, BITS)],
-                *(out[low:high], add, who),
-            )
-            for low, high in parts(out.size)
-        ]
-
-    @classmethod
-    def warm(cls) -> None:
-        """See `Codec.warm`."""
-        from aiops.codecs import onebit_cpu
-
-        onebit_cpu.loops()
-
-
-def length(size: int) -> int:
-    """Return how many bytes a payload of so many elements has."""
-    return int(FORMS["onebit"].length(size))
-
-
-def sections(payload: Bytes, size: int) -> tuple[Floats, Words]:
-    """Return the scales and the words of signs of a payload, in place."""
-    cut = 4 * blocks(size, BLOCK)
-    return payload[:cut].view("<f4"), payload[cut:].view("<u4")
-
-
-class _Encoder(ChunkEncoder):
-    def __init__(self, codec: Codec, shape: Shape, *, feedback: bool, backend: str) -> None:
-        super().__init__(codec, shape, feedback=feedback, backend=backend)
-        self._scales, self._words = sections(self.payload, self.size)
-
-    def write_chunk(self, values: Floats, rest: Floats, start: int) -> None:
-        block, word = start // BLOCK, start // BITS
-        scales = self._scales[block : block + blocks(values.size, BLOCK)]
-        words = self._words[word : word + blocks(values.size, BITS)]
-        if self.backend == "numba":
-            from aiops.codecs import onebit_cpu
-
-            onebit_cpu.loops()[0](values, rest, scales, words)
-        else:
-            _encode(values, rest, scales, words)
-
-
-def _encode(values: Floats, rest: Floats, scales: Floats, words: Words) -> None:
-    exact = np.add(values, rest, out=rest) if rest.size else values
-    for start, stop, width in pieces(values.size, BLOCK):
-        block = exact[start:stop].reshape(-1, width)
-        scale = np.minimum(_means(block), LARGEST)
-        scale[scale < SMALLEST] = 0.0
-        scales[start // BLOCK : blocks(stop, BLOCK)] = scale
-        wide = blocks(width, BITS)
-        signs = np.zeros((len(block), BITS * wide), np.uint32)
-        signs[:, :width] = np.signbit(block)
-        shifted = signs.reshape(-1, BITS, wide) << np.arange(BITS, dtype=np.uint32)[:, None]
-        packed = np.bitwise_or.reduce(shifted, axis=1)
-        words[start // BITS : blocks(stop, BITS)] = packed.reshape(-1)
-        if rest.size:
-            block -= np.copysign(scale[:, None], block)
+    def loops(cls) -> tuple[Callable[..., None], Callable[..., None]]:
+        """Return the compiled loops."""
+        return loops()
 
 
 def _means(block: Any) -> Floats:
@@ -168,22 +82,132 @@ def _means(block: Any) -> Floats:
     lanes: Floats = np.zeros((rows, LANES), np.float32)
     for start in range(0, BLOCK, LANES):
         lanes += padded[:, start : start + LANES]
-    while lanes.shape[1] > 1:
-        half = lanes.shape[1] // 2
-        lanes = lanes[:, :half] + lanes[:, half:]
-    means: Floats = np.divide(lanes[:, 0], np.float32(width))
+    means: Floats = np.divide(sum_lanes(lanes), np.float32(width))
     return means
 
 
-def decode(scales: Floats, words: Words, out: Floats, add: bool, backend: str) -> None:
-    """Write what scales and signs stand for to ``out``, or add it to that."""
-    if backend == "numba":
-        from aiops.codecs import onebit_cpu
+def sum_lanes(lanes: Floats) -> Floats:
+    """Return the sum of each row, float32[rows, 2**k], by adding halves until one is left."""
+    while lanes.shape[1] > 1:
+        half = lanes.shape[1] // 2
+        lanes = lanes[:, :half] + lanes[:, half:]
+    return lanes[:, 0]
 
-        onebit_cpu.loops()[1](scales, words, out, add)
+
+# ---------------------------------------------------------------- Numba
+
+_F, _U = np.float32, np.uint32
+_TOP, _SIGN = _U(31), _U(0x8000_0000)
+_WIDE = BLOCK // BITS
+
+
+@functools.cache
+def loops() -> tuple[Callable[..., None], Callable[..., None]]:
+    """Return the loops that encode and decode; they are compiled once, and kept on disk."""
+    from numba import types
+
+    from aiops.kernels.numba_jit import array_of, compile_loop
+
+    read, written = array_of("float32"), array_of("float32", writable=True)
+    scales = types.Array(types.float32, 1, "C", aligned=False)  # in a payload, at any address
+    made = types.Array(types.uint32, 1, "C", aligned=False)
+    return (
+        compile_loop(_encode, types.void(read, written, scales, made)),
+        compile_loop(_decode, types.void(read, array_of("uint32"), written, types.boolean)),
+    )
+
+
+@helper()
+def _mean(block: Any, lanes: Any) -> Any:
+    """Return the mean magnitude of a block, added up in the specified order."""
+    disjoint()
+    lanes[:] = _F(0.0)
+    whole = block.size // LANES
+    for row in range(whole):
+        at = np.uintp(row * LANES)
+        for lane in range(np.uintp(LANES)):
+            lanes[lane] += abs(block[at + lane])
+    for i in range(whole * LANES, block.size):
+        lanes[i - whole * LANES] += abs(block[i])
+    half = LANES // 2
+    while half:
+        for lane in range(half):
+            lanes[lane] += lanes[half + lane]
+        half //= 2
+    return lanes[0] / _F(block.size)
+
+
+@helper()
+def _pack(block: Any, words: Any) -> None:
+    disjoint()
+    if block.size == BLOCK:  # constant lengths, so LLVM unrolls and vectorises
+        for w in range(_WIDE):
+            words[w] = _U(0)
+        for bit in range(np.uintp(BITS)):
+            shift = _U(bit)
+            for w in range(np.uintp(_WIDE)):
+                negative = _U(_F(block[bit * np.uintp(_WIDE) + w]).view(np.uint32) >> _TOP)
+                words[w] = _U(words[w] | _U(negative << shift))
         return
-    for start in range(0, out.size, CHUNK):
-        into = out[start : start + CHUNK]
-        word = words[start // BITS :][: blocks(into.size, BITS)]
-        read = onebit_values(scales[start // BLOCK :], word, into.size)
-        np.add(into, read, out=into) if add else np.copyto(into, read)
+    words[:] = _U(0)
+    for i in range(block.size):
+        negative = _U(_F(block[i]).view(np.uint32) >> _TOP)
+        words[i % words.size] |= _U(negative << _U(i // words.size))
+
+
+@helper()
+def _subtract_coded(rest: Any, scale: Any) -> None:
+    bits = _F(scale).view(np.uint32)
+    for i in range(rest.size):
+        sign = _U(_F(rest[i]).view(np.uint32) & _SIGN)
+        rest[i] -= _U(bits | sign).view(np.float32)
+
+
+def _encode(values: Any, rest: Any, scales: Any, words: Any) -> None:
+    lanes = np.empty(LANES, np.float32)
+    for number in range(scales.size):
+        start = number * BLOCK
+        stop = min(start + BLOCK, values.size)
+        into = words[number * _WIDE : min((number + 1) * _WIDE, words.size)]
+        block = values[start:stop]
+        if rest.size:
+            left = rest[start:stop]
+            add_into(left, block)
+            scale = _mean(left, lanes)
+            _pack(left, into)
+        else:
+            scale = _mean(block, lanes)
+            _pack(block, into)
+        scale = scale if scale < LARGEST else LARGEST
+        scale = scale if scale >= SMALLEST else _F(0.0)
+        scales[number] = scale
+        if rest.size:
+            _subtract_coded(rest[start:stop], scale)
+
+
+@helper()
+def _unpack(words: Any, scale: Any, out: Any, add: Any) -> None:
+    disjoint()
+    bits = _F(scale).view(np.uint32)
+    if out.size == BLOCK:
+        if not add:  # adding to -0 keeps every bit; LLVM makes slow code of plain stores
+            for i in range(BLOCK):
+                out[i] = _F(-0.0)
+        for bit in range(np.uintp(BITS)):
+            shift = _U(bit)
+            for w in range(np.uintp(_WIDE)):
+                sign = _U(_U(words[w] >> shift) << _TOP)
+                out[bit * np.uintp(_WIDE) + w] += _U(sign | bits).view(np.float32)
+        return
+    for i in range(out.size):
+        sign = _U(_U(words[i % words.size] >> _U(i // words.size)) << _TOP)
+        value = _U(sign | bits).view(np.float32)
+        out[i] = out[i] + value if add else value
+
+
+def _decode(scales: Any, words: Any, out: Any, add: Any) -> None:
+    for number in range(scales.size):
+        start = number * BLOCK
+        stop = min(start + BLOCK, out.size)
+        from_ = words[number * _WIDE : min((number + 1) * _WIDE, words.size)]
+        _unpack(from_, scales[number], out[start:stop], add)

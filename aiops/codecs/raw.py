@@ -1,4 +1,4 @@
-"""``raw``: the elements as they lie in memory, little endian. Nothing is copied on either side."""
+"""``raw``: encode the elements as they lie in memory, little endian, without a copy."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def encode(array: Array) -> memoryview:
 
 @dataclass(frozen=True, kw_only=True)
 class Raw(Codec):
-    """float32 as it is, 4 bytes per element: for those who want every codec to look alike."""
+    """float32 as it is, 4 bytes per element: the codec for code that treats all codecs alike."""
 
     name: ClassVar[str] = NAME
 
     def most(self, shape: Shape) -> int:
-        """Return the payload's length, which is always the same."""
+        """Return the length of every payload of a tensor of this shape, in bytes."""
         return 4 * elements(shape)
 
     def encoder(self, shape: Shape, *, feedback: bool, backend: str = "auto") -> Encoder:
-        """See `Codec.encoder`."""
-        return _Encoder(self, shape, feedback=feedback, backend=backend)
+        """Return an encoder that copies, so that a payload stays as it is."""
+        return _RawEncoder(self, shape, feedback=feedback, backend=backend)
 
     @classmethod
     def check(cls, payload: Bytes, shape: Shape, backend: str = "auto") -> str | None:
-        """See `Codec.check`."""
+        """Return that the length is wrong, or which element is not finite or too large, or None."""
         fault = length_fault(payload, 4 * elements(shape))
         if fault or not payload.size:
             return fault
@@ -60,15 +60,15 @@ class Raw(Codec):
         add: bool = False,
         backend: str = "auto",
     ) -> None:
-        """See `Codec.decode`."""
+        """Copy a checked payload to ``out``, or add it to that."""
         values = payload.view("<f4")
         np.add(out, values, out=out) if add else np.copyto(out, values)
 
 
-class _Encoder(Encoder):
+class _RawEncoder(Encoder):
     def write(self, values: Floats) -> int:
         self.payload.view("<f4")[:] = values
-        if self.rest is not None:  # what was taken back travels again
+        if self.rest is not None:  # what was taken back is sent again
             np.clip(np.add(values, self.rest), -_MOST, _MOST, out=self.payload.view("<f4"))
             self.rest += values - self.payload.view("<f4")
         return len(self.payload)

@@ -1,65 +1,76 @@
-"""``topk``: the largest elements alone, and where they are (Aji & Heafield 2017, Lin et al. 2018).
+"""``topk``: encode the largest elements alone, and their places.
 
 Of n elements the k = max(1, round(fraction · n)) largest in magnitude are written, ties going to
-the lowest index; all others count as zero. With error feedback they are kept until they are large.
+the lowest index; the others count as zero (Aji & Heafield 2017, Lin et al. 2018). Error feedback
+keeps those until they are large.
 
 Payload: ``uint32`` k, ``uint8`` form (0: int8, 1: bf16), three bytes of 0; the values, in the order
 of their indices, as the codec int8 writes k elements, or as k bf16 halves; then k gaps to the end.
 A gap is the number of elements skipped since the one before (or since the start), written as a
 LEB128 varint: 7 bits to the byte, the lowest first, the top bit set on all but the last, at most 5
 bytes. At 1 % that makes 2.3 bytes per entry with int8 values, and 3.3 with bf16.
+
+The k-th largest magnitude is found as a radix sort would find it. The bits of magnitudes, read as
+integers, are in the magnitudes' order, so a histogram of the upper 11 bits tells the bin of the
+k-th. One pass gathers the elements of that bin and of those above, in the order of the indices;
+only the candidates of that one bin are compared by their lower 10 and 10 bits.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from aiops.codecs import half, int8
-from aiops.codecs.base import (
-    Bytes,
-    Codec,
-    Encoder,
-    Floats,
-    Shape,
-    check_choices,
-    choice,
-    elements,
-    parts,
-)
+from aiops.codecs.base import Bytes, Codec, Encoder, Floats, Shape, check_choices, elements, one_of
+from aiops.codecs.block_codec import CHUNK, BlockCodec, parts
+from aiops.codecs.half import BF16
+from aiops.codecs.int8 import Int8
 from aiops.errors import UsageError
-from aiops.kernels import at_hand
-from aiops.kernels.packed import blocks
-from aiops.kernels.sharing import LARGE
+from aiops.kernels import current_backend
+from aiops.kernels.parallel import LARGE, ParallelMap
 
-__all__ = ["GAP_BYTES", "HEADER", "TopK"]
+__all__ = ["GAP_BYTES", "HEADER", "TopK", "loops"]
 
 Indices = npt.NDArray[np.int64]
+Histograms = npt.NDArray[np.int64]
 
 HEADER = 8
+"""Bytes of the header."""
+
 GAP_BYTES = 5
 """Bytes of the longest gap, which is below 2**35."""
 
-FORMS = ("int8", "bf16")
 MAGNITUDE = np.uint32(0x7FFF_FFFF)
+
+_FORMS: tuple[type[BlockCodec], ...] = (Int8, BF16)
+"""The codecs of the values, by the number in the header."""
+
+FORMS = tuple(kind.name for kind in _FORMS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TopK(Codec):
     """The largest elements and their places: 2.3 bytes for each that is kept.
 
-    ``fraction``: how many of a tensor's elements travel, more than 0, at most 1 (default 0.01).
-    ``values``: ``int8`` (default) with a scale for every 256 of them, or ``bf16``.
+    Settings
+    --------
+    fraction : float, default 0.01
+        The share of a tensor's elements that travel, more than 0, at most 1.
+    values : str, default ``int8``
+        How their values are encoded: ``int8``, with a scale for every 256 of them, or ``bf16``.
     """
 
     name: ClassVar[str] = "topk"
     saves_up: ClassVar[bool] = True
 
     fraction: float = 0.01
-    values: str = choice(*FORMS)
+    values: str = one_of(*FORMS)
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -70,26 +81,26 @@ class TopK(Codec):
             )
 
     def entries(self, size: int) -> int:
-        """Return how many of so many elements are written."""
+        """Return how many of ``size`` elements are written."""
         return min(size, max(1, round(self.fraction * size)))
 
     def most(self, shape: Shape) -> int:
-        """Return the payload's length if every gap takes as many bytes as it might."""
+        """Return the length of a payload whose gaps take the most bytes that they can."""
         size = elements(shape)
         if not size:
             return 0
         kept = self.entries(size)
         # A gap of one more byte skips at least 2**7, 2**14... elements, and all gaps together n.
         gaps = kept + sum(min(kept, size >> 7 * more) for more in range(1, GAP_BYTES))
-        return HEADER + _values_length(FORMS.index(self.values), kept) + gaps
+        return HEADER + _FORMS[FORMS.index(self.values)].length(kept) + gaps
 
     def encoder(self, shape: Shape, *, feedback: bool, backend: str = "auto") -> Encoder:
-        """See `Codec.encoder`."""
-        return _Encoder(self, shape, feedback=feedback, backend=backend)
+        """Return an encoder that keeps a histogram of magnitudes per step."""
+        return _TopKEncoder(self, shape, feedback=feedback, backend=backend)
 
     @classmethod
     def check(cls, payload: Bytes, shape: Shape, backend: str = "auto") -> str | None:
-        """See `Codec.check`."""
+        """Return what is wrong with the header, the values or the gaps of a payload, or None."""
         size = elements(shape)
         if not size:
             return f"has {len(payload)} bytes instead of 0" if len(payload) else None
@@ -100,24 +111,21 @@ class TopK(Codec):
             return f"has {kept} entries for {size} elements"
         if form >= len(FORMS) or payload[5:HEADER].any():
             return f"has the form {bytes(payload[4:HEADER]).hex()}, which is none"
-        cut = HEADER + _values_length(form, kept)
+        cut = HEADER + _FORMS[form].length(kept)
         if len(payload) < cut + kept:
             return f"has {len(payload)} bytes, and {kept} entries take {cut + kept} or more"
-        if FORMS[form] == "int8":
-            scales = payload[HEADER : HEADER + 4 * blocks(kept, int8.BLOCK)]
-            fault = int8.scales_fault(scales, int8.LARGEST)
-        else:
-            fault = half.halves_fault("bf16", payload[HEADER:cut], backend)
-        return fault or _gaps_fault(payload[cut:], kept, size, at_hand(backend))
+        values = _FORMS[form].sections(payload[HEADER:cut], kept)
+        fault = _FORMS[form].sections_fault(values, backend)
+        return fault or _gaps_fault(payload[cut:], kept, size, current_backend(backend))
 
     VALUES: ClassVar[int] = HEADER
-    """Where the values of a payload begin."""
+    """The byte at which the values of a payload begin."""
 
     @classmethod
     def read(cls, payload: Bytes) -> tuple[int, str, int]:
-        """Return how many values a checked payload has, their form, and where the gaps begin."""
+        """Return the number of values of a checked payload, their form, and the byte after them."""
         kept, form = _header(payload)
-        return kept, FORMS[form], HEADER + _values_length(form, kept)
+        return kept, FORMS[form], HEADER + _FORMS[form].length(kept)
 
     @classmethod
     def decode(
@@ -129,47 +137,46 @@ class TopK(Codec):
         add: bool = False,
         backend: str = "auto",
     ) -> None:
-        """See `Codec.decode`."""
+        """Zero ``out`` unless ``add``, and add each value of a checked payload at its place."""
         if not out.size:
             return
-        backend = at_hand(backend)
+        backend = current_backend(backend)
         kept, form = _header(payload)
-        cut = HEADER + _values_length(form, kept)
+        cut = HEADER + _FORMS[form].length(kept)
         values = np.empty(kept, np.float32)
-        _read_values(payload[HEADER:cut], form, values, backend)
+        sections = _FORMS[form].sections(payload[HEADER:cut], kept)
+        _FORMS[form].decode_sections(sections, values, False, backend)
         if not add:
             out[:] = 0.0
         if backend == "numba":
-            from aiops.codecs import topk_cpu
-
-            topk_cpu.loops().scatter(payload[cut:], values, out)
+            loops().scatter(payload[cut:], values, out)
         else:
-            out[_indices(payload[cut:], kept)] += values
+            ends = np.flatnonzero(payload[cut:] < 128)[:kept]
+            out[np.cumsum(_gaps(payload[cut:], ends) + 1) - 1] += values
 
     @classmethod
     def warm(cls) -> None:
-        """See `Codec.warm`."""
-        from aiops.codecs import topk_cpu
-
-        topk_cpu.loops()
-        int8.Int8.warm()
-        half.warm("bf16")
+        """Compile the loops, and those of both forms of values."""
+        loops()
+        for kind in _FORMS:
+            kind.warm()
 
 
-class _Encoder(Encoder):
+class _TopKEncoder(Encoder):
     def __init__(self, codec: TopK, shape: Shape, *, feedback: bool, backend: str) -> None:
         super().__init__(codec, shape, feedback=feedback, backend=backend)
         kept = codec.entries(self.size)
-        self._form = FORMS.index(codec.values)
+        form = FORMS.index(codec.values)
+        self._kind = _FORMS[form]
         self._indices = np.empty(kept, np.int64)
         self._values = np.empty(kept, np.float32)
         if self.size:
-            self.payload[:HEADER].view("<u4")[:] = kept, self._form
+            self.payload[:HEADER].view("<u4")[:] = kept, form
 
-    def look_over(self, values: Floats) -> None:
-        """Look over everything first where there is a rest, which an error must not change."""
+    def survey(self, values: Floats) -> None:
+        """Survey all values first if there is a rest: an error must not change it."""
         if self.rest is not None or self.backend == "numpy":
-            super().look_over(values)
+            super().survey(values)
 
     def write(self, values: Floats) -> int:
         exact = values if self.rest is None else self.rest
@@ -179,29 +186,22 @@ class _Encoder(Encoder):
         else:
             if self.rest is not None:
                 self.rest += values
-            _largest(exact, indices)
+            _largest_numpy(exact, indices)
         np.take(exact, indices, out=kept, mode="clip")  # any other mode makes a copy first
-        cut = HEADER + _values_length(self._form, kept.size)
-        # The encoder of the values leaves what it loses in what it was given as the rest.
-        section, none = self.payload[HEADER:cut], kept[:0]
-        lost = np.zeros_like(kept) if self.rest is not None else none
-        if FORMS[self._form] == "int8":
-            int8.encode(kept, lost, *int8.sections(section, kept.size), self.backend)
-        else:
-            half.encode("bf16", kept, lost, section.view("<u2"), self.backend)
+        cut = HEADER + self._kind.length(kept.size)
+        # What the codec of the values loses is left in the array that it is given as the rest.
+        lost = np.zeros_like(kept) if self.rest is not None else kept[:0]
+        sections = self._kind.sections(self.payload[HEADER:cut], kept.size)
+        self._kind.encode_sections(kept, lost, sections, self.backend)
         if self.rest is not None:
             self.rest[indices] = lost
         gaps = self.payload[cut:]
         if self.backend == "numba":
-            from aiops.codecs import topk_cpu
-
-            return cut + topk_cpu.loops().write_gaps(indices, gaps)
-        return cut + _write_gaps(indices, gaps)
+            return cut + loops().write_gaps(indices, gaps)
+        return cut + _write_gaps_numpy(indices, gaps)
 
     def _find(self, values: Floats, exact: Floats) -> None:
-        """Find the largest of ``exact``, the rest, to which ``values`` are added first, if any."""
-        from aiops.codecs import topk_cpu
-
+        """Find the largest of ``exact``; if that is the rest, ``values`` are added to it first."""
         unfit: list[tuple[int, int]] = []
 
         def ready(start: int, stop: int) -> None:
@@ -211,29 +211,18 @@ class _Encoder(Encoder):
                 unfit.append((start, index))
 
         cuts = list(parts(self.size)) if values.nbytes >= LARGE else [(0, self.size)]
-        histograms = topk_cpu.histograms(exact, cuts, ready, self.parallel_map)
+        histograms = _histograms(exact, cuts, ready, self.parallel_map)
         if unfit:
             start, index = min(unfit)
             self._refuse_unfit(values[start:], start, index)
-        topk_cpu.largest(exact, self._indices, cuts, histograms, self.parallel_map)
+        _largest(exact, self._indices, cuts, histograms, self.parallel_map)
 
 
 def _header(payload: Bytes) -> tuple[int, int]:
     return int(payload[:4].view("<u4")[0]), int(payload[4])
 
 
-def _values_length(form: int, kept: int) -> int:
-    return int8.length(kept) if FORMS[form] == "int8" else 2 * kept
-
-
-def _read_values(section: Bytes, form: int, values: Floats, backend: str) -> None:
-    if FORMS[form] == "int8":
-        int8.decode(*int8.sections(section, values.size), values, False, backend)
-    else:
-        half.decode("bf16", section.view("<u2"), values, False, backend)
-
-
-def _largest(exact: Floats, indices: Indices) -> None:
+def _largest_numpy(exact: Floats, indices: Indices) -> None:
     """Write the indices of the elements with the largest magnitudes, in order."""
     bits = exact.view(np.uint32) & MAGNITUDE
     kept = indices.size
@@ -244,8 +233,8 @@ def _largest(exact: Floats, indices: Indices) -> None:
     indices[:] = np.flatnonzero(above)
 
 
-def _write_gaps(indices: Indices, out: Bytes) -> int:
-    """Write what lies between indices as varints; return how many bytes that took."""
+def _write_gaps_numpy(indices: Indices, out: Bytes) -> int:
+    """Write the gaps between indices as varints; return the number of bytes written."""
     gaps = np.diff(indices, prepend=-1) - 1
     bounds = 1 << 7 * np.arange(1, GAP_BYTES)
     lengths = 1 + np.searchsorted(bounds, gaps, side="right")
@@ -259,13 +248,11 @@ def _write_gaps(indices: Indices, out: Bytes) -> int:
 
 
 def _gaps_fault(gaps: Bytes, kept: int, size: int, backend: str) -> str | None:
-    """Say what is wrong with varints that should be the gaps before ``kept`` indices."""
+    """Return what is wrong with the varints of the gaps before ``kept`` indices, or None."""
     if backend == "numba":
-        from aiops.codecs import topk_cpu
-
-        code, entry = topk_cpu.loops().check_gaps(gaps, kept, size)
+        code, entry = loops().check_gaps(gaps, kept, size)
     else:
-        code, entry = _check_gaps(gaps, kept, size)
+        code, entry = _check_gaps_numpy(gaps, kept, size)
     return (
         None,
         f"ends within the gap of entry {entry}",
@@ -275,8 +262,8 @@ def _gaps_fault(gaps: Bytes, kept: int, size: int, backend: str) -> str | None:
     )[code]
 
 
-def _check_gaps(gaps: Bytes, kept: int, size: int) -> tuple[int, int]:
-    """Return what is wrong first (see `_gaps_fault`; 0: nothing), and at which entry."""
+def _check_gaps_numpy(gaps: Bytes, kept: int, size: int) -> tuple[int, int]:
+    """Return the number of the first fault (an index in `_gaps_fault`; 0: none), and its entry."""
     ends = np.flatnonzero(gaps < 128)[:kept]
     lengths = np.diff(ends, prepend=-1)
     short = int(np.argmax(lengths > GAP_BYTES)) if (lengths > GAP_BYTES).any() else len(ends)
@@ -292,7 +279,7 @@ def _check_gaps(gaps: Bytes, kept: int, size: int) -> tuple[int, int]:
 
 
 def _gaps(gaps: Bytes, ends: Any) -> Indices:
-    """Read the varints that end there."""
+    """Return the varints whose last bytes are at ``ends``."""
     starts = np.concatenate(([0], ends[:-1] + 1)) if len(ends) else ends
     found = np.zeros(len(ends), np.int64)
     for place in range(GAP_BYTES):
@@ -301,5 +288,189 @@ def _gaps(gaps: Bytes, ends: Any) -> Indices:
     return found
 
 
-def _indices(gaps: Bytes, kept: int) -> Indices:
-    return np.cumsum(_gaps(gaps, np.flatnonzero(gaps < 128)[:kept]) + 1) - 1
+# ---------------------------------------------------------------- Numba
+
+_U = np.uint32
+_S7, _S10, _S20, _M10 = np.int64(7), _U(10), _U(20), _U(1023)
+BINS = 2048
+STRANDS = 4
+"""Histograms filled in turn: an addition to a bin waits for the one before to the same bin."""
+
+RUN = 32
+"""Elements whose largest alone is compared first: at 1 %, most runs hold none to keep."""
+
+
+@dataclass(frozen=True)
+class TopKLoops:
+    """The compiled loops."""
+
+    count: Callable[..., None]
+    gather: Callable[..., None]
+    write_gaps: Callable[..., int]
+    check_gaps: Callable[..., tuple[int, int]]
+    scatter: Callable[..., None]
+
+
+@functools.cache
+def loops() -> TopKLoops:
+    """Return the loops; they are compiled once, and kept on disk."""
+    from numba import types
+
+    from aiops.kernels.numba_jit import array_of, compile_loop
+
+    bits, gaps, sizes = array_of("uint32"), array_of("uint8"), array_of("int64", writable=True)
+    values, written = array_of("float32"), array_of("float32", writable=True)
+    size, made = types.int64, types.Array(types.uint8, 1, "C", aligned=False)
+    gather = types.void(bits, size, types.uint32, array_of("uint32", writable=True), sizes)
+    checked = types.UniTuple(size, 2)(gaps, size, size)
+    return TopKLoops(
+        compile_loop(_count, types.void(bits, types.Array(types.int32, 2, "C"))),
+        compile_loop(_gather, gather),
+        compile_loop(_write_gaps, size(array_of("int64"), made)),
+        compile_loop(_check_gaps, checked),
+        compile_loop(_scatter, types.void(gaps, values, written)),
+    )
+
+
+def _histograms(
+    exact: Floats,
+    cuts: Sequence[tuple[int, int]],
+    ready: Callable[[int, int], None],
+    parallel_map: ParallelMap,
+) -> Histograms:
+    """Return the number of elements in every bin, for each of the ``cuts``: int64[cuts, BINS].
+
+    ``ready(start, stop)`` is called for every `CHUNK` just before it is read, on the same thread:
+    what it does to the chunk is done while that is in the cache.
+    """
+    bits, strands = exact.view(np.uint32), np.zeros((len(cuts), STRANDS, BINS), np.int32)
+
+    def count(number: int, low: int, high: int) -> None:
+        for start in range(low, high, CHUNK):
+            stop = min(start + CHUNK, high)
+            ready(start, stop)
+            loops().count(bits[start:stop], strands[number])
+
+    parallel_map([partial(count, number, *cut) for number, cut in enumerate(cuts)])
+    found: Histograms = strands.sum(axis=1, dtype=np.int64)
+    return found
+
+
+def _largest(
+    exact: Floats,
+    indices: Indices,
+    cuts: Sequence[tuple[int, int]],
+    histograms: Histograms,
+    parallel_map: ParallelMap,
+) -> None:
+    """Write the indices of the elements with the largest magnitudes, in order."""
+    bits, kept = exact.view(np.uint32), indices.size
+    edge, above, inside = _edge(histograms.sum(axis=0), kept)
+    ends = np.cumsum(histograms[:, edge:].sum(axis=1)).tolist()  # what each cut gathers
+    places = np.empty(above + inside, np.int64)
+    candidates = np.empty(above + inside, np.uint32)
+
+    def gather(number: int, low: int, high: int) -> None:
+        at = slice(ends[number - 1] if number else 0, ends[number])
+        loops().gather(bits[low:high], low, _U(edge) << _S20, candidates[at], places[at])
+
+    parallel_map([partial(gather, number, *cut) for number, cut in enumerate(cuts)])
+    bound, wanted = _U(edge) << _S20, kept - above
+    close = candidates[candidates < _U(edge + 1) << _S20]
+    for shift, mask in ((_S10, _M10), (_U(0), _M10)):
+        digits = close >> shift & mask
+        digit, more, _ = _edge(np.bincount(digits, minlength=int(mask) + 1), wanted)
+        close = close[digits == digit]
+        bound, wanted = bound | _U(digit) << shift, wanted - more
+    chosen = candidates > bound
+    chosen[np.flatnonzero(candidates == bound)[:wanted]] = True
+    np.compress(chosen, places, out=indices)
+
+
+def _edge(histogram: Histograms, kept: int) -> tuple[int, int, int]:
+    """Return the bin of the kept-th largest, the number of elements above that bin, and in it."""
+    down = np.cumsum(histogram[::-1])
+    back = int(np.searchsorted(down, kept))
+    inside = int(histogram[-1 - back])
+    return len(histogram) - 1 - back, int(down[back]) - inside, inside
+
+
+def _count(bits: Any, strands: Any) -> None:
+    whole = bits.size - bits.size % STRANDS
+    for i in range(0, whole, STRANDS):
+        at = np.uintp(i)
+        for strand in range(np.uintp(STRANDS)):
+            strands[strand, np.uintp(_U(bits[at + strand] & MAGNITUDE) >> _S20)] += 1
+    for i in range(whole, bits.size):
+        strands[0, np.uintp(_U(bits[i] & MAGNITUDE) >> _S20)] += 1
+
+
+def _gather(bits: Any, low: Any, bound: Any, candidates: Any, places: Any) -> None:
+    found = 0
+    for start in range(0, bits.size, RUN):
+        run = bits[start : start + RUN]
+        top = _U(0)
+        for i in range(run.size):
+            magnitude = _U(run[i] & MAGNITUDE)
+            top = magnitude if magnitude > top else top
+        if top >= bound:
+            for i in range(run.size):
+                magnitude = _U(run[i] & MAGNITUDE)
+                if magnitude >= bound:
+                    candidates[found] = magnitude
+                    places[found] = low + start + i
+                    found += 1
+
+
+def _write_gaps(indices: Any, out: Any) -> Any:
+    at, before = 0, -1
+    for i in range(indices.size):
+        gap = indices[i] - before - 1
+        before = indices[i]
+        while gap >= 128:
+            out[at] = gap & 127 | 128
+            gap >>= _S7
+            at += 1
+        out[at] = gap
+        at += 1
+    return at
+
+
+def _check_gaps(gaps: Any, kept: Any, size: Any) -> Any:
+    at: Any = 0
+    index: Any = -1
+    for entry in range(kept):
+        gap, place = np.int64(0), np.int64(0)
+        while True:
+            if place == GAP_BYTES:
+                return 2, entry
+            if at == gaps.size:
+                return 1, entry
+            byte = np.int64(gaps[at])
+            at += 1
+            gap |= (byte & 127) << (_S7 * place)
+            place += 1
+            if byte < 128:
+                break
+        index += gap + 1
+        if index >= size:
+            return 3, entry
+    if at < gaps.size:
+        return 4, kept - 1
+    return 0, 0
+
+
+def _scatter(gaps: Any, values: Any, out: Any) -> None:
+    at: Any = 0
+    index: Any = -1
+    for entry in range(values.size):
+        byte = np.int64(gaps[at])
+        at += 1
+        gap, shift = byte & 127, _S7
+        while byte >= 128:
+            byte = np.int64(gaps[at])
+            at += 1
+            gap |= (byte & 127) << shift
+            shift += _S7
+        index += gap + 1
+        out[index] += values[entry]

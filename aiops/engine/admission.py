@@ -17,8 +17,8 @@ from aiops.codecs import BUILT_IN, codec_named, raw
 from aiops.engine.buffer_pool import BufferPool
 from aiops.engine.receive import CodedIncoming, PushSink, RawIncoming
 from aiops.errors import BadPush, NotReady, Refused, UsageError, nearest
+from aiops.kernels.parallel import ParallelMap, serial_map, survey
 from aiops.kernels.scan import Surveyor
-from aiops.kernels.sharing import ParallelMap, serial_map, survey
 from aiops.model.arena import aligned
 from aiops.model.layout import Bytes, Cover, Layout
 from aiops.model.parts import Parts

@@ -175,7 +175,7 @@ class Engine:
     def _check_codecs(self) -> None:
         """Refuse to save up gradients for a rule that would diverge on their squares."""
         pushed = {codec.name for _pattern, codec in self.codecs[0].pairs if codec.saves_up}
-        if pushed and not self.algorithm.saved_up:
+        if pushed and not self.algorithm.accepts_sums:
             name = self.algorithm.name
             raise ConflictError(
                 f"{name} squares each gradient, and {min(pushed)} leaves most of one out, to add it"

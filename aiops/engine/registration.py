@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from aiops.algorithms.base import Algorithm
+from aiops.algorithms.table_support import tables_obstacle
 from aiops.common.frozen import value
 from aiops.engine.admission import OfferSink
 from aiops.engine.events import Initialised
@@ -51,7 +52,7 @@ def offered(
     """
     tables = _tables_of(message)
     if tables:
-        why = algorithm.tables()
+        why = tables_obstacle(algorithm)
         if why is not None:
             raise BadPush(f"this server's model cannot have the table {min(tables)!r}: {why}")
         nbytes = sum(named.table.nbytes for named in tables.values())
@@ -77,7 +78,7 @@ def given(event: Initialised, algorithm: Algorithm) -> Definition:
     """
     layout = Layout(event.rows, empty=bool(event.tables))
     tables = Tables.told((row for row, _count in event.tables), layout.index)
-    why = algorithm.tables() if tables else None
+    why = tables_obstacle(algorithm) if tables else None
     if why is not None:
         raise ConflictError(f"the model to begin with has tables, but {why}")
     return Definition(layout, event.data[: layout.nbytes], tables)

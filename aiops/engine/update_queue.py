@@ -85,7 +85,7 @@ class UpdateQueue:
         # Who is waited for, as the policy was told. It takes time to say when they are thousands,
         # and most policies do not listen.
         self._immediate = type(self._policy).push is Immediate.push
-        self._listens = type(self._policy).crew is not Policy.crew
+        self._listens = type(self._policy).workers_changed is not Policy.workers_changed
         self._told: frozenset[int] = frozenset()
         self.staleness: Counter[int] = Counter()  # gradients used, by what `_count` makes of it
         self.total_staleness = 0  # of all gradients used
@@ -179,7 +179,7 @@ class UpdateQueue:
             if waited_for == self._told:
                 return
             self._told = waited_for
-            verdict = self._policy.crew(waited_for)
+            verdict = self._policy.workers_changed(waited_for)
             if verdict is not None:
                 self._queue.appendleft(verdict)
                 self._advance()

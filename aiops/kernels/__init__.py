@@ -1,13 +1,13 @@
-"""Kernels: mathematics written once, executed by several backends to the same bits.
+"""Execute update rules, written once as NumPy functions, by several backends to the same bits.
 
-A :class:`Rule` is a plain NumPy function over a small vocabulary. :func:`build` makes it a
-:class:`Kernel`: NumPy executes the function as it stands, in blocks (the specification), and
-Numba one fused loop generated from its source. Any NaN counts as the same NaN: its payload is
-the only thing backends may differ in.
+A :class:`Rule` is a plain NumPy function over a small vocabulary. :func:`build` makes a
+:class:`Kernel` of it: NumPy executes the function as it stands, in blocks (the specification), and
+Numba executes one fused loop generated from its source. Backends may differ only in the payload of
+a NaN.
 
-A state that has become subnormal (below 1.2e-38 in float32) is stored as 0 of its sign. A moving
-average of a gradient that has ended would stay there for ever, and processors calculate with such
-numbers 20 to 50 times slower.
+A state element that has become subnormal (below 1.2e-38 in float32) is stored as 0 of its sign. The
+moving average of a gradient that has become 0 would otherwise stay subnormal, and processors
+calculate with such numbers 20 to 50 times slower.
 
 >>> import numpy as np
 >>> def sgd(w, g, step):
@@ -27,13 +27,14 @@ import numpy as np
 import numpy.typing as npt
 
 from aiops.errors import UsageError
-from aiops.kernels.backend import Expected, at_hand, expected, resolve
-from aiops.kernels.half import MasterKernel
-from aiops.kernels.packed import FORMS, form_named
-from aiops.kernels.reader import read
-from aiops.kernels.reference import NumpyKernel
-from aiops.kernels.rising import Rising
+from aiops.kernels.backend import PendingNumba, current_backend, numba_pending, resolve
+from aiops.kernels.deferred import DeferredKernel
+from aiops.kernels.interface import STATISTIC_CAP, STATISTIC_SCALE, Kernel, Spans
+from aiops.kernels.master_kernel import MasterKernel
+from aiops.kernels.numpy_kernel import NumpyKernel
+from aiops.kernels.payloads import FORMATS, format_named
 from aiops.kernels.rule import FIRST, FOLD, Rule
+from aiops.kernels.rule_parser import parse
 from aiops.kernels.scan import (
     SURVEYED,
     bounded,
@@ -43,7 +44,6 @@ from aiops.kernels.scan import (
     surveyor,
     warm_survey,
 )
-from aiops.kernels.spans import STATISTIC_CAP, STATISTIC_SCALE, Kernel, Spans
 
 __all__ = [
     "FIRST",
@@ -52,15 +52,15 @@ __all__ = [
     "STATISTIC_CAP",
     "STATISTIC_SCALE",
     "SURVEYED",
-    "Expected",
     "Kernel",
+    "PendingNumba",
     "Rule",
     "Spans",
-    "at_hand",
     "bounded",
     "build",
     "build_later",
-    "expected",
+    "current_backend",
+    "numba_pending",
     "reaches",
     "resolve",
     "sum_squares",
@@ -69,8 +69,8 @@ __all__ = [
     "warm_survey",
 ]
 
-PACKED = frozenset(FORMS)
-"""The codecs whose payloads a kernel can read; see `build`."""
+PACKED = frozenset(FORMATS)
+"""The codecs whose payloads a kernel can read: the values of ``grad`` in `build`."""
 
 
 def build(
@@ -78,21 +78,30 @@ def build(
 ) -> Kernel:
     """Make ``rule`` executable over tensors of ``dtype``.
 
-    ``dtype`` is float32, float64, float16 or bfloat16 (``ml_dtypes.bfloat16``); the 16-bit ones
-    keep a float32 master, see :class:`Kernel`. ``backend`` is ``"numba"``, ``"numpy"`` or
-    ``"auto"``: Numba where it can be imported, else NumPy, with one line of advice in the log.
+    Parameters
+    ----------
+    rule
+        The update.
+    dtype
+        float32, float64, float16 or bfloat16 (``ml_dtypes.bfloat16``). The 16-bit ones keep a
+        float32 master, as :class:`Kernel` describes.
+    backend
+        ``"numba"``, ``"numpy"`` or ``"auto"``: Numba where it can be imported, else NumPy, with one
+        line of advice in the log.
+    grad
+        The name of a codec in `PACKED`; float32 only. The kernel's ``grad`` is then uint8, and
+        holds a whole payload for every span, from byte ``src`` on, at any address. The payloads
+        must have been checked. The result has the bits of decoding first and updating then.
 
-    ``grad`` is the name of a codec (``fp16``, ``bf16``, ``int8``, ``onebit``; dtype float32 only).
-    The kernel's ``grad`` is then a buffer of bytes, uint8, that holds a whole payload for every
-    span, from byte ``src`` on, at any address. It has been checked: a payload is read whatever it
-    is. The result has the bits of decoding first and updating then.
-
-    Raises :class:`~aiops.errors.UsageError` for another dtype, backend or codec, and for a rule
-    that uses anything outside the vocabulary, whatever the backend.
+    Raises
+    ------
+    UsageError
+        For another dtype, backend or codec, and for a rule that uses anything outside the
+        vocabulary, whatever the backend.
     """
     wanted = np.dtype(dtype)
-    program = read(rule)
-    packed = None if grad is None else form_named(grad)
+    program = parse(rule)
+    packed = None if grad is None else format_named(grad)
     if packed is not None and wanted != np.float32:
         raise UsageError(
             f"rule {rule.name!r} cannot be built to read gradients of {grad!r} for dtype {wanted}:"
@@ -109,7 +118,7 @@ def build(
         )
     if resolve(backend) == "numpy":
         return NumpyKernel(rule, wanted, packed)
-    from aiops.kernels.fused_cpu import NumbaKernel
+    from aiops.kernels.numba_kernel import NumbaKernel
 
     return NumbaKernel(rule, program, wanted, packed)
 
@@ -117,14 +126,14 @@ def build(
 def build_later(
     rule: Rule, dtype: npt.DTypeLike, backend: str = "auto", grad: str | None = None
 ) -> Kernel:
-    """Make a kernel that can be called at once, and is as quick as `build`'s after its `warm`.
+    """Make a kernel that can be called before it is compiled.
 
-    Until then NumPy does its work, to the same bits: nothing is imported or compiled but by
-    `warm`, which another thread may call. Arguments and errors are those of `build`, of which
-    `warm` raises those that depend on the backend.
+    Until its ``warm`` has returned, which another thread may call, NumPy executes it, to the same
+    bits; from then on it is as fast as `build`'s. Parameters and errors are those of `build`, but
+    errors that depend on the backend are raised by ``warm``.
     """
     stand_in = build(rule, dtype, "numpy", grad)
     if backend == "numpy":
         return stand_in
     make = partial(build, rule, dtype, backend, grad)
-    return Rising(make, stand_in, rule, np.dtype(dtype), whole=grad is not None)
+    return DeferredKernel(make, stand_in, rule, np.dtype(dtype), whole=grad is not None)

@@ -1,4 +1,4 @@
-"""Which backend executes a kernel on this machine."""
+"""Choose the backend that executes kernels on this machine: Numba or NumPy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from weakref import WeakSet
 
 from aiops.errors import UsageError, nearest
 
-__all__ = ["BACKENDS", "Expected", "at_hand", "expected", "resolve"]
+__all__ = ["BACKENDS", "PendingNumba", "current_backend", "numba_pending", "resolve"]
 
 BACKENDS = ("auto", "numba", "numpy")
 
@@ -16,11 +16,18 @@ logger = logging.getLogger("aiops.kernels")
 
 
 def resolve(backend: str) -> str:
-    """Return ``"numba"`` or ``"numpy"`` for a wish, which may be ``"auto"``.
+    """Return the backend that a setting stands for, ``"numba"`` or ``"numpy"``; import Numba.
 
-    ``"auto"`` is Numba where it can be imported, else NumPy, with one line of advice in the log
-    of ``aiops.kernels``. Raises :class:`~aiops.errors.UsageError` for an unknown name, and for
-    ``"numba"`` where it cannot be had.
+    Parameters
+    ----------
+    backend
+        One of `BACKENDS`. ``"auto"`` is Numba where it can be imported, else NumPy, with one line
+        of advice in the log of ``aiops.kernels``.
+
+    Raises
+    ------
+    UsageError
+        For an unknown name, and for ``"numba"`` where it cannot be used.
     """
     if backend == "numpy":
         return backend
@@ -42,35 +49,36 @@ def resolve(backend: str) -> str:
     return "numpy"
 
 
-class Expected:
-    """A promise that another thread makes Numba ready; until it has come, NumPy works `at_hand`.
+class PendingNumba:
+    """A promise that another thread is importing Numba and compiling with it.
 
-    Importing Numba takes a quarter of a second, and compiling with it seconds: whoever must answer
-    meanwhile has NumPy, which gives the same bits. A promise that is forgotten is over, too.
+    Importing Numba takes a quarter of a second, compiling seconds. Until every promise of the
+    process is kept (`arrived`) or garbage collected, `current_backend` is NumPy, which gives the
+    same bits, so that replies do not wait for the compiler.
     """
 
     def __init__(self) -> None:
-        _EXPECTED.add(self)
+        _PENDING.add(self)
 
-    def came(self) -> None:
-        """Say that Numba can be used."""
-        _EXPECTED.discard(self)
-
-
-_EXPECTED: WeakSet[Expected] = WeakSet()
+    def arrived(self) -> None:
+        """Keep the promise: Numba can be used."""
+        _PENDING.discard(self)
 
 
-def expected() -> bool:
-    """Say whether another thread is making Numba ready."""
-    return len(_EXPECTED) > 0
+_PENDING: WeakSet[PendingNumba] = WeakSet()
 
 
-def at_hand(backend: str) -> str:
-    """Return what `resolve` does, or ``"numpy"`` while another thread makes Numba ready.
+def numba_pending() -> bool:
+    """Return whether another thread is importing Numba or compiling with it."""
+    return len(_PENDING) > 0
 
-    For work of the moment; what is kept for long asks `resolve`, which imports Numba.
+
+def current_backend(backend: str) -> str:
+    """Return what `resolve` does, or ``"numpy"`` while Numba is pending.
+
+    For a single call. An object that is kept for long uses `resolve`, which imports Numba.
     """
-    return "numpy" if _EXPECTED else resolve(backend)
+    return "numpy" if _PENDING else resolve(backend)
 
 
 @functools.cache

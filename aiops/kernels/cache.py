@@ -1,8 +1,8 @@
-"""Generated modules on disk, so that their machine code outlives the process.
+"""Keep generated modules on disk, so that their machine code outlives the process.
 
-Numba keeps the machine code of a function beside the file that defines it. Generated text has
-no file, so it gets one in the user's cache folder; where there is no folder to write to, the
-text is run from memory and compiled again by every process.
+Numba stores the machine code of a function beside the file that defines it. Generated text has no
+file, so it gets one in the user's cache folder. Where no folder can be written to, the text runs
+from memory, and every process compiles it again.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ __all__ = ["folder", "load"]
 
 
 def folder() -> Path | None:
-    """Return the cache folder, made if need be, or None when there is none to be trusted.
+    """Return the cache folder, which is made if need be, or None when none can be trusted.
 
-    It is ``aiops/kernels`` under ``$XDG_CACHE_HOME``, by default ``~/.cache``. Numba unpickles
-    what it finds there, so the folder must be ours and nobody else may write to it.
+    It is ``aiops/kernels`` under ``$XDG_CACHE_HOME``, by default ``~/.cache``. Numba unpickles the
+    files in it, so it must belong to this user, and no other user may write to it.
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
     try:
@@ -37,35 +37,35 @@ def folder() -> Path | None:
 
 
 def load(name: str, text: str) -> tuple[ModuleType, bool]:
-    """Run ``text`` as module ``name``; return it and whether it lies in a file.
+    """Execute ``text`` as module ``name``; return the module, and whether it has a file.
 
-    Any number of processes may do this at once. The text that runs is always the one given,
-    never what an existing file holds.
+    Several processes may do this at the same time. The text that is executed is always the
+    argument, never the content of an existing file.
     """
     place = folder()
     path = _written(place / f"{name}.py", text) if place is not None else None
     filename = str(path) if path is not None else f"<aiops kernel {name}>"
     if path is None:
-        # So that tracebacks and debuggers show the text although no file holds it.
+        # Tracebacks and debuggers show the text although it is in no file.
         linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     module = ModuleType(f"aiops_kernel_{name}")
     module.__file__ = filename
-    # Numba finds the globals of machine code read from its cache through this table.
+    # Numba finds the globals of cached machine code through this table.
     sys.modules[module.__name__] = module
     exec(compile(text, filename, "exec"), module.__dict__)
     return module, path is not None
 
 
 def _written(path: Path, text: str) -> Path | None:
-    """Make sure that the file holds the text; return None if that cannot be had."""
+    """Make sure that the file holds the text; return its path, or None if it cannot."""
     try:
         if path.is_file() and path.read_text(encoding="utf-8") == text:
-            return path  # left as it is: Numba's cache goes by the file's time of change
+            return path  # left as it is: Numba's cache depends on its modification time
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(text)
-            # The first of several processes wins, and its file keeps its time of change.
+            # The first of several processes wins, and its file keeps its modification time.
             if path.exists():
                 os.replace(temporary, path)
             else:

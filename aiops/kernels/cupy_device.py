@@ -1,7 +1,7 @@
-"""A GPU, by way of CuPy: its memory, its streams, and kernels compiled by NVRTC.
+"""Use a GPU through CuPy: its memory, its streams, and kernels compiled by NVRTC.
 
-CuPy is imported when a GPU is asked for, and not before. Its `RawModule` is not used: it adds
-``-ftz=true`` to whatever options it is given, and subnormals would not have NumPy's bits.
+CuPy is imported when a GPU is requested. Its `RawModule` is not used: it adds ``-ftz=true`` to all
+options, and subnormals would not have NumPy's bits.
 """
 
 from __future__ import annotations
@@ -14,14 +14,22 @@ from typing import Any
 import numpy as np
 
 from aiops.errors import AiopsError, UsageError
-from aiops.kernels.cuda import OPTIONS
-from aiops.kernels.device import Argument, Bytes, Device, DeviceArray, Mark, Stream, Text
+from aiops.kernels.cuda_fragments import OPTIONS
+from aiops.kernels.device import (
+    Argument,
+    Bytes,
+    Device,
+    DeviceArray,
+    DeviceEvent,
+    DeviceStream,
+    KernelSource,
+)
 
 _NONE = "cpu"
 
 
 def number_of(name: str) -> int | None:
-    """Return the number of the GPU that a setting names; None: it names none.
+    """Return the number of the GPU in a setting (``--device``), or None for ``cpu``.
 
     >>> number_of("cpu"), number_of("cuda"), number_of("cuda:1")
     (None, 0, 1)
@@ -29,7 +37,7 @@ def number_of(name: str) -> int | None:
     Raises
     ------
     UsageError
-        When it is not written so.
+        When the setting has another form.
     """
     kind, colon, number = name.partition(":")
     if name == _NONE:
@@ -41,12 +49,12 @@ def number_of(name: str) -> int | None:
 
 
 def opened(name: str) -> Device | None:
-    """Return the device that a setting names, ready for use; None: it is the host.
+    """Return the device in a setting (``--device``), ready for use, or None for ``cpu``.
 
     Raises
     ------
     UsageError
-        When it cannot be had: saying why, and what to do.
+        When it cannot be used; the text tells why, and what to do.
     """
     number = number_of(name)
     return None if number is None else CupyDevice(number)
@@ -84,7 +92,7 @@ class CupyDevice:
         number, runtime = self._number, self._runtime
         try:
             self._cupy.cuda.nvrtc.getVersion()
-        except Exception as error:  # CuPy looks for it now, and what it raises is its own
+        except Exception as error:  # CuPy looks for it now, and raises errors of its own
             raise UsageError(
                 f"--device cuda:{number} needs NVRTC, which CuPy does not find"
                 f" ({str(error).partition(chr(10))[0]}): pip install 'aiops-ps[cuda12]', or"
@@ -107,7 +115,7 @@ class CupyDevice:
     # ------------------------------------------------------------ memory
 
     def allocate(self, nbytes: int) -> DeviceArray:
-        """See `Device`."""
+        """Allocate with cudaMalloc; the memory is freed with its last array."""
         runtime = self._runtime
         runtime.setDevice(self._number)
         try:
@@ -118,12 +126,12 @@ class CupyDevice:
                 f"{self.name} has no room for another {nbytes} bytes: {free} of its {total} are"
                 f" free ({_said(error)})"
             ) from None
-        owner = _Memory()
+        owner = _Allocation()
         weakref.finalize(owner, runtime.free, start).atexit = False
         return DeviceArray(start, nbytes, np.dtype(np.uint8), owner)
 
     def host(self, nbytes: int) -> Bytes:
-        """See `Device`."""
+        """Allocate with cudaHostAlloc; the memory is freed with its last array."""
         runtime = self._runtime
         runtime.setDevice(self._number)
         try:
@@ -137,12 +145,12 @@ class CupyDevice:
         return np.frombuffer(memoryview(raw), np.uint8)[:nbytes]
 
     def pin(self, data: Bytes) -> Callable[[], None] | None:
-        """See `Device`."""
+        """Register the pages with cudaHostRegister."""
         runtime, start = self._runtime, data.ctypes.data
         runtime.setDevice(self._number)
         try:
             runtime.hostRegister(start, data.nbytes, _PORTABLE)
-        except runtime.CUDARuntimeError:  # it is slower, and works as well
+        except runtime.CUDARuntimeError:  # pageable memory works as well, but slower
             return None
 
         def unpin() -> None:
@@ -152,13 +160,13 @@ class CupyDevice:
 
     # ------------------------------------------------------------ work
 
-    def stream(self) -> Stream:
-        """See `Device`."""
+    def stream(self) -> DeviceStream:
+        """Return a non-blocking stream."""
         self._runtime.setDevice(self._number)
         return _CupyStream(self._cupy, self._number, self.name)
 
-    def function(self, text: Text) -> object:
-        """See `Device`."""
+    def function(self, text: KernelSource) -> object:
+        """Compile with NVRTC, and load the module."""
         self._runtime.setDevice(self._number)
         module = self._cupy.cuda.function.Module()
         module.load(machine_code(self._cupy, text, self._architecture))
@@ -169,16 +177,17 @@ _PORTABLE = 1
 """cudaHostRegisterPortable."""
 
 
-class _Memory:
-    """What is freed when nobody refers to it."""
+class _Allocation:
+    """An object that lives as long as memory of the device; its finaliser frees that."""
 
     __slots__ = ("__weakref__",)
 
 
-def machine_code(cupy: Any, text: Text, architecture: int) -> bytes:
-    """Compile a kernel for a GPU of that compute capability (90 is 9.0), which need not be there.
+def machine_code(cupy: Any, text: KernelSource, architecture: int) -> bytes:
+    """Compile a kernel for GPUs of a compute capability (90 is 9.0), and return the CUBIN.
 
-    For one that this NVRTC does not know yet it is PTX, which the driver compiles.
+    For a capability that this NVRTC does not know yet it returns PTX, which the driver compiles. No
+    GPU is needed.
     """
     nvrtc = cupy.cuda.nvrtc
     known = [int(each) for each in nvrtc.getSupportedArchs()]
@@ -214,52 +223,52 @@ class _CupyStream:
             self._runtime.memcpyAsync(target, source, nbytes, kind, self._stream.ptr)
 
     def upload(self, target: DeviceArray, source: Bytes) -> None:
-        """See `Stream`."""
+        """Queue cudaMemcpyAsync from the host."""
         kind = self._runtime.memcpyHostToDevice
         self._copy(target.start, source.ctypes.data, target.nbytes, kind)
 
     def download(self, target: Bytes, source: DeviceArray) -> None:
-        """See `Stream`."""
+        """Queue cudaMemcpyAsync to the host."""
         kind = self._runtime.memcpyDeviceToHost
         self._copy(target.ctypes.data, source.start, source.nbytes, kind)
 
     def copy(self, target: DeviceArray, source: DeviceArray) -> None:
-        """See `Stream`."""
+        """Queue cudaMemcpyAsync within the device."""
         kind = self._runtime.memcpyDeviceToDevice
         self._copy(target.start, source.start, target.nbytes, kind)
 
     def clear(self, target: DeviceArray) -> None:
-        """See `Stream`."""
+        """Queue cudaMemsetAsync."""
         if target.nbytes:
             self._runtime.setDevice(self._number)
             self._runtime.memsetAsync(target.start, 0, target.nbytes, self._stream.ptr)
 
     def launch(self, function: Any, blocks: int, threads: int, given: Sequence[Argument]) -> None:
-        """See `Stream`."""
+        """Queue a kernel."""
         self._runtime.setDevice(self._number)
         arguments = tuple(
             np.uint64(each.start) if isinstance(each, DeviceArray) else each for each in given
         )
         function((blocks,), (threads,), arguments, stream=self._stream)
 
-    def mark(self) -> Mark:
-        """See `Stream`."""
+    def record_event(self) -> DeviceEvent:
+        """Record an event without timing."""
         self._runtime.setDevice(self._number)
         event = self._cupy.cuda.Event(disable_timing=True)
         event.record(self._stream)
-        return _CupyMark(self, event)
+        return _CupyEvent(self, event)
 
     def finish(self) -> None:
-        """See `Stream`."""
+        """Wait for the stream."""
         self.wait(self._stream)
 
     def wait(self, what: Any) -> None:
-        """Wait for a stream or an event.
+        """Wait for a stream or an event of CuPy.
 
         Raises
         ------
         AiopsError
-            When the device failed at something that was begun on it.
+            When queued work failed.
         """
         self._runtime.setDevice(self._number)
         try:
@@ -271,7 +280,7 @@ class _CupyStream:
             ) from None
 
 
-class _CupyMark:
+class _CupyEvent:
     def __init__(self, stream: _CupyStream, event: Any) -> None:
         self._stream, self._event = stream, event
 

@@ -1,7 +1,8 @@
-"""A device with memory of its own, as kernels and stores see it: handed in, never imported.
+"""The interface of a device with memory of its own, such as a GPU.
 
-`aiops.kernels.cupy_device` is one. What a device does is begun on a `Stream` and done in the order
-in which it was begun there; whoever needs the result calls `Stream.finish`.
+Kernels and stores are handed a `Device`; `aiops.kernels.cupy_device` is one. Work on a device is
+queued on a `DeviceStream` and done in the order in which it was queued; `DeviceStream.finish` waits
+for it.
 """
 
 from __future__ import annotations
@@ -13,16 +14,31 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Argument", "Bytes", "Device", "DeviceArray", "Mark", "Stream", "Text"]
+__all__ = [
+    "Argument",
+    "Bytes",
+    "Device",
+    "DeviceArray",
+    "DeviceEvent",
+    "DeviceStream",
+    "KernelSource",
+]
 
 Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """A kernel's source: CUDA C++ that includes nothing, with one function of this name.
+class KernelSource:
+    """A kernel in CUDA C++ that includes nothing and defines one kernel.
 
-    ``parameters``: each one's type and name, in order.
+    Attributes
+    ----------
+    name
+        The function's.
+    source
+        The text.
+    parameters
+        The type and the name of each parameter, in order.
     """
 
     name: str
@@ -31,9 +47,18 @@ class Text:
 
 
 class DeviceArray:
-    """A flat run of elements in a device's memory; slices and views are the same memory.
+    """A flat run of elements in a device's memory; slices and views share that memory.
 
-    ``start`` is its address there. ``owner`` lives as long as any array of its memory.
+    Attributes
+    ----------
+    start
+        Its address on the device.
+    size
+        Its number of elements.
+    dtype
+        Their dtype.
+    owner
+        An object that lives as long as any array of its memory.
     """
 
     __slots__ = ("dtype", "owner", "size", "start")
@@ -59,52 +84,66 @@ class DeviceArray:
         return DeviceArray(start, max(0, last - first), self.dtype, self.owner)
 
     def view(self, dtype: npt.DTypeLike) -> DeviceArray:
-        """Return the same bytes as elements of another dtype; they must be aligned to it."""
+        """Return the same bytes as elements of another dtype, to which they must be aligned."""
         wanted = np.dtype(dtype)
         assert self.nbytes % wanted.itemsize == 0 == self.start % wanted.itemsize, "not aligned"
         return DeviceArray(self.start, self.nbytes // wanted.itemsize, wanted, self.owner)
 
     def overlaps(self, other: DeviceArray) -> bool:
-        """Say whether two arrays share memory."""
+        """Return whether two arrays share memory."""
         return self.start < other.start + other.nbytes and other.start < self.start + self.nbytes
 
 
 Argument: TypeAlias = DeviceArray | np.generic
-"""What a kernel is called with: memory, or a number of exactly its parameter's type."""
+"""An argument of a kernel: memory, or a number of exactly its parameter's type."""
 
 
-class Mark(Protocol):
+class DeviceEvent(Protocol):
     """A point in a stream."""
 
     def wait(self) -> None:
-        """Return when all that was begun on the stream before it is done."""
+        """Wait until all work queued on the stream before this point is done."""
 
 
-class Stream(Protocol):
-    """What is done in order. Any thread may begin something; errors may show at `finish` only."""
+class DeviceStream(Protocol):
+    """A queue of work on a device.
+
+    Any thread may queue work, and the methods return before it is done. An error may be raised by a
+    later call, at the latest by `finish`.
+    """
 
     def upload(self, target: DeviceArray, source: Bytes) -> None:
-        """Begin to copy bytes of the host, which stay as they are until it is done."""
+        """Queue a copy from the host; ``source`` must not change until it is done."""
 
     def download(self, target: Bytes, source: DeviceArray) -> None:
-        """Begin to copy to the host; ``target`` is not looked at until it is done."""
+        """Queue a copy to the host; ``target`` must not be read until it is done."""
 
     def copy(self, target: DeviceArray, source: DeviceArray) -> None:
-        """Begin to copy within the device."""
+        """Queue a copy within the device."""
 
     def clear(self, target: DeviceArray) -> None:
-        """Begin to set bytes to 0."""
+        """Queue the setting of bytes to 0."""
 
     def launch(
         self, function: object, blocks: int, threads: int, given: Sequence[Argument]
     ) -> None:
-        """Begin to run what `Device.function` returned, by so many blocks of threads."""
+        """Queue a kernel.
 
-    def mark(self) -> Mark:
-        """Return where the stream is now."""
+        Parameters
+        ----------
+        function
+            A result of `Device.function`.
+        blocks, threads
+            The number of blocks, and of threads in each.
+        given
+            The kernel's arguments, in the order of its parameters.
+        """
+
+    def record_event(self) -> DeviceEvent:
+        """Return the point that the stream has reached."""
 
     def finish(self) -> None:
-        """Return when all that was begun is done."""
+        """Wait until all queued work is done."""
 
 
 class Device(Protocol):
@@ -113,28 +152,31 @@ class Device(Protocol):
     Attributes
     ----------
     name
-        What people call it: ``cuda:0 (NVIDIA H100 80GB HBM3)``.
+        As it is shown to users: ``cuda:0 (NVIDIA H100 80GB HBM3)``.
     """
 
     name: str
 
     def allocate(self, nbytes: int) -> DeviceArray:
-        """Return memory, aligned to 256 bytes, whose values mean nothing.
+        """Return uninitialised memory, uint8[nbytes], aligned to 256 bytes.
 
         Raises
         ------
         MemoryError
-            When it has no more; the text is a sentence.
+            When the device has no more; the text is a sentence.
         """
 
-    def function(self, text: Text) -> object:
-        """Compile a kernel."""
+    def function(self, text: KernelSource) -> object:
+        """Compile a kernel, and return it for `DeviceStream.launch`."""
 
-    def stream(self) -> Stream:
+    def stream(self) -> DeviceStream:
         """Return a new stream."""
 
     def host(self, nbytes: int) -> Bytes:
-        """Return memory of the host that this device copies from and to by itself: page-locked."""
+        """Return page-locked memory of the host, which the device copies from and to by itself."""
 
     def pin(self, data: Bytes) -> Callable[[], None] | None:
-        """Make whole pages such memory; return what ends that, or None if it cannot be."""
+        """Page-lock whole pages of the host.
+
+        Returns the function that unlocks them, or None when the system refuses.
+        """

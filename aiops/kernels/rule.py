@@ -1,4 +1,4 @@
-"""A rule: the mathematics of an update, written once as a plain function over arrays."""
+"""Describe a rule: the mathematics of an update, written once as a function over arrays."""
 
 from __future__ import annotations
 
@@ -15,27 +15,42 @@ __all__ = ["FIRST", "FOLD", "Rule"]
 
 @dataclass(frozen=True)
 class Rule:
-    """An elementwise update and what it needs besides parameters and gradient.
+    """An elementwise update, and what it needs besides parameters and gradient.
 
-    ``function(w, g, *reads, *state, step, *scalars, *constants)`` takes the parameters, the
-    gradient, one array per read and per state, the step (learning rate times modulation), one
-    number per scalar and per constant, all in the order they are named in, and returns the tuple
-    ``(w, *state)`` of the new values. Arrays are blocks of one tensor in the compute dtype;
-    ``step``, the scalars and the constants are scalars of that dtype. The body may use
-    assignments to local names, ``+ - * /``, unary minus, comparisons, number literals (which
-    count as values of the compute dtype) and the words of :mod:`aiops.kernels.vocabulary`;
-    :func:`aiops.kernels.build` refuses anything else.
+    Parameters
+    ----------
+    function
+        ``function(w, g, *reads, *state, step, *scalars, *constants)`` takes the parameters, the
+        gradient, an array per read and per state, the step (learning rate times modulation), and a
+        number per scalar and per constant, in the order in which they are named, and returns the
+        tuple ``(w, *state)`` of the new values. Arrays are blocks of one tensor in the compute
+        dtype; ``step``, the scalars and the constants are scalars of that dtype. The body may use
+        assignments to local names, ``+ - * /``, unary minus, comparisons, number literals (values
+        of the compute dtype) and the words of :mod:`aiops.kernels.vocabulary`;
+        :func:`aiops.kernels.build` refuses anything else.
+    state
+        Maps the name of each state array to its initial value.
+    constants
+        Maps the name of each constant to its value, in double precision. It is rounded once to the
+        compute dtype, so pass ``one_minus_gamma`` instead of computing it in float32.
+    statistic
+        The state array whose sum is reported with every update, or None.
+    scalars
+        Names of numbers that the host computes for each tensor at each update, like the step; a
+        kernel gets them in ``Spans.more``.
+    reads
+        Names of arrays laid out like the parameters that are only read; a kernel gets them in its
+        last argument.
+    statistic_floor
+        A lower bound of the statistic's mean.
 
-    ``state`` maps each state array to its initial value; ``constants`` maps each constant to its
-    value, given in double precision and rounded once to the compute dtype (so hand in
-    ``one_minus_gamma`` rather than working it out in float32); ``statistic`` names the state
-    array whose sum is reported with every update, or is None; ``scalars`` names numbers that the
-    host works out for each tensor at each update, as it does the step (:attr:`Spans.more
-    <aiops.kernels.Spans>`); ``reads`` names arrays laid out like the parameters that are only
-    read (the last argument of a :class:`~aiops.kernels.Kernel`).
+    Raises
+    ------
+    UsageError
+        When the function's parameters are not these, or a number is not finite.
 
-    Raises :class:`~aiops.errors.UsageError` when the function's parameters are not these.
-
+    Examples
+    --------
     >>> def momentum(w, g, m, step, decay):
     ...     m = decay * m + g
     ...     return w - step * m, m
@@ -56,9 +71,10 @@ class Rule:
     statistic: str | None = None
     scalars: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
+    statistic_floor: float = 0.0
 
     def __post_init__(self) -> None:
-        # Copies: a frozen value should not change because somebody edits the dict he handed in.
+        # Copies: the rule must not change when the caller changes the mappings.
         object.__setattr__(self, "state", dict(self.state))
         object.__setattr__(self, "constants", dict(self.constants))
         object.__setattr__(self, "scalars", tuple(self.scalars))
@@ -94,7 +110,7 @@ class Rule:
 
     @property
     def results(self) -> str:
-        """What the function must return, as it would be written."""
+        """The function's result as source text, for errors."""
         return f"({', '.join(('w', *self.state))})" if self.state else "(w,)"
 
     def _check_parameters(self) -> None:
@@ -131,7 +147,7 @@ def first(w: Array, g: Array, step: Scalar) -> tuple[Array, ...]:
 
 
 FOLD = Rule(fold)
-"""Add a gradient to a running sum: ``sum + step * g`` (the sum stands where parameters would)."""
+"""Add a gradient to a running sum, ``sum + step * g``; the sum takes the place of parameters."""
 
 FIRST = Rule(first)
-"""Begin a running sum: ``step * g``; what the sum held before is not read."""
+"""Begin a running sum: ``step * g``; its previous content is not read."""

@@ -1,10 +1,11 @@
-"""Looking over what a peer sent before it may touch anything: bad values, and Σx².
+"""Scan received tensors before they are used: find unfit values, and sum squares.
 
-Both backends give the same answers to the bit, whatever the machine.
+Both backends return the same bits, on every machine.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -12,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from aiops.errors import UsageError
-from aiops.kernels.backend import at_hand, resolve
+from aiops.kernels.backend import current_backend, resolve
 from aiops.kernels.vocabulary import Array
 
 __all__ = [
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 SURVEY_BLOCK = 16_384
-"""Elements surveyed before looking whether one of them was bad."""
+"""Elements whose largest magnitude is found before it is compared with the limit."""
 
 SUM_BLOCK = 16_384
 """Elements per partial sum of :func:`sum_squares`."""
@@ -40,23 +41,23 @@ LANES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class _Format:
-    """How to see that a float is bad from its bits: as an integer, its absolute value is large."""
+class _FloatBits:
+    """The bits of a float dtype: a magnitude, read as an integer, is unfit from ``limit`` on."""
 
     unsigned: np.dtype[Any]
     magnitude: int  # the mask that leaves out the sign
-    limit: int  # the first magnitude that is bad: NaN and infinity lie above every number
+    limit: int  # the first unfit magnitude: NaN and infinity lie above every number
 
 
 _FORMATS = {
-    "float64": _Format(np.dtype(np.uint64), 0x7FFF_FFFF_FFFF_FFFF, 0x43AB_C16D_674E_C800),
-    "float32": _Format(np.dtype(np.uint32), 0x7FFF_FFFF, 0x5D5E_0B6B),
-    "bfloat16": _Format(np.dtype(np.uint16), 0x7FFF, 0x5D5E),
-    "float16": _Format(np.dtype(np.uint16), 0x7FFF, 0x7C00),  # it ends far below 1e18
+    "float64": _FloatBits(np.dtype(np.uint64), 0x7FFF_FFFF_FFFF_FFFF, 0x43AB_C16D_674E_C800),
+    "float32": _FloatBits(np.dtype(np.uint32), 0x7FFF_FFFF, 0x5D5E_0B6B),
+    "bfloat16": _FloatBits(np.dtype(np.uint16), 0x7FFF, 0x5D5E),
+    "float16": _FloatBits(np.dtype(np.uint16), 0x7FFF, 0x7C00),  # it ends far below 1e18
 }
 
 SURVEYED = tuple(_FORMATS)
-"""The dtypes of which there are surveys."""
+"""The names of the dtypes that can be surveyed."""
 
 Surveyor: TypeAlias = Callable[[Array], int]
 """Returns the index of an array's first unfit element, or -1."""
@@ -66,13 +67,23 @@ _SumSquares: TypeAlias = Callable[[Array, float], float]
 
 
 def survey(array: Array, backend: str = "auto") -> int:
-    """Return the index of the first element that no model survives, or -1 if all are fit.
+    """Return the index of the first unfit element, or -1 if there is none.
 
-    Unfit is what is not finite or has an absolute value of 1e18 (rounded to the dtype) or more:
-    its square would be infinite in float32 and stay in the optimiser's statistics for ever.
-    ``array`` is contiguous, of dtype float16, bfloat16, float32 or float64; the index counts its
-    elements in memory order. Reads each element once. Raises
-    :class:`~aiops.errors.UsageError` for another dtype or layout, or an unknown backend.
+    Unfit is an element that is not finite or has an absolute value of 1e18 (rounded to the dtype)
+    or more: its square would be infinite in float32 and never leave the optimiser's statistics.
+
+    Parameters
+    ----------
+    array
+        Contiguous, of any shape; float16, bfloat16, float32 or float64. The index counts its
+        elements in memory order. Each is read once.
+    backend
+        ``"auto"``, ``"numba"`` or ``"numpy"``.
+
+    Raises
+    ------
+    UsageError
+        For another dtype or layout, or an unknown backend.
     """
     form = _format("survey", array)
     bits = array.reshape(-1).view(form.unsigned)
@@ -80,9 +91,9 @@ def survey(array: Array, backend: str = "auto") -> int:
 
 
 def surveyor(dtype: np.dtype[Any], backend: str = "auto") -> Surveyor:
-    """Return :func:`survey` for flat contiguous arrays of one dtype, with all else settled.
+    """Return :func:`survey` for flat contiguous arrays of one dtype.
 
-    It neither imports nor compiles anything before it is called.
+    Numba is imported, and the loop compiled, by the first call.
     """
     form = _format("survey", np.empty(0, dtype))
     unsigned, magnitude, limit = form.unsigned, form.magnitude, form.limit
@@ -92,11 +103,9 @@ def surveyor(dtype: np.dtype[Any], backend: str = "auto") -> Surveyor:
 
     def survey_of(flat: Array) -> int:
         if not ready:
-            if at_hand(backend) == "numpy":
+            if current_backend(backend) == "numpy":
                 return _survey_numpy(flat.view(unsigned), magnitude, limit)
-            from aiops.kernels import scan_cpu
-
-            ready.append(scan_cpu.compiled_survey(unsigned.itemsize, magnitude, limit))
+            ready.append(compiled_survey(unsigned.itemsize, magnitude, limit))
         scan, mask, bound = ready[0]
         return scan(flat.view(unsigned), mask, bound)
 
@@ -104,21 +113,16 @@ def surveyor(dtype: np.dtype[Any], backend: str = "auto") -> Surveyor:
 
 
 def bounded(limit: int, backend: str = "auto") -> Surveyor:
-    """Return what finds the first element of a flat int64 array that is not in [0, limit).
-
-    It neither imports nor compiles anything before it is called.
-    """
-    # What is negative is large.
+    """Return a function that finds the first element of a flat int64 array not in [0, limit)."""
+    # As unsigned numbers, negative ones are larger than all others.
     return lambda flat: reaches(flat.view(np.uint64), 2**64 - 1, limit, backend)
 
 
 def warm_survey(dtype: str, backend: str = "auto") -> None:
     """Compile the survey of one of `SURVEYED` now, or read it from the cache folder."""
     if resolve(backend) != "numpy":
-        from aiops.kernels import scan_cpu
-
         form = _FORMATS[dtype]
-        scan_cpu.compiled_survey(form.unsigned.itemsize, form.magnitude, form.limit)
+        compiled_survey(form.unsigned.itemsize, form.magnitude, form.limit)
 
 
 def reaches(bits: Array, magnitude: int, limit: int, backend: str = "auto") -> int:
@@ -134,8 +138,8 @@ def sum_squares(array: Array, backend: str = "auto") -> float:
 
     From the array's start, each block of 16,384 elements is summed in 16 lanes (element i of the
     block is added to lane i mod 16), the lanes are added from left to right, and then the blocks
-    in order: the same bits on every machine, at the speed of memory. ``array`` as in
-    :func:`survey`; not finite if an element is not, or if the sum overflows.
+    in order: the same bits on every machine, at the speed of memory. ``array`` and errors as in
+    :func:`survey`. The sum is not finite if an element is not, or if it overflows.
     """
     form = _format("sum_squares", array)
     flat = array.reshape(-1)
@@ -148,7 +152,7 @@ def sum_squares(array: Array, backend: str = "auto") -> float:
     return total
 
 
-def _format(what: str, array: Array) -> _Format:
+def _format(what: str, array: Array) -> _FloatBits:
     form = _KNOWN.get(array.dtype) or _FORMATS.get(array.dtype.name)
     if form is None or not array.dtype.isnative:
         raise UsageError(
@@ -170,11 +174,9 @@ _KNOWN = {np.dtype(name): _FORMATS[name] for name in ("float16", "float32", "flo
 
 
 def _scans(backend: str) -> tuple[_Survey, _SumSquares]:
-    if at_hand(backend) == "numpy":
+    if current_backend(backend) == "numpy":
         return _survey_numpy, _sum_squares_numpy
-    from aiops.kernels import scan_cpu
-
-    return scan_cpu.survey, scan_cpu.sum_squares
+    return _survey_numba, _sum_squares_numba
 
 
 def _survey_numpy(bits: Array, magnitude: int, limit: int) -> int:
@@ -201,4 +203,91 @@ def _sum_squares_numpy(array: Array, total: float) -> float:
             lanes = squares[:whole].reshape(-1, LANES).sum(axis=0)
             lanes[: squares.size - whole] += squares[whole:]
             total += float(np.add.accumulate(lanes)[-1])
+    return total
+
+
+# ---------------------------------------------------------------- Numba
+
+
+def _survey_numba(bits: Array, magnitude: int, limit: int) -> int:
+    scan, mask, bound = compiled_survey(bits.itemsize, magnitude, limit)
+    found: int = scan(bits, mask, bound)
+    return found
+
+
+def _sum_squares_numba(array: Array, total: float) -> float:
+    added: float = _compiled_sum(array.itemsize)(array, total)
+    return added
+
+
+@functools.cache
+def compiled_survey(itemsize: int, magnitude: int, limit: int) -> tuple[Any, Any, Any]:
+    """Return the survey loop for unsigned integers of ``itemsize`` bytes, and its mask and limit.
+
+    It is compiled once, and kept on disk.
+    """
+    from numba import types
+
+    from aiops.kernels.numba_jit import array_of, compile_loop
+
+    dtype = np.dtype(f"u{itemsize}")
+    scalar = getattr(types, dtype.name)
+    signature = types.int64(array_of(dtype.name), scalar, scalar)
+    scan = compile_loop(_survey_loop, signature)
+    return scan, dtype.type(magnitude), dtype.type(limit)
+
+
+@functools.cache
+def _compiled_sum(itemsize: int) -> Any:
+    from numba import types
+
+    from aiops.kernels.numba_jit import array_of, compile_loop
+
+    signature = types.float64(array_of(f"float{8 * itemsize}"), types.float64)
+    return compile_loop(_sum_squares_loop, signature)
+
+
+def _survey_loop(bits: Any, magnitude: Any, limit: Any) -> Any:
+    unsigned = type(limit)  # Numba works out & in 64 bits, which holds half as many per vector
+    for start in range(0, bits.size, SURVEY_BLOCK):
+        block = bits[start : start + SURVEY_BLOCK]
+        largest = unsigned(0)
+        for i in range(block.size):
+            this = unsigned(block[i] & magnitude)
+            largest = this if this > largest else largest
+        if largest >= limit:
+            for i in range(block.size):
+                if unsigned(block[i] & magnitude) >= limit:
+                    return start + i
+    return -1
+
+
+def _sum_squares_loop(array: Any, total: Any) -> Any:
+    lanes = np.empty(LANES, np.float64)
+    for start in range(0, array.size, SUM_BLOCK):
+        block = array[start : start + SUM_BLOCK]
+        lanes[:] = 0.0
+        rows = block.size // LANES
+        by_four = rows - rows % 4
+        # Unsigned, because Numba lets a signed index count from the end, which costs a test.
+        for row in range(0, by_four, 4):
+            at = np.uintp(row * LANES)
+            for lane in range(np.uintp(LANES)):
+                sum_ = lanes[lane]
+                x = np.float64(block[at + lane])
+                sum_ += x * x
+                x = np.float64(block[at + lane + np.uintp(LANES)])
+                sum_ += x * x
+                x = np.float64(block[at + lane + np.uintp(2 * LANES)])
+                sum_ += x * x
+                x = np.float64(block[at + lane + np.uintp(3 * LANES)])
+                sum_ += x * x
+                lanes[lane] = sum_
+        for i in range(by_four * LANES, block.size):
+            x = np.float64(block[i])
+            lanes[i % LANES] += x * x
+        sum_ = lanes[0]
+        for lane in range(1, LANES):
+            sum_ += lanes[lane]
+        total += sum_
     return total

@@ -1,9 +1,9 @@
-"""The words a rule may use besides ``+ - * /``, unary minus and comparisons.
+"""Define the functions that a rule may call; it may also use ``+ - * /`` and comparisons.
 
-Each is an ordinary NumPy function, so a rule runs as it stands; the kernels give every word the
-same bits in every backend, and that is why the list is short: there is no ``exp`` and no power,
-whose last bit differs between libraries. Work such a factor out once, on the host, and hand it
-in as the step or as a constant.
+Each is an ordinary NumPy function, so a rule runs as it stands, and each has the same bits in every
+backend. That is why the list is short: there is no ``exp`` and no power, whose last bit differs
+between libraries. Compute such a factor once, on the host, and pass it as the step, a scalar or a
+constant.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ WORDS: Mapping[Callable[..., Any], str] = {
     builtins.abs: "absolute",
     sign: "sign",
 }
-"""Which word a callable is; the builtin ``abs`` works on arrays and counts as ``absolute``."""
+"""The word of each callable; the builtin ``abs`` works on arrays and counts as ``absolute``."""
 
 
 def word(function: object) -> str | None:
-    """Return which word ``function`` is, or None if it is none of them."""
+    """Return the word of ``function``, or None if it has none."""
     return WORDS.get(function) if callable(function) else None

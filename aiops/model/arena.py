@@ -1,4 +1,4 @@
-"""Copies of a model in memory: one aligned run of bytes each, seen as its tensors."""
+"""Hold a copy of a model in memory: one aligned run of bytes, viewed as tensors."""
 
 from __future__ import annotations
 
@@ -8,14 +8,29 @@ from aiops.model.layout import Array, Bytes, Layout
 
 
 def aligned(nbytes: int) -> Bytes:
-    """Return uninitialised bytes whose first is 64-byte aligned."""
+    """Return uninitialised memory, uint8[nbytes], aligned to 64 bytes."""
     raw = np.empty(nbytes + 63, np.uint8)
     skip = -raw.ctypes.data % 64
     return raw[skip : skip + nbytes]
 
 
 class Arena:
-    """One copy of a model: its bytes, a flat typed view per section, a shaped view per tensor."""
+    """One copy of a model.
+
+    Parameters
+    ----------
+    layout
+        The model.
+    data
+        Its bytes, uint8[layout.nbytes]; by default uninitialised memory.
+    segment
+        The shared memory that begins with ``data``, if it is shared.
+
+    Attributes
+    ----------
+    sections
+        A flat typed view of each section of the layout.
+    """
 
     __slots__ = ("__weakref__", "_shown", "_views", "data", "layout", "sections", "segment")
 
@@ -23,7 +38,7 @@ class Arena:
         self, layout: Layout, data: Bytes | None = None, segment: object | None = None
     ) -> None:
         self.layout = layout
-        self.segment = segment  # the shared memory it lies in, from its first byte on
+        self.segment = segment
         self.data = aligned(layout.nbytes) if data is None else data
         self.sections: tuple[Array, ...] = tuple(
             self.data[section.start : section.stop].view(section.dtype)
@@ -34,7 +49,7 @@ class Arena:
 
     @property
     def shown(self) -> dict[str, Array]:
-        """The same as `views`, read-only."""
+        """The tensors by name, as read-only shaped views of the arena."""
         if self._shown is None:
             self._shown = {name: view.view() for name, view in self.views.items()}
             for view in self._shown.values():

@@ -1,8 +1,8 @@
-"""Where each tensor of a model lies in the arena: one flat run of bytes, no padding.
+"""Lay out the tensors of a model in an arena: one flat run of bytes without padding.
 
-The order is by size of item (8, 4, 2 bytes), then by dtype, then as the model was defined; so every
-tensor is aligned to its own items, all tensors of a dtype are one run (a `Section`), and a whole
-model is one range of bytes whatever its dtypes.
+Tensors are ordered by item size (8, 4, 2 bytes), then by dtype, then as the model was defined. So
+every tensor is aligned to its items, all tensors of a dtype are one run (a `Section`), and a whole
+model is one range of bytes.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
-"""What a tensor may be made of. The 16-bit ones are trained with float32 masters on the server."""
+"""The dtypes of tensors. The server trains the 16-bit ones with float32 master copies."""
 
 MAX_PART = 1 << 30
-"""A payload's longest length in bytes; a larger range travels as several parts."""
+"""The largest payload in bytes; a larger range is sent as several parts."""
 
 MAX_TENSORS = 1 << 16
-"""As many as a message has parts: in the worst case every tensor has a version of its own."""
+"""The largest number of parts of a message: every tensor may have a version of its own."""
 
 MAX_BYTES = LARGEST
 """Of a model: the bytes of its arena are numbered on the wire."""
@@ -47,7 +47,7 @@ def dtype_named(name: str) -> np.dtype[Any]:
     Raises
     ------
     UsageError
-        When no model can be made of it, or ml_dtypes is not installed.
+        When tensors cannot have it, or ml_dtypes is not installed.
     """
     if name not in DTYPES:
         raise UsageError(f"dtype {name!r} cannot be trained; {nearest(name, DTYPES)}")
@@ -62,13 +62,13 @@ def dtype_named(name: str) -> np.dtype[Any]:
 
 
 def compute_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype that the mathematics is done in: float32 for the 16-bit ones."""
+    """Return the dtype of the arithmetic: float32 for the 16-bit dtypes, else the same."""
     return dtype if dtype.itemsize >= 4 else np.dtype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A registered tensor: ``offset`` and ``nbytes`` say where it lies in the arena."""
+    """A registered tensor, at bytes [offset, offset + nbytes) of the arena."""
 
     name: str
     dtype: np.dtype[Any]
@@ -99,22 +99,31 @@ class Section:
 
 @dataclass(slots=True)
 class Cover:
-    """Which tensors a push covers: their indices, their base versions, and whether that is all.
+    """The tensors that a push covers.
 
-    ``starts`` is where each tensor's first byte lies in the received buffer, in which the
-    payloads follow each other without a gap. ``level`` is the base version when all tensors of a
-    whole push share it (the usual case, which is worth being quick in), else None.
+    Attributes
+    ----------
+    tensors
+        Their indices, int64[n], rising.
+    starts
+        int64[n], the first byte of each in the receive buffer, in which payloads are contiguous.
+    whole
+        Whether these are all tensors of the model.
+    level
+        The base version that all tensors of a whole push share (the usual case), else None.
+    each
+        int64[n], the base version of each, or None when there is a level.
     """
 
     tensors: Ints
     starts: Ints
     whole: bool
     level: int | None
-    each: Ints | None  # base versions, one per tensor covered; None when there is a level
+    each: Ints | None
 
     @property
     def bases(self) -> Ints:
-        """The base version of each tensor covered."""
+        """The base version of each tensor, int64[n]."""
         if self.each is None:
             self.each = np.full(len(self.tensors), self.level, np.int64)
         return self.each
@@ -123,13 +132,20 @@ class Cover:
 class Layout:
     """The tensors of a model in arena order.
 
-    ``empty``: there may be no tensors at all, since the model has tables. ``within``: of which
-    larger model these are pieces, and at which of its bytes they begin.
+    Parameters
+    ----------
+    tensors
+        Name, dtype and shape of each, in any order.
+    empty
+        Whether there may be no tensors, because the model has tables.
+    within
+        The larger model of which these are pieces, and the first of its bytes that is theirs.
 
     Raises
     ------
     UsageError
-        When the tensors cannot make a model; the text names the tensor.
+        When there are too many tensors or bytes, none, or two of one name; the text names the
+        tensor.
     """
 
     def __init__(
@@ -150,7 +166,7 @@ class Layout:
         for name, dtype, shape in rows:
             placed.append(Tensor(name, dtype, shape, offset))
             offset += placed[-1].nbytes
-            # NumPy counts the bytes of an empty tensor as if no axis of it were empty.
+            # NumPy computes the bytes of an empty tensor as if its empty axes had length 1.
             if offset + dtype.itemsize * math.prod(size or 1 for size in shape) > MAX_BYTES:
                 raise UsageError(f"{name!r} of shape {list(shape)} is larger than any memory")
         self.tensors: tuple[Tensor, ...] = tuple(placed)
@@ -172,7 +188,7 @@ class Layout:
     def shared(
         cls, tensors: Iterable[tuple[str, str, Sequence[int]]], *, empty: bool = False
     ) -> Layout:
-        """Return a layout of these tensors; the same object while there is one of the same."""
+        """Return a layout of these tensors, the same object as long as one is in use."""
         rows = tuple((name, dtype, tuple(shape)) for name, dtype, shape in tensors)
         found = _SHARED.get((rows, empty))
         if found is None:
@@ -181,7 +197,7 @@ class Layout:
 
     @classmethod
     def of(cls, arrays: Mapping[str, Array], *, empty: bool = False) -> Layout:
-        """Return the layout of a mapping of arrays."""
+        """Return the layout of arrays by name."""
         return cls(((name, a.dtype.name, a.shape) for name, a in arrays.items()), empty=empty)
 
     def _sections(self) -> Iterable[Section]:
@@ -195,17 +211,17 @@ class Layout:
 
     @cached_property
     def rows(self) -> tuple[tuple[str, str, tuple[int, ...], int], ...]:
-        """The model as it is announced: (name, dtype, shape, offset) per tensor."""
+        """Name, dtype, shape and offset of each tensor, as sent in a handshake."""
         return tuple((t.name, t.dtype.name, t.shape, t.offset) for t in self.tensors)
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 of the MessagePack of `rows`: equal models have equal ones."""
+        """SHA-256 of the MessagePack of `rows`; equal models have equal digests."""
         return hashlib.sha256(msgpack.packb(self.rows)).digest()
 
     @cached_property
     def whole(self) -> tuple[tuple[Ints, Ints], ...]:
-        """Per section, where each tensor begins and ends, in elements of the section."""
+        """Per section, (lo, hi), int64[n] each: the range of elements of each tensor in it."""
         found = []
         for s in self.sections:
             lo = (self.starts[s.first : s.last] - s.start) // s.dtype.itemsize
@@ -218,9 +234,9 @@ class Layout:
         return int(self.sizes.sum())
 
     def difference(self, other: Layout) -> str | None:
-        """Say in half a sentence how another model differs from this one, or return None.
+        """Return how another model differs from this one, as a clause for an error, or None.
 
-        The order of the tensors may differ: whoever learns this layout goes by its offsets.
+        The order of the tensors may differ, since a client uses the offsets of this layout.
         """
         if other is self:
             return None
@@ -239,9 +255,9 @@ class Layout:
         return None
 
     def parts(self, versions: Ints, codec: str = "raw") -> Parts:
-        """Return the parts that a whole model of these versions travels as.
+        """Return the parts of a whole model whose tensors have these versions, int64[n].
 
-        One part per run of tensors of equal version, none longer than `MAX_PART`.
+        There is a part per run of tensors of equal version, none longer than `MAX_PART`.
         """
         level = level_of(versions)
         if level is not None:
@@ -256,7 +272,7 @@ class Layout:
         return tuple(found)
 
     def covered(self, parts: Parts) -> Cover:
-        """Return which tensors these parts cover.
+        """Return the tensors that these parts cover.
 
         Raises
         ------
@@ -275,7 +291,7 @@ class Layout:
         filled, reached = 0, -1
         for start, stop, version in self._ranges(parts):
             first = int(np.searchsorted(self.starts, start, side="left"))
-            last = len(self.tensors)  # empty tensors at the end come with the last byte
+            last = len(self.tensors)  # the last byte includes empty tensors at the end
             if stop < self.nbytes:
                 last = int(np.searchsorted(self.starts, stop, side="left"))
             end = self.nbytes if last == len(self.tensors) else int(self.starts[last])
@@ -300,7 +316,7 @@ class Layout:
         return Cover(tensors_covered, np.concatenate(starts), whole, None, np.concatenate(bases_of))
 
     def _ranges(self, parts: Parts) -> Iterable[tuple[int, int, int]]:
-        """Join parts that continue each other: a large tensor travels as several."""
+        """Yield (start, stop, version) of runs of parts: a large tensor is sent as several."""
         start, stop, version = -1, -1, -1
         for part in parts:
             self._check_length(part)
@@ -343,7 +359,7 @@ class Layout:
                 )
 
     def _check_coded(self, part: Part) -> None:
-        """A coded part is one tensor, and shorter than it would be raw."""
+        """Refuse a coded part that is not one tensor, or is longer than the tensor would be raw."""
         tensor = self.tensors[self.tensor_at(part.start)]
         if (part.start, part.stop) != (tensor.offset, tensor.offset + tensor.nbytes):
             raise BadPush(
@@ -364,22 +380,22 @@ class Layout:
 
     @cached_property
     def all(self) -> Ints:
-        """The indices of all tensors; always this one array."""
+        """The indices of all tensors, int64[n]; always the same array."""
         return np.arange(len(self.tensors), dtype=np.int64)
 
 
 _SHARED: WeakValueDictionary[tuple[object, bool], Layout] = WeakValueDictionary()
-"""Layouts in use: thousands of clients in a process may have the same."""
+"""The layouts in use, shared because a process may have thousands of clients of one model."""
 
 
 def level_of(versions: Ints) -> int | None:
-    """Return the version that all tensors have, or None when they differ (or there is none)."""
-    data = versions.tobytes()  # to compare these is quicker than to compare the numbers
+    """Return the version that all tensors share, or None when they differ or there is none."""
+    data = versions.tobytes()  # comparing bytes is faster than comparing the numbers
     return versions.item(0) if data and data == data[:8] * len(versions) else None
 
 
 def split(start: int, stop: int, codec: str, version: int) -> list[Part]:
-    """Return the raw parts for a range of the arena, none longer than `MAX_PART`."""
+    """Return the parts of a range of the arena, none longer than `MAX_PART`."""
     if 0 < stop - start <= MAX_PART:
         return [Part(start, stop, codec, stop - start, version)]
     cuts = [*range(start, stop, MAX_PART), stop]

@@ -1,12 +1,12 @@
-"""Which bytes of the arena lie on which shard: even runs, cut between the rows of large tensors.
+"""Place the bytes of the arena on shards: even runs, cut between the rows of large tensors.
 
-A tensor that is cut is *pieces*, one on each side. Each shard holds its pieces as a model of its
-own: their layout is a `Layout` whose tensors are the pieces, in the order of the arena, and which
-knows of which bytes of the whole it is (`Layout.within`).
+A tensor that is cut has a *piece* on each side. Each shard holds its pieces as a model of its own,
+whose `Layout` has the pieces as tensors, in the order of the arena, and the bytes of the whole that
+they are (`Layout.within`).
 
-In the header of a message to or from the lead, a part in the codec ``shard`` has no bytes: they
-travel between the client and the shard that holds them; ``shard:int8`` says of an answer that they
-are an increment, in the codec ``int8``.
+In the header of a message to or from the lead, a part in the codec ``shard`` has no bytes, because
+they are sent between the client and the shard that holds them. In a reply, ``shard:int8`` means
+that they are an increment in the codec ``int8``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from aiops.model.layout import Cover, Ints, Layout, Tensor
 from aiops.model.parts import Part, Parts, Ranges
 
 SHARD = "shard"
-"""The codec of parts whose bytes travel by another connection; of increments with theirs behind."""
+"""The codec of parts whose bytes are sent over another connection; see the top of the module."""
 
 RAW = "raw"
 
@@ -30,16 +30,16 @@ Views: TypeAlias = Sequence[memoryview]
 
 
 class Pieces:
-    """A model's tensors as they are coded: each as a whole, or in pieces where it is cut.
+    """The pieces of a model, each of which is coded by itself: whole tensors, or parts of them.
 
     Parameters
     ----------
     layout
         The model.
     tensors
-        Its pieces, in the order of the arena and at their places there.
+        The pieces, in the order of the arena, with their offsets there.
     owners
-        Which tensor each is of.
+        The index of the tensor of each piece.
     """
 
     def __init__(self, layout: Layout, tensors: Sequence[Tensor], owners: Sequence[int]) -> None:
@@ -52,36 +52,36 @@ class Pieces:
 
     @classmethod
     def of(cls, layout: Layout) -> Pieces:
-        """Return those of a model that is not cut: its tensors."""
+        """Return the pieces of a model that is not cut: its tensors."""
         return cls(layout, layout.tensors, range(len(layout.tensors)))
 
     def number(self, start: int, stop: int) -> int:
-        """Return which piece a range of bytes is, or -1."""
+        """Return the index of the piece at bytes [start, stop), or -1."""
         return self._numbers.get((start, stop), -1)
 
 
 class Placement:
-    """Where the parts of one model lie.
+    """The placement of one model on shards.
 
     Parameters
     ----------
     layout
         The whole model.
     starts
-        The first byte of each shard's part, rising from 0; each part ends where the next begins.
+        The first byte on each shard, rising from 0; the bytes of a shard end where the next begin.
 
     Attributes
     ----------
     edges
-        The same, and the end of the arena.
+        ``starts``, and the end of the arena.
     layouts
-        Each shard's pieces, as a model of its own.
+        The pieces of each shard as a model.
     all
         The pieces of all shards.
     used
-        The shards that hold any bytes, and the lead.
+        The indices of the shards that hold any bytes, and of the lead.
     firsts, lasts
-        Which tensors each shard has pieces of: from the first up to the last (not included).
+        Per shard, the range of tensors of which it has pieces, [first, last).
 
     Raises
     ------
@@ -124,10 +124,10 @@ class Placement:
 
     @classmethod
     def even(cls, layout: Layout, shards: int, least: int = 1) -> Placement:
-        """Return the placement that gives each shard about as many bytes.
+        """Return the placement that gives each shard about the same number of bytes.
 
-        A part of fewer than ``least`` bytes is not worth its messages: where parts would be, only
-        the first shards, as many as come to that, hold any; the lead alone, if need be.
+        Fewer than ``least`` bytes are not worth their messages. Of a small model only the first
+        shards hold bytes, as many as get ``least`` each, and at least the lead.
         """
         used = min(shards, max(1, layout.nbytes // least))
         starts = [0]
@@ -137,19 +137,19 @@ class Placement:
 
     @property
     def starts(self) -> list[int]:
-        """The first byte of each shard's part."""
+        """The first byte on each shard."""
         return self.edges[:-1]
 
     def __len__(self) -> int:
         return len(self.layouts)
 
     def shard_at(self, start: int, stop: int) -> int:
-        """Return which shard holds a range of bytes.
+        """Return the index of the shard that holds bytes [start, stop).
 
         Raises
         ------
         BadPush
-            When it goes beyond one.
+            When they are not all on one shard.
         """
         shard = int(np.searchsorted(self.edges[1:-1], start, side="right"))
         if not start < stop <= self.edges[shard + 1]:
@@ -160,7 +160,7 @@ class Placement:
         return shard
 
     def pieces(self, tensor: Tensor) -> list[Tensor]:
-        """Return the pieces of one of the model's tensors, at their places in the arena."""
+        """Return the pieces of one of the model's tensors, with their offsets in the arena."""
         found = []
         for low, high in pairwise(self.edges):
             begin, end = max(low, tensor.offset), min(high, tensor.offset + tensor.nbytes)
@@ -174,9 +174,9 @@ class Placement:
     def divide(
         self, parts: Parts, payloads: Sequence[Views] = ()
     ) -> list[tuple[list[Part], list[list[memoryview]]]]:
-        """Return each shard's pieces of a message's parts, and of the views of their payloads.
+        """Divide the parts of a message, and the views of their payloads, between the shards.
 
-        A part that crosses a cut must be raw.
+        A part that crosses a cut must be raw. Returns (parts, payloads) for each shard.
         """
         found: list[tuple[list[Part], list[list[memoryview]]]] = [([], []) for _ in self.layouts]
         for number, part in enumerate(parts):
@@ -196,9 +196,10 @@ class Placement:
         return found
 
     def announced(self, pieces: Sequence[Parts | list[Part]], *, increments: bool = False) -> Parts:
-        """Return what the lead's header says of a message: its own pieces, and the others apart.
+        """Return the parts in the header of a message of the lead: its own, then the others apart.
 
-        ``increments``: what is coded are increments, which are announced with their codec.
+        ``pieces``: the parts of each shard. ``increments``: coded parts are increments, which are
+        announced with their codec.
         """
         apart = [
             Part(
@@ -214,15 +215,15 @@ class Placement:
         return (*pieces[0], *apart)
 
     def announced_pieces(self, parts: Parts, *, increments: bool = False) -> list[list[Part]]:
-        """Return what a lead's header says of each shard's pieces (those apart as if raw).
+        """Return the parts of each shard from the parts of a lead's header; those apart as if raw.
 
-        With ``increments`` those apart may be increments, several of a piece; they are returned in
-        their codecs, and without bytes, of which the header says nothing.
+        With ``increments``, those apart may be increments, several per piece. They are returned in
+        their codecs and with 0 bytes, because the header does not tell their lengths.
 
         Raises
         ------
         BadPush
-            When a part goes beyond a shard, or is announced on the wrong one.
+            When a part is not on one shard, or is announced on the wrong one.
         """
         found: list[list[Part]] = [[] for _ in self.layouts]
         reached = 0
@@ -245,24 +246,24 @@ class Placement:
         return found
 
     def cover(self, pieces: Sequence[Sequence[Part]]) -> Cover:
-        """Return which tensors of the whole model the pieces of a push make up.
+        """Return the tensors of the whole model that the pieces of a push make up.
 
         Raises
         ------
         BadPush
-            When they do not make up tensors.
+            When they are not whole tensors.
         """
         return self.layout.covered(tuple(as_raw(part) for theirs in pieces for part in theirs))
 
     # ------------------------------------------------------------ numbers by tensor
 
     def rows(self, shard: int, tensors: Ints) -> slice:
-        """Return which rows of a rising list of tensors a shard has pieces of."""
+        """Return the slice of rising tensor indices of which a shard has pieces."""
         first, last = np.searchsorted(tensors, (self.firsts[shard], self.lasts[shard])).tolist()
         return slice(first, last)
 
     def sums(self, touched: Ints, sums: Sequence[Ints]) -> Ints:
-        """Return the sums over whole tensors, given each shard's over its pieces: exact."""
+        """Return the exact sums over whole tensors, int64[n], of the shards' sums over pieces."""
         total = np.zeros(len(touched), np.int64)
         for shard, mine in enumerate(sums):
             total[self.rows(shard, touched)] += mine
@@ -270,28 +271,28 @@ class Placement:
 
 
 def as_raw(part: Part) -> Part:
-    """Return a part of the same bytes as if it were raw, and here."""
+    """Return the raw part of the same range of bytes."""
     return Part(part.start, part.stop, RAW, part.stop - part.start, part.version)
 
 
 def ranges_of(parts: Sequence[Part]) -> Ranges:
-    """Return the bytes that parts are of, each run with its version."""
+    """Return the ranges of parts, (start, stop, version) each."""
     return tuple((part.start, part.stop, part.version) for part in parts)
 
 
 def moved(parts: Sequence[Part], by: int) -> Parts:
-    """Return parts whose bytes lie elsewhere."""
+    """Return the parts with their ranges moved by ``by`` bytes."""
     return tuple(Part(p.start + by, p.stop + by, p.codec, p.nbytes, p.version) for p in parts)
 
 
 def empty_cover() -> Cover:
-    """Return the cover of a push that has nothing here."""
+    """Return the cover of a push without tensors."""
     nothing = np.empty(0, np.int64)
     return Cover(nothing, nothing, False, None, nothing)
 
 
 def _taken(views: list[memoryview], size: int) -> tuple[list[memoryview], list[memoryview]]:
-    """Return the views of the first so many bytes, and those of the rest."""
+    """Return the views of the first ``size`` bytes, and those of the rest."""
     taken: list[memoryview] = []
     for number, view in enumerate(views):
         if size <= 0:
@@ -304,7 +305,7 @@ def _taken(views: list[memoryview], size: int) -> tuple[list[memoryview], list[m
 
 
 def _piece(tensor: Tensor, low: int, high: int) -> tuple[str, str, tuple[int, ...]]:
-    """Return the piece of a tensor that lies in a range of bytes."""
+    """Return name, dtype and shape of the piece of a tensor in bytes [low, high)."""
     begin, end = max(low, tensor.offset), min(high, tensor.offset + tensor.nbytes)
     if end - begin == tensor.nbytes:
         return tensor.name, tensor.dtype.name, tensor.shape
@@ -315,12 +316,12 @@ def _piece(tensor: Tensor, low: int, high: int) -> tuple[str, str, tuple[int, ..
 
 
 def _row(tensor: Tensor) -> int:
-    """Return how many bytes a row of a tensor has that is not empty."""
+    """Return the bytes of a row of a tensor that is not empty."""
     return tensor.nbytes // tensor.shape[0] if tensor.shape else tensor.nbytes
 
 
 def _cut(layout: Layout, place: int) -> int:
-    """Return the cut that is nearest to a byte of the arena."""
+    """Return the place between rows that is nearest to a byte of the arena."""
     if not layout.nbytes or place <= 0:
         return 0
     tensor = layout.tensors[layout.tensor_at(place)]

@@ -1,8 +1,8 @@
-"""Memory that several processes see: anonymous, sealed against shrinking, gone with its last user.
+"""Share memory between processes: anonymous, sealed against shrinking, freed with its last user.
 
-A `Segment` has no name. Whoever holds its file descriptor (which travels beside a message, over a
-Unix socket) may map it; when the last mapping and descriptor are gone, by whatever death, the
-system takes the memory back. Since it cannot shrink, no access to a mapping can fault.
+A `Segment` has no name. A process that receives its file descriptor, beside a message over a Unix
+socket, can map it. The system frees the memory when the last mapping and descriptor are closed,
+also by the death of a process. Since it cannot shrink, no access to a mapping can fault.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ _SEALED = ("F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_SEAL")
 
 
 def available() -> bool:
-    """Return whether this system has such memory (Linux does)."""
+    """Return whether this system supports such memory, as Linux does."""
     return hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")
 
 
 class Segment:
-    """Memory of this process that others may be shown.
+    """Memory of this process that other processes can map.
 
     Parameters
     ----------
     nbytes
-        Its size, more than 0.
+        Its size in bytes, more than 0.
 
     Attributes
     ----------
     data
-        Its bytes, at first all zero, to be written to by this process alone.
+        Its bytes, uint8[nbytes], at first all zero; only this process may write to them.
     fd
-        A file descriptor to be passed on: whoever has it may read.
+        A file descriptor to pass on, which permits reading only.
 
     Raises
     ------
     MemoryError
-        When the system has no more.
+        When the system has no more memory.
     """
 
     __slots__ = ("__weakref__", "data", "fd")
@@ -66,14 +66,15 @@ class Segment:
 
 
 def attached(fd: int, nbytes: int, *, private: bool) -> Bytes:
-    """Map another process's segment, and close its descriptor.
+    """Map the segment of another process, uint8[nbytes], and close its descriptor.
 
-    ``private``: the array may be written to, and nobody else sees it; otherwise it is read-only.
+    ``private``: the array is writable, and no other process sees what is written; otherwise it is
+    read-only.
 
     Raises
     ------
     ValueError
-        When it is no such memory, or has fewer bytes; the text says which.
+        When the descriptor is not of sealed memory, or that has fewer bytes; the text tells which.
     """
     import fcntl
 
@@ -100,40 +101,37 @@ def attached(fd: int, nbytes: int, *, private: bool) -> Bytes:
 
 
 class Memory:
-    """This process's own memory, as what arenas are made of.
-
-    `SharedMemory` makes them where others can be shown them.
-    """
+    """Makes arenas in the memory of this process; `SharedMemory` makes them in segments."""
 
     def arena(self, layout: Layout) -> Arena:
-        """Return an arena whose values mean nothing."""
+        """Return an arena with uninitialised values."""
         return Arena(layout, aligned(layout.nbytes))
 
     def holding(self, layout: Layout, data: Bytes) -> Arena:
-        """Return an arena with these values, which are its own from here on."""
+        """Return an arena of ``data``, which belongs to the arena from then on."""
         return Arena(layout, data)
 
     def buffer(self, nbytes: int) -> Bytes:
-        """Return room for something to be received."""
+        """Return a receive buffer, uint8[nbytes], uninitialised."""
         return aligned(nbytes)
 
 
 _SMALL = 16 * 1024
-"""A smaller model is not worth being shown: it is sent as quickly."""
+"""Bytes of a model; a smaller one is sent as quickly as its memory is mapped."""
 
 
 class SharedMemory(Memory):
-    """Makes each arena in a segment of its own, if it is worth that."""
+    """Makes each arena of at least 16 KiB in a segment of its own."""
 
     def arena(self, layout: Layout) -> Arena:
-        """Return an arena whose values mean nothing."""
+        """Return an arena with uninitialised values."""
         if layout.nbytes < _SMALL:
             return super().arena(layout)
         segment = Segment(layout.nbytes)
         return Arena(layout, segment.data, segment)
 
     def holding(self, layout: Layout, data: Bytes) -> Arena:
-        """Return an arena with these values: a copy, if others can be shown it."""
+        """Return an arena with the values of ``data``; in a segment it is a copy."""
         if layout.nbytes < _SMALL:
             return super().holding(layout, data)
         made = self.arena(layout)

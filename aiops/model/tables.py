@@ -1,9 +1,9 @@
-"""Sparse parameters: what a table is, and what a message about its rows may say.
+"""Describe sparse tables, and the parts of messages about their rows.
 
-A table is a matrix of ``rows`` × ``width`` of which a worker ever sees the rows it asks for: the
-embeddings of a vocabulary, say. It lives on the server alone. A row that nobody has pushed to is
-not stored anywhere: its values follow from the table's initialiser, its seed and the row's number
-(`aiops.kernels.rows`), whoever asks first and in whatever order.
+A table is a matrix of ``rows`` × ``width``, for example the embeddings of a vocabulary, of which a
+worker fetches the rows that it needs. It is stored on the server alone. Until its first push, a row
+is not stored: its values are generated from the table's initialiser, its seed and the row's number
+(`aiops.kernels.row_initialiser`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aiops.model.layout import Array, Ints
 from aiops.model.parts import MAX_TEXT, Part, Parts
 
 INITIALISERS = ("zeros", "uniform", "normal")
-"""How the rows of a table may begin; see `Table`."""
+"""The distributions of initial values, as `Table` describes them."""
 
 TABLE_DTYPES = ("float32", "float64")
 
@@ -29,47 +29,47 @@ MAX_ROWS = 1 << 40
 MAX_WIDTH = 1 << 16
 
 MAX_IDS = 1 << 20
-"""Most rows that one message may name."""
+"""The largest number of rows in one message."""
 
 MAX_ROWS_BYTES = 1 << 26
-"""Most bytes of rows that one message may carry or ask for."""
+"""The largest number of bytes of rows that one message may carry or request."""
 
 ID_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A sparse parameter: a matrix whose rows are fetched and pushed by number.
+    """A sparse parameter: a matrix whose rows are fetched and pushed by their ids.
 
     Parameters
     ----------
     rows
-        How many rows there are; ids go from 0 to ``rows - 1``. An untouched row costs no memory.
+        The number of rows; ids are 0 to ``rows - 1``. A row without a push costs no memory.
     width
         Elements per row.
     dtype
         ``"float32"`` or ``"float64"``.
     init
-        How a row begins: ``"zeros"``; ``"uniform"`` in [-scale, scale]; ``"normal"``: mean 0,
-        standard deviation ``scale``, and nothing beyond two standard deviations (as Keras's
+        The initial values: ``"zeros"``; ``"uniform"`` in [-scale, scale]; ``"normal"``: mean 0,
+        standard deviation ``scale``, cut at two standard deviations (as Keras's
         ``TruncatedNormal``: the deviation is that of the distribution before it is cut).
     scale
-        See ``init``; the default, 0.05, is that of Keras's ``Embedding``.
+        The scale of ``init``; the default, 0.05, is that of Keras's ``Embedding``.
     seed
-        0 to 2**63 - 1. The first value of an element depends on (seed, row, column) and on nothing
-        else: not on who asked first, not on the order, not on the kind of processor.
+        0 to 2**63 - 1. The initial value of an element depends on (seed, row, column) alone: not on
+        the order of requests, and not on the processor.
 
     Attributes
     ----------
     row_bytes
-        Bytes of one row as it travels.
+        Bytes of one row in a message.
     most
-        How many rows one message, and so one call, may carry or ask for.
+        The number of rows that one message, and so one call, may carry or request.
 
     Raises
     ------
     UsageError
-        When a value cannot work.
+        When a value is out of its range.
 
     Examples
     --------
@@ -113,7 +113,7 @@ class Table:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that all its rows have, stored or not."""
+        """Bytes of all rows, stored or not."""
         return self.rows * self.row_bytes
 
 
@@ -126,13 +126,13 @@ class NamedTable:
     table: Table
 
     def check_ids(self, ids: Any) -> Ints:
-        """Return ids as the wire carries them.
+        """Return ids as they are sent: int64[n], contiguous.
 
         Raises
         ------
         UsageError
-            When they are no flat list of whole numbers, too many for one message, or one of them
-            is no row of the table.
+            When they are not a flat sequence of integers, are too many for one message, or one of
+            them is no row of the table.
         """
         array = np.asarray(ids)
         if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
@@ -146,7 +146,7 @@ class NamedTable:
                 f" {self.table.most:,} of this width travel at once, so call it in pieces"
             )
         if array.dtype == np.uint64 and array.size and array.max() >= 1 << 63:
-            array = array.astype(object)  # the error below must show the number that was meant
+            array = array.astype(object)  # so that the error below shows the number that was given
         else:
             array = np.ascontiguousarray(array, np.dtype("<i8"))
         bad = outside(array, self.table.rows)
@@ -155,7 +155,7 @@ class NamedTable:
         return array
 
     def check_gradients(self, grads: Any, count: int) -> Array:
-        """Return gradients as the wire carries them, one row per id.
+        """Return gradients as they are sent: ``dtype[count, width]``, contiguous.
 
         Raises
         ------
@@ -176,7 +176,7 @@ class NamedTable:
         return np.ascontiguousarray(array)
 
     def no_such_row(self, id: int, place: int) -> str:
-        """Return the sentence about an id out of range."""
+        """Return the error text about ``id``, at index ``place`` of the ids, being out of range."""
         return (
             f"table {self.name!r} has no row {id} (it is number {place} of the ids): rows are"
             f" 0 to {self.table.rows - 1}"
@@ -184,22 +184,22 @@ class NamedTable:
 
 
 def outside(ids: Array, rows: int) -> int:
-    """Return the place of the first id that is not in [0, rows), or -1."""
+    """Return the index of the first id that is not in [0, rows), or -1."""
     if not ids.size:
         return -1
     if ids.dtype == object:
         return next((i for i, id in enumerate(ids) if not 0 <= id < rows), -1)
-    unsigned = ids.view(np.uint64)  # what is negative is large
+    unsigned = ids.view(np.uint64)  # as unsigned numbers, negative ones are larger than all others
     return -1 if int(unsigned.max()) < rows else int(np.argmax(unsigned >= rows))
 
 
 class Tables(Mapping[str, NamedTable]):
-    """The tables of a model, by name; on the wire they go by their number.
+    """The tables of a model by name; messages refer to them by their index in name order.
 
     Raises
     ------
     UsageError
-        When the tables cannot stand together, or beside these tensors.
+        When there are too many, or a name is not allowed or used twice, also by a tensor.
     """
 
     def __init__(self, tables: Mapping[str, Table], tensors: Iterable[str] = ()) -> None:
@@ -224,7 +224,7 @@ class Tables(Mapping[str, NamedTable]):
         rows: Iterable[tuple[str, int, int, str, str, float, int]],
         tensors: Iterable[str] = (),
     ) -> Tables:
-        """Return the tables that the wire describes."""
+        """Return the tables of a message; ``rows`` are as in `described`."""
         described = [(row[0], Table(*row[1:])) for row in rows]
         tables = dict(described)
         if len(tables) < len(described):
@@ -233,7 +233,7 @@ class Tables(Mapping[str, NamedTable]):
 
     @property
     def described(self) -> tuple[tuple[str, int, int, str, str, float, int], ...]:
-        """The tables as they are announced, in the order of their numbers."""
+        """Name, rows, width, dtype, init, scale and seed of each table, as sent, in index order."""
         return tuple(
             (n.name, t.rows, t.width, t.dtype, t.init, t.scale, t.seed)
             for n in self.each
@@ -241,7 +241,7 @@ class Tables(Mapping[str, NamedTable]):
         )
 
     def named(self, name: str) -> NamedTable:
-        """Return a table, or raise `UsageError` with the nearest name."""
+        """Return the table of that name; raise `UsageError`, with the nearest, if there is none."""
         found = self._by_name.get(name)
         if found is None:
             known = nearest(name, self._by_name) if self._by_name else "it has no tables at all"
@@ -249,7 +249,7 @@ class Tables(Mapping[str, NamedTable]):
         return found
 
     def difference(self, other: Tables) -> str | None:
-        """Say in half a sentence how other tables differ from these, or return None."""
+        """Return how other tables differ from these, as a clause for an error, or None."""
         for name, theirs in other.items():
             mine = self._by_name.get(name)
             if mine is None:
@@ -275,23 +275,23 @@ class Tables(Mapping[str, NamedTable]):
 
 
 def fetch_parts(table: Table, wanted: int) -> Parts:
-    """Return the parts of a request for so many rows: their ids."""
+    """Return the parts of a request for ``wanted`` rows: their ids."""
     return (_part(wanted, ID_BYTES),)
 
 
 def push_parts(table: Table, pushed: int, wanted: int) -> Parts:
-    """Return the parts of a push: its ids, the ids of the rows to be sent back, its gradients."""
+    """Return the parts of a push: ids of ``pushed`` rows, ids of ``wanted`` rows, gradients."""
     asked = (_part(wanted, ID_BYTES),) if wanted else ()
     return (_part(pushed, ID_BYTES), *asked, _part(pushed, table.row_bytes))
 
 
 def rows_parts(table: Table, count: int, version: int) -> Parts:
-    """Return the parts of an answer that brings so many rows."""
+    """Return the parts of a reply that carries ``count`` rows of a version."""
     return (Part(0, count, "raw", count * table.row_bytes, version),) if count else ()
 
 
 def counts(named: NamedTable, parts: Parts, push: bool) -> tuple[int, int]:
-    """Return how many rows a message's parts push and ask for; nothing has been received yet.
+    """Return the numbers of rows that a message pushes and requests, from its parts alone.
 
     Raises
     ------

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from aiops import kernels
+from aiops.kernels.interface import Kernel, Spans
+from aiops.kernels.parallel import ParallelMap, filled, update
 from aiops.kernels.rule import Rule
-from aiops.kernels.sharing import ParallelMap, filled, update
-from aiops.kernels.spans import Kernel, Spans
 from aiops.model.arena import Arena, aligned
 from aiops.model.layout import Array, Bytes, Ints, Layout, compute_dtype
 from aiops.store.gradient import Gradient
@@ -120,7 +120,7 @@ class HostBackend:
     @property
     def backend(self) -> str:
         """See `ComputeBackend`."""
-        return kernels.at_hand(self._wish) if self._first is None else self._first.backend
+        return kernels.current_backend(self._wish) if self._first is None else self._first.backend
 
     def array(self, size: int, dtype: np.dtype[Any], value: float | None = None) -> Array:
         """See `ComputeBackend`."""

@@ -23,13 +23,13 @@ import numpy as np
 from aiops import kernels
 from aiops.codecs import raw
 from aiops.codecs.topk import TopK
-from aiops.kernels.device import Bytes, Device, DeviceArray, Mark
-from aiops.kernels.fused_gpu import RAW, DeviceKernel
+from aiops.kernels.cuda_source import ArrayTypes
+from aiops.kernels.device import Bytes, Device, DeviceArray, DeviceEvent
+from aiops.kernels.device_kernel import RAW, DeviceKernel
+from aiops.kernels.device_operations import DeviceOperations
+from aiops.kernels.interface import Kernel, Spans
+from aiops.kernels.parallel import cut
 from aiops.kernels.rule import Rule
-from aiops.kernels.sharing import cut
-from aiops.kernels.source_gpu import Kinds
-from aiops.kernels.spans import Kernel, Spans
-from aiops.kernels.tools_gpu import DeviceTools
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Ints, Layout, compute_dtype
 from aiops.model.shared_memory import Memory
@@ -70,7 +70,7 @@ class CudaBackend:
     def __init__(self, device: Device, layout: Layout, backend: str, machine: Resources) -> None:
         self._device, self._layout = device, layout
         self._stream, self._up, self._down = (device.stream() for _ in range(3))
-        self._tools = DeviceTools(device, self._stream)
+        self._tools = DeviceOperations(device, self._stream)
         self._host = HostBackend(layout, backend, machine)
         self._uploaded = machine.measure("upload", self._upload)
         self._downloaded = machine.measure("download", self._download)
@@ -84,7 +84,9 @@ class CudaBackend:
         self._room: DeviceArray | None = None  # of a decoded gradient
         self._decoders: dict[str, DeviceKernel] = {}
         self._brought: Version | None = None  # the last whose copy the host has
-        self._coming: deque[tuple[int, Mark]] = deque()  # up to where a gradient is there, and when
+        self._coming: deque[tuple[int, DeviceEvent]] = (
+            deque()
+        )  # up to where a gradient is there, and when
         self._reached = 0  # up to where it is
         self._source: Bytes | None = None  # where it comes from, which is to stay until then
         self._showing: Arena | None = None  # where what is updated is copied to at once
@@ -118,15 +120,15 @@ class CudaBackend:
     def kernel(self, rule: Rule, dtype: np.dtype[Any], codec: str | None = None) -> Any:
         """See `Place`."""
         if codec is not None:
-            return self._built(rule, Kinds("float32", "float32", codec, packed=True))
-        return self._built(rule, Kinds(compute_dtype(dtype).name, dtype.name, dtype.name))
+            return self._built(rule, ArrayTypes("float32", "float32", codec, packed=True))
+        return self._built(rule, ArrayTypes(compute_dtype(dtype).name, dtype.name, dtype.name))
 
     def folding(self, rule: Rule, dtype: np.dtype[Any]) -> Any:
         """See `Place`."""
         real = compute_dtype(dtype).name
-        return self._built(rule, Kinds(real, real, dtype.name))
+        return self._built(rule, ArrayTypes(real, real, dtype.name))
 
-    def _built(self, rule: Rule, kinds: Kinds) -> DeviceKernel:
+    def _built(self, rule: Rule, kinds: ArrayTypes) -> DeviceKernel:
         return DeviceKernel(rule, kinds, self._device, self._stream)
 
     def widened(self, gradient: Array) -> Array:
@@ -215,7 +217,7 @@ class CudaBackend:
         for start in range(0, len(data), PORTION):
             stop = min(start + PORTION, len(data))
             self._up.upload(there[start:stop], data[start:stop])
-            self._coming.append((there.start + stop, self._up.mark()))
+            self._coming.append((there.start + stop, self._up.record_event()))
         return there
 
     def _arrive(self, array: DeviceArray) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 
 from aiops.codecs import Codec, Encoder, NotFinite, raw
 from aiops.codecs.choice import CodecChoice
-from aiops.kernels.sharing import ParallelMap, serial_map
+from aiops.kernels.parallel import ParallelMap, serial_map
 from aiops.model.arena import Arena
 from aiops.model.layout import MAX_PART, MAX_TENSORS, Array, Bytes, Ints, split
 from aiops.model.parts import Part, Parts, Ranges

@@ -10,7 +10,7 @@ import numpy as np
 
 from aiops import kernels
 from aiops.codecs import codec_named, raw
-from aiops.kernels.sharing import LARGE, ParallelMap, serial_map
+from aiops.kernels.parallel import LARGE, ParallelMap, serial_map
 from aiops.model.layout import Array, Bytes, Cover, Ints, Layout, Section
 from aiops.model.parts import Parts
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from aiops.kernels.device import Device
-from aiops.kernels.sharing import ParallelMap, serial_map
+from aiops.kernels.parallel import ParallelMap, serial_map
 from aiops.model.shared_memory import Memory
 
 Measure: TypeAlias = Callable[[str, Callable[..., Any]], Callable[..., Any]]

@@ -23,8 +23,9 @@ import numpy.typing as npt
 
 from aiops import kernels
 from aiops.errors import UsageError
-from aiops.kernels.rows import First, mover
+from aiops.kernels.row_initialiser import RowInitialiser
 from aiops.kernels.rule import Rule
+from aiops.kernels.table_rows import mover
 from aiops.model.layout import Array, Ints
 from aiops.model.tables import NamedTable, outside
 
@@ -111,7 +112,7 @@ class SparseTable:
         self._store = _untouched(table.rows * columns, self.dtype).reshape(table.rows, columns)
         self._pages = _Promotion(self._store)
         self._bits = _untouched(-(-table.rows // 8), np.dtype(np.uint8))
-        first = First(table.init, table.scale, table.seed)
+        first = RowInitialiser(table.init, table.scale, table.seed)
         self._make_mover = partial(mover, first, table.width, states, self.dtype)
         self._backend = backend
         self._mover = self._make_mover("numpy" if later else backend)

@@ -20,7 +20,7 @@ __all__ = ["Warmup"]
 
 
 class Warmup:
-    """A promise that `steps` are done, in order, on any thread; NumPy works meanwhile (`at_hand`).
+    """The steps that make kernels ready, for any thread, in order; until then NumPy executes them.
 
     Parameters
     ----------
@@ -37,11 +37,11 @@ class Warmup:
     def __init__(self, rule: Rule | None, backend: str, codecs: Iterable[Codec] = ()) -> None:
         self._rule, self._backend = rule, backend
         self._codecs = {codec.name: codec for codec in codecs}
-        self._expected = kernels.Expected() if backend != "numpy" else None
+        self._pending = kernels.PendingNumba() if backend != "numpy" else None
 
     def steps(self) -> list[Callable[[], object]]:
         """Return what imports, and compiles or reads what an earlier process has compiled."""
-        if self._expected is None:
+        if self._pending is None:
             return []
         packed = sorted(kernels.PACKED & self._codecs.keys())
         rules = [self._rule] if self._rule is not None else []
@@ -50,7 +50,7 @@ class Warmup:
             *(partial(kernels.warm_survey, dtype, self._backend) for dtype in kernels.SURVEYED),
             *(partial(self._warm_kernel, rule) for rule in rules),
             *(partial(self._warm_codec, codec) for codec in self._codecs.values()),
-            self._expected.came,
+            self._pending.arrived,
             *(partial(self._warm_kernel, rule, name) for rule in rules for name in packed),
         ]
 

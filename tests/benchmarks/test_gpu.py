@@ -22,9 +22,9 @@ def test_a_tiny_run_makes_a_whole_report(name: str) -> None:
 
 def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     def none(number: int) -> None:
-        raise gpu.cuda.UsageError(f"there is no cuda:{number} here")
+        raise gpu.cupy_device.UsageError(f"there is no cuda:{number} here")
 
-    monkeypatch.setattr(gpu.cuda, "CupyDevice", none)
+    monkeypatch.setattr(gpu.cupy_device, "CupyDevice", none)
     with pytest.raises(SystemExit):
         gpu.main(["--device", "cuda:3"])
     assert "there is no cuda:3 here" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aiops.errors import UsageError
-from aiops.kernels import sharing as kernels_sharing
+from aiops.kernels import parallel as kernels_parallel
 from benchmarks import sharing
 from benchmarks.sharing import Options
 
@@ -19,7 +19,7 @@ def test_a_tiny_run_makes_a_whole_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(kernels_sharing, "LARGE", 1 << 10)
+    monkeypatch.setattr(kernels_parallel, "LARGE", 1 << 10)
     file, plot = tmp_path / "out.json", tmp_path / "out.png"
     line = "--sizes 1MiB --threads 2 --rounds 2"
     sharing.main([*line.split(), f"--json={file}", f"--plot={plot}"])

@@ -17,7 +17,7 @@ import aiops
 from aiops import testing
 from aiops.engine.journal import replay
 from aiops.errors import BadPush, ConflictError, NotReady, Restarted, UsageError
-from aiops.kernels.rows import First, first_rows
+from aiops.kernels.row_initialiser import RowInitialiser, first_rows
 from tests.adapter import Adapter
 from tests.peers import eventually
 from tests.proxy import Proxy
@@ -76,7 +76,7 @@ def shared() -> Iterator[ServerThread]:
 
 
 def begun(ids: Any) -> Any:
-    return first_rows(First("uniform", 0.5, 0), np.asarray(ids), 4, np.dtype(np.float32))
+    return first_rows(RowInitialiser("uniform", 0.5, 0), np.asarray(ids), 4, np.dtype(np.float32))
 
 
 @pytest.mark.parametrize("name", CLIENTS)

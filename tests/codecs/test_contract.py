@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aiops.codecs import NotFinite, find
-from aiops.codecs.base import CHUNK
+from aiops.codecs.block_codec import CHUNK
 from aiops.errors import UsageError
 from tests.codecs.cases import (
     BACKENDS,

@@ -1,4 +1,4 @@
-"""A codec of somebody else's: signs alone, in one file, with NumPy."""
+"""A third party's codec: signs alone, in one file, with NumPy."""
 
 from __future__ import annotations
 

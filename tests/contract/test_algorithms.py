@@ -14,7 +14,9 @@ import pytest
 from aiops.algorithms import BUILT_IN, find
 from aiops.algorithms.base import Policy
 from aiops.algorithms.dcasgd import DCASGD
-from aiops.algorithms.policies import Counting
+from aiops.algorithms.policies import EveryNth
+from aiops.cli.policy_docstring import summary
+from aiops.cli.policy_settings import described
 from aiops.engine.events import Stopping
 from aiops.engine.journal import Journal, digest, replay
 from aiops.errors import ConflictError, UsageError
@@ -238,12 +240,12 @@ def test_its_page(name: str) -> None:
     page = algorithm.__doc__ or ""
     for heading in ("Settings", "Source", "Example", "math::"):
         assert heading in page
-    described = algorithm.described()
-    assert list(described) == list(algorithm().settings())
-    assert all(described.values())
+    meanings = described(algorithm)
+    assert list(meanings) == list(algorithm().settings())
+    assert all(meanings.values())
     module = importlib.import_module(algorithm.__module__)
     assert doctest.testmod(module).failed == 0
-    assert algorithm.summary().endswith(".")
+    assert summary(algorithm).endswith(".")
 
 
 class TestExactness:
@@ -508,7 +510,7 @@ class TestEnds:
             name = "collecting"
 
             def policy(self, workers: int | None) -> Policy:
-                return Counting(2)
+                return EveryNth(2)
 
         inline = Inline(Collecting())
         inline.define({"w": np.zeros(3)})
@@ -592,8 +594,8 @@ class TestSettings:
             ("asgd", {"schedule": "cosin:5"}, "did you mean 'cosine'"),
             ("asgd", {"schedule": "cosine"}, "must have the form cosine:N"),
             ("diloco", {"local_steps": 10**20}, "must be a int"),
-            ("asgd", {"lr": 1e39}, "out of what float32"),
-            ("dcasgd", {"eps": 1e-50}, "out of what float32"),
+            ("asgd", {"lr": 1e39}, "outside the range of float32"),
+            ("dcasgd", {"eps": 1e-50}, "outside the range of float32"),
             ("fasgd", {"optimizer": "adam"}, "has no setting 'optimizer'"),
         ],
     )

@@ -8,7 +8,15 @@ import pytest
 
 from aiops.algorithms import find
 from aiops.algorithms.base import Algorithm
-from aiops.cli.policy_catalog import FAMILIES, built_in, command, facts, families
+from aiops.cli.policy_catalog import (
+    FAMILIES,
+    built_in,
+    command,
+    facts,
+    families,
+    family,
+    neighbours,
+)
 from aiops.cli.policy_settings import OWN, grouped
 
 NAMES = sorted(built_in())
@@ -40,11 +48,11 @@ def test_facts_of_those_whose_workers_train() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_of_a_family_and_has_neighbours(name: str) -> None:
     kind = find(name)
-    assert kind.family in FAMILIES
-    neighbours = kind.neighbours.split()
-    assert 2 <= len(neighbours) <= 4
-    assert len(set(neighbours) - {name}) == len(neighbours)
-    assert set(neighbours) <= set(NAMES)
+    assert family(kind) in FAMILIES
+    compared = neighbours(kind)
+    assert 2 <= len(compared) <= 4
+    assert len(set(compared) - {name}) == len(compared)
+    assert set(compared) <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)

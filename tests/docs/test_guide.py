@@ -15,6 +15,7 @@ import pytest
 
 import aiops
 from aiops.algorithms import available, find
+from aiops.cli import policy_docstring
 from aiops.errors import AiopsError
 from aiops.lab.workloads import MLP, batches, load
 from tests.contract.cases import others
@@ -104,7 +105,7 @@ def test_its_entry_point(folder: Path) -> None:
     install(folder)
     importlib.invalidate_caches()
     assert available()["signum"] == "signum:Signum"
-    assert find("signum").summary().startswith("Signum")
+    assert policy_docstring.summary(find("signum")).startswith("Signum")
     with (
         ServerThread(policy="signum", kernels="numpy") as server,
         aiops.Client(server.url, role="worker") as client,
@@ -169,10 +170,10 @@ def test_its_tests_pass(folder: Path) -> None:
 
 def test_backup_workers_do_not_wait_for_who_is_gone(folder: Path) -> None:
     policy = find("backup:Backup").make({}).policy(workers=4)
-    policy.crew(frozenset({1, 2, 3, 4}))
+    policy.workers_changed(frozenset({1, 2, 3, 4}))
     assert policy.push(1, 0).divide is None
-    assert policy.crew(frozenset({1, 2})) is None
-    verdict = policy.crew(frozenset({1}))
+    assert policy.workers_changed(frozenset({1, 2})) is None
+    verdict = policy.workers_changed(frozenset({1}))
     assert verdict is not None
     assert verdict.divide == 1
     assert policy.push(1, 0).divide == 1

@@ -19,7 +19,7 @@ def device(request: pytest.FixtureRequest) -> Device:
 
 @pytest.fixture
 def threaded() -> Callable[[int], Device]:
-    """Makes an emulated device that runs so many threads of a block."""
+    """Makes an emulated device that runs a given number of threads per block."""
     if COMPILER is None:
         pytest.skip("there is no g++ to compile with")
     return lambda threads: EmulatedDevice(threads=threads)

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 
 from aiops.kernels import Rule, Spans
+from aiops.kernels.cuda_source import ArrayTypes
 from aiops.kernels.device import Device, DeviceArray
-from aiops.kernels.fused_gpu import DeviceKernel
-from aiops.kernels.source_gpu import Kinds
+from aiops.kernels.device_kernel import DeviceKernel
 
 
-def kinds_of(dtype: Any, grad: str | None = None) -> Kinds:
+def kinds_of(dtype: Any, grad: str | None = None) -> ArrayTypes:
     """What the arrays of a kernel hold that `aiops.kernels.build` makes of the same arguments."""
     name = np.dtype(dtype).name
     if grad is not None:
-        return Kinds("float32", "float32", grad, packed=True)
-    return Kinds("float32" if np.dtype(dtype).itemsize == 2 else name, name, name)
+        return ArrayTypes("float32", "float32", grad, packed=True)
+    return ArrayTypes("float32" if np.dtype(dtype).itemsize == 2 else name, name, name)
 
 
 class Lifted:

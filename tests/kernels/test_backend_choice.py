@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from aiops.errors import UsageError
-from aiops.kernels import Spans, backend, build, survey, surveyor
+from aiops.kernels import Spans, backend, build, scan, survey, surveyor
 from tests.kernels.rules import FASGD, SGD
 
 
@@ -77,37 +77,38 @@ def test_importing_and_building_do_not_import_numba() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-class TestExpected:
+class TestPendingNumba:
     def test_numpy_is_at_hand_until_numba_has_come(self) -> None:
-        promise = backend.Expected()
-        assert backend.expected()
-        assert (backend.at_hand("auto"), backend.at_hand("numba")) == ("numpy", "numpy")
+        promise = backend.PendingNumba()
+        assert backend.numba_pending()
+        assert (backend.current_backend("auto"), backend.current_backend("numba")) == (
+            "numpy",
+            "numpy",
+        )
         assert backend.resolve("auto") == "numba"
-        promise.came()
-        assert not backend.expected()
-        assert backend.at_hand("auto") == "numba"
-        promise.came()  # a second time is no fault
+        promise.arrived()
+        assert not backend.numba_pending()
+        assert backend.current_backend("auto") == "numba"
+        promise.arrived()  # a second time is no fault
 
     def test_a_promise_that_is_forgotten_is_over(self) -> None:
-        promise = backend.Expected()
+        promise = backend.PendingNumba()
         del promise
-        assert not backend.expected()
+        assert not backend.numba_pending()
 
     def test_a_surveyor_turns_to_numba_when_it_has_come(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from aiops.kernels import scan_cpu
-
         asked: list[int] = []
-        compiled = scan_cpu.compiled_survey
+        compiled = scan.compiled_survey
 
         def ask(*key: int) -> object:
             asked.append(1)
             return compiled(*key)
 
-        monkeypatch.setattr(scan_cpu, "compiled_survey", ask)
-        promise = backend.Expected()
+        monkeypatch.setattr(scan, "compiled_survey", ask)
+        promise = backend.PendingNumba()
         look, bad = surveyor(np.dtype(np.float32)), np.array([1, np.nan], np.float32)
         assert (look(bad), asked) == (1, [])
-        promise.came()
+        promise.arrived()
         assert (look(bad), look(bad), asked) == (1, 1, [1])

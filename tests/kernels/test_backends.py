@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from aiops.kernels import FOLD, STATISTIC_SCALE, Rule, Spans, build
-from aiops.kernels.reference import BLOCK
+from aiops.kernels.numpy_kernel import BLOCK
 from tests.kernels.rules import (
     ALL,
     COMPENSATED,

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aiops.kernels import Spans, build, cache, fused_cpu
+from aiops.kernels import Spans, build, cache, numba_kernel
 from tests.kernels.rules import FASGD, SGD
 
 ROOT = Path(__file__).parents[2]
@@ -109,7 +109,7 @@ def test_a_kernel_compiled_in_memory_works(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     kernel = build(SGD, np.float32, "numba")
-    monkeypatch.setattr(fused_cpu, "_compile", fused_cpu._compile.__wrapped__)
+    monkeypatch.setattr(numba_kernel, "_compile", numba_kernel._compile.__wrapped__)
     w = np.ones(3, np.float32)
     kernel(Spans.whole(3, 0.5), 1.0, w, np.ones(3, np.float32), w, [])
     assert w.tolist() == [0.5] * 3
@@ -117,8 +117,8 @@ def test_a_kernel_compiled_in_memory_works(tmp_path: Path, monkeypatch: pytest.M
 
 def test_the_identity_covers_the_rule_and_the_dtype() -> None:
     texts = [build(rule, d, "numba").text for rule in (SGD, FASGD) for d in ("f4", "f8")]
-    assert len({fused_cpu._identity(text) for text in texts}) == 4
-    assert fused_cpu._identity(texts[0]) == fused_cpu._identity(texts[0])
+    assert len({numba_kernel._identity(text) for text in texts}) == 4
+    assert numba_kernel._identity(texts[0]) == numba_kernel._identity(texts[0])
 
 
 @pytest.mark.slow

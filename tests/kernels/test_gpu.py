@@ -9,16 +9,16 @@ import pytest
 
 from aiops.errors import UsageError
 from aiops.kernels import FOLD, STATISTIC_CAP, Rule, Spans, build
-from aiops.kernels.cuda import THREADS
+from aiops.kernels.cuda_fragments import THREADS
+from aiops.kernels.cuda_source import TILE, ArrayTypes
 from aiops.kernels.device import Device
-from aiops.kernels.fused_gpu import RAW, DeviceKernel
-from aiops.kernels.packed import FORMS
-from aiops.kernels.source_gpu import TILE, Kinds
+from aiops.kernels.device_kernel import RAW, DeviceKernel
+from aiops.kernels.payloads import FORMATS
 from benchmarks.kernels import rules
 from tests.kernels.lifted import Lifted, down, up
 from tests.kernels.rules import ALL, COMPENSATED, EVERYTHING, FASGD, SGD, bits, outcome, spans_over
 from tests.kernels.test_backends import HALF, WIDE, arrays_for
-from tests.kernels.test_packed import RULES, Model
+from tests.kernels.test_payloads import RULES, Model
 
 EVERY = {**rules(), **ALL}
 
@@ -39,7 +39,7 @@ def test_it_agrees_with_the_reference_to_the_bit(
             assert outcome(rule, fused, spans, 0.3, arrays, in_place=in_place) == expected
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("in_place", [True, False])
 def test_payloads_are_read_as_they_are(
@@ -82,7 +82,7 @@ def test_every_half_is_read_and_rounded_as_numpy_does(device: Device, dtype: np.
     halves = np.arange(1 << 16, dtype=np.uint16).view(dtype)
     nothing = np.zeros(1 << 16, dtype)
     stream = device.stream()
-    fold = DeviceKernel(FOLD, Kinds("float32", "float32", dtype.name), device, stream)
+    fold = DeviceKernel(FOLD, ArrayTypes("float32", "float32", dtype.name), device, stream)
     total = up(device, stream, np.zeros(1 << 16, np.float32))
     spans = Spans.whole(1 << 16, 1.0)
     fold(spans, 1.0, total, up(device, stream, halves), total, [])
@@ -104,7 +104,7 @@ def test_what_was_sent_may_be_what_is_updated(device: Device) -> None:
     spans = Spans.whole(50, 0.5)
     build(COMPENSATED, np.float32, "numpy")(spans, 1.0, w.copy(), g, expected, [], [w])
     stream = device.stream()
-    kernel = DeviceKernel(COMPENSATED, Kinds(*["float32"] * 3), device, stream)
+    kernel = DeviceKernel(COMPENSATED, ArrayTypes(*["float32"] * 3), device, stream)
     there = up(device, stream, w)
     kernel(spans, 1.0, there, up(device, stream, g), there, [], [there])
     assert bits(down(stream, there)) == bits(expected)
@@ -112,7 +112,7 @@ def test_what_was_sent_may_be_what_is_updated(device: Device) -> None:
 
 def test_the_spans_are_sent_again_when_they_change(device: Device) -> None:
     stream = device.stream()
-    kernel = DeviceKernel(FASGD, Kinds(*["float32"] * 3), device, stream)
+    kernel = DeviceKernel(FASGD, ArrayTypes(*["float32"] * 3), device, stream)
     reference = build(FASGD, np.float32, "numpy")
     here = [np.ones(100, np.float32) for _ in range(5)]
     there = [up(device, stream, array) for array in here]
@@ -144,7 +144,7 @@ class TestRefused:
     """With nothing updated, as by every backend."""
 
     def test_arrays_of_the_host(self, device: Device) -> None:
-        kernel = DeviceKernel(SGD, Kinds(*["float32"] * 3), device, device.stream())
+        kernel = DeviceKernel(SGD, ArrayTypes(*["float32"] * 3), device, device.stream())
         w = np.ones(3, np.float32)
         with pytest.raises(UsageError, match="given base that is no float32 on the device"):
             kernel(Spans.whole(3, 1.0), 1.0, w, w, w, [])
@@ -156,7 +156,7 @@ class TestRefused:
 
     def test_a_state_too_few(self, device: Device) -> None:
         kernel, w = Lifted(FASGD, np.float32, device), np.ones(3, np.float32)
-        with pytest.raises(UsageError, match="given 1 state and 0 read-only arrays, and its rule"):
+        with pytest.raises(UsageError, match="given 1 state arrays, and its rule has 3"):
             kernel(Spans.whole(3, 1.0), 1.0, w, w, w, [w])
 
     def test_a_span_too_long(self, device: Device) -> None:
@@ -166,7 +166,7 @@ class TestRefused:
 
     def test_arrays_that_overlap(self, device: Device) -> None:
         stream = device.stream()
-        kernel = DeviceKernel(SGD, Kinds(*["float32"] * 3), device, stream)
+        kernel = DeviceKernel(SGD, ArrayTypes(*["float32"] * 3), device, stream)
         w = up(device, stream, np.ones(9, np.float32))
         for base, grad, target in ((w[:5], w[3:8], w[:5]), (w[:5], w[5:], w[1:6])):
             with pytest.raises(UsageError, match="overlap in memory"):

@@ -10,7 +10,7 @@ import pytest
 from aiops.errors import UsageError
 from aiops.kernels import Rule, build
 from aiops.kernels import vocabulary as words
-from aiops.kernels.reader import read
+from aiops.kernels.rule_parser import parse
 from aiops.kernels.vocabulary import sqrt, where
 
 EPSILON = 1e-4
@@ -70,9 +70,9 @@ def test_the_parameters_of_a_rule_have_an_order() -> None:
 
 def test_a_name_is_a_scalar_or_a_constant_and_each_is_read_as_what_it_is() -> None:
     """The same function and names, told apart only by what they are."""
-    one = read(Rule(told, {"m": 0.0}, {"decay": 0.9}, scalars=("late",), reads=("sent",)))
-    two = read(Rule(told, {"m": 0.0}, {"late": 1.0, "decay": 0.9}, reads=("sent",)))
-    three = read(Rule(told, {"m": 0.0}, scalars=("late", "decay"), reads=("sent",)))
+    one = parse(Rule(told, {"m": 0.0}, {"decay": 0.9}, scalars=("late",), reads=("sent",)))
+    two = parse(Rule(told, {"m": 0.0}, {"late": 1.0, "decay": 0.9}, reads=("sent",)))
+    three = parse(Rule(told, {"m": 0.0}, scalars=("late", "decay"), reads=("sent",)))
     assert (one.scalars, one.constants) == (("late",), ("decay",))
     assert (two.scalars, two.constants) == ((), ("late", "decay"))
     assert (three.scalars, three.constants) == (("late", "decay"), ())

@@ -8,7 +8,7 @@ import importlib
 import numpy as np
 import pytest
 
-from aiops.kernels import Rule, Spans, build, jit_cpu, vocabulary
+from aiops.kernels import Rule, Spans, build, numba_jit, vocabulary
 from aiops.kernels.vocabulary import where
 from tests.kernels.rules import bits, stored
 
@@ -28,7 +28,7 @@ def test_extrema_are_numpys_with_positive_zeros(word: str) -> None:
 
 @pytest.mark.parametrize("word", ["maximum", "minimum", "sign", "sqrt", "absolute"])
 def test_compiled_words_equal_numpys_on_scalars(word: str) -> None:
-    compiled, plain = getattr(jit_cpu, word), getattr(vocabulary, word)
+    compiled, plain = getattr(numba_jit, word), getattr(vocabulary, word)
     arguments = PAIRS if word in ("maximum", "minimum") else PAIRS[:: len(AWKWARD), :1]
     with np.errstate(invalid="ignore"):
         for row in arguments:

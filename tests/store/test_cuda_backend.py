@@ -22,7 +22,7 @@ from aiops.store.cuda_backend import Buffers, CudaBackend, PageLocked
 from aiops.store.gradient import Gradient
 from aiops.store.parameters import Store, UpdateJob
 from tests.devices import DEVICES, device_named, machine_with
-from tests.emulated import COMPILER, EmulatedDevice, Mark
+from tests.emulated import COMPILER, DeviceEvent, EmulatedDevice
 from tests.inline import Inline
 from tests.store.test_parameters import gradient_of
 
@@ -337,9 +337,9 @@ class TestOverlap:
         both, events = Both(EmulatedDevice(), "fasgd", *dtypes), list[str]()
         place = both.stores[1].stepping.place
         assert isinstance(place, CudaBackend)
-        wait, download = Mark.wait, place._down.download
+        wait, download = DeviceEvent.wait, place._down.download
 
-        def waited(mark: Mark) -> None:
+        def waited(mark: DeviceEvent) -> None:
             events.append("arrived")
             wait(mark)
 
@@ -347,7 +347,7 @@ class TestOverlap:
             events.append("shown")
             download(target, source)
 
-        monkeypatch.setattr(Mark, "wait", waited)
+        monkeypatch.setattr(DeviceEvent, "wait", waited)
         monkeypatch.setattr(place._down, "download", downloaded)
         return both, events
 

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from aiops.algorithms import BUILT_IN, find
 from aiops.algorithms.optimizers import OPTIMIZERS, sgd
+from aiops.algorithms.table_support import tables_obstacle
 from aiops.engine.events import Effect, Event, Left, Received, Stopping
 from aiops.engine.journal import Journal, digest, replay
 from aiops.errors import UsageError
-from aiops.kernels.rows import First, first_rows
+from aiops.kernels.row_initialiser import RowInitialiser, first_rows
 from aiops.kernels.rule import Rule
 from aiops.model.layout import Array
 from aiops.model.parts import Part
@@ -28,7 +29,7 @@ from tests.inline import Inline
 from tests.strategies import DETERMINISTIC, cut
 
 TABLE = Table(50, 3, scale=0.5, seed=4)
-FIRST = First("uniform", 0.5, 4)
+FIRST = RowInitialiser("uniform", 0.5, 4)
 POLICIES = ("asgd", "sasgd", "fasgd")
 
 
@@ -471,21 +472,21 @@ class TestDefine:
     def test_a_rule_with_state_has_to_say_that_it_may_skip_rows(self) -> None:
         from examples.custom_algorithm import Signum
 
-        why = Signum().tables()
+        why = tables_obstacle(Signum())
         assert why is not None
         assert "state that would stand still" in why
-        assert all(find(policy).make({}).tables() is None for policy in POLICIES)
+        assert all(tables_obstacle(find(policy).make({})) is None for policy in POLICIES)
 
     @pytest.mark.parametrize("name", sorted(BUILT_IN))
     def test_every_algorithm_takes_tables_or_says_why_not(self, name: str) -> None:
-        why = find(name).make({}).tables()
+        why = tables_obstacle(find(name).make({}))
         assert (why is None) if name in POLICIES else (why is None or name in why)
 
     def test_optimisers_that_leave_untouched_rows_alone(self) -> None:
         for optimizer in OPTIMIZERS:
-            why = find("asgd").make({"optimizer": optimizer}).tables()
+            why = tables_obstacle(find("asgd").make({"optimizer": optimizer}))
             assert (why is None) == (optimizer in ("sgd", "adagrad"))
-        assert find("asgd").make({"optimizer": "adagrad", "weight_decay": 0.1}).tables()
+        assert tables_obstacle(find("asgd").make({"optimizer": "adagrad", "weight_decay": 0.1}))
 
     def test_adagrad_on_rows(self) -> None:
         inline = Tabled(optimizer="adagrad")
@@ -498,7 +499,7 @@ class TestDefine:
 
     @pytest.mark.parametrize("policy", POLICIES)
     def test_clipping_is_over_whole_gradients(self, policy: str) -> None:
-        why = find(policy).make({"clip": 1.0}).tables()
+        why = tables_obstacle(find(policy).make({"clip": 1.0}))
         assert why is not None
         assert "set clip to 0" in why
 

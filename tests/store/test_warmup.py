@@ -27,24 +27,24 @@ from tests.support import PATIENCE, ServerThread
 class TestPreparation:
     def test_until_it_is_done_numpy_works(self) -> None:
         preparation = Warmup(FASGD().rule(), "auto")
-        assert kernels.at_hand("auto") == "numpy"
+        assert kernels.current_backend("auto") == "numpy"
         *steps, last = preparation.steps()
         for step in steps:
-            assert kernels.at_hand("auto") == "numpy"
+            assert kernels.current_backend("auto") == "numpy"
             step()
         last()
-        assert kernels.at_hand("auto") == "numba"
+        assert kernels.current_backend("auto") == "numba"
 
     def test_numpy_needs_none(self) -> None:
         preparation = Warmup(FASGD().rule(), "numpy")
-        assert not kernels.expected()
+        assert not kernels.numba_pending()
         assert preparation.steps() == []
 
     def test_one_that_is_left_undone_is_over(self) -> None:
         steps = Warmup(FASGD().rule(), "auto").steps()
-        assert kernels.expected()
+        assert kernels.numba_pending()
         del steps
-        assert not kernels.expected()
+        assert not kernels.numba_pending()
 
     def test_numba_that_cannot_be_had_is_an_error_only_if_it_was_asked_for(
         self, monkeypatch: pytest.MonkeyPatch
@@ -53,19 +53,19 @@ class TestPreparation:
         Warm(Warmup(FASGD().rule(), "auto", [find("int8")]).steps()).run()
         with pytest.raises(UsageError, match="it is broken"):
             Warm(Warmup(FASGD().rule(), "numba").steps()).run()
-        assert not kernels.expected()
+        assert not kernels.numba_pending()
 
     def test_the_loops_of_its_codecs_are_compiled(self) -> None:
-        from aiops.codecs import half_cpu, int8_cpu, lowrank_cpu, onebit_cpu, topk_cpu
+        from aiops.codecs import half, int8, lowrank, onebit, topk
 
-        loops = (int8_cpu.loops, onebit_cpu.loops, lowrank_cpu.loops, topk_cpu.loops)
-        for each in (*loops, half_cpu.loops):
+        loops = (int8.loops, onebit.loops, lowrank.loops, topk.loops)
+        for each in (*loops, half.loops):
             each.cache_clear()
         names = "fp16", "bf16", "int8", "onebit", "topk", "lowrank", "raw"
         steps = Warmup(FASGD().rule(), "auto", [find(name) for name in names]).steps()
         Warm(steps).run()
         assert [each.cache_info().currsize for each in loops] == [1] * 4
-        assert half_cpu.loops.cache_info().currsize == 2
+        assert half.loops.cache_info().currsize == 2
 
 
 def test_pushes_are_answered_while_kernels_are_being_made(
@@ -103,7 +103,7 @@ def test_pushes_are_answered_while_kernels_are_being_made(
                     client.push(client.fetch(), gradient)
                 found.append({name: array.tobytes() for name, array in client.fetch().items()})
     assert found[0] == found[1]
-    assert not kernels.expected()
+    assert not kernels.numba_pending()
 
 
 class Later:

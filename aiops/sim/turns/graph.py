@@ -253,7 +253,7 @@ def _compiled(thing: Any) -> Any:
     """Return how compiled code is had again."""
     if not type(thing).__module__.startswith(("numba", "aiops.kernels.fused")):
         return NotImplemented
-    from aiops.kernels.fused_cpu import NumbaKernel
+    from aiops.kernels.numba_kernel import NumbaKernel
 
     if isinstance(thing, NumbaKernel):
         packed = None if thing.packed is None else thing.packed.name

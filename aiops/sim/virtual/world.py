@@ -11,7 +11,7 @@ from socket import socket
 from typing import Any, TypeVar, cast
 
 from aiops.errors import UsageError
-from aiops.kernels.sharing import serial_map
+from aiops.kernels.parallel import serial_map
 from aiops.net.busy_poll import Spin
 from aiops.net.environment import SURROUNDINGS, Environment
 from aiops.sim.virtual.loop import VirtualLoop, run_on

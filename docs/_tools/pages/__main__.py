@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from aiops.cli.policy_catalog import built_in
+from aiops.cli.policy_catalog import built_in, neighbours
 from aiops.errors import AiopsError
 from docs._tools.pages import experiments
 from docs._tools.pages.curves import Curves
@@ -49,8 +49,8 @@ def update(folder: Path) -> None:
     for old in images.glob("*.png"):
         old.unlink()
     if curves is not None:
-        neighbours = {name: kind.neighbours.split() for name, kind in built_in().items()}
-        draw_all(curves, neighbours, images)
+        compared = {name: neighbours(kind) for name, kind in built_in().items()}
+        draw_all(curves, compared, images)
 
 
 def main() -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from aiops.algorithms.base import Algorithm
 from aiops.cli import policy_catalog, policy_docstring
-from aiops.cli.policy_catalog import TOPICS, built_in, facts, families
-from aiops.cli.policy_docstring import Block
-from aiops.cli.policy_settings import OWN, Group, grouped
+from aiops.cli.policy_catalog import TOPICS, built_in, facts, families, neighbours
+from aiops.cli.policy_docstring import Block, summary
+from aiops.cli.policy_settings import OWN, Group, described, grouped
 from docs._tools.pages.curves import Curves
 
 _REPOSITORY = "../.."  # of the pages' folder
@@ -91,8 +91,8 @@ def index_page(curves: Curves | None = None) -> str:
         for name in names:
             known = facts(kinds[name])
             link = f"[`{name}`]({name}.md)"
-            summary = _inline(kinds[name].summary())
-            rows.append((link, summary, known.waits_for, known.worker, known.memory))
+            first = _inline(summary(kinds[name]))
+            rows.append((link, first, known.waits_for, known.worker, known.memory))
         lines += [f"## {family.capitalize()}", policy_catalog.FAMILIES.get(family, "")]
         lines.append(_table(head, rows))
     topics = [f"[{topic}]({topic}.md)" for topic in TOPICS]
@@ -138,7 +138,7 @@ def _imported(kind: type[Algorithm], block: Block) -> Block:
 
 def _neighbours(name: str, kind: type[Algorithm], curves: Curves | None) -> Iterator[str]:
     kinds = built_in()
-    others = [other for other in kind.neighbours.split() if other in kinds]
+    others = [other for other in neighbours(kind) if other in kinds]
     if not others:
         return
     yield "## Neighbours"
@@ -147,7 +147,7 @@ def _neighbours(name: str, kind: type[Algorithm], curves: Curves | None) -> Iter
         yield f"![Test accuracy of {', '.join(shown)}](img/{name}.png)"
         yield curves.task_text()
         yield _accuracies(curves, shown)
-    yield "\n".join(f"- [`{o}`]({o}.md): {_inline(kinds[o].summary())}" for o in others)
+    yield "\n".join(f"- [`{o}`]({o}.md): {_inline(summary(kinds[o]))}" for o in others)
 
 
 def _accuracies(curves: Curves, names: Sequence[str]) -> str:
@@ -166,7 +166,7 @@ def _accuracies(curves: Curves, names: Sequence[str]) -> str:
 def _users(topic: str) -> Iterator[str]:
     setting = {"optimizers": "optimizer", "schedules": "schedule", "modulations": "modulate"}
     for name, kind in built_in().items():
-        if setting[topic] in kind.described():
+        if setting[topic] in described(kind):
             yield name
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from aiops.algorithms.local import Inner
+from aiops.algorithms.local_training import InnerOptimizer
 from aiops.client.params import Params
 from aiops.client.routines import Routine, routine_for
 from aiops.model.layout import Layout
@@ -16,7 +16,9 @@ def routine_of(dtype: str = "float64", **plan: Any) -> Routine:
     params = Params(Layout([("w", dtype, (2,)), ("b", dtype, (1,))]))
     params.arena.data[:] = 0
     params.version = 0
-    inner = Inner(optimizer="sgd", lr=1.0, schedule=plan.pop("schedule", "constant")).plan()
+    inner = InnerOptimizer(
+        optimizer="sgd", lr=1.0, schedule=plan.pop("schedule", "constant")
+    ).plan()
     plan = {"routine": "accumulate", "push_every": 2, "fetch_every": 4, "inner": inner, **plan}
     return routine_for(plan, params)
 

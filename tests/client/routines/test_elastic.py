@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from aiops.algorithms.local import Inner
+from aiops.algorithms.local_training import InnerOptimizer
 from aiops.client.params import Params
 from aiops.client.requests import Receipt
 from aiops.client.routines import Routine, routine_for
@@ -15,7 +15,7 @@ def routine_of(kappa: float = 0.9) -> Routine:
     params = Params(Layout([("w", "float64", (2,))]))
     params["w"][:] = 0
     params.version = 0
-    inner = Inner(optimizer="sgd", lr=1.0).plan()
+    inner = InnerOptimizer(optimizer="sgd", lr=1.0).plan()
     plan = {"routine": "elastic", "push_every": 1, "moving_rate": kappa, "inner": inner}
     return routine_for(plan, params)
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiops.algorithms.local import Inner
+from aiops.algorithms.local_training import InnerOptimizer
 from aiops.client.params import Params
 from aiops.client.routines import Routine, routine_for
 from aiops.model.layout import Layout
 
-SGD = Inner(optimizer="sgd", lr=1.0).plan()
+SGD = InnerOptimizer(optimizer="sgd", lr=1.0).plan()
 
 
 def params_of(dtype: str = "float64", **sizes: int) -> Params:

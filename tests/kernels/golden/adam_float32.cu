@@ -16,7 +16,7 @@
 //         eps: Scalar,
 //         decay: Scalar,
 //     ) -> tuple[Array, Array, Array]:
-//         """``unbias`` is 1/(1−β₁ᵗ), ``root`` is 1/√(1−β₂ᵗ)."""
+//         """Adam; ``unbias`` is 1/(1−β₁ᵗ), ``root`` is 1/√(1−β₂ᵗ)."""
 //         g = g + decay * w
 //         m = beta1 * m + one_minus_beta1 * g
 //         v = beta2 * v + one_minus_beta2 * (g * g)

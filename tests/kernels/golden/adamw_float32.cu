@@ -16,7 +16,7 @@
 //         eps: Scalar,
 //         decay: Scalar,
 //     ) -> tuple[Array, Array, Array]:
-//         """Adam beside a decay of its own; 1 − step·decay would be rounded too coarsely near 1."""
+//         """Adam with decoupled decay. (1 − step·decay as a factor would be rounded too coarsely.)"""
 //         m = beta1 * m + one_minus_beta1 * g
 //         v = beta2 * v + one_minus_beta2 * (g * g)
 //         return w - step * (unbias * m / (root * sqrt(v) + eps) + decay * w), m, v

@@ -2,7 +2,7 @@
 // Written by aiops.kernels; edits are lost. The rule:
 //
 //     def elastic(w: Array, g: Array, step: Scalar) -> tuple[Array, ...]:
-//         """The centre's move: ``g`` is the worker's position, ``step`` the moving rate."""
+//         """Move the centre: ``g`` is the position of a worker, ``step`` the moving rate κ."""
 //         return (w + step * (g - w),)
 
 typedef float real;

@@ -14,7 +14,7 @@
 //         one_minus_beta: np.floating[Any],
 //         eps: np.floating[Any],
 //     ) -> tuple[Array, Array, Array, Array]:
-//         """One update; ``step`` is α/max(τ, 1)."""
+//         """Apply equations 4-8 to one tensor; ``step`` is α/max(τ, least)."""
 //         n = gamma * n + one_minus_gamma * (g * g)
 //         b = gamma * b + one_minus_gamma * g
 //         v = beta * v + one_minus_beta * sqrt(maximum(n - b * b, 0.0) + eps)

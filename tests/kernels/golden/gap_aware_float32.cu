@@ -15,7 +15,7 @@
 //         one_minus_beta: Scalar,
 //         eps: Scalar,
 //     ) -> tuple[Array, ...]:
-//         """One update; ``unbias`` corrects the average of steps that began at 0."""
+//         """Apply eqs 4-8 to one tensor; ``unbias`` corrects the average C, which starts at 0."""
 //         gap = 1.0 + absolute(w - sent) / (peak * sqrt(c * unbias) + eps)
 //         m = mu * m + g / gap
 //         c = beta * c + one_minus_beta * (m * m)

@@ -4,7 +4,7 @@
 //     def momentum(
 //         w: Array, g: Array, m: Array, step: Scalar, mu: Scalar, decay: Scalar
 //     ) -> tuple[Array, Array]:
-//         """Gradient descent with a heavy ball, undamped."""
+//         """Gradient descent with a heavy ball (Polyak), undamped."""
 //         m = mu * m + (g + decay * w)
 //         return w - step * m, m
 

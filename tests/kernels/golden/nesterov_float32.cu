@@ -4,7 +4,7 @@
 //     def nesterov(
 //         w: Array, g: Array, m: Array, step: Scalar, mu: Scalar, decay: Scalar
 //     ) -> tuple[Array, Array]:
-//         """Momentum that looks one step ahead."""
+//         """Momentum whose gradient is taken one step ahead (Nesterov)."""
 //         g = g + decay * w
 //         m = mu * m + g
 //         return w - step * (g + mu * m), m

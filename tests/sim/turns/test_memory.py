@@ -154,10 +154,10 @@ class TestRuns:
 @pytest.mark.parametrize("policy", sorted(set(BUILT_IN) - {"average"}))
 def test_every_algorithm_takes_coded_pushes_and_fetches(policy: str) -> None:
     """Each comes nearer to 1, as it does raw; who squares gradients takes only whole ones."""
-    if not find(policy).saved_up:
+    if not find(policy).accepts_sums:
         with pytest.raises(ConflictError, match="squares each gradient, and topk leaves most"):
             Run(policy, workers=2, push_codec=("int8", "topk:0.3@wide"))
-    codec = "topk:0.3" if find(policy).saved_up else "int8"
+    codec = "topk:0.3" if find(policy).accepts_sums else "int8"
     run = Run(policy, workers=2, push_codec=(codec,), fetch_codec=("int8",))
     run.train(240)
     for seat in run.seats:

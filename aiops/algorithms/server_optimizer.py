@@ -1,0 +1,77 @@
+"""Provide the base of algorithms whose server steps with an optimiser of the user's choice."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from aiops.algorithms import optimizers
+from aiops.algorithms.base import Algorithm
+from aiops.algorithms.optimizers import Optimizer
+from aiops.errors import UsageError
+from aiops.kernels.rule import Rule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimised(Algorithm):
+    """An algorithm whose server may use any optimiser of `aiops.algorithms.optimizers`.
+
+    The optimiser gets the gradient, or the mean of those collected, and staleness modulates its
+    *step*: a factor of the gradient would cancel out in Adam. In plain SGD it is the same.
+
+    Settings
+    --------
+    optimizer : str, default ``sgd``
+        ``sgd``, ``momentum``, ``nesterov``, ``adagrad``, ``rmsprop``, ``adam`` or ``adamw``; equal
+        to PyTorch's where no gradient is stale. (Momentum suffers from staleness: with many workers
+        choose a smaller one, Mitliagkas et al. 2016.)
+    momentum : float, default 0.9
+        The momentum of ``momentum`` and ``nesterov``.
+    beta1, beta2 : float, defaults 0.9, 0.999
+        The memories of the moments of ``adam`` and ``adamw``.
+    alpha : float, default 0.99
+        The memory of ``rmsprop``.
+    eps : float, default 0
+        Added to the root of ``adagrad``, ``rmsprop``, ``adam`` and ``adamw``; 0 means PyTorch's:
+        1e-10 for ``adagrad``, 1e-8 for the others.
+    weight_decay : float, default 0
+        Decoupled in ``adamw``, else added to the gradient (L2).
+    """
+
+    optimizer: str = "sgd"
+    momentum: float = 0.9
+    beta1: float = 0.9
+    beta2: float = 0.999
+    alpha: float = 0.99
+    eps: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        for name in ("momentum", "beta1", "beta2", "alpha"):
+            self.require(name, 0 <= getattr(self, name) < 1, "in [0, 1)")
+        self.require("eps", self.eps >= 0, "0 (the optimiser's own) or more")
+        self.require("weight_decay", self.weight_decay >= 0, "0 or more")
+        try:
+            optimizers.make(self)
+        except UsageError as error:
+            raise UsageError(f"{self.name}: {error}") from None
+
+    def rule(self) -> Rule:
+        """Return the rule of the optimiser."""
+        return _optimizer(self).rule
+
+    def scalars(self, update: int) -> tuple[float, ...]:
+        """Return the scalars of the optimiser, such as Adam's bias corrections."""
+        return _optimizer(self).scalars(update)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the optimiser leaves elements without a gradient alone."""
+        return _optimizer(self).sparse
+
+
+@functools.lru_cache(maxsize=64)
+def _optimizer(settings: Optimised) -> Optimizer:
+    return optimizers.make(settings)

@@ -1,0 +1,183 @@
+"""Encode and decode tensors block by block: the base of the codecs that kernels can read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from aiops.codecs.base import Bytes, Codec, Encoder, Floats, Shape, elements, length_fault
+from aiops.kernels import current_backend
+from aiops.kernels.parallel import LARGE, PIECE
+from aiops.kernels.payloads import FORMATS
+
+__all__ = ["CHUNK", "BlockCodec", "ChunkEncoder", "parts"]
+
+CHUNK = 65_536
+"""Elements surveyed and then encoded while they are in cache; a multiple of every block."""
+
+_NO_REST: Floats = np.empty(0, np.float32)
+
+
+class BlockCodec(Codec):
+    """A codec of one of `aiops.kernels.payloads.FORMATS`: each block is encoded by itself.
+
+    So its payloads are always of the same length, and chunks of a tensor can be encoded and decoded
+    in any order. A derived class has `sections_fault`, `encode_numpy` (the specification) and
+    `loops`.
+    """
+
+    @classmethod
+    def length(cls, size: int) -> int:
+        """Return the bytes of a payload of ``size`` elements."""
+        return int(FORMATS[cls.name].length(size))
+
+    @classmethod
+    def sections(cls, payload: Bytes, size: int) -> list[Any]:
+        """Return the sections of a payload of ``size`` elements, as typed views of it."""
+        return FORMATS[cls.name].views(payload, size)
+
+    @classmethod
+    def sections_fault(cls, sections: Sequence[Any], backend: str) -> str | None:
+        """Return what is wrong with the sections of a payload of the right length, or None."""
+        raise NotImplementedError
+
+    @classmethod
+    def encode_numpy(cls, values: Floats, rest: Floats, *sections: Any) -> None:
+        """Encode with NumPy; see `encode_sections`."""
+        raise NotImplementedError
+
+    @classmethod
+    def loops(cls) -> tuple[Callable[..., None], Callable[..., None]]:
+        """Return compiled loops: encode(values, rest, *sections), decode(*sections, out, add)."""
+        raise NotImplementedError
+
+    @classmethod
+    def encode_sections(
+        cls, values: Floats, rest: Floats, sections: Sequence[Any], backend: str
+    ) -> None:
+        """Encode ``values``, float32[n], or with feedback ``values + rest``, into the sections.
+
+        ``rest`` is float32[n] and becomes what the encoding loses; empty without feedback.
+        """
+        if backend == "numba":
+            cls.loops()[0](values, rest, *sections)
+        else:
+            cls.encode_numpy(values, rest, *sections)
+
+    @classmethod
+    def decode_sections(cls, sections: Sequence[Any], out: Floats, add: bool, backend: str) -> None:
+        """Decode the sections into ``out``, float32[n], or with ``add`` add them to it."""
+        if backend == "numba":
+            cls.loops()[1](*sections, out, add)
+            return
+        form = FORMATS[cls.name]
+        for start in range(0, out.size, CHUNK):
+            into = out[start : start + CHUNK]
+            values = form.values(*form.part(sections, start, start + into.size), into.size)
+            np.add(into, values, out=into) if add else np.copyto(into, values)
+
+    # What follows is the interface of `Codec`.
+
+    def most(self, shape: Shape) -> int:
+        """Return the length of every payload of a tensor of this shape, in bytes."""
+        return self.length(elements(shape))
+
+    def encoder(self, shape: Shape, *, feedback: bool, backend: str = "auto") -> Encoder:
+        """Return an encoder that works chunk by chunk."""
+        return ChunkEncoder(self, shape, feedback=feedback, backend=backend)
+
+    @classmethod
+    def check(cls, payload: Bytes, shape: Shape, backend: str = "auto") -> str | None:
+        """Return what is wrong with a payload: its length, or what `sections_fault` finds."""
+        size = elements(shape)
+        fault = length_fault(payload, cls.length(size))
+        return fault or cls.sections_fault(cls.sections(payload, size), backend)
+
+    @classmethod
+    def decode(
+        cls,
+        payload: Bytes,
+        shape: Shape,
+        out: Floats,
+        *,
+        add: bool = False,
+        backend: str = "auto",
+    ) -> None:
+        """Decode a checked payload into ``out``, float32[n], or add it to that."""
+        sections = cls.sections(payload, elements(shape))
+        cls.decode_sections(sections, out, add, current_backend(backend))
+
+    @classmethod
+    def pieces(
+        cls,
+        payload: Bytes,
+        shape: Shape,
+        out: Floats,
+        *,
+        add: bool = False,
+        backend: str = "auto",
+    ) -> Sequence[Callable[[], None]]:
+        """Return `decode` in pieces of whole chunks."""
+        form, sections = FORMATS[cls.name], cls.sections(payload, out.size)
+        backend = current_backend(backend)
+        return [
+            partial(
+                cls.decode_sections, form.part(sections, low, high), out[low:high], add, backend
+            )
+            for low, high in parts(out.size)
+        ]
+
+    @classmethod
+    def warm(cls) -> None:
+        """Compile the loops."""
+        cls.loops()
+
+
+class ChunkEncoder(Encoder):
+    """The encoder of a `BlockCodec`: surveys each chunk just before encoding it, while in cache."""
+
+    codec: BlockCodec
+
+    def __init__(self, codec: BlockCodec, shape: Shape, *, feedback: bool, backend: str) -> None:
+        super().__init__(codec, shape, feedback=feedback, backend=backend)
+        self._format = FORMATS[codec.name]
+        self._sections = codec.sections(self.payload, self.size)
+
+    def survey(self, values: Floats) -> None:
+        """Survey all values first if there is a rest: an error must not change it."""
+        if self.rest is not None:
+            super().survey(values)
+
+    def write(self, values: Floats) -> int:
+        """Encode chunk after chunk; the payload's length does not depend on the values."""
+        unfit: list[tuple[int, int]] = []
+
+        def write(begin: int, end: int) -> None:
+            for start in range(begin, end, CHUNK):
+                chunk = values[start : start + CHUNK]
+                index = self._survey(chunk) if self.rest is None else -1
+                if index >= 0:
+                    unfit.append((start, index))
+                    return
+                rest = _NO_REST if self.rest is None else self.rest[start : start + CHUNK]
+                sections = self._format.part(self._sections, start, start + chunk.size)
+                self.codec.encode_sections(chunk, rest, sections, self.backend)
+
+        if values.nbytes < LARGE:
+            write(0, self.size)
+        else:
+            self.parallel_map([partial(write, *part) for part in parts(self.size)])
+        if unfit:
+            start, index = min(unfit)
+            self._refuse_unfit(values[start:], start, index)
+        return len(self.payload)
+
+
+def parts(size: int) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of elements, [start, stop), that a thread takes at a time: whole chunks."""
+    each = CHUNK * max(1, PIECE // (4 * CHUNK))
+    for start in range(0, size, each):
+        yield start, min(start + each, size)

@@ -1,0 +1,276 @@
+"""The interface of kernels: the spans of a call, the protocol, and the checks of arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from aiops.errors import UsageError
+from aiops.kernels.payloads import PayloadFormat
+from aiops.kernels.rule import Rule
+from aiops.kernels.vocabulary import Array
+
+__all__ = [
+    "STATISTIC_CAP",
+    "STATISTIC_SCALE",
+    "Kernel",
+    "Spans",
+    "check",
+    "check_counts",
+    "check_spans",
+]
+
+STATISTIC_SCALE = 2.0**24
+"""Units of the fixed-point statistic per 1.0."""
+
+STATISTIC_CAP = 2.0**30
+"""The largest fixed-point statistic of one element, in units; NaN counts as this too."""
+
+
+_NONE: npt.NDArray[np.float64] = np.empty((0, 0))
+
+
+@dataclass(slots=True)
+class Spans:
+    """The n tensors that a call of a kernel updates, one row each.
+
+    Arguments are converted to contiguous arrays of the dtypes below.
+
+    Attributes
+    ----------
+    lo, hi
+        int64[n], the element range [lo, hi) of each tensor in the arena section.
+    src
+        int64[n], the index of the tensor's first element in the gradient buffer; for a kernel that
+        reads payloads, the byte at which the tensor's payload begins.
+    step
+        float64[n], learning rate times modulation; cast to the compute dtype when used.
+    more
+        float64[n, k], the k scalars of the rule for each tensor, cast like ``step``; by default
+        float64[n, 0], for a rule without scalars.
+    """
+
+    lo: npt.NDArray[np.int64]
+    hi: npt.NDArray[np.int64]
+    src: npt.NDArray[np.int64]
+    step: npt.NDArray[np.float64]
+    more: npt.NDArray[np.float64] = field(default_factory=lambda: _NONE)
+
+    def __post_init__(self) -> None:
+        self.lo = np.ascontiguousarray(self.lo, np.int64)
+        self.hi = np.ascontiguousarray(self.hi, np.int64)
+        self.src = np.ascontiguousarray(self.src, np.int64)
+        self.step = np.ascontiguousarray(self.step, np.float64)
+        if self.more is _NONE:
+            self.more = np.empty((len(self.lo), 0))
+        else:
+            self.more = np.ascontiguousarray(self.more, np.float64)
+
+    def __len__(self) -> int:
+        return len(self.lo)
+
+    @classmethod
+    def whole(cls, size: int, step: float, more: Sequence[float] = ()) -> Spans:
+        """One tensor of ``size`` elements that fills the section and the gradient buffer."""
+        zero = np.zeros(1, np.int64)
+        return cls(zero, np.array([size]), zero, np.array([step]), np.array([more], np.float64))
+
+    def flat(self, scalars: int) -> tuple[npt.NDArray[np.float64], ...]:
+        """Return a tuple of ``more`` in one dimension, or an empty one if ``scalars`` is 0.
+
+        Raises ValueError unless there are ``scalars`` numbers per tensor.
+        """
+        tensors = len(self.lo)
+        if tensors and self.more.shape != (tensors, scalars):
+            raise ValueError("more does not fit")
+        return (self.more.reshape(-1),) if scalars else ()
+
+    def rows(self) -> Iterator[tuple[int, int, int, float]]:
+        """Yield ``(lo, hi, src, step)`` of each tensor as Python numbers."""
+        return zip(
+            self.lo.tolist(), self.hi.tolist(), self.src.tolist(), self.step.tolist(), strict=True
+        )
+
+
+class Kernel(Protocol):
+    """A rule made executable for one dtype, by :func:`aiops.kernels.build`."""
+
+    @property
+    def backend(self) -> str:
+        """The backend that executes it: ``"numpy"``, ``"numba"`` or ``"cuda"``."""
+
+    def __call__(
+        self,
+        spans: Spans,
+        factor: float,
+        base: Array,
+        grad: Array,
+        target: Array,
+        state: Sequence[Array],
+        reads: Sequence[Array] = (),
+    ) -> npt.NDArray[np.int64]:
+        """Update every span.
+
+        For each span the rule is called with ``w = base[lo:hi]``, ``read[lo:hi]`` of each of
+        ``reads`` and ``g = grad[src : src + hi - lo] * factor``. The new ``w`` is written to
+        ``target[lo:hi]``, and the state arrays are updated in place. Elements outside the spans are
+        untouched. All arrays are one-dimensional and contiguous. ``target`` may be ``base``; apart
+        from that, an array that is written may not overlap another, so a read may share memory with
+        ``base`` only where ``target`` is another array.
+
+        With float32 and float64 every array has that dtype. With a 16-bit dtype ``grad``, ``reads``
+        and ``target`` have it, while ``base`` (the master copy, **updated in place**) and ``state``
+        are float32; the new master, rounded to 16 bits, is written to ``target``.
+
+        Parameters
+        ----------
+        spans
+            The tensors.
+        factor
+            Multiplied with every gradient element; cast to the compute dtype first.
+        base
+            The parameters before the update.
+        grad
+            The gradients, or the bytes of their payloads.
+        target
+            The parameters after the update.
+        state
+            The rule's state arrays, in its order.
+        reads
+            The rule's reads, in its order.
+
+        Returns
+        -------
+        int64[n]
+            Per tensor, the sum of ``int64(clip(x * STATISTIC_SCALE, -STATISTIC_CAP,
+            STATISTIC_CAP))`` over the new elements x of the statistic: exact, and so independent of
+            order. Zeros for a rule without a statistic.
+
+        Raises
+        ------
+        UsageError
+            When an array or a span does not fit; nothing is updated then.
+        """
+
+    def warm(self) -> None:
+        """Compile now, so that the first call does not."""
+
+
+def check(
+    rule: Rule,
+    spans: Spans,
+    base: Array,
+    grad: Array,
+    target: Array,
+    state: Sequence[Array],
+    reads: Sequence[Array],
+    *,
+    compute: np.dtype[Any],
+    wire: np.dtype[Any],
+    packed: PayloadFormat | None = None,
+) -> None:
+    """Raise :class:`~aiops.errors.UsageError` unless a kernel of the rule can execute the call.
+
+    The arguments up to ``reads`` are those of `Kernel`. ``compute`` is the dtype of ``base`` and
+    ``state``, ``wire`` that of ``grad``, ``reads`` and ``target``. With ``packed``, ``grad`` holds
+    payloads of that format, as uint8.
+    """
+    name = rule.name
+    check_counts(rule, state, reads)
+    gradient = wire if packed is None else np.dtype(np.uint8)
+    arrays = {"base": (base, compute), "grad": (grad, gradient), "target": (target, wire)}
+    arrays |= {f"state[{index}]": (array, compute) for index, array in enumerate(state)}
+    only_read = {"grad"} if compute != wire else {"grad", "base"}
+    for index, array in enumerate(reads):
+        arrays[f"reads[{index}]"] = (array, wire)
+        only_read.add(f"reads[{index}]")
+    for role, (array, dtype) in arrays.items():
+        _check_array(name, role, array, dtype, written=role not in only_read)
+    size = min(array.size for array in (base, target, *state, *reads))
+    check_spans(name, spans, size, grad.size, rule.scalars, packed)
+    for (one, (first, _)), (two, (second, _)) in combinations(arrays.items(), 2):
+        in_place = {one, two} == {"base", "target"} and _start(first) == _start(second)
+        harmless = in_place or {one, two} <= only_read
+        if not harmless and np.may_share_memory(first, second):
+            raise UsageError(
+                f"kernel {name!r} was given {one} and {two} that overlap in memory; only target "
+                "may be base, and then exactly",
+                kernel=name,
+                arrays=(one, two),
+            )
+
+
+def check_counts(rule: Rule, state: Sequence[object], reads: Sequence[object]) -> None:
+    """Raise :class:`~aiops.errors.UsageError` unless there are as many arrays as the rule names."""
+    for kind, given, wanted in (("state", state, rule.state), ("read-only", reads, rule.reads)):
+        if len(given) != len(wanted):
+            raise UsageError(
+                f"kernel {rule.name!r} was given {len(given)} {kind} arrays, and its rule has "
+                f"{len(wanted)}; pass them in the rule's order",
+                kernel=rule.name,
+            )
+
+
+def _start(array: Array) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _check_array(
+    name: str, role: str, array: Array, dtype: np.dtype[Any], *, written: bool
+) -> None:
+    if array.dtype != dtype:
+        fault, remedy = f"has dtype {array.dtype}, not {dtype}", "convert it first"
+    elif array.ndim != 1 or not array.flags.c_contiguous:
+        fault = f"has shape {array.shape} and strides {array.strides}"
+        remedy = "pass a one-dimensional contiguous array"
+    elif written and not array.flags.writeable:
+        fault, remedy = "is read-only", "pass a writable array"
+    else:
+        return
+    raise UsageError(f"kernel {name!r} was given {role} that {fault}; {remedy}", kernel=name)
+
+
+def check_spans(
+    name: str,
+    spans: Spans,
+    size: int,
+    grad_size: int,
+    scalars: Sequence[str],
+    packed: PayloadFormat | None,
+) -> None:
+    """Raise :class:`~aiops.errors.UsageError` unless the spans fit the arrays.
+
+    ``size`` is the number of elements of the arena section, ``grad_size`` that of the gradient
+    buffer, or its bytes if it holds payloads of the format ``packed``; ``scalars`` are the names of
+    the rule's.
+    """
+    lo, hi, src = spans.lo, spans.hi, spans.src
+    if not len(lo) == len(hi) == len(src) == len(spans.step):
+        raise UsageError(
+            f"kernel {name!r} was given spans with {len(lo)} lo, {len(hi)} hi, {len(src)} src and "
+            f"{len(spans.step)} step; give one of each per tensor",
+            kernel=name,
+        )
+    if len(lo) and spans.more.shape != (len(lo), len(scalars)):
+        raise UsageError(
+            f"kernel {name!r} was given spans with more of shape {spans.more.shape}, not "
+            f"({len(lo)}, {len(scalars)}); give each tensor its scalars: "
+            f"{', '.join(scalars) or 'the rule has none'}",
+            kernel=name,
+        )
+    taken = hi - lo if packed is None else packed.length(hi - lo)
+    good = (lo >= 0) & (hi >= lo) & (hi <= size) & (src >= 0) & (src <= grad_size - taken)
+    if not good.all():
+        row = int(np.argmin(good))
+        raise UsageError(
+            f"span {row} of kernel {name!r} updates elements {lo[row]} to {hi[row]} of {size} from "
+            f"gradient {'elements' if packed is None else 'bytes'} {src[row]} on, of {grad_size}"
+            f"{f' ({taken[row]} are needed)' if packed else ''}; correct the span or the arrays",
+            kernel=name,
+            span=row,
+        )
