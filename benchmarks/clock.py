@@ -20,15 +20,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 import aiops
 from aiops.errors import UsageError
-from aiops.lab.experiments.figure import Figure, Panel
-from aiops.lab.slow_link import DEPTH, Throttle
+from aiops.lab.figures import Figure, Panel
+from aiops.lab.run_record import machine, record
+from aiops.lab.slow_link import DEPTH, SlowLink
 from aiops.serving.config import Config
 from aiops.testing import (
     Cluster,
@@ -49,7 +50,7 @@ _PATIENCE = 600.0  # seconds that a worker waits for an answer
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure."""
+    """The options of the benchmark."""
 
     policies: tuple[str, ...] = ("asgd", "softsync", "hardsync", "ssp", "easgd")
     paces: tuple[str, ...] = ("fixed", "log-normal", "straggler")
@@ -63,7 +64,7 @@ class Options:
     seed: int = 0
 
 
-def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
     """Measure, and return the report: seconds of every real run beside the prediction.
 
     Raises
@@ -73,7 +74,7 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
     """
     if options.rounds < 1:
         raise UsageError("measure at least one round")
-    about = report.machine()
+    about = machine()
     cases = list(itertools.product(options.policies, options.paces, options.workers))
     predicted = {case: simulate(_cluster(options, *case)) for case in cases}
     measured: dict[Any, list[dict[str, float]]] = {case: [] for case in cases}
@@ -82,13 +83,13 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
             found = _real(options, _cluster(options, *case))
             measured[case].append(found)
             outcome = predicted[case]
-            say(
+            log(
                 f"round {number + 1}, {' '.join(map(str, case))}: {found['seconds']:.2f} s,"
                 f" predicted {outcome.seconds:.2f}; idle {found['idle']:.0%},"
                 f" predicted {outcome.idle:.0%}"
             )
     rows = [_row(case, measured[case], predicted[case]) for case in cases]
-    return {"benchmark": "clock", "machine": about, "options": asdict(options), "cases": rows}
+    return record("benchmark", "clock", options, {"cases": rows}, about)
 
 
 def _row(case: Any, rounds: list[dict[str, float]], outcome: Outcome) -> dict[str, Any]:
@@ -136,7 +137,7 @@ def _real(options: Options, cluster: Cluster) -> dict[str, float]:
     tickets = _Tickets(cluster)
     with ExitStack() as stack:
         url, _pid = stack.enter_context(serving(cluster.server.policy, *flags))
-        link = stack.enter_context(Throttle(url, rate=options.rate, delay=options.delay))
+        link = stack.enter_context(SlowLink(url, rate=options.rate, delay=options.delay))
         pool = stack.enter_context(ThreadPoolExecutor(cluster.workers))
         labours = list(
             pool.map(lambda number: tickets.train(link.url, number), range(cluster.workers))
@@ -149,7 +150,7 @@ def _real(options: Options, cluster: Cluster) -> dict[str, float]:
 
 
 class _Tickets:
-    """What the workers of one run share: how many mini-batches are left, and when they began."""
+    """The state that the workers of one run share: mini-batches left, and when they began."""
 
     def __init__(self, cluster: Cluster) -> None:
         assert cluster.gradients is not None
@@ -276,7 +277,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run from the command line; exits with 2 when an option is wrong."""
 
     def measure(chosen: dict[str, Any]) -> dict[str, Any]:
-        return run(replace(Options(), **chosen), report.say)
+        return run(replace(Options(), **chosen), report.log)
 
     lists: dict[str, Callable[[str], Any]] = {"policies": str, "paces": str, "workers": int}
     report.main(*(_parser(), measure, table, argv, lists), drawn=figure)

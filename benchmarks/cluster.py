@@ -17,7 +17,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,8 @@ import numpy as np
 
 import aiops
 from aiops.errors import UsageError
-from aiops.lab.experiments.figure import Figure, Panel
+from aiops.lab.figures import Figure, Panel
+from aiops.lab.run_record import machine, record
 from aiops.serving.config import Config
 from aiops.sim.virtual.world import World
 from aiops.testing import Cluster, Deadweight, Host, Line, Links, LogNormal, simulate
@@ -36,7 +37,7 @@ _GBIT = 125e6  # bytes per second
 _LATENCY = 1e-4
 _THINK = 1e-3  # seconds between two requests of a client
 _PORT = 7171
-_ASKED = 64  # times that somebody asks for the time before the clock is looked at
+_ASKED = 64  # calls between two looks at the clock
 _BLOCK = 4000  # bytes of a message of the many
 _MANY = ", many"  # a case's name ends so
 _FULL = 40_000  # bytes of a model of which many workers fill the server's link
@@ -44,7 +45,7 @@ _FULL = 40_000  # bytes of a model of which many workers fill the server's link
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure."""
+    """The options of the benchmark."""
 
     clients: int = 64
     many: int = 1000
@@ -53,7 +54,7 @@ class Options:
 
 
 class _Time:
-    """So many seconds of the processor. Its clock is slow, so it is looked at now and then."""
+    """A span of the processor's seconds. Its clock is slow, so it is looked at now and then."""
 
     def __init__(self, seconds: float) -> None:
         self._end, self._asked, self._is_up = time.process_time() + seconds, 0, False
@@ -185,7 +186,7 @@ _CASES: Mapping[str, Callable[[Options], float]] = {
 }
 
 
-def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
     """Measure, and return the report: messages a second, by case.
 
     Raises
@@ -195,14 +196,14 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
     """
     if min(options.clients, options.many, options.rounds) < 1 or not options.seconds > 0:
         raise UsageError("clients, many, rounds and seconds are positive")
-    about = report.machine()
+    about = machine()
     _cluster(replace(options, seconds=0.1))  # kernels are compiled
     found: dict[str, list[float]] = {name: [] for name in _CASES}
     for number, name in itertools.product(range(options.rounds), _CASES):
         found[name].append(_CASES[name](options))
-        say(f"round {number + 1}, {name}: {found[name][-1]:,.0f} messages/s")
+        log(f"round {number + 1}, {name}: {found[name][-1]:,.0f} messages/s")
     cases = {name: report.spread(rates) | {"rounds": rates} for name, rates in found.items()}
-    return {"benchmark": "cluster", "machine": about, "options": asdict(options), "cases": cases}
+    return record("benchmark", "cluster", options, {"cases": cases}, about)
 
 
 def table(result: Mapping[str, Any]) -> Any:
@@ -254,7 +255,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run from the command line; exits with 2 when an option is wrong."""
 
     def measure(chosen: dict[str, Any]) -> dict[str, Any]:
-        return run(replace(Options(), **chosen), report.say)
+        return run(replace(Options(), **chosen), report.log)
 
     report.main(_parser(), measure, table, argv, drawn=figure)
 

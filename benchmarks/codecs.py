@@ -1,4 +1,4 @@
-"""How fast codecs are, and how much they leave: ``python -m benchmarks.codecs``.
+"""The speed of codecs, and the bytes that they leave: ``python -m benchmarks.codecs``.
 
 Every codec is measured on one core, beside the same mathematics as one would write it down in NumPy
 and in PyTorch (which do less: no error feedback, no packed payload where that is not one call, and
@@ -25,7 +25,8 @@ from rich.table import Table
 from aiops.codecs import Codec, find
 from aiops.kernels import Kernel, Rule, Spans, build
 from aiops.kernels.vocabulary import Array
-from aiops.lab.experiments.figure import Figure, Line, Panel
+from aiops.lab.figures import Figure, Panel, Series
+from aiops.lab.run_record import machine, record
 from benchmarks import plots, report
 from benchmarks.codec_peers import peers
 from benchmarks.compare import Cell
@@ -48,7 +49,7 @@ APPLIED = {
     "int8": (np.int8, 1),
     "onebit": (np.uint32, 32),
 }
-"""The codecs that kernels read, and what their payloads are made of: items of so many elements."""
+"""The codecs that kernels read, and the items of their payloads, by elements in each."""
 
 WAYS = ("encode", "with feedback", "decode", "decode and add", "check")
 
@@ -61,7 +62,7 @@ def run(size: int = 1 << 24, repeats: int = 15) -> dict[str, Any]:
     codec (``"float32"``: none) → ``ms`` of the kernel that reads its payload (``fused``), of
     decoding first (``apart``), and of a loop that reads and writes as many bytes (``limit``).
     """
-    about = report.machine(("numpy", "numba", "torch"))
+    about = machine(("numpy", "numba", "torch"))
     rows = max(1, int(size**0.5))
     shape = (rows, max(1, size // rows))
     tensor = np.random.default_rng(0).standard_normal(shape, np.float32)
@@ -70,16 +71,14 @@ def run(size: int = 1 << 24, repeats: int = 15) -> dict[str, Any]:
         found = {spec: _measure(find(spec), tensor, repeats) for spec in SPECS}
         copied = _fastest({"copy": lambda: np.copyto(other, tensor)}, repeats)["copy"]
         applied = {name: _applied(rules()[name], tensor.reshape(-1), repeats) for name in USUAL}
-    return {
-        "benchmark": "codecs",
-        "options": {"size": size, "repeats": repeats},
+    results = {
         "shape": shape,
         "repeats": repeats,
         "copy": tensor.nbytes / copied / 1e9,
         "codecs": found,
         "applied": applied,
-        "machine": about,
     }
+    return record("benchmark", "codecs", {"size": size, "repeats": repeats}, results, about)
 
 
 def _measure(codec: Codec, tensor: Array, repeats: int) -> dict[str, Any]:
@@ -182,7 +181,7 @@ def _fastest(calls: Mapping[Any, Callable[[], object]], repeats: int) -> dict[An
 
 @contextmanager
 def _one_core() -> Iterator[None]:
-    """Stay on one core, where the system can be told so: libraries would use all."""
+    """Stay on one core, where the system allows it: libraries would use all."""
     if not hasattr(os, "sched_setaffinity"):
         yield
         return
@@ -228,7 +227,7 @@ def figure(found: Mapping[str, Any]) -> Figure:
 
 def _update(rule: str, found: Mapping[str, Mapping[str, float]]) -> Panel:
     labels = {"fused": "update from the payload", "apart": "decoding first", "limit": "limit"}
-    lines: list[Line] = []
+    lines: list[Series] = []
     for way, label in labels.items():
         times = {row: ms[way] for row, ms in enumerate(found.values()) if way in ms}
         lines.append(plots.once(label, times))

@@ -84,7 +84,7 @@ class Cell:
 
     @property
     def key(self) -> Key:
-        """What makes two cells the same."""
+        """The key by which two cells are the same."""
         return self.where, self.what, self.beside
 
     def worse_than(self, other: Cell) -> bool:
@@ -247,7 +247,7 @@ def main(old: Path, new: Path, console: Console | None = None) -> int:
 
 
 def _folders(old: Path, new: Path, console: Console | None) -> int:
-    """Compare the files that two folders have in common, and say which cannot be, and why."""
+    """Compare the files that two folders have in common, and report which cannot be, and why."""
     before, after = ({path.name for path in folder.glob("*.json")} for folder in (old, new))
     statuses, left_out = dict[str, int](), dict[str, str]()
     for name in sorted(before | after):

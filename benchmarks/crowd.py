@@ -1,6 +1,6 @@
-"""Clients that come and go, and do a little of everything to a server, as slowly as they are told.
+"""Clients that come and go, and do a little of everything to a server, at a stated pace.
 
-Every client is somebody new: a name, a kind, so many calls. It pushes all tensors or some of them
+Every client is new: a name, a kind, a number of calls. It pushes all tensors or some of them
 (so that payloads differ in length and, by the server's choice of codecs, in kind), exchanges,
 fetches, has rows of a table; some are behind a slow line, and hold a version for as long as its
 reply takes; some read the server's own arrays, and hold theirs until the next call. They leave with
@@ -22,24 +22,24 @@ import aiops
 from aiops.client.params import Params
 from aiops.common.closing import Closing
 from aiops.errors import ConnectionLost
-from aiops.lab.slow_link import Throttle
+from aiops.lab.slow_link import SlowLink
 from aiops.model.layout import Array
 from benchmarks.footprint import busy_seconds
 
 TABLE = "rows"
 PATIENCE = 600.0
-"""Seconds that anybody waits for anybody."""
+"""Seconds that a client or a server waits for the other."""
 _ROWS, _WIDTH, _MOST_ROWS = 20_000, 16, 512
 _CALLS = 25  # of a client, on average
 _RUDE = 0.3  # of the clients leave in the middle of a message
 _AWHILE = 0.05  # seconds after which these do, at most
 _SLOW = "50Mbit/s"  # of the line that some are behind, all of them together
-_BEHIND = 2.0  # seconds that are made up for: who was stopped for longer does not hurry then
+_BEHIND = 2.0  # seconds that are made up for: a client stopped for longer does not hurry
 _NAP = 1.0  # seconds between looks at whether time is up, at most
 
 
 def model(nbytes: int) -> dict[str, Array]:
-    """Return parameters of about so many bytes: matrices and vectors, large and small.
+    """Return parameters of about ``nbytes`` bytes: matrices and vectors, large and small.
 
     Their names begin with the letters a to e, by which a server may choose codecs.
     """
@@ -70,7 +70,7 @@ class Governor:
     def __init__(self, share: float, pids: Sequence[int], over: threading.Event) -> None:
         self._share, self._pids, self._over = share, pids, over
         self._began, self._before = time.monotonic(), self._spent()
-        self._late = 0.0  # seconds that nobody had any use for, and that are not made up for
+        self._late = 0.0  # seconds that were left unused, and are not made up for
 
     def _spent(self) -> float:
         return time.process_time() + busy_seconds(*self._pids)
@@ -92,7 +92,7 @@ class Governor:
 
 @dataclass
 class Tally:
-    """What was done; ``pushed`` have been answered, ``attempted`` may have been applied."""
+    """Counts: ``pushed`` have been answered, ``attempted`` may have been applied, and so on."""
 
     clients: int = 0
     rude: int = 0
@@ -110,7 +110,7 @@ class Tally:
 
 
 class Crowd(Closing):
-    """Keeps so many clients at a server from `begin` on, each replaced when it leaves.
+    """Keeps a fixed number of clients at a server from `begin` on, each replaced when it leaves.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ class Crowd(Closing):
     table
         Whether the model has a table, too.
     known
-        Clients that come and go before: a server remembers so many of those who left.
+        Clients that come and go before: a server remembers that number of those that left.
     seed
         Of all that is drawn.
 
@@ -153,7 +153,7 @@ class Crowd(Closing):
         self._stack = ExitStack()
         self._slow = url
         if not near:
-            self._slow = self._stack.enter_context(Throttle(url, rate=_SLOW)).url
+            self._slow = self._stack.enter_context(SlowLink(url, rate=_SLOW)).url
         self._pool = ThreadPoolExecutor(seats, thread_name_prefix="seat")
         with aiops.Client(url, role="worker", timeout=PATIENCE) as first:
             self._at = first.define(params, self._tables)
@@ -163,7 +163,7 @@ class Crowd(Closing):
         self._running: list[Future[None]] = []
 
     def begin(self, governor: Governor) -> None:
-        """Have all seats taken, until the governor says that it is over."""
+        """Have all seats taken, until the governor ends it."""
         self._governor = governor
         self._running = [self._pool.submit(self._sit, number) for number in range(self._seats)]
 
@@ -173,14 +173,14 @@ class Crowd(Closing):
             client.push_rows(TABLE, np.arange(_ROWS), np.zeros((_ROWS, _WIDTH), np.float32))
 
     def _acquaint(self, params: Mapping[str, Array]) -> None:
-        """Have somebody come, push a small tensor, and go."""
+        """Have a client connect, push a small tensor, and leave."""
         smallest = min(params, key=lambda name: params[name].size)
         with aiops.Client(self._url, role="worker", timeout=PATIENCE) as client:
             client.push(self._at, {smallest: np.float32(1e-3) * params[smallest]})
         self.tally.add(pushed=1, attempted=1)
 
     def close(self) -> None:
-        """Wait until all have left: the governor says when."""
+        """Wait until all have left, at the governor's end."""
         self._pool.shutdown()
         self._stack.close()
 
@@ -190,7 +190,7 @@ class Crowd(Closing):
             one.result()
 
     def failed(self) -> bool:
-        """Whether a client met with what it should not have: the rest go on."""
+        """True if a client met with what it should not have: the rest go on."""
         return any(one.done() and one.exception() is not None for one in self._running)
 
     def _sit(self, number: int) -> None:
@@ -280,7 +280,7 @@ class Crowd(Closing):
         return [exchange, push, push, fetch, anew, *([rows] if self._tables else [])]
 
     def _gradient(self, rng: np.random.Generator, share: float) -> dict[str, Array]:
-        """Return gradients of about so many of the tensors, and of one at least."""
+        """Return gradients of about that share of the tensors, and of one at least."""
         names = list(self._params)
         chosen = [name for name in names if rng.random() < share] or [str(rng.choice(names))]
         return {name: np.float32(1e-3) * self._params[name] for name in chosen}

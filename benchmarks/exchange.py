@@ -27,14 +27,15 @@ import argparse
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any
 
 from rich.table import Table
 
 from aiops.errors import UsageError, nearest
-from aiops.lab.experiments.figure import Figure, Panel
+from aiops.lab.figures import Figure, Panel
+from aiops.lab.run_record import machine, record
 from benchmarks import plots, report
 from benchmarks.compare import Cell
 from benchmarks.peers import base
@@ -48,7 +49,7 @@ OURS = ("aiops", "shared", "room", "views")
 
 @dataclass(frozen=True)
 class Options(Pace):
-    """What to measure. Sizes are bytes per gradient, times are seconds."""
+    """The options of the benchmark. Sizes are bytes per gradient, times are seconds."""
 
     sizes: tuple[int, ...] = (4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB)
     workers: tuple[int, ...] = (1, 4)
@@ -63,7 +64,7 @@ QUICK = Options(sizes=(4 * KIB, MIB, 16 * MIB), rounds=3, seconds=0.15)
 """A look rather than a measurement: under a minute for most of it."""
 
 
-def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
     """Measure, and return the report (see `benchmarks.report` for its ``machine``).
 
     ``cells`` has one entry per size and number of workers; in it, per peer, every round's figures,
@@ -75,30 +76,33 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
 
     """
     settings = _settings(options)
-    about = report.machine()
+    about = machine()
     reasons = {name: base.load(name).missing() for name in options.peers}
     skipped = {name: reason for name, reason in reasons.items() if reason}
     for name, reason in skipped.items():
-        say(f"skipping {name}: {reason}")
+        log(f"skipping {name}: {reason}")
     names = [name for name in options.peers if name not in skipped]
     cells = []
     for size in options.sizes:
         for workers in options.workers:
-            say(f"measuring {format_size(size)} x {workers}: {', '.join(names)}")
+            log(f"measuring {format_size(size)} x {workers}: {', '.join(names)}")
             jobs = {name: Job(name, size // 4, workers, settings[name]) for name in names}
-            peers = contest(jobs, options, say, compare)
+            peers = contest(jobs, options, log, compare)
             cells.append({"size": size, "workers": workers, "peers": peers})
-    return {
-        "benchmark": "exchange",
-        "machine": about,
-        "options": asdict(options),
-        "peers": {
-            name: {"settings": settings[name], "environment": dict(base.load(name).ENVIRONMENT)}
-            for name in names
+    return record(
+        "benchmark",
+        "exchange",
+        options,
+        {
+            "peers": {
+                name: {"settings": settings[name], "environment": dict(base.load(name).ENVIRONMENT)}
+                for name in names
+            },
+            "skipped": skipped,
+            "cells": cells,
         },
-        "skipped": skipped,
-        "cells": cells,
-    }
+        about,
+    )
 
 
 def _settings(options: Options) -> dict[str, dict[str, Setting]]:
@@ -123,7 +127,7 @@ def _settings(options: Options) -> dict[str, dict[str, Setting]]:
 
 
 def _is_module(name: str) -> bool:
-    """Tell whether a peer is named as a module of somebody's own, ``package.module``."""
+    """Return whether a peer is named as a user's own module, ``package.module``."""
     try:
         return "." in name and find_spec(name) is not None
     except ImportError:
@@ -138,7 +142,7 @@ _COLUMNS = (
 
 
 def table(result: Mapping[str, Any]) -> Table:
-    """Make the table of a report, with the ratios that somebody has."""
+    """Make the table of a report, with those ratios that any peer has."""
     ratios = [
         ratio
         for ratio in base.RATIOS
@@ -299,7 +303,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run from the command line; exits with 1 when a peer failed, 2 when an option is wrong."""
 
     def measure(chosen: dict[str, Any]) -> dict[str, Any]:
-        return run(parse_options(argparse.Namespace(**chosen)), report.say)
+        return run(parse_options(argparse.Namespace(**chosen)), report.log)
 
     note = "reads: a worker's parameters were whole, of mixed versions, or torn inside a number"
     report.main(

@@ -1,4 +1,4 @@
-"""What memory processes hold, as the kernel counts it (Linux)."""
+"""The memory that processes hold, as the kernel counts it (Linux)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Footprint(NamedTuple):
     own: int
     """Their proportional set size (PSS), but for the segments."""
     segments: int
-    """Each once and in full, whoever else has mapped it and however often."""
+    """Each once and in full, however many processes have mapped it."""
 
     @property
     def total(self) -> int:
@@ -70,7 +70,7 @@ def busy_seconds(*pids: int) -> float:
     """Return the processor time that processes have used, those that are there."""
     ticks = 0
     for pid in pids:
-        with suppress(OSError):  # it has ended: who needs it will say so
+        with suppress(OSError):  # it has ended: its clients report that
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")
@@ -81,7 +81,7 @@ def _bytes(line: str) -> int:
 
 
 class Sample(NamedTuple):
-    """A server's memory at a time, and what it said of its versions."""
+    """A server's memory at a time, and its statistics of versions."""
 
     seconds: float
     own: int
@@ -136,7 +136,7 @@ class Watch(Closing):
         self._thread.join()
 
     def abandon(self) -> None:
-        """The same, but wait for no server that nobody is going to end before this has returned."""
+        """The same, but do not wait for a server that ends only after this has returned."""
         self._over.set()
         self._thread.join(0.1)
 
@@ -152,5 +152,5 @@ class Watch(Closing):
                     self.samples.append(Sample(now, *held, *versions))
                     if self._over.wait(self._interval):
                         return
-        except (AiopsError, OSError):  # it has ended: whoever talks to it will say so
+        except (AiopsError, OSError):  # it has ended: its clients will report that
             return

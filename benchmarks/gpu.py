@@ -1,4 +1,4 @@
-"""How close a GPU's updates come to its memory and its link: ``python -m benchmarks.gpu``.
+"""A GPU's updates, beside the speed of its memory and its link: ``python -m benchmarks.gpu``.
 
 The limit of a kernel is the device's own copy of 256 MiB, in bytes read and written a second; that
 of a push that is applied there is the upload of the same bytes from page-locked memory, and of one
@@ -21,7 +21,8 @@ from aiops.kernels import Rule, Spans, cupy_device
 from aiops.kernels.cuda_source import ArrayTypes
 from aiops.kernels.device import Device
 from aiops.kernels.device_kernel import DeviceKernel
-from aiops.lab.experiments.figure import Figure, Panel
+from aiops.lab.figures import Figure, Panel
+from aiops.lab.run_record import machine, record
 from aiops.model.layout import Cover, Layout
 from aiops.model.shared_memory import Memory
 from aiops.store.cuda_backend import PageLocked
@@ -47,13 +48,9 @@ def run(
     known = kernels.rules()
     cells: dict[str, Any] = _kernels(device, size, repeats, {name: known[name] for name in names})
     cells |= _pushes(device, size, repeats, known["fasgd"])
-    return {
-        "benchmark": "gpu",
-        "options": {"size": size, "repeats": repeats, "rules": list(names)},
-        "device": device.name,
-        "cells": cells,
-        "machine": report.machine(("numpy",)),
-    }
+    options = {"size": size, "repeats": repeats, "rules": list(names)}
+    results = {"device": device.name, "cells": cells}
+    return record("benchmark", "gpu", options, results, machine(("numpy",)))
 
 
 def _kernels(

@@ -1,4 +1,4 @@
-"""How close the update kernels come to the speed of memory: ``python -m benchmarks.kernels``.
+"""The speed of the update kernels, beside that of memory: ``python -m benchmarks.kernels``.
 
 The limit is the simplest loop that moves the same streams: it reads and writes as many arrays
 as the rule does and multiplies once. Everything is measured in one run, each contender once per
@@ -22,7 +22,8 @@ from aiops.algorithms.optimizers import OPTIMIZERS
 from aiops.errors import UsageError, nearest
 from aiops.kernels import Rule, Spans, build
 from aiops.kernels.vocabulary import Array
-from aiops.lab.experiments.figure import Figure, Panel
+from aiops.lab.figures import Figure, Panel
+from aiops.lab.run_record import machine, record
 from benchmarks import plots, report
 from benchmarks.compare import Cell
 
@@ -55,21 +56,20 @@ def run(size: int = 1 << 24, repeats: int = 15, names: Sequence[str] = USUAL) ->
     limit's speed), ``times_plain`` and ``times_blocked`` (speed relative to plain and to blocked
     NumPy).
     """
-    about = report.machine(("numpy", "numba", "llvmlite"))
+    about = machine(("numpy", "numba", "llvmlite"))
     known = rules()
     for name in names:
         if name not in known:
             raise UsageError(f"no rule is called {name!r}; {nearest(name, known)}")
     measured = {name: _measure(known[name], size, repeats) for name in names}
-    return {
-        "benchmark": "kernels",
-        "options": {"size": size, "repeats": repeats, "rules": list(names)},
+    options = {"size": size, "repeats": repeats, "rules": list(names)}
+    results = {
         "size": size,
         "dtype": DTYPE.name,
         "repeats": repeats,
         "rules": measured,
-        "machine": about,
     }
+    return record("benchmark", "kernels", options, results, about)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@
                               [--mib 16] [--rounds 5] [--seconds 2]
                               [--json out.json] [--plot out.png]
 
-One server process and one worker, with a proxy between them that carries so many bits per second
+One server process and one worker, with a proxy between them that carries a stated rate
 each way (`aiops.lab.slow_link`). A cycle pushes a gradient, has the server apply it, and brings the
 parameters after it; gradients and increments travel in the codec. Every round takes the codecs in
 turn, so that what the machine does meanwhile meets all; ratios are to raw in the same round.
@@ -16,7 +16,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,9 @@ import aiops
 from aiops.bandwidth.units import parse_rate
 from aiops.codecs.choice import CodecChoice
 from aiops.errors import UsageError
-from aiops.lab.experiments.figure import Figure, Panel
-from aiops.lab.slow_link import Throttle
+from aiops.lab.figures import Figure, Panel
+from aiops.lab.run_record import machine, record
+from aiops.lab.slow_link import SlowLink
 from benchmarks import plots, report
 from benchmarks.compare import Cell
 from benchmarks.serving import serving
@@ -36,7 +37,7 @@ _ACROSS = 1024  # elements of a row of the model's matrix
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure."""
+    """The options of the benchmark."""
 
     rates: tuple[str, ...] = ("1Gbit/s", "100Mbit/s")
     codecs: tuple[str, ...] = ("raw", "fp16", "int8", "onebit", "topk:0.01")
@@ -45,7 +46,7 @@ class Options:
     seconds: float = 2.0
 
 
-def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
     """Measure, and return the report: exchanges per second and bytes, by rate and codec.
 
     Raises
@@ -58,7 +59,7 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
     CodecChoice.of(options.codecs)
     for rate in options.rates:
         parse_rate("--rates", rate)
-    about = report.machine()
+    about = machine()
     found: dict[str, Any] = {}
     for rate in options.rates:
         rounds = []
@@ -67,7 +68,7 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
             shown = ", ".join(
                 f"{codec} {row['per_second']:.1f}" for codec, row in rounds[-1].items()
             )
-            say(f"{rate}, round {number + 1}: {shown} exchanges/s")
+            log(f"{rate}, round {number + 1}: {shown} exchanges/s")
         found[rate] = {
             codec: {
                 "rounds": [row[codec] for row in rounds],
@@ -78,7 +79,7 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
             }
             for codec in options.codecs
         }
-    return {"benchmark": "link", "machine": about, "options": asdict(options), "rates": found}
+    return record("benchmark", "link", options, {"rates": found}, about)
 
 
 def _cycle(options: Options, rate: str, codec: str) -> dict[str, float]:
@@ -89,7 +90,7 @@ def _cycle(options: Options, rate: str, codec: str) -> dict[str, float]:
     gradient = {"w": rng.standard_normal((rows, _ACROSS)).astype(np.float32)}
     with ExitStack() as stack:
         url, _pid = stack.enter_context(serving("asgd", *flags))
-        link = stack.enter_context(Throttle(url, rate=rate))
+        link = stack.enter_context(SlowLink(url, rate=rate))
         # The model is brought past the link: it is the exchanges that are measured.
         first = {"w": np.zeros((rows, _ACROSS), np.float32)}
         with aiops.Worker(url, first):
@@ -175,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run from the command line; exits with 2 when an option is wrong."""
 
     def measure(chosen: dict[str, Any]) -> dict[str, Any]:
-        return run(replace(Options(), **chosen), report.say)
+        return run(replace(Options(), **chosen), report.log)
 
     report.main(*(_parser(), measure, table, argv, {"rates": str, "codecs": str}), drawn=figure)
 

@@ -3,7 +3,7 @@
     python -m benchmarks.memory [--size 1GiB] [--workers 2] [--transports tcp,views]
                                 [--policy asgd] [--seconds 10] [--json out.json] [--plot out.png]
 
-A server process and so many worker processes that exchange as fast as they can, as in
+A server process and ``--workers`` worker processes that exchange as fast as they can, as in
 `benchmarks.exchange`, while the server's memory is looked at many times a second: its own pages,
 and the shared segments that it has mapped, each once and in full. ``tcp``, ``same-host`` (the
 workers have arrays of their own), ``views`` (they read the server's) and ``shards`` (two of them,
@@ -18,7 +18,7 @@ over TCP, counted together) are measured one after the other. The bound is the s
 * the program itself: what a server of the same settings holds whose model is tiny.
 
 ``peak / bound`` should be no more than 1.1, and ``drift``, the mean of the last quarter of the time
-beside that of the first, about 0. Up to 64 MiB everybody's parameters are checked in the end.
+beside that of the first, about 0. Up to 64 MiB all parameters are checked in the end.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +37,16 @@ from rich.table import Table
 
 from aiops.algorithms import find
 from aiops.errors import UsageError, nearest
-from aiops.lab.experiments.figure import Figure, Line, Panel
+from aiops.lab.figures import Figure, Panel, Series
+from aiops.lab.processes import ProcessFailed
+from aiops.lab.run_record import machine, record
 from benchmarks import report
 from benchmarks.compare import Cell
 from benchmarks.footprint import Sample, Watch, family, footprint
 from benchmarks.peers import base
 from benchmarks.peers.base import Job
 from benchmarks.peers.policy import LEFT_OUT
-from benchmarks.peers.process import PeerFailed, Team
+from benchmarks.peers.team import Team
 from benchmarks.sizes import GIB, KIB, MIB, format_size, size_flag
 
 PEERS: Mapping[str, tuple[str, int]] = {
@@ -64,7 +66,7 @@ _COPIES = 3  # of the model in a worker's process: parameters, gradient, and one
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure; ``size`` is bytes of parameters."""
+    """The options of the benchmark; ``size`` is bytes of parameters."""
 
     size: int = GIB
     workers: int = 2
@@ -105,7 +107,7 @@ class Options:
 
     @property
     def states(self) -> int:
-        """How many arrays of the model's size the policy's rule keeps."""
+        """The number of arrays of the model's size that the policy's rule keeps."""
         return len(find(self.policy)().rule().state)
 
 
@@ -114,7 +116,7 @@ def _available() -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
 
 
-def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
     """Measure, and return the report: a cell per transport, with every sample.
 
     Raises
@@ -123,19 +125,19 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
         When an option makes no sense.
     """
     options.check()
-    about, found = report.machine(), []
+    about, found = machine(), []
     for transport in options.transports:
-        say(f"measuring {format_size(options.size)} over {transport}")
+        log(f"measuring {format_size(options.size)} over {transport}")
         cell: dict[str, Any] = {"cell": transport, "transport": transport, "failed": None}
         try:
             program = _program(options, transport)
             samples, cycles = _watched(options, transport)
             cell |= {"cycles": cycles, **_figures(options, program, samples)}
-        except PeerFailed as error:
-            say(f"{transport} failed: {error}")
+        except ProcessFailed as error:
+            log(f"{transport} failed: {error}")
             cell["failed"] = str(error)
         found.append(cell)
-    return {"benchmark": "memory", "machine": about, "options": asdict(options), "cells": found}
+    return record("benchmark", "memory", options, {"cells": found}, about)
 
 
 @contextmanager
@@ -182,7 +184,7 @@ def _watched(options: Options, transport: str) -> tuple[list[Sample], int]:
         else:
             team.close()
         if not watch.samples:
-            raise PeerFailed("the server told nothing of itself while it was watched")
+            raise ProcessFailed("the server told nothing of itself while it was watched")
         return watch.samples, team.total
 
 
@@ -247,7 +249,7 @@ def failures(result: Mapping[str, Any]) -> list[str]:
 
 
 def notes(result: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the table says of the goal."""
+    """Yield notes on the goal, for below the table."""
     shares = [cell["peak_of_bound"] for cell in result["cells"] if not cell["failed"]]
     if shares:
         yield f"the peak is at most {max(shares):.2f} times the bound (asked: {_GOAL})"
@@ -272,8 +274,8 @@ def figure(result: Mapping[str, Any]) -> Figure:
         held = [(sample["own"] + sample["segments"]) / MIB for sample in samples]
         bound = cell.get("bound_bytes", 0) / MIB
         lines = [
-            Line("bound", seconds, [[bound] * len(seconds)]),
-            Line("held", seconds, [held]),
+            Series("bound", seconds, [[bound] * len(seconds)]),
+            Series("held", seconds, [held]),
         ]
         top = 1.1 * max(bound, *held, 1.0)
         panels.append(Panel(cell["transport"], "seconds", "MiB", lines, bottom=0, top=top))
@@ -302,7 +304,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run from the command line; exits with 1 when something failed, 2 when an option is wrong."""
 
     def measure(chosen: dict[str, Any]) -> dict[str, Any]:
-        return run(replace(Options(), **chosen), report.say)
+        return run(replace(Options(), **chosen), report.log)
 
     lists: dict[str, Callable[[str], Any]] = {"transports": str}
     report.main(

@@ -4,11 +4,11 @@
                                     [--ways push,fetch,exchange] [--transports tcp,same-host]
                                     [--rounds 5] [--seconds 0.4] [--json out.json] [--plot out.png]
 
-A server process, and a client process with one `aiops.AsyncClient` under uvloop: so many coroutines
+A server process, and a client process with one `aiops.AsyncClient` under uvloop: several coroutines
 share it, and each asks again as soon as it is answered. For every transport and kind of request the
 teams take turns in interleaved rounds; ``x 1`` is throughput beside that of one request under way,
 in the same round. All figures are medians over the rounds, percentiles over all requests; a request
-waits for those before it, so its latency grows with them. In the end everybody's parameters are
+waits for those before it, so its latency grows with them. In the end all parameters are
 checked to the last bit: every push was applied, and once.
 """
 
@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.table import Table
 
 from aiops.errors import UsageError, nearest
-from aiops.lab.experiments.figure import Figure, Panel
+from aiops.lab.figures import Figure, Panel
+from aiops.lab.run_record import machine, record
 from benchmarks import plots, report
 from benchmarks.compare import Cell
 from benchmarks.peers import lanes
@@ -38,7 +39,7 @@ _GOAL = 8  # in flight, whose ratio to one is what is asked for
 
 @dataclass(frozen=True)
 class Options(Pace):
-    """What to measure; ``size`` is bytes per model."""
+    """The options of the benchmark; ``size`` is bytes per model."""
 
     size: int = 4 * KIB
     in_flight: tuple[int, ...] = (1, 2, 4, 8, 16)
@@ -60,7 +61,7 @@ class Options(Pace):
             )
 
 
-def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
     """Measure, and return the report: per transport and kind of request a cell, and in it
     ``contenders``, by how many requests are under way.
 
@@ -70,10 +71,10 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
         When an option makes no sense.
     """
     options.check()
-    about, found = report.machine(), []
+    about, found = machine(), []
     for transport in options.transports:
         for way in options.ways:
-            say(f"measuring {way} over {transport}")
+            log(f"measuring {way} over {transport}")
             settings = {**lanes.SETTINGS, "no_shm": TRANSPORTS[transport], "way": way}
             jobs = {
                 str(count): Job(
@@ -81,7 +82,7 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
                 )
                 for count in options.in_flight
             }
-            contenders = contest(jobs, options, say, beside("1"))
+            contenders = contest(jobs, options, log, beside("1"))
             for figures in contenders.values():
                 figures.pop("gb_per_second", None)  # of an exchange, both ways
             found.append(
@@ -93,12 +94,15 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
                     "contenders": contenders,
                 }
             )
-    return {
-        "benchmark": "pipelining",
-        "machine": about,
-        "options": asdict(options),
-        "cells": found,
-    }
+    return record(
+        "benchmark",
+        "pipelining",
+        options,
+        {
+            "cells": found,
+        },
+        about,
+    )
 
 
 def table(result: Mapping[str, Any]) -> Table:
@@ -120,7 +124,7 @@ def table(result: Mapping[str, Any]) -> Table:
 
 
 def notes(result: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the table says of the goal."""
+    """Yield notes on the goal, for below the table."""
     ratios = [
         f"{cell['cell']} {report.times(cell['contenders'][str(_GOAL)], 'x_1')}"
         for cell in result["cells"]
@@ -191,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run from the command line; exits with 1 when something failed, 2 when an option is wrong."""
 
     def measure(chosen: dict[str, Any]) -> dict[str, Any]:
-        return run(replace(Options(), **chosen), report.say)
+        return run(replace(Options(), **chosen), report.log)
 
     lists = {"in_flight": int, "ways": str, "transports": str}
     report.main(

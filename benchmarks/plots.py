@@ -1,4 +1,4 @@
-"""What the benchmarks' figures have in common; `aiops.lab.experiments.drawing` draws them."""
+"""The series and panels that the benchmarks' figures have in common."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aiops.lab.experiments.figure import Line, Panel
+from aiops.lab.figures import Panel, Series
 from benchmarks import report
 
 
-def rounds(label: str, cells: Sequence[Mapping[str, Any]], key: str, times: float = 1.0) -> Line:
+def rounds(label: str, cells: Sequence[Mapping[str, Any]], key: str, times: float = 1.0) -> Series:
     """Make a line of a figure's medians, in a band of its rounds.
 
     Parameters
@@ -33,10 +33,10 @@ def rounds(label: str, cells: Sequence[Mapping[str, Any]], key: str, times: floa
         [column[number] if number < len(column) else math.nan for column in columns]
         for number in range(count)
     ]
-    return Line(label, range(len(cells)), ys, median=True)
+    return Series(label, range(len(cells)), ys, median=True)
 
 
-def rows(label: str, found: Mapping[int, Mapping[str, float]], times: float = 1.0) -> Line:
+def rows(label: str, found: Mapping[int, Mapping[str, float]], times: float = 1.0) -> Series:
     """Make a line of rows: dots at medians, on bars from the least to the greatest.
 
     Parameters
@@ -49,21 +49,21 @@ def rows(label: str, found: Mapping[int, Mapping[str, float]], times: float = 1.
         By which the figures are multiplied.
     """
     ys = [[times * each[key] for each in found.values()] for key in ("median", "min", "max")]
-    return Line(
+    return Series(
         label, list(found), ys, "rows", median=True
     )  # of these three, too, it is the median
 
 
-def once(label: str, found: Mapping[int, float]) -> Line:
+def once(label: str, found: Mapping[int, float]) -> Series:
     """Make a line of rows of figures that have no spread, by the row's number."""
-    return Line(label, list(found), [list(found.values())], "rows")
+    return Series(label, list(found), [list(found.values())], "rows")
 
 
 def latencies(title: str, contenders: Mapping[str, Mapping[str, Any]]) -> Panel:
     """Make a panel of latency percentiles, a line for each contender that has them."""
     keys = list(report.PERCENTILES)
     lines = [
-        Line(name, range(len(keys)), [[figures[key] for key in keys]])
+        Series(name, range(len(keys)), [[figures[key] for key in keys]])
         for name, figures in contenders.items()
         if all(key in figures for key in keys)
     ]
@@ -76,5 +76,5 @@ def crowd(count: int) -> str:
 
 
 def failed(cell: Mapping[str, Any]) -> bool:
-    """Tell whether figures are none, because who made them failed in the end."""
+    """Return whether a cell has no figures, because its contender failed in the end."""
     return bool(cell.get("failed"))

@@ -16,14 +16,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.table import Table
 
 from aiops.algorithms import find
 from aiops.errors import UsageError
-from aiops.lab.experiments.figure import Figure, Line, Panel
+from aiops.lab.figures import Figure, Panel, Series
+from aiops.lab.run_record import machine, record
 from benchmarks import plots, report
 from benchmarks.compare import Cell
 from benchmarks.peers import policy as peer
@@ -36,7 +37,7 @@ _FIRST = "asgd"
 
 @dataclass(frozen=True)
 class Options(Pace):
-    """What to measure; sizes are bytes per gradient, no policies are all of them."""
+    """The options of the benchmark; sizes are bytes per gradient, no policies are all of them."""
 
     sizes: tuple[int, ...] = (4 * KIB, 4 * MIB)
     policies: tuple[str, ...] = ()
@@ -58,7 +59,7 @@ class Options(Pace):
         return list(dict.fromkeys((_FIRST, *(self.policies or peer.policies()))))
 
 
-def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
     """Measure, and return the report: per size a cell, and in it ``contenders``, by policy.
 
     Raises
@@ -66,27 +67,30 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
     UsageError
         When an option makes no sense.
     """
-    names, about, found = options.names(), report.machine(), []
+    names, about, found = options.names(), machine(), []
     left_out = {} if options.policies else dict(peer.LEFT_OUT)
     for name, why in left_out.items():
-        say(f"leaving out {name}: {why}")
+        log(f"leaving out {name}: {why}")
     for size in options.sizes:
-        say(f"measuring {format_size(size)}: {', '.join(names)}")
+        log(f"measuring {format_size(size)}: {', '.join(names)}")
         settings = {**peer.SETTINGS, "no_shm": not options.same_host}
         jobs = {
             name: Job("benchmarks.peers.policy", size // 4, 1, {**settings, "policy": name})
             for name in names
         }
-        contenders = contest(jobs, options, say, beside(_FIRST))
+        contenders = contest(jobs, options, log, beside(_FIRST))
         found.append({"cell": format_size(size), "size": size, "contenders": contenders})
-    return {
-        "benchmark": "policies",
-        "machine": about,
-        "options": asdict(options),
-        "settings": {name: list(peer.EVERY_STEP.get(name, ())) for name in names},
-        "left_out": left_out,
-        "cells": found,
-    }
+    return record(
+        "benchmark",
+        "policies",
+        options,
+        {
+            "settings": {name: list(peer.EVERY_STEP.get(name, ())) for name in names},
+            "left_out": left_out,
+            "cells": found,
+        },
+        about,
+    )
 
 
 def table(result: Mapping[str, Any]) -> Table:
@@ -133,7 +137,7 @@ def figure(result: Mapping[str, Any]) -> Figure:
     for cell in result["cells"]:
         contenders = [cell["contenders"][name] for name in names]
         line = plots.rounds("steps/s beside asgd's", contenders, "x_asgd")
-        rows = Line(line.label, line.x, line.ys, kind="rows", median=True)
+        rows = Series(line.label, line.x, line.ys, kind="rows", median=True)
         panels.append(Panel(cell["cell"], "x asgd", "", [rows], bottom=0, ticks=names))
     return Figure("What a step costs under every policy", panels, len(panels))
 
@@ -156,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     def measure(chosen: dict[str, Any]) -> dict[str, Any]:
         chosen["policies"] = tuple(name for name in chosen["policies"] if name)
-        return run(replace(Options(), **chosen), report.say)
+        return run(replace(Options(), **chosen), report.log)
 
     lists: dict[str, Callable[[str], Any]] = {"sizes": parse_size, "policies": str}
     report.main(

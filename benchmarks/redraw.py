@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aiops.errors import UsageError
-from aiops.lab.experiments import drawing
+from aiops.lab import drawing
 from benchmarks import compare
 
 
@@ -25,7 +25,7 @@ def draw(file: Path, folder: Path | None = None, suffix: str = ".png") -> list[P
     folder
         Where to; None: where the report is.
     suffix
-        One of `drawing.SUFFIXES`.
+        One of `figure_style.SUFFIXES`.
 
     Raises
     ------

@@ -1,9 +1,7 @@
-"""What every benchmark's report has in common: the statistics, the tables, the files.
+"""The common parts of every benchmark's report: the statistics, the tables, the files.
 
-A report is a map with ``benchmark`` (its name), ``machine`` (`machine`'s description, with the
-version of aiops and the revision of the checkout), ``options`` (the settings it was measured with)
-and what was measured, round by round, under names of the benchmark's own. `benchmarks.compare`
-reads two of them.
+A report is an `aiops.lab.run_record.record` of the kind ``benchmark``; what was measured, round by
+round, is under names of the benchmark's own. `benchmarks.compare` reads two of them.
 """
 
 from __future__ import annotations
@@ -26,10 +24,9 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from aiops.errors import UsageError
-from aiops.lab.experiments import drawing
-from aiops.lab.experiments.figure import Figure
-from benchmarks.machine import describe as describe
-from benchmarks.machine import machine as machine
+from aiops.lab import drawing, figure_style
+from aiops.lab.figures import Figure
+from aiops.lab.run_record import describe, write_text
 
 PERCENTILES = {"p50_us": 50.0, "p90_us": 90.0, "p99_us": 99.0, "p999_us": 99.9}
 """Of latencies, by the names that they have in a report."""
@@ -73,13 +70,6 @@ def show(made: RenderableType, about: Mapping[str, Any], console: Console | None
     console = console or Console()
     show_table(made, console)
     console.print(describe(about), style="dim", highlight=False, soft_wrap=True)
-
-
-def write_json(path: Path, report: Mapping[str, Any]) -> None:
-    """Write a report, replacing the file whole."""
-    fresh = path.with_name(path.name + ".new")
-    fresh.write_text(json.dumps(report, indent=2) + "\n")
-    fresh.replace(path)
 
 
 THROUGHPUT = ("a second", "min-max")
@@ -135,8 +125,8 @@ def ask_for_plots(path: Path) -> None:
 
     The file's ending says what it becomes; matplotlib must be there.
     """
-    if path.suffix not in drawing.SUFFIXES:
-        raise UsageError(f"--plot {path}: a plot is {' or '.join(drawing.SUFFIXES)}")
+    if path.suffix not in figure_style.SUFFIXES:
+        raise UsageError(f"--plot {path}: a plot is {' or '.join(figure_style.SUFFIXES)}")
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError("plots need matplotlib: pip install 'aiops-ps[demo]'")
 
@@ -209,7 +199,7 @@ def main(
         signal.signal(signal.SIGTERM, before)
     stem = out / (result["benchmark"] + "-same-host" * near(result)) if out else None
     for file in filter(None, (path, stem and stem.with_suffix(".json"))):
-        write_json(file, result)
+        write_text(file, json.dumps(result, indent=2) + "\n")
     if drawn:
         for file in filter(None, (plot, stem and stem.with_suffix(".png"))):
             drawing.save(drawn(result), file.with_suffix(""), (file.suffix,))
@@ -259,9 +249,9 @@ def _each(name: str, text: str, read: Callable[[str], Any]) -> Iterable[Any]:
 
 def stop(*_: object) -> NoReturn:
     """End as SIGTERM asks for it, from inside out."""
-    raise SystemExit(143)  # on the way out everybody is ended
+    raise SystemExit(143)  # on the way out all processes are ended
 
 
-def say(line: str) -> None:
+def log(line: str) -> None:
     """Tell on stderr how far it is."""
     print(line, file=sys.stderr, flush=True)

@@ -5,7 +5,7 @@
                                [--rounds 5] [--seconds 1] [--json out.json] [--plot out.png]
 
 A cycle is an exchange, as in `benchmarks.exchange`: a push, plain SGD on the server, the new
-parameters in the worker's own array; in the end everybody's parameters are checked. Workers are
+parameters in the worker's own array; in the end all parameters are checked. Workers are
 processes with the blocking `aiops.Client` and nothing else. For each size all numbers of workers
 take turns in interleaved rounds, and then all numbers of shards with ``--shard-workers`` workers
 (over TCP: shards share no memory). Beside the shards, in the same rounds, as many workers
@@ -23,13 +23,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.table import Table
 
 from aiops.errors import UsageError, nearest
-from aiops.lab.experiments.figure import Figure, Line, Panel
+from aiops.lab.figures import Figure, Panel, Series
+from aiops.lab.run_record import machine, record
 from benchmarks import plots, report
 from benchmarks.compare import Cell
 from benchmarks.peers import base, ours
@@ -39,12 +40,13 @@ from benchmarks.sizes import KIB, MIB, format_size, parse_size
 
 _BESIDE = 4  # workers with whom more of them are compared
 _MOST = 64
-_KEPT, _TAIL = 0.9, 3.0  # what is asked of so many, and of every p99 beside its median
+_KEPT = 0.9  # the goal for the rate of many workers beside that of few
+_TAIL = 3.0  # the goal for every p99 beside its median
 
 
 @dataclass(frozen=True)
 class Options(Pace):
-    """What to measure; sizes are bytes per gradient."""
+    """The options of the benchmark; sizes are bytes per gradient."""
 
     seconds: float = 1.0
     deadline: float = 180.0
@@ -68,7 +70,7 @@ class Options(Pace):
                 raise UsageError(f"unknown peer {name!r}; {nearest(name, base.MODULES)}")
 
 
-def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
     """Measure, and return the report: two cells per size, ``by`` workers and ``by`` shards.
 
     Their ``contenders`` are by that number, and ``peers`` by name.
@@ -79,11 +81,11 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
         When an option makes no sense.
     """
     options.check()
-    about, found = report.machine(), []
+    about, found = machine(), []
     reasons = {name: base.load(name).missing() for name in options.peers if options.shards}
     skipped = {name: reason for name, reason in reasons.items() if reason}
     for name, reason in skipped.items():
-        say(f"skipping {name}: {reason}")
+        log(f"skipping {name}: {reason}")
     for size in options.sizes:
         teams: dict[str, tuple[int, dict[str, Job]]] = {}
         if options.workers:
@@ -103,8 +105,8 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
         for by, (first, jobs) in teams.items():
             numbers = [name for name in jobs if name.isdigit()]
             others = "".join(f", {name}" for name in jobs if name not in numbers)
-            say(f"measuring {format_size(size)} with {', '.join(numbers)} {by}{others}")
-            contenders = contest(jobs, options, say, beside(str(first)))
+            log(f"measuring {format_size(size)} with {', '.join(numbers)} {by}{others}")
+            contenders = contest(jobs, options, log, beside(str(first)))
             for figures in contenders.values():
                 if "cycles_per_second" in figures:
                     tails = [one["p99_us"] / one["p50_us"] for one in figures["rounds"]]
@@ -117,27 +119,30 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
             }
             peers = {name: contenders.pop(name) for name in options.peers if name in contenders}
             found.append({**cell, "contenders": contenders, "peers": peers})
-    return {
-        "benchmark": "scale",
-        "machine": about,
-        "options": asdict(options),
-        "skipped": skipped,
-        "cells": found,
-    }
+    return record(
+        "benchmark",
+        "scale",
+        options,
+        {
+            "skipped": skipped,
+            "cells": found,
+        },
+        about,
+    )
 
 
 def _job(size: int, workers: int, changes: Mapping[str, Setting]) -> Job:
     return Job("aiops", size // 4, workers, {**ours.SETTINGS, **changes})
 
 
-def everybody(cell: Mapping[str, Any]) -> dict[str, Any]:
+def all_contenders(cell: Mapping[str, Any]) -> dict[str, Any]:
     """Return the figures of a cell's numbers, and of the peers beside them."""
     return {**cell["contenders"], **cell.get("peers", {})}
 
 
 def failures(result: Mapping[str, Any]) -> list[str]:
     """Return one line for each that failed."""
-    cells = [{**cell, "contenders": everybody(cell)} for cell in result["cells"]]
+    cells = [{**cell, "contenders": all_contenders(cell)} for cell in result["cells"]]
     return report.failures({"cells": cells})
 
 
@@ -146,7 +151,7 @@ def table(result: Mapping[str, Any]) -> Table:
     rows: list[list[str]] = []
     for cell in result["cells"]:
         head, key = cell["cell"], f"x_{cell['beside']}"
-        for name, figures in everybody(cell).items():
+        for name, figures in all_contenders(cell).items():
             gb = figures.get("gb_per_second")
             rows.append(
                 [
@@ -173,7 +178,7 @@ def table(result: Mapping[str, Any]) -> Table:
 
 
 def notes(result: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the table says of the goals."""
+    """Yield notes on the goals, for below the table."""
     cells = [cell for cell in result["cells"] if cell["by"] == "workers"]
     kept = [
         f"{report.times(cell['contenders'][str(_MOST)], f'x_{_BESIDE}')} at"
@@ -234,7 +239,7 @@ def figure(result: Mapping[str, Any]) -> Figure:
     return Figure("Exchanges with one server, and with several shards", panels, columns)
 
 
-def _level(name: str, figures: Mapping[str, Any], count: int) -> Line:
+def _level(name: str, figures: Mapping[str, Any], count: int) -> Series:
     """Draw a peer that has one server, whatever the number of ours."""
     level = plots.rounds(f"{name}, one server", [figures], "cycles_per_second")
     return replace(level, x=range(count), ys=[list(ys) * count for ys in level.ys])
@@ -277,7 +282,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     def measure(chosen: dict[str, Any]) -> dict[str, Any]:
         for name in ("workers", "shards", "peers"):
             chosen[name] = () if chosen[name] in ((0,), ("none",)) else chosen[name]
-        return run(replace(Options(), **chosen), report.say)
+        return run(replace(Options(), **chosen), report.log)
 
     lists: dict[str, Callable[[str], Any]] = {
         "sizes": parse_size,

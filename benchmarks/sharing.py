@@ -5,7 +5,7 @@
 
 Copies, updates, updates that read payloads (of a model of sixteen tensors, for a tensor is not cut
 there), and what codecs do, by the functions that server and client call. Each is done by one thread
-and by so many in turn, round by round; ``x alone`` is the median ratio. What both leave behind is
+and by several in turn, round by round; ``x alone`` is the median ratio. What both leave behind is
 compared to the last bit.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,8 @@ from aiops.errors import UsageError
 from aiops.kernels import PACKED, Spans, build
 from aiops.kernels.parallel import ParallelMap, copy, serial_map, update
 from aiops.kernels.vocabulary import Array
-from aiops.lab.experiments.figure import Figure, Panel
+from aiops.lab.figures import Figure, Panel
+from aiops.lab.run_record import machine, record
 from aiops.net.thread_pool import HANDS, hands_of
 from benchmarks import plots, report
 from benchmarks.compare import Cell
@@ -43,7 +44,7 @@ Task = tuple[Callable[[ParallelMap], object], Callable[[], Array]]
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure; sizes are bytes of float32."""
+    """The options of the benchmark; sizes are bytes of float32."""
 
     sizes: tuple[int, ...] = (16 * MIB, 64 * MIB)
     threads: int = HANDS.count
@@ -57,7 +58,7 @@ class Options:
             raise UsageError(f"sizes are multiples of {4 * _ROWS} bytes: {_ROWS} rows")
 
 
-def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
     """Measure, and return the report: a cell for every size and piece of work.
 
     Raises
@@ -66,10 +67,10 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
         When an option makes no sense.
     """
     options.check()
-    about, cells = report.machine(("numpy", "numba")), []
+    about, cells = machine(("numpy", "numba")), []
     for size in options.sizes:
         for name, task in _tasks(size // 4).items():
-            say(f"measuring {name}, {format_size(size)}")
+            log(f"measuring {name}, {format_size(size)}")
             rounds = _rounds(task, options)
             cells.append(
                 {
@@ -80,7 +81,7 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
                     **{key: report.spread([one[key] for one in rounds]) for key in rounds[0]},
                 }
             )
-    return {"benchmark": "sharing", "machine": about, "options": asdict(options), "cells": cells}
+    return record("benchmark", "sharing", options, {"cells": cells}, about)
 
 
 def _rounds(task: Task, options: Options) -> list[dict[str, float]]:
@@ -240,7 +241,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run from the command line; exits with 2 when an option is wrong."""
 
     def measure(chosen: dict[str, Any]) -> dict[str, Any]:
-        return run(replace(Options(), **chosen), report.say)
+        return run(replace(Options(), **chosen), report.log)
 
     report.main(_parser(), measure, table, argv, {"sizes": parse_size}, drawn=figure)
 

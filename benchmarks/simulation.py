@@ -1,4 +1,4 @@
-"""The simulation benchmark: how near a simulation comes to what nobody can do without.
+"""The simulation benchmark: a simulation's time beside that of its inevitable parts.
 
     taskset -c 0 python -m benchmarks.simulation [--clients 16] [--batch-size 8] [--policy fasgd]
                               [--dataset mnist] [--rounds 15] [--iterations 400]
@@ -25,7 +25,8 @@ import numpy as np
 
 from aiops import kernels
 from aiops.errors import UsageError
-from aiops.lab.experiments.figure import Figure, Line, Panel
+from aiops.lab.figures import Figure, Panel, Series
+from aiops.lab.run_record import machine, record
 from aiops.lab.workloads import PerceptronTask
 from aiops.model.arena import Arena
 from aiops.model.layout import Array
@@ -39,7 +40,7 @@ _WARM = 200  # iterations before the first round
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure."""
+    """The options of the benchmark."""
 
     policy: str = "fasgd"
     dataset: str = "mnist"
@@ -50,7 +51,7 @@ class Options:
     iterations: int = 400
 
 
-def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
     """Measure, and return the report: microseconds of an iteration, and ratios.
 
     Raises
@@ -60,7 +61,7 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
     """
     if min(options.rounds, options.iterations) < 1:
         raise UsageError("rounds and iterations are positive")
-    about, count = report.machine(), options.iterations
+    about, count = machine(), options.iterations
     simulation = Simulation(
         policy=options.policy,
         dataset=options.dataset,
@@ -87,21 +88,24 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
         for number in range(options.rounds):
             rounds.append({name: _microseconds(work, count) for name, work in works.items()})
             shown = ", ".join(f"{name} {us:.0f}" for name, us in rounds[-1].items())
-            say(f"round {number + 1}: {shown} us")
+            log(f"round {number + 1}: {shown} us")
     figures = {name: report.spread([row[name] for row in rounds]) for name in rounds[0]}
     ratios = {
         "of_the_sum": [(row["gradient"] + row["kernel"]) / row["simulation"] for row in rounds],
         "of_both": [row["both"] / row["simulation"] for row in rounds],
     }
-    return {
-        "benchmark": "simulation",
-        "machine": about,
-        "options": asdict(options),
-        "microseconds": figures,
-        "per_second": 1e6 / figures["simulation"]["median"],
-        **{name: report.spread(values) for name, values in ratios.items()},
-        "rounds": rounds,
-    }
+    return record(
+        "benchmark",
+        "simulation",
+        options,
+        {
+            "microseconds": figures,
+            "per_second": 1e6 / figures["simulation"]["median"],
+            **{name: report.spread(values) for name, values in ratios.items()},
+            "rounds": rounds,
+        },
+        about,
+    )
 
 
 def _microseconds(work: Callable[[], None], count: int) -> float:
@@ -193,12 +197,14 @@ def figure(result: Mapping[str, Any]) -> Figure:
     numbers = range(1, len(rounds) + 1)
     names = {"simulation": "simulation", "both": "gradient and update in turn"}
     names |= {"gradient": "gradient alone", "kernel": "update alone"}
-    times = [Line(label, numbers, [[one[name] for one in rounds]]) for name, label in names.items()]
+    times = [
+        Series(label, numbers, [[one[name] for one in rounds]]) for name, label in names.items()
+    ]
     both = [one["both"] / one["simulation"] for one in rounds]
     added = [(one["gradient"] + one["kernel"]) / one["simulation"] for one in rounds]
     shares = [
-        Line("beside both in turn", numbers, [both]),
-        Line("beside both alone, added up", numbers, [added]),
+        Series("beside both in turn", numbers, [both]),
+        Series("beside both alone, added up", numbers, [added]),
     ]
     panels = [
         Panel("an iteration", "round", "microseconds", times, bottom=0),
@@ -229,7 +235,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run from the command line; exits with 2 when an option is wrong."""
 
     def measure(chosen: dict[str, Any]) -> dict[str, Any]:
-        return run(replace(Options(), **chosen), report.say)
+        return run(replace(Options(), **chosen), report.log)
 
     report.main(_parser(), measure, table, argv, drawn=figure)
 

@@ -6,7 +6,7 @@
 
 Each cell is a server with a crowd of its own (`benchmarks.crowd`): clients that come, push all or
 some of the tensors in several codecs, exchange, fetch, hold versions for a while, and leave, some
-of them in the middle of a message. All cells run at once, and slowly: everybody together has
+of them in the middle of a message. All cells run at once, and slowly: all clients together have
 ``--share`` of a core. The servers' memory (own pages, and shared segments once and in full) is
 looked at all the time. Before it counts, as many clients come and go as a server remembers
 (``--known``), and a tenth of the time goes by, for pools to have filled.
@@ -22,7 +22,7 @@ interval; memory now is like memory a moment ago, so its error is that of Newey 
 matrix", with a Bartlett kernel). ``second half`` is the same from the middle on: pools, and what is
 kept of those who left in the middle of something, fill for a while, and what leaks goes on leaking.
 Memory is said to grow if both slopes are beyond their errors. In the end every answered push must
-have been applied, and none that nobody sent.
+have been applied, and none that was not sent.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,8 @@ from rich.table import Table
 import aiops
 from aiops.algorithms import find
 from aiops.errors import UsageError, nearest
-from aiops.lab.experiments.figure import Figure, Line, Panel
+from aiops.lab.figures import Figure, Panel, Series
+from aiops.lab.run_record import machine, record
 from benchmarks import report
 from benchmarks.compare import Cell
 from benchmarks.crowd import PATIENCE, Crowd, Governor, Tally, model
@@ -60,15 +61,15 @@ CELLS: Mapping[str, tuple[str, ...]] = {
     "same-host": (),
     "shards": ("--no-shm", "--shards", "2", "--shard-bytes", "4096", *_CODED),
 }
-"""What each server is told."""
+"""The flags of each server."""
 _PATIENT = ("--heartbeat", f"{PATIENCE}", "--stall-deadline", f"{PATIENCE}")
-"""Over an hour a machine may be suspended, or everybody be stopped for something else."""
+"""Over an hour a machine may be suspended, or all processes be stopped."""
 BLOCKS = 60
 _WARM = 0.1  # of the time, which does not count
 _LOOKS = 10  # in each block
 _OFTEN = 2.0  # seconds between looks, at most
-_ASKED = 10  # looks for which a server is asked once what it has to say of its versions
-_FEWEST = 10  # looks without which nothing can be said
+_ASKED = 10  # looks for each request of a server's statistics of its versions
+_FEWEST = 10  # looks that a verdict needs
 _SMALL = 64 * KIB
 _TELLING = 5  # minutes
 _FLAT = 0.02  # of the memory: a growth that is none
@@ -76,7 +77,7 @@ _FLAT = 0.02  # of the memory: a growth that is none
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure."""
+    """The options of the benchmark."""
 
     minutes: float = 10.0
     cells: tuple[str, ...] = tuple(CELLS)
@@ -87,7 +88,7 @@ class Options:
     known: int = 4096
     """Clients that come and go before."""
     share: float = 0.2
-    """Of one core's time, for everybody together; 2: as fast as two cores can."""
+    """Of one core's time, for all processes together; 2: as fast as two cores can."""
     policy: str = "fasgd"
     seed: int = 0
 
@@ -110,7 +111,7 @@ class Options:
             raise UsageError("how much memory a process holds is read from Linux's /proc")
 
 
-def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
     """Measure, and return the report: a cell per server, with its memory block by block.
 
     Raises
@@ -119,7 +120,7 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
         When an option makes no sense.
     """
     options.check()
-    about, seconds = report.machine(), 60 * options.minutes
+    about, seconds = machine(), 60 * options.minutes
     interval = min(_OFTEN, seconds / BLOCKS / _LOOKS)
     params, over = model(options.size), threading.Event()
     with ExitStack() as stack:
@@ -128,8 +129,8 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
             for name in options.cells
         }
         families = {name: family(pid) for name, (_url, pid) in servers.items()}
-        everybody = [pid for pids in families.values() for pid in pids]
-        say(f"{len(servers)} servers meet {options.known:,} clients each")
+        processes = [pid for pids in families.values() for pid in pids]
+        log(f"{len(servers)} servers meet {options.known:,} clients each")
         crowds = dict[str, Crowd]()
         for number, (name, (url, _pid)) in enumerate(servers.items()):
             crowds[name] = Crowd(
@@ -141,35 +142,38 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
             )
             stack.enter_context(crowds[name])
         stack.callback(over.set)  # before a crowd is waited for, however this ends
-        governor, watches = Governor(options.share, everybody, over), dict[str, Watch]()
+        governor, watches = Governor(options.share, processes, over), dict[str, Watch]()
         for name, (url, _pid) in servers.items():
             watches[name] = stack.enter_context(
                 Watch(families[name], url, interval, PATIENCE, _ASKED)
             )
             crowds[name].begin(governor)
-        _wait(seconds, watches, crowds, say)
+        _wait(seconds, watches, crowds, log)
         over.set()
         used = governor.used
         found = [
             _cell(name, options, watches[name], crowds[name], servers[name][0], seconds)
             for name in servers
         ]
-    return {
-        "benchmark": "soak",
-        "machine": about,
-        "options": asdict(options),
-        "share": used,
-        "cells": found,
-    }
+    return record(
+        "benchmark",
+        "soak",
+        options,
+        {
+            "share": used,
+            "cells": found,
+        },
+        about,
+    )
 
 
 def _wait(
     seconds: float,
     watches: Mapping[str, Watch],
     crowds: Mapping[str, Crowd],
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> None:
-    """Let so much time go by, unless somebody fails; tell how it stands now and then."""
+    """Wait that long, unless a client fails; report the state now and then."""
     begin, told = time.monotonic(), 0.0
     while (gone := time.monotonic() - begin) < seconds:
         if any(crowd.failed() for crowd in crowds.values()):
@@ -181,7 +185,7 @@ def _wait(
                 for name, watch in watches.items()
                 if watch.samples
             )
-            say(f"{gone / 60:.0f} of {seconds / 60:g} min: {held}")
+            log(f"{gone / 60:.0f} of {seconds / 60:g} min: {held}")
         time.sleep(min(1.0, seconds - gone))
 
 
@@ -200,7 +204,7 @@ def _cell(
         tally = crowd.tally
         if not tally.calls:
             raise ValueError(
-                "nobody made a call: looking on alone took more than --share of a core"
+                "no client made a call: watching alone took more than --share of a core"
             )
         cell |= {
             key: getattr(tally, key)
@@ -217,7 +221,7 @@ def _cell(
 
 
 def check(tally: Tally, applied: int) -> None:
-    """Raise ValueError unless all answered pushes were applied, and none that nobody sent."""
+    """Raise ValueError unless all answered pushes were applied, and none that was not sent."""
     if not tally.pushed <= applied <= tally.attempted:
         raise ValueError(
             f"{tally.pushed:,} pushes were answered and {tally.attempted:,} sent, but the server"
@@ -226,7 +230,7 @@ def check(tally: Tally, applied: int) -> None:
 
 
 def _figures(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Return what the report says of a server's memory."""
+    """Return the figures of a server's memory."""
     count = min(BLOCKS, len(samples))
     parts = np.array_split(np.arange(len(samples)), count)
     blocks = []
@@ -329,7 +333,7 @@ def table(result: Mapping[str, Any]) -> Table:
     title = (
         f"A server's memory in MiB over {options['minutes']:g} minutes of a mixed load:"
         f" {options['policy']}, {format_size(options['size'])} of parameters, {options['seats']}"
-        f" clients at a time, {result['share']:.0%} of a core for everybody"
+        f" clients at a time, {result['share']:.0%} of a core for all"
     )
     return report.table(title, _COLUMNS, rows)
 
@@ -352,7 +356,7 @@ def failures(result: Mapping[str, Any]) -> list[str]:
 
 
 def notes(result: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the table says of the goal."""
+    """Yield notes on the goal, for below the table."""
     whole = [cell for cell in result["cells"] if not cell["failed"]]
     if result["options"]["minutes"] < _TELLING:
         yield f"in less than {_TELLING} minutes, growth is not told from pools that fill"
@@ -383,10 +387,10 @@ def figure(result: Mapping[str, Any]) -> Figure:
         blocks = cell.get("blocks", ())
         minutes = [block["seconds"] / 60 for block in blocks]
         held = [[block[key] / MIB for block in blocks] for key in ("bytes", "min", "max")]
-        lines = [Line("held: mean, least and most of a block", minutes, held, median=True)]
+        lines = [Series("held: mean, least and most of a block", minutes, held, median=True)]
         if any(block["segments"] for block in blocks):
             shared = [[block["segments"] / MIB for block in blocks]]
-            lines.append(Line("of it in shared segments", minutes, shared))
+            lines.append(Series("of it in shared segments", minutes, shared))
         top = 1.1 * max((block["max"] / MIB for block in blocks), default=1.0)
         panels.append(Panel(cell["cell"], "minutes", "MiB", lines, bottom=0, top=top))
     minutes = result["options"]["minutes"]
@@ -408,7 +412,7 @@ def _parser() -> argparse.ArgumentParser:
         "--known", type=int, default=standard.known, help="clients that come and go before"
     )
     parser.add_argument(
-        "--share", type=float, default=standard.share, help="of a core, for everybody (0.2)"
+        "--share", type=float, default=standard.share, help="of a core, for all processes (0.2)"
     )
     parser.add_argument("--policy", default=standard.policy)
     parser.add_argument("--seed", type=int, default=standard.seed)
@@ -419,7 +423,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run from the command line; exits with 1 when something failed, 2 when an option is wrong."""
 
     def measure(chosen: dict[str, Any]) -> dict[str, Any]:
-        return run(replace(Options(), **chosen), report.say)
+        return run(replace(Options(), **chosen), report.log)
 
     lists: dict[str, Callable[[str], Any]] = {"cells": str}
     report.main(

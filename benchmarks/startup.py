@@ -17,7 +17,7 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ from aiops.client import Client
 from aiops.errors import UsageError, nearest
 from aiops.kernels import Spans, build, resolve
 from aiops.kernels.vocabulary import Array
-from aiops.lab.experiments.figure import Figure, Panel
+from aiops.lab.figures import Figure, Panel
+from aiops.lab.run_record import machine, record
 from benchmarks import plots, report
 from benchmarks.compare import Cell
 from benchmarks.serving import serving
@@ -54,7 +55,7 @@ _TENSOR = "w"
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure; sizes are bytes per model."""
+    """The options of the benchmark; sizes are bytes per model."""
 
     sizes: tuple[int, ...] = (4 * KIB, MIB, 16 * MIB)
     caches: tuple[str, ...] = CACHES
@@ -74,7 +75,7 @@ class Options:
             raise UsageError(f"{self.policy} cannot be checked here: choose fasgd or asgd")
 
 
-def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
     """Measure, and return the report: a cell for every size and cache, ``rounds`` of `STEPS`.
 
     Raises
@@ -83,7 +84,7 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
         When an option makes no sense.
     """
     options.check()
-    about = report.machine()
+    about = machine()
     cells: dict[tuple[int, str], list[dict[str, float]]] = {
         cell: [] for cell in product(options.sizes, options.caches)
     }
@@ -91,25 +92,28 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
         warm = Path(folder, "warm")
         _start(options, min(options.sizes), warm)  # also imports what this process needs
         for number in range(options.rounds):
-            say(f"round {number + 1} of {options.rounds}")
+            log(f"round {number + 1} of {options.rounds}")
             for place, ((size, cache), rounds) in enumerate(cells.items()):
                 cold = Path(folder, f"cold-{number}-{place}")
                 rounds.append(_start(options, size, warm if cache == "warm" else cold))
-    return {
-        "benchmark": "startup",
-        "machine": about,
-        "options": asdict(options),
-        "cells": [
-            {
-                "cell": f"{format_size(size)}, {cache}",
-                "size": size,
-                "cache": cache,
-                "rounds": rounds,
-                **{step: report.spread([one[step] for one in rounds]) for step in STEPS},
-            }
-            for (size, cache), rounds in cells.items()
-        ],
-    }
+    return record(
+        "benchmark",
+        "startup",
+        options,
+        {
+            "cells": [
+                {
+                    "cell": f"{format_size(size)}, {cache}",
+                    "size": size,
+                    "cache": cache,
+                    "rounds": rounds,
+                    **{step: report.spread([one[step] for one in rounds]) for step in STEPS},
+                }
+                for (size, cache), rounds in cells.items()
+            ],
+        },
+        about,
+    )
 
 
 def _start(options: Options, size: int, cache: Path) -> dict[str, float]:
@@ -147,7 +151,7 @@ def _compiled(client: Client, until: float) -> float:
 
 
 def _after(policy: str, elements: int, pushes: int) -> Array:
-    """Return what so many gradients make of a model, each computed at the newest parameters."""
+    """Return what ``pushes`` gradients make of a model, each computed at the newest parameters."""
     algorithm = find(policy).make({})
     rule, rate = algorithm.rule(), algorithm.rates(None)
     kernel = build(rule, np.float32)
@@ -181,7 +185,7 @@ def _milliseconds(spread: Mapping[str, float]) -> str:
 
 
 def notes(result: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the table says of the goal."""
+    """Yield notes on the goal, for below the table."""
     met = [
         f"{cell['cell']} {1e3 * cell['push']['median']:.0f} ms"
         for cell in result["cells"]
@@ -228,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run from the command line; exits with 2 when an option is wrong."""
 
     def measure(chosen: dict[str, Any]) -> dict[str, Any]:
-        return run(replace(Options(), **chosen), report.say)
+        return run(replace(Options(), **chosen), report.log)
 
     lists: dict[str, Callable[[str], Any]] = {"sizes": parse_size, "caches": str}
     report.main(_parser(), measure, table, argv, lists, drawn=figure, notes=notes)

@@ -14,12 +14,11 @@ import argparse
 import os
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,14 +27,13 @@ from rich.console import Console
 from aiops.common import formatting
 from aiops.errors import UsageError, nearest
 from aiops.kernels import cupy_device
+from aiops.lab.processes import ONE_THREAD, ChildProcess, command
 from benchmarks import report
-from benchmarks.peers.process import die_with_parent
 
 FOLDER = Path("bench-results")
 _ROOT = Path(__file__).resolve().parents[1]
-_LAST = 4  # lines of what a failed benchmark said that are shown
-_MERCY = 30.0  # seconds that one has to end its processes
-_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+_LAST = 4  # last lines of a failed benchmark's output that are shown
+_GRACE = 30.0  # seconds that one has to end its processes
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class Entry:
     settings, quick
         Its command line after ``aiops bench``, as documented and in a hurry.
     seconds, hurried
-        About how long these take: by this the time left is told, and corrected by what has run.
+        About how long these take: from this the time left is estimated, corrected by what has run.
     alone
         Whether it is to have one core and one thread.
     missing
@@ -155,7 +153,7 @@ ENTRIES: Mapping[str, Entry] = {
 
 
 class Clock:
-    """Tells how much time is left: what each is said to take, times how it was so far.
+    """Estimates the time left: the expected seconds, times the pace so far.
 
     Parameters
     ----------
@@ -168,78 +166,53 @@ class Clock:
         self._said = self._taken = 0.0
 
     def done(self, name: str, seconds: float, *, whole: bool) -> None:
-        """Note that one has ended; one that failed half way says nothing of the others."""
+        """Note that one has ended; one that failed half way does not correct the pace."""
         said = self._left.pop(name)
         if whole:
             self._said += said
             self._taken += seconds
 
     def left(self, gone: float = 0.0) -> float:
-        """Return the seconds left, after so many of the one that runs."""
+        """Return the seconds left, ``gone`` seconds after the present one began."""
         pace = self._taken / self._said if self._said else 1.0
         now, *others = self._left.values() or [0.0]
         return max(pace * now - gone, 0.0) + pace * sum(others)
 
 
 @contextmanager
-def _running(command: Sequence[str], entry: Entry) -> Iterator[subprocess.Popen[str]]:
-    """Run a benchmark; whatever happens, it and its processes have ended afterwards."""
-    env = dict(os.environ)
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), env.get("PYTHONPATH", "")]))
+def _running(words: Sequence[str], entry: Entry) -> Iterator[ChildProcess]:
+    """Run a benchmark; it and its processes have ended when the block is left."""
+    environment = dict(os.environ)
+    path = environment.get("PYTHONPATH", "")
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), path]))
     if entry.alone:
-        env |= dict.fromkeys(_ONE_THREAD, "1")
-    process = None
-    try:
-        with _undisturbed() as before:
-
-            def begin() -> None:
-                die_with_parent()
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-                if entry.alone and hasattr(os, "sched_setaffinity"):
-                    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                env=env,
-                preexec_fn=begin,
-                start_new_session=True,  # Ctrl-C reaches us alone, and we pass it on
-            )
+        environment |= ONE_THREAD
+    with _one_core() if entry.alone else nullcontext():
+        process = ChildProcess(
+            "the benchmark", words, environment=environment, lines="both", grace=_GRACE
+        )
+    with process:
         yield process
-    finally:
-        if process is not None:
-            _end(process)
 
 
 @contextmanager
-def _undisturbed() -> Iterator[set[signal.Signals | int]]:
-    """Hold signals back: what a handler raises in the middle of a fork is lost; give the mask."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+def _one_core() -> Iterator[None]:
+    """Bind this thread to one core: a child that it starts inherits that."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
     try:
-        yield set(before)
+        yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """Ask a benchmark to end, if it runs; kill it in the end."""
-    with process:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(_MERCY)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
+        os.sched_setaffinity(0, before)
 
 
 def run(
     names: Sequence[str], folder: Path, console: Console, *, quick: bool = False
 ) -> dict[str, str]:
-    """Run benchmarks; return what those that failed said, by name.
+    """Run benchmarks; return the errors of those that failed, by name.
 
     Parameters
     ----------
@@ -258,35 +231,27 @@ def run(
         entry, begin = ENTRIES[name], time.monotonic()
         benchmark, *flags = entry.command(quick=quick)
         head = f"{number}/{len(names)} {name}"
-        _say(console, f"{head}: {shlex.join([benchmark, *flags])}")
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            f"benchmarks.{benchmark}",
-            *flags,
-            "--out",
-            str(folder),
-        ]
+        _log(console, f"{head}: {shlex.join([benchmark, *flags])}")
+        words = command(f"benchmarks.{benchmark}", *flags, "--out", str(folder))
+        words.insert(1, "-P")  # the folder that it is run in is none of its packages
         said: deque[str] = deque(maxlen=_LAST)
-        with console.status(head) as status, _running(command, entry) as process:
-            assert process.stdout is not None
-            for line in filter(None, map(str.strip, process.stdout)):
+        with console.status(head) as status, _running(words, entry) as process:
+            for line in filter(None, map(str.strip, process.lines())):
                 said.append(line)
                 left = formatting.seconds(clock.left(time.monotonic() - begin))
                 status.update(f"{head}, about {left} left: {line[:60]}")
-            code = process.wait()
+            code = process.popen.wait()
         seconds = time.monotonic() - begin
         clock.done(name, seconds, whole=not code)
         if code:
             failed[name] = f"exit status {code}: " + " / ".join(said)
         how = "FAILED after" if code else "took"
         left = f", about {formatting.seconds(clock.left())} left" if number < len(names) else ""
-        _say(console, f"{head} {how} {formatting.seconds(seconds)}{left}")
+        _log(console, f"{head} {how} {formatting.seconds(seconds)}{left}")
     return failed
 
 
-def _say(console: Console, line: str) -> None:
+def _log(console: Console, line: str) -> None:
     console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -304,7 +269,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         names, absent = _there(_names(chosen.only))
         for name, why in absent.items():
-            _say(console, f"skipping {name}: {why}")
+            _log(console, f"skipping {name}: {why}")
         report.ask_for_plots(chosen.out / "plot.png")
         report.make(chosen.out)
         failed = run(names, chosen.out, console, quick=chosen.quick)

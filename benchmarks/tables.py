@@ -4,7 +4,7 @@
                                 [--policy asgd] [--ways exchange,separate] [--rounds 5]
                                 [--seconds 2] [--json out.json] [--plot out.png]
 
-One server process, so many worker processes. A cycle fetches a batch of rows with uniformly random
+One server, ``--workers`` worker processes. A cycle fetches a batch of rows with uniformly random
 ids and pushes a gradient for each: as two round trips (``separate``), or as one in which the push
 brings the rows of the next batch (``exchange``). Ids are drawn before the clock starts, over the
 whole table, so nearly every row is a place in memory that is in no cache. Every row pushed is
@@ -18,12 +18,11 @@ room for as many cycles as that time goes into it.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -32,14 +31,15 @@ import numpy as np
 
 import aiops
 from aiops.errors import UsageError
-from aiops.lab.experiments.figure import Figure, Panel
+from aiops.lab.figures import Figure, Panel
+from aiops.lab.processes import PipedProcess
+from aiops.lab.run_record import machine, record
 from benchmarks import plots, report
 from benchmarks.compare import Cell
 from benchmarks.serving import serving
+from benchmarks.table_worker import NAME, work
 
-NAME = "embedding"
 WAYS = ("exchange", "separate")
-_DRAWN = 1024  # batches of ids that a worker goes through again and again
 _GOAL = 2_000_000
 _FIGURES = (
     *("rows_per_second", "cycles_per_second", "p50_us", "p99_us"),
@@ -49,7 +49,7 @@ _FIGURES = (
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure."""
+    """The options of the benchmark."""
 
     rows: int = 10_000_000
     width: int = 16
@@ -62,7 +62,7 @@ class Options:
     fill: bool = True
 
 
-def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
     """Measure, and return the report: per way the rounds' rows per second, each way.
 
     Raises
@@ -75,29 +75,32 @@ def run(options: Options, say: Callable[[str], None] = lambda line: None) -> dic
     unknown = set(options.ways) - set(WAYS)
     if unknown or not options.ways or min(options.batch, options.workers, options.rounds) < 1:
         raise UsageError(f"the ways to measure are {', '.join(WAYS)}, and numbers are positive")
-    about = report.machine()
+    about = machine()
     with serving(options.policy) as (url, server), _workers(url, options) as pipes:
         if options.fill:
-            say("pushing to every row once")
+            log("pushing to every row once")
             _fill(url, options)
         ways: dict[str, Any] = {}
         for way in options.ways:
             rounds = []
             for number in range(options.rounds):
                 rounds.append(_round(pipes, server, way, options.seconds, options.batch))
-                say(f"{way} {number + 1}: {rounds[-1]['rows_per_second']:,.0f} rows/s each way")
+                log(f"{way} {number + 1}: {rounds[-1]['rows_per_second']:,.0f} rows/s each way")
             ways[way] = {
                 "rounds": rounds,
                 **{key: report.spread([round_[key] for round_ in rounds]) for key in _FIGURES},
             }
         line = _check(url, pipes, options)
-    return {
-        "benchmark": "tables",
-        "machine": about,
-        "options": asdict(options),
-        "ways": ways,
-        "table": line,
-    }
+    return record(
+        "benchmark",
+        "tables",
+        options,
+        {
+            "ways": ways,
+            "table": line,
+        },
+        about,
+    )
 
 
 def _table(options: Options) -> aiops.Table:
@@ -158,57 +161,17 @@ def _check(url: str, pipes: Sequence[Connection], options: Options) -> dict[str,
     return dict(line)
 
 
-def _work(url: str, options: Options, number: int, pipe: Connection) -> None:
-    """One worker's process: do rounds until told to end, then say how many cycles that were."""
-    rng = np.random.default_rng(number)
-    ids = rng.integers(0, options.rows, (_DRAWN, options.batch))
-    grads = rng.standard_normal((options.batch, options.width)).astype(np.float32)
-    rows = np.empty_like(grads)
-    total, turn = 0, 0
-    with aiops.Worker(url, {}, tables={NAME: _table(options)}, name=f"worker-{number}") as worker:
-        pipe.send("ready")
-        worker.fetch_rows(NAME, ids[0], rows)
-        while (job := pipe.recv()) is not None:
-            way, seconds = job
-            times: list[float] = []
-            spent = time.process_time()
-            begin = now = time.monotonic()
-            while now - begin < seconds:
-                this, turn = ids[turn % _DRAWN], turn + 1
-                if way == "exchange":
-                    following = ids[turn % _DRAWN]
-                    worker.exchange_rows(NAME, this, grads, following, out=rows)
-                else:
-                    worker.fetch_rows(NAME, this, rows)
-                    worker.push_rows(NAME, this, grads)
-                before, now = now, time.monotonic()
-                times.append(now - before)
-            total += len(times)
-            pipe.send((len(times), begin, now, times, time.process_time() - spent))
-        pipe.send(total)
-
-
 @contextmanager
 def _workers(url: str, options: Options) -> Iterator[list[Connection]]:
-    context = multiprocessing.get_context("spawn")
-    children, pipes = [], []
-    try:
+    table = _table(options)
+    with ExitStack() as stack:
+        pipes = []
         for number in range(options.workers):
-            mine, theirs = context.Pipe()
-            child = context.Process(target=_work, args=(url, options, number, theirs), daemon=True)
-            child.start()
-            theirs.close()
-            children.append(child)
-            pipes.append(mine)
+            target = partial(work, url, table, options.batch, number)
+            pipes.append(stack.enter_context(PipedProcess(f"worker {number}", target)).pipe)
         for pipe in pipes:
             assert pipe.recv() == "ready"
         yield pipes
-    finally:
-        for pipe in pipes:
-            pipe.close()
-        for child in children:
-            child.join(5)
-            child.kill()
 
 
 def table(result: Mapping[str, Any]) -> Any:
@@ -291,7 +254,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run from the command line; exits with 2 when an option is wrong."""
 
     def measure(chosen: dict[str, Any]) -> dict[str, Any]:
-        return run(replace(Options(), **chosen), report.say)
+        return run(replace(Options(), **chosen), report.log)
 
     report.main(_parser(), measure, table, argv, {"ways": str}, drawn=figure)
 

@@ -20,7 +20,7 @@ from aiops.common import formatting, ledger_tables
 from aiops.errors import AiopsError, UsageError, nearest
 
 if TYPE_CHECKING:
-    from aiops.lab.experiments.bandwidth.case import Case
+    from aiops.lab.experiments.bandwidth.case import BandwidthCase
     from aiops.lab.experiments.bandwidth.results import Results, Row
 
 Preset = Annotated[str | None, typer.Option(help="quick, pareto, figures, budget or link.")]
@@ -113,17 +113,17 @@ def _codecs(values: list[str] | None) -> list[tuple[str, ...]] | None:
 
 def _cases(
     preset: str | None, fixed: dict[str, Any], swept: dict[str, list[Any] | None]
-) -> list[Case]:
+) -> list[BandwidthCase]:
     """Return what is to be run, checked."""
     from dataclasses import replace
     from itertools import product
 
-    from aiops.lab.experiments.bandwidth.case import Case
+    from aiops.lab.experiments.bandwidth.case import BandwidthCase
     from aiops.lab.experiments.bandwidth.presets import PRESETS
 
     if preset is not None and preset not in PRESETS:
         raise UsageError(f"no preset is called {preset!r}; {nearest(preset, PRESETS)}")
-    bases = PRESETS[preset] if preset is not None else (Case(),)
+    bases = PRESETS[preset] if preset is not None else (BandwidthCase(),)
     chosen = {name: value for name, value in fixed.items() if value is not None}
     names = [name for name, values in swept.items() if values is not None]
     grid = list(product(*(swept[name] or [] for name in names)))
@@ -137,7 +137,7 @@ def _cases(
     return list(dict.fromkeys(cases))
 
 
-def _run(cases: list[Case], out: Path, plot: bool, *, again: bool, as_json: bool) -> int:
+def _run(cases: list[BandwidthCase], out: Path, plot: bool, *, again: bool, as_json: bool) -> int:
     """Run what has not been run; show all; return the exit status."""
     from aiops.lab.experiments.bandwidth import plots
     from aiops.lab.experiments.bandwidth.results import Results, write_csv
@@ -169,11 +169,11 @@ def _run(cases: list[Case], out: Path, plot: bool, *, again: bool, as_json: bool
     return status
 
 
-def _carry_out(cases: Sequence[Case], results: Results, console: Console) -> int:
-    from aiops.lab.demo.children import Interrupted
+def _carry_out(cases: Sequence[BandwidthCase], results: Results, console: Console) -> int:
     from aiops.lab.experiments.bandwidth.results import row_of
     from aiops.lab.experiments.bandwidth.run import carry_out
-    from aiops.lab.experiments.material import Material
+    from aiops.lab.processes import Interrupted
+    from aiops.lab.training_files import TrainingFiles
 
     status = 0
     columns = (TextColumn("{task.description:.50}", markup=False), BarColumn())
@@ -182,7 +182,7 @@ def _carry_out(cases: Sequence[Case], results: Results, console: Console) -> int
         whole = progress.add_task("starting", total=sum(case.gradients for case in cases))
         before = 0
         for (dataset, hidden), group in groupby(cases, lambda case: (case.dataset, case.hidden)):
-            with Material(dataset, hidden) as material:
+            with TrainingFiles(dataset, hidden) as files:
                 for case in group:
                     progress.update(whole, description=case.name, completed=before)
 
@@ -190,7 +190,7 @@ def _carry_out(cases: Sequence[Case], results: Results, console: Console) -> int
                         progress.update(whole, completed=before + done)
 
                     try:
-                        outcome = asyncio.run(carry_out(case, material, tell))
+                        outcome = asyncio.run(carry_out(case, files, tell))
                     except Interrupted as stopped:
                         return 128 + int(stopped.details["signal"])
                     except AiopsError as error:
@@ -203,7 +203,7 @@ def _carry_out(cases: Sequence[Case], results: Results, console: Console) -> int
     return status
 
 
-def _say(console: Console, case: Case, error: AiopsError) -> None:
+def _say(console: Console, case: BandwidthCase, error: AiopsError) -> None:
     """Tell of a run that failed; the others go on."""
     lines = [f"{case.name}: {error}", *map(str, error.details.get("stderr", ())[-4:])]
     console.print("\n    ".join(lines), style="red", markup=False)

@@ -14,8 +14,8 @@ from rich.console import Console
 from aiops.errors import AiopsError, UsageError
 
 if TYPE_CHECKING:
-    from aiops.lab.demo.record import Record
-    from aiops.lab.demo.settings import Settings
+    from aiops.lab.demo.record import DemoRecord
+    from aiops.lab.demo.settings import DemoSettings
     from aiops.lab.workloads import Dataset
 
 Policy = Annotated[str, typer.Option(help="Algorithm: a name, or package.module:Class.")]
@@ -54,10 +54,10 @@ def demo(
     is 0 when training came to its end, 1 when a process failed, 130 after Ctrl-C.
     """
     from aiops.lab.demo import plot as figure
-    from aiops.lab.demo.settings import Settings
+    from aiops.lab.demo.settings import DemoSettings
     from aiops.lab.workloads import load
 
-    settings = Settings.make(
+    settings = DemoSettings.make(
         policy=policy,
         workers=workers,
         dataset=dataset,
@@ -73,15 +73,15 @@ def demo(
     raise typer.Exit(_run(settings, data, place, as_json=as_json))
 
 
-def _run(settings: Settings, data: Dataset, plot: Path | None, *, as_json: bool) -> int:
+def _run(settings: DemoSettings, data: Dataset, plot: Path | None, *, as_json: bool) -> int:
     """Run the demo, and return the exit status."""
-    from aiops.lab.demo.children import Interrupted
     from aiops.lab.demo.display import display_for, print_summary
-    from aiops.lab.demo.record import Record
+    from aiops.lab.demo.record import DemoRecord
     from aiops.lab.demo.run import run
+    from aiops.lab.processes import Interrupted
 
     console = Console(stderr=as_json, highlight=False)
-    record, status = Record(settings), 0
+    record, status = DemoRecord(settings), 0
     try:
         with display_for(console) as display:
             asyncio.run(run(record, data, display))
@@ -104,7 +104,7 @@ def _report(failed: AiopsError) -> None:
     print(f"aiops: {failed}", file=sys.stderr)
 
 
-def _draw(record: Record, path: Path) -> str | None:
+def _draw(record: DemoRecord, path: Path) -> str | None:
     """Save the plot; that it cannot be is no reason to lose the results."""
     from aiops.lab.demo.plot import save
 

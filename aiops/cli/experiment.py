@@ -18,9 +18,9 @@ from aiops.errors import UsageError
 from aiops.net.cpu_count import usable
 
 if TYPE_CHECKING:
-    from aiops.lab.experiments.case import Case
-    from aiops.lab.experiments.course import Course
     from aiops.lab.experiments.experiment import Findings
+    from aiops.lab.experiments.planned_run import PlannedRun
+    from aiops.lab.experiments.scheduler import ExperimentScheduler
 
 _STOPPED = 130  # exit status after Ctrl-C
 _WIDE = 200  # characters of a line that no terminal breaks
@@ -85,8 +85,8 @@ def run(
     What has been run is kept in --out and is not run again. Ctrl-C keeps what is finished.
     """
     from aiops.lab.experiments.catalog import find
-    from aiops.lab.experiments.course import Course
-    from aiops.lab.experiments.runs import Folder
+    from aiops.lab.experiments.runs import RunFolder
+    from aiops.lab.experiments.scheduler import ExperimentScheduler
 
     experiment = find(name)
     knobs = knob or []
@@ -102,7 +102,7 @@ def run(
     command += [word for item in knobs for word in ("--with", item)]
     console = Console(stderr=True, highlight=False)
     with _Screen(console) as screen:
-        course = Course(experiment, scale, Folder(place, name, anew=anew), screen)
+        course = ExperimentScheduler(experiment, scale, RunFolder(place, name, anew=anew), screen)
         _say_what_is_foreign(course, console)
         if full or estimate:
             _say_how_long(course, jobs, console)
@@ -113,19 +113,19 @@ def run(
     raise typer.Exit(status)
 
 
-def _say_what_is_foreign(course: Course, console: Console) -> None:
+def _say_what_is_foreign(course: ExperimentScheduler, console: Console) -> None:
     for what, count in course.folder.foreign(course.wanted()).items():
         text = f"kept runs made with {what}: {count} (--anew makes them again)"
         console.print(text, style="yellow", markup=False, soft_wrap=True)
 
 
-def _say_how_long(course: Course, jobs: int, console: Console) -> None:
-    from aiops.lab.experiments import estimate
+def _say_how_long(course: ExperimentScheduler, jobs: int, console: Console) -> None:
+    from aiops.lab.experiments import run_planning
 
     cases = course.foreseen()
     if cases:
-        estimate.check(cases)
-        took = formatting.seconds(estimate.seconds(cases, jobs))
+        run_planning.check(cases)
+        took = formatting.seconds(run_planning.seconds(cases, jobs))
         console.print(f"{len(cases)} runs, about {took} with {jobs} at a time", style="dim")
 
 
@@ -142,7 +142,7 @@ class _Screen:
     def progress(self, done: float, total: float) -> None:
         self._bar.update(self._task, completed=done, total=total, visible=True)
 
-    def failed(self, case: Case, why: str) -> None:
+    def failed(self, case: PlannedRun, why: str) -> None:
         self._console.print(f"{case.name}: {why}", style="red", markup=False)
 
     def __enter__(self) -> _Screen:
@@ -153,7 +153,7 @@ class _Screen:
         self._bar.stop()
 
 
-def _carry_out(course: Course, jobs: int, screen: _Screen) -> int:
+def _carry_out(course: ExperimentScheduler, jobs: int, screen: _Screen) -> int:
     try:
         course.run(jobs)
     except KeyboardInterrupt:
@@ -161,7 +161,7 @@ def _carry_out(course: Course, jobs: int, screen: _Screen) -> int:
     return 1 if course.folder.runs.failed else 0
 
 
-def _show(course: Course, command: str, *, draw: bool, as_json: bool) -> None:
+def _show(course: ExperimentScheduler, command: str, *, draw: bool, as_json: bool) -> None:
     """Write and print what has been found; drawing takes longer than one waits after Ctrl-C."""
     from aiops.lab.experiments import report
 

@@ -2,12 +2,12 @@
 
 ::
 
-    with Throttle("aiops://127.0.0.1:7171", rate="20Mbit/s", delay=0.005) as link:
+    with SlowLink("aiops://127.0.0.1:7171", rate="20Mbit/s", delay=0.005) as link:
         ...workers connect to link.url...
 
 The link is one line each way, which all connections share in turns, as the uplink of one server
 machine; with ``each`` every connection has its own. Bytes are TCP's payload, what sockets carry.
-Little is kept on the way (a portion per connection, and what travels), so whoever sends more than
+Little is kept on the way (a portion per connection, and what travels), so a sender of more than
 the line carries is made to wait, as by a real one.
 """
 
@@ -32,18 +32,18 @@ DEPTH = 0.04
 """Seconds of its rate that a line which was idle may carry at once."""
 
 _PORTIONS = 4  # in a line's depth: connections take turns after each
-_QUEUED = 0.05  # seconds of the rate that may wait for a reader who does not read
+_QUEUED = 0.05  # seconds of the rate that may wait for a peer that does not read
 _SOCKET = (4 << 10, 256 << 10)  # bytes of a socket's buffer, each way: at least and at most
 _MOST_AT_ONCE = 256 << 10
 _TICK = 1e-5  # seconds: the shortest wait, since a clock may not show a shorter one
 _LAST = 1.0  # seconds that the thread has to end
 
 
-class Line:
-    """What one direction may carry by when: a token bucket; the time is handed in.
+class LinkBudget:
+    """The token bucket of one direction of a link; the time is handed in.
 
     In any window of t seconds it carries at most ``rate · (t + DEPTH)`` bytes, however late its
-    user wakes up; who never lets it idle for longer than `DEPTH` gets all of ``rate · t``.
+    user wakes up; a user that never lets it idle for longer than `DEPTH` gets all of ``rate · t``.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class Line:
         self._then: float | None = None
 
     def take(self, now: float, nbytes: int) -> float:
-        """Take so many bytes (at most `depth`) and return 0; or the seconds to wait for them."""
+        """Take ``nbytes`` (at most `depth`) and return 0; or the seconds to wait for them."""
         then = now if self._then is None else self._then
         self._tokens = min(self.depth, self._tokens + max(0.0, now - then) * self.rate)
         self._then = max(now, then)
@@ -69,7 +69,7 @@ class Line:
         return max((nbytes - self._tokens) / self.rate, _TICK)
 
 
-class Throttle:
+class SlowLink:
     """The link; use it as a context manager. It runs on a thread of its own.
 
     Parameters
@@ -123,7 +123,7 @@ class Throttle:
         if not 0 <= delay <= 10:
             raise UsageError(f"a delay of {delay:g} s cannot be: give 0 to 10 seconds")
         self._delay, self._watch = delay, watch
-        self._lines: dict[Direction, _Shared] | None = None if each else self._made()
+        self._lines: dict[Direction, _SharedBudget] | None = None if each else self._made()
         self.url = ""
         self.carried: dict[Direction, int] = {"up": 0, "down": 0}
         self.connections = 0
@@ -134,8 +134,8 @@ class Throttle:
         self._started = threading.Event()
         self._open: dict[asyncio.Task[None], socket.socket] = {}
 
-    def _made(self) -> dict[Direction, _Shared]:
-        return {way: _Shared(Line(rate)) for way, rate in self._rates.items()}
+    def _made(self) -> dict[Direction, _SharedBudget]:
+        return {way: _SharedBudget(LinkBudget(rate)) for way, rate in self._rates.items()}
 
     # ------------------------------------------------------------ the caller's side
 
@@ -203,7 +203,7 @@ class Throttle:
     def _ended_one(self, task: asyncio.Task[None]) -> None:
         self._open.pop(task).close()
         if not task.cancelled():
-            task.result()  # what is no network's fault is a fault of ours: let it be heard
+            task.result()  # anything but a network's error is a bug: raise it
 
     async def _connect(self, worker: socket.socket) -> None:
         """Carry one connection until both its sides have ended."""
@@ -228,16 +228,16 @@ class Throttle:
             server.close()
 
     async def _carry(
-        self, way: Direction, source: socket.socket, sink: socket.socket, line: _Shared
+        self, way: Direction, source: socket.socket, sink: socket.socket, budget: _SharedBudget
     ) -> None:
         """Pass one direction's bytes on until it ends."""
         assert self._loop is not None
-        room = 1 + int((self._delay + _QUEUED) * line.line.rate / line.line.portion)
+        room = 1 + int((self._delay + _QUEUED) * budget.link.rate / budget.link.portion)
         travelling: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(max(room, 16))
         async with asyncio.TaskGroup() as both:
             both.create_task(self._deliver(travelling, sink))
-            while data := await self._loop.sock_recv(source, line.line.portion):
-                now = await line.turn(len(data))
+            while data := await self._loop.sock_recv(source, budget.link.portion):
+                now = await budget.turn(len(data))
                 self.carried[way] += len(data)
                 if self._watch is not None:
                     self._watch(way, now, len(data))
@@ -256,20 +256,20 @@ class Throttle:
         sink.shutdown(socket.SHUT_WR)
 
 
-class _Shared:
-    """A line, and the queue of those who want to use it."""
+class _SharedBudget:
+    """The budget of one direction, and the queue of the connections that share it."""
 
-    def __init__(self, line: Line) -> None:
-        self.line = line
+    def __init__(self, link: LinkBudget) -> None:
+        self.link = link
         self._turn = asyncio.Lock()  # first come, first served
 
     async def turn(self, nbytes: int) -> float:
-        """Wait until so many bytes may go; return the time."""
+        """Wait until ``nbytes`` may go; return the time."""
         clock = asyncio.get_running_loop().time
         async with self._turn:
             while True:
                 now = clock()
-                wait = self.line.take(now, nbytes)
+                wait = self.link.take(now, nbytes)
                 if not wait:
                     return now
                 await asyncio.sleep(wait)

@@ -1,4 +1,4 @@
-"""What each policy learns in so many epochs of samples."""
+"""The accuracy that each policy reaches in a fixed number of epochs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.algorithms.cases import Case
+from benchmarks.algorithms.cases import AlgorithmCase
 from benchmarks.algorithms.problem import Bench
-from benchmarks.algorithms.team import Run, carry_out
+from benchmarks.algorithms.training import TrainingPlan, carry_out
 
 LOOKS = 20
 """Tests in the course of a run."""
@@ -18,7 +18,7 @@ GOAL = 0.96
 """Test accuracy, mean over the seeds."""
 
 
-def key(case: Case, seed: int) -> dict[str, Any]:
+def key(case: AlgorithmCase, seed: int) -> dict[str, Any]:
     """Return what a run is a measurement of."""
     return {
         "policy": case.policy,
@@ -28,7 +28,7 @@ def key(case: Case, seed: int) -> dict[str, Any]:
     }
 
 
-async def measure(case: Case, seed: int, bench: Bench) -> dict[str, Any]:
+async def measure(case: AlgorithmCase, seed: int, bench: Bench) -> dict[str, Any]:
     """Run it; return its row: see the top of docs/results/algorithms.txt for the meanings."""
     curve: list[list[float | None]] = []
 
@@ -38,7 +38,7 @@ async def measure(case: Case, seed: int, bench: Bench) -> dict[str, Any]:
         rounded = round(loss, 4) if math.isfinite(loss) else None
         curve.append([samples, round(accuracy, 4), rounded])
 
-    run = Run(case=case, seed=seed, steps=bench.steps, looks=LOOKS)
+    run = TrainingPlan(case=case, seed=seed, steps=bench.steps, looks=LOOKS)
     outcome = await carry_out(run, bench, look)
     stats = outcome.stats
     return {

@@ -1,4 +1,4 @@
-"""Which policies are measured, which variants of them, and between which settings we chose."""
+"""The policies that are measured, their variants, and the settings that were searched."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aiops.serving.config import Config
 
 
 @dataclass(frozen=True)
-class Case:
+class AlgorithmCase:
     """A policy with settings other than its defaults; ``variant`` names them."""
 
     policy: str
@@ -21,12 +21,12 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """Its name in tables."""
         return f"{self.policy} {self.variant}".rstrip()
 
     @property
     def averaging(self) -> bool:
-        """Whether its workers have models of their own, which they average."""
+        """True if its workers have models of their own, which they average."""
         return self.policy == "average"
 
     def check(self, workers: int) -> None:
@@ -34,23 +34,23 @@ class Case:
         find(self.policy).make(self.settings).check(workers)
 
 
-VARIANTS: Sequence[Case] = (
+VARIANTS: Sequence[AlgorithmCase] = (
     *(
-        Case("sasgd", modulation, {"modulate": modulation})
+        AlgorithmCase("sasgd", modulation, {"modulate": modulation})
         for modulation in ("inverse-plus-one", "polynomial", "hinge", "delay-adaptive")
     ),
-    Case("asgd", "momentum", {"optimizer": "momentum", "lr": 0.005}),
-    Case("asgd", "nesterov", {"optimizer": "nesterov", "lr": 0.005}),
-    Case("asgd", "adagrad", {"optimizer": "adagrad", "lr": 0.01}),
-    Case("asgd", "rmsprop", {"optimizer": "rmsprop", "lr": 0.0005}),
-    Case("asgd", "adam", {"optimizer": "adam", "lr": 0.0005}),
-    Case("asgd", "adamw", {"optimizer": "adamw", "lr": 0.0005, "weight_decay": 0.01}),
-    Case("diloco", "async", {"mode": "async"}),
-    Case("diloco", "streaming", {"fragments": 2, "overlap": True, "mix": 0.5}),
-    Case("no-delay", "cycles", {"variant": 2}),
-    Case("ssp", "local steps", {"get_model_frequency": 5}),
-    Case("hardsync", "reject", {"admission": "reject"}),
-    Case("dcasgd", "constant", {"adaptive": False}),
+    AlgorithmCase("asgd", "momentum", {"optimizer": "momentum", "lr": 0.005}),
+    AlgorithmCase("asgd", "nesterov", {"optimizer": "nesterov", "lr": 0.005}),
+    AlgorithmCase("asgd", "adagrad", {"optimizer": "adagrad", "lr": 0.01}),
+    AlgorithmCase("asgd", "rmsprop", {"optimizer": "rmsprop", "lr": 0.0005}),
+    AlgorithmCase("asgd", "adam", {"optimizer": "adam", "lr": 0.0005}),
+    AlgorithmCase("asgd", "adamw", {"optimizer": "adamw", "lr": 0.0005, "weight_decay": 0.01}),
+    AlgorithmCase("diloco", "async", {"mode": "async"}),
+    AlgorithmCase("diloco", "streaming", {"fragments": 2, "overlap": True, "mix": 0.5}),
+    AlgorithmCase("no-delay", "cycles", {"variant": 2}),
+    AlgorithmCase("ssp", "local steps", {"get_model_frequency": 5}),
+    AlgorithmCase("hardsync", "reject", {"admission": "reject"}),
+    AlgorithmCase("dcasgd", "constant", {"adaptive": False}),
 )
 """Run with one seed, after the policies."""
 
@@ -80,7 +80,9 @@ def policies() -> list[str]:
     return sorted(BUILT_IN)
 
 
-def chosen(only: Sequence[str], settings: Sequence[str]) -> tuple[list[Case], list[Case]]:
+def chosen(
+    only: Sequence[str], settings: Sequence[str]
+) -> tuple[list[AlgorithmCase], list[AlgorithmCase]]:
     """Return what to run: (policies with their defaults, variants).
 
     Parameters
@@ -96,22 +98,24 @@ def chosen(only: Sequence[str], settings: Sequence[str]) -> tuple[list[Case], li
     UsageError
         When there is no such policy or variant.
     """
-    known = [case.name for case in (*map(Case, policies()), *VARIANTS)]
+    known = [case.name for case in (*map(AlgorithmCase, policies()), *VARIANTS)]
     for name in only:
         if name not in known:
             raise UsageError(f"nothing here is called {name!r}; {nearest(name, known)}")
     if settings:
         given = Config(set=list(settings)).settings()
         names = only or policies()
-        return [], [Case(name, " ".join(settings), given) for name in names if name in BUILT_IN]
-    plain = [Case(name) for name in policies() if not only or name in only]
+        return [], [
+            AlgorithmCase(name, " ".join(settings), given) for name in names if name in BUILT_IN
+        ]
+    plain = [AlgorithmCase(name) for name in policies() if not only or name in only]
     variants = [case for case in VARIANTS if not only or case.policy in only or case.name in only]
     return plain, variants
 
 
-def grid(only: Sequence[str]) -> Iterator[Case]:
+def grid(only: Sequence[str]) -> Iterator[AlgorithmCase]:
     """Yield the cases of a search: one setting of a policy given at a time."""
     for policy in only or sorted(GRID):
         for name, values in GRID.get(policy, {}).items():
             for value in values:
-                yield Case(policy, f"{name}={value}", {name: value})
+                yield AlgorithmCase(policy, f"{name}={value}", {name: value})

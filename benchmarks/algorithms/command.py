@@ -15,10 +15,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from aiops.errors import AiopsError, UsageError
-from aiops.lab.demo.children import DemoFailed, Interrupted
+from aiops.lab.processes import Interrupted, ProcessFailed
+from aiops.lab.run_record import describe
 from benchmarks import report
 from benchmarks.algorithms import accuracy, idle, plots, straggler, tables
-from benchmarks.algorithms.cases import Case, chosen, grid
+from benchmarks.algorithms.cases import AlgorithmCase, chosen, grid
 from benchmarks.algorithms.problem import Bench, Problem
 from benchmarks.algorithms.results import Results, Row, fingerprint
 
@@ -80,7 +81,7 @@ def _accuracy(options: argparse.Namespace, only: list[str], bench: Bench) -> lis
 
 
 def _rest(section: str, part: Any, only: list[str], bench: Bench) -> list[Measurement]:
-    cases: list[Case] = [case for case in part.cases() if not only or case.policy in only]
+    cases: list[AlgorithmCase] = [case for case in part.cases() if not only or case.policy in only]
     return [
         Measurement(
             section, f"{section}: {case.name}", part.key(case), partial(part.measure, case, bench)
@@ -104,7 +105,7 @@ async def carry_out(
                     row = await one.measure()
                 except Interrupted:
                     raise
-                except DemoFailed as error:
+                except ProcessFailed as error:
                     failed.append("\n    ".join([f"{one.name}: {error}", *_details(error)]))
                     console.print(failed[-1], style="red", highlight=False, markup=False)
                 else:
@@ -132,7 +133,7 @@ def write_text(path: Path, content: Mapping[str, Any]) -> None:
             console.print(made)
         console.print(tables.MEANINGS, highlight=False, markup=False)
         console.print()
-        console.print(report.describe(content["machine"]), highlight=False, soft_wrap=True)
+        console.print(describe(content["machine"]), highlight=False, soft_wrap=True)
 
 
 def _parser() -> argparse.ArgumentParser:

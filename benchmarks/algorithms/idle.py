@@ -1,14 +1,14 @@
-"""How long workers idle when a merge takes as long as three gradients."""
+"""The idle time of workers when a merge takes as long as three gradients."""
 
 from __future__ import annotations
 
 import statistics
 from typing import Any
 
-from benchmarks.algorithms.cases import Case
-from benchmarks.algorithms.link import Line
+from benchmarks.algorithms.cases import AlgorithmCase
+from benchmarks.algorithms.link import SlowLine
 from benchmarks.algorithms.problem import Bench
-from benchmarks.algorithms.team import Run, carry_out
+from benchmarks.algorithms.training import TrainingPlan, carry_out
 
 PACE = 0.060
 """Seconds that a gradient takes."""
@@ -27,22 +27,24 @@ _OVERHEAD = 0.004  # seconds that a merge takes beside its way over the line: th
 # portions of the line's
 
 
-def cases() -> list[Case]:
+def cases() -> list[AlgorithmCase]:
     """Return the policies that are compared."""
-    first = [Case("no-delay", f"τ_max {tau}", {"tau_max": tau}) for tau in (1, 2, 4, 8, 16)]
+    first = [
+        AlgorithmCase("no-delay", f"τ_max {tau}", {"tau_max": tau}) for tau in (1, 2, 4, 8, 16)
+    ]
     second = [
-        Case("no-delay", f"cycles, τ_max {tau}", {"tau_max": tau, "variant": 2})
+        AlgorithmCase("no-delay", f"cycles, τ_max {tau}", {"tau_max": tau, "variant": 2})
         for tau in (2, 4, 8, 16)
     ]
-    return [*first, *second, Case("hardsync")]
+    return [*first, *second, AlgorithmCase("hardsync")]
 
 
-def line(bench: Bench, pace: float = PACE) -> Line:
-    """Return the line on which a model goes up and comes down in so many gradients' time."""
-    return Line(2 * bench.nbytes / (MERGE * pace - 2 * _DELAY - _OVERHEAD), _DELAY)
+def line(bench: Bench, pace: float = PACE) -> SlowLine:
+    """Return the line on which a model goes up and comes down in the time of `MERGE` gradients."""
+    return SlowLine(2 * bench.nbytes / (MERGE * pace - 2 * _DELAY - _OVERHEAD), _DELAY)
 
 
-def key(case: Case) -> dict[str, Any]:
+def key(case: AlgorithmCase) -> dict[str, Any]:
     """Return what a run is a measurement of."""
     return {
         "policy": case.policy,
@@ -53,7 +55,7 @@ def key(case: Case) -> dict[str, Any]:
     }
 
 
-async def measure(case: Case, bench: Bench) -> dict[str, Any]:
+async def measure(case: AlgorithmCase, bench: Bench) -> dict[str, Any]:
     """Run it; return its row.
 
     ``merge`` is the median time from the first byte of a push to the last of its answer, seen on
@@ -61,9 +63,9 @@ async def measure(case: Case, bench: Bench) -> dict[str, Any]:
     """
     slow = line(bench)
     paces = (PACE,) * bench.problem.workers
-    run = Run(case=case, seconds=SECONDS, warmup=WARMUP, paces=paces, line=slow)
+    run = TrainingPlan(case=case, seconds=SECONDS, warmup=WARMUP, paces=paces, line=slow)
 
-    outcome = await carry_out(run, bench, _not_at_all)
+    outcome = await carry_out(run, bench)
     rates = [worker.steps / worker.seconds for worker in outcome.workers]
     return {
         "idle": round(outcome.idle, 4),
@@ -71,7 +73,3 @@ async def measure(case: Case, bench: Bench) -> dict[str, Any]:
         "speed": round(sum(rates) / len(rates) * PACE, 3),
         "bytes_per_second": round(slow.rate),
     }
-
-
-async def _not_at_all(steps: int, params: object) -> None:
-    """Look at nothing."""

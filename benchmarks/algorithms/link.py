@@ -17,8 +17,8 @@ _WHOLE = 0.5  # of the model's bytes: what goes up in smaller portions is no pus
 
 
 @dataclass(frozen=True)
-class Line:
-    """What a line can carry.
+class SlowLine:
+    """The rate and the delay of a line.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class Proxy:
         about ``nbytes``.
     """
 
-    def __init__(self, server: str, line: Line, nbytes: int) -> None:
+    def __init__(self, server: str, line: SlowLine, nbytes: int) -> None:
         self._server, self._line, self._nbytes = urls.parse(server), line, nbytes
         self.url = ""
         self.merges: list[float] = []
@@ -130,7 +130,7 @@ class Stopwatch:
         Where the times go.
     """
 
-    def __init__(self, least: float, line: Line, merges: list[float]) -> None:
+    def __init__(self, least: float, line: SlowLine, merges: list[float]) -> None:
         self._least, self._line, self._merges = least, line, merges
         self._began = self._ended = 0.0
         self._went = 0

@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aiops.errors import UsageError
-from aiops.lab.demo.plot import STYLE
+from aiops.lab import figure_style
+from aiops.lab.figure_style import BLUE, GREEN, GREY, ORANGE, title
 from benchmarks.algorithms import accuracy, idle, straggler
 from benchmarks.algorithms.tables import grouped
 
-_BLUE, _ORANGE, _GREEN, _GREY = "#0072b2", "#d55e00", "#009e73", "#b0b0b0"
 _COLUMNS = 6
 
 
@@ -29,33 +28,18 @@ def save(content: Mapping[str, Any], stem: Path) -> list[Path]:
     UsageError
         When matplotlib is missing.
     """
-    try:
-        import matplotlib
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UsageError("plots need matplotlib: pip install 'aiops-ps[demo]'") from None
     parts = (
         ("accuracy", [row for row in content["runs"] if not row["variant"]], draw_accuracy),
         ("idle", content["idle"], draw_idle),
         ("straggler", content["straggler"], draw_straggler),
     )
     written = []
-    with matplotlib.rc_context(STYLE):
-        for name, rows, draw in parts:
-            if not rows:
-                continue
-            figure = Figure(layout="constrained")
-            FigureCanvasAgg(figure)
-            draw(rows, content["task"], figure)
-            path = stem.with_name(f"{stem.name}-{name}.png")
-            figure.savefig(path, dpi=150)
-            written.append(path)
+    for name, rows, draw in parts:
+        if rows:
+            with figure_style.figure() as figure:
+                draw(rows, content["task"], figure)
+                written.append(figure_style.save(figure, stem.with_name(f"{stem.name}-{name}.png")))
     return written
-
-
-def _title(figure: Any, text: str) -> None:
-    figure.suptitle(text, x=0.012, ha="left", fontsize=11, fontweight="bold")
 
 
 def draw_accuracy(rows: Sequence[Any], task: Mapping[str, Any], figure: Any) -> None:
@@ -64,7 +48,7 @@ def draw_accuracy(rows: Sequence[Any], task: Mapping[str, Any], figure: Any) -> 
     lines = math.ceil(len(found) / _COLUMNS)
     figure.set_size_inches(13, 2.3 * lines + 0.5)
     seeds = max(len(runs) for runs in found.values())
-    _title(
+    title(
         figure,
         f"Test error on {task['dataset'].upper()}, {task['workers']} workers: each policy with its"
         f" defaults, {seeds} seed{'s' * (seeds > 1)} (grey: the others)",
@@ -74,10 +58,10 @@ def draw_accuracy(rows: Sequence[Any], task: Mapping[str, Any], figure: Any) -> 
     everyone = [run for runs in found.values() for run in runs[:1]]
     for axes, (name, runs) in zip(panels.flat, found.items(), strict=False):
         for run in everyone:
-            _error(axes, run, epoch, color=_GREY, linewidth=0.5, alpha=0.6)
+            _error(axes, run, epoch, color=GREY, linewidth=0.5, alpha=0.6)
         for run in runs:
-            _error(axes, run, epoch, color=_BLUE, linewidth=1.2)
-        axes.axhline(100 * (1 - accuracy.GOAL), color=_ORANGE, linewidth=0.8, linestyle="--")
+            _error(axes, run, epoch, color=BLUE, linewidth=1.2)
+        axes.axhline(100 * (1 - accuracy.GOAL), color=ORANGE, linewidth=0.8, linestyle="--")
         reached = statistics.fmean(run["accuracy"] for run in runs)
         axes.set_title(name)
         axes.text(*(0.97, 0.93, f"{reached:.2%}"), transform=axes.transAxes, ha="right", va="top")
@@ -101,11 +85,11 @@ def _error(axes: Any, run: Mapping[str, Any], epoch: float, **style: Any) -> Non
 def draw_idle(rows: Sequence[Any], task: Mapping[str, Any], figure: Any) -> None:
     """Draw idle time by tau_max."""
     figure.set_size_inches(7, 4)
-    _title(figure, f"Idle workers, where a merge takes as long as {idle.MERGE} gradients")
+    title(figure, f"Idle workers, where a merge takes as long as {idle.MERGE} gradients")
     axes = figure.subplots()
     for variant, colour, marker, label, offset in (
-        (1, _BLUE, "o", "no-delay", (4, 5)),
-        (2, _GREEN, "s", "no-delay, cycles (variant 2)", (-4, -11)),
+        (1, BLUE, "o", "no-delay", (4, 5)),
+        (2, GREEN, "s", "no-delay, cycles (variant 2)", (-4, -11)),
     ):
         points = [
             (row["settings"]["tau_max"], 100 * row["idle"])
@@ -127,8 +111,8 @@ def draw_idle(rows: Sequence[Any], task: Mapping[str, Any], figure: Any) -> None
     for row in rows:
         if row["policy"] == "hardsync":
             share = 100 * row["idle"]
-            axes.axhline(share, color=_ORANGE, linestyle="--", label=f"hardsync {share:.1f}")
-    axes.axhline(100 * idle.GOAL, color=_GREY, linestyle=":", label=f"goal {100 * idle.GOAL:g}")
+            axes.axhline(share, color=ORANGE, linestyle="--", label=f"hardsync {share:.1f}")
+    axes.axhline(100 * idle.GOAL, color=GREY, linestyle=":", label=f"goal {100 * idle.GOAL:g}")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_ylim(bottom=-5)
@@ -141,13 +125,13 @@ def draw_straggler(rows: Sequence[Any], task: Mapping[str, Any], figure: Any) ->
     """Draw what the healthy workers keep."""
     ordered = sorted(rows, key=lambda row: row["kept"])
     figure.set_size_inches(7, 0.3 * len(ordered) + 1.3)
-    _title(figure, f"Throughput of the others beside a worker {straggler.SLOWER} times slower")
+    title(figure, f"Throughput of the others beside a worker {straggler.SLOWER} times slower")
     axes = figure.subplots()
     kept = [100 * row["kept"] for row in ordered]
-    colours = [_BLUE if row["policy"] in straggler.GOAL_FOR else _GREY for row in ordered]
+    colours = [BLUE if row["policy"] in straggler.GOAL_FOR else GREY for row in ordered]
     bars = axes.barh([row["policy"] for row in ordered], kept, color=colours, height=0.7)
     axes.bar_label(bars, fmt="%.0f", padding=3)
-    axes.axvline(100 * straggler.GOAL, color=_ORANGE, linewidth=1.0, linestyle="--")
+    axes.axvline(100 * straggler.GOAL, color=ORANGE, linewidth=1.0, linestyle="--")
     axes.grid(visible=False, axis="y")
     axes.set_xlim(0, 112)
     axes.set_xlabel("per cent of their steps per second when all are healthy")

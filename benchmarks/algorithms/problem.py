@@ -1,17 +1,11 @@
-"""What is learnt: the data on disk, as worker processes want it, and the tests."""
+"""The problem that the policies learn: its settings, its data on disk, and its tests."""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from aiops.common.closing import Closing
-from aiops.lab.workloads import MLP, load
+from aiops.lab.training_files import TrainingFiles
 from aiops.lab.workloads.dataset import Dataset
 
 HELD_OUT = 5_000
@@ -20,7 +14,7 @@ HELD_OUT = 5_000
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What is to be learnt, and in how many samples.
+    """A data set and a model, and in how many samples it is to be learnt.
 
     ``validate``: train on all but the last 5,000 training examples, and test on those.
     """
@@ -42,36 +36,23 @@ class Problem:
         return {**found, "validate": True}
 
 
-class Bench(Closing):
-    """A problem set up: ``with Bench(problem) as bench``; the files are gone afterwards."""
+class Bench(TrainingFiles):
+    """A problem set up: ``with Bench(problem) as bench``; the files are removed afterwards.
+
+    Attributes
+    ----------
+    nbytes
+        Of the model.
+    """
 
     def __init__(self, problem: Problem, data: Dataset | None = None) -> None:
+        held_out = HELD_OUT if problem.validate else 0
+        super().__init__(data or problem.dataset, problem.hidden, held_out)
         self.problem = problem
-        data = data or load(problem.dataset)
-        x, y = data.flat().train_x, data.train_y
-        self._test: tuple[Any, Any] = (data.flat().test_x, data.test_y)
-        self.epoch = len(x)
-        if problem.validate:
-            held = min(HELD_OUT, len(x) // 5)
-            self._test, x, y = (x[-held:], y[-held:]), x[:-held], y[:-held]
-        self.sizes = (data.features, problem.hidden, data.classes)
-        self.model = MLP(self.sizes)
         self.nbytes = sum(array.nbytes for array in self.model.init(0).values())
-        self._folder = tempfile.TemporaryDirectory(prefix="aiops-bench-")
-        self.folder = Path(self._folder.name)
-        np.save(self.folder / "x.npy", x)
-        np.save(self.folder / "y.npy", y)
 
     @property
     def steps(self) -> int:
-        """Mini-batches in all, over all workers."""
+        """Mini-batches in all, over all workers; an epoch is one of the whole training part."""
         problem = self.problem
-        return max(int(problem.epochs * self.epoch) // problem.batch_size, problem.workers)
-
-    def test(self, params: Mapping[str, Any]) -> tuple[float, float]:
-        """Return the loss and the accuracy on the test set (or what is held out)."""
-        return self.model.evaluate(params, *self._test)
-
-    def close(self) -> None:
-        """Remove the files."""
-        self._folder.cleanup()
+        return max(int(problem.epochs * self.examples) // problem.batch_size, problem.workers)

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import aiops
-from benchmarks import report
+from aiops.lab.run_record import record, write_rows
 
 SECTIONS = ("runs", "idle", "straggler")
 
-_ASIDE = ("cli", "commands", "demo", "pages", "wire_examples", "sim", "experiments", "words")
-"""What of aiops no result depends on."""
+_ASIDE = ("cli/", "lab/demo/", "lab/experiments/", "sim/", "testing.py")
+"""The parts of aiops that no result depends on."""
 
 Row = dict[str, Any]
 
@@ -31,12 +31,10 @@ class Results:
 
     def __init__(self, path: Path | None, task: Mapping[str, Any], code: str) -> None:
         self.path, self.code = path, code
-        self._content: dict[str, Any] = {"benchmark": "algorithms"}
         before = json.loads(path.read_text()) if path is not None and path.is_file() else {}
         same = before.get("task") == dict(task)
-        self._content |= {"machine": report.machine(), "task": dict(task)}
-        for section in SECTIONS:
-            self._content[section] = before.get(section, []) if same else []
+        rows = {section: before.get(section, []) if same else [] for section in SECTIONS}
+        self._content = record("benchmark", "algorithms", {}, {"task": dict(task), **rows})
 
     def __getitem__(self, section: str) -> list[Row]:
         """Return the rows of a section."""
@@ -66,22 +64,7 @@ class Results:
         else:
             rows.append(fresh)
         if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            beside = self.path.with_name(self.path.name + ".new")
-            beside.write_text(_written(self._content), encoding="utf-8")
-            beside.replace(self.path)
-
-
-def _written(content: Mapping[str, Any]) -> str:
-    """Write it down with one line per row, so that differences can be read."""
-    parts = []
-    for name, value in content.items():
-        if name in SECTIONS and value:
-            lines = ",\n".join(f"    {json.dumps(row, ensure_ascii=False)}" for row in value)
-            parts.append(f'  "{name}": [\n{lines}\n  ]')
-        else:
-            parts.append(f'  "{name}": {json.dumps(value, ensure_ascii=False)}')
-    return "{\n" + ",\n".join(parts) + "\n}\n"
+            write_rows(self.path, self._content)
 
 
 def _matches(row: Mapping[str, Any], key: Mapping[str, Any]) -> bool:
@@ -93,8 +76,8 @@ def fingerprint(root: Path | None = None) -> str:
     root = root or Path(aiops.__file__).parent
     seen = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
-        name = path.relative_to(root)
-        if name.parts[0].removesuffix(".py") in _ASIDE:
+        name = path.relative_to(root).as_posix()
+        if name.startswith(_ASIDE):
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in ast.walk(tree):

@@ -1,12 +1,12 @@
-"""What a worker that is five times slower costs the others."""
+"""The cost to the others of a worker that is five times slower."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.algorithms.cases import Case, policies
+from benchmarks.algorithms.cases import AlgorithmCase, policies
 from benchmarks.algorithms.problem import Bench
-from benchmarks.algorithms.team import Outcome, Run, carry_out
+from benchmarks.algorithms.training import TrainingOutcome, TrainingPlan, carry_out
 
 PACE = 0.040
 """Seconds that a gradient takes."""
@@ -28,13 +28,13 @@ _MEASURED = (
 )
 
 
-def cases() -> list[Case]:
+def cases() -> list[AlgorithmCase]:
     """Return the policies that are compared."""
     known = policies()
-    return [Case(name) for name in _MEASURED if name in known]
+    return [AlgorithmCase(name) for name in _MEASURED if name in known]
 
 
-def key(case: Case) -> dict[str, Any]:
+def key(case: AlgorithmCase) -> dict[str, Any]:
     """Return what a run is a measurement of."""
     return {
         "policy": case.policy,
@@ -46,7 +46,7 @@ def key(case: Case) -> dict[str, Any]:
     }
 
 
-async def measure(case: Case, bench: Bench) -> dict[str, Any]:
+async def measure(case: AlgorithmCase, bench: Bench) -> dict[str, Any]:
     """Run it twice; return its row.
 
     ``healthy`` and ``beside`` are the steps per second of all workers but the last, when that is as
@@ -62,15 +62,11 @@ async def measure(case: Case, bench: Bench) -> dict[str, Any]:
     }
 
 
-async def _run(case: Case, bench: Bench, paces: tuple[float, ...]) -> Outcome:
-    run = Run(case=case, seconds=SECONDS, warmup=WARMUP, paces=paces)
-    return await carry_out(run, bench, _not_at_all)
+async def _run(case: AlgorithmCase, bench: Bench, paces: tuple[float, ...]) -> TrainingOutcome:
+    run = TrainingPlan(case=case, seconds=SECONDS, warmup=WARMUP, paces=paces)
+    return await carry_out(run, bench)
 
 
-async def _not_at_all(steps: int, params: object) -> None:
-    """Look at nothing."""
-
-
-def _throughput(outcome: Outcome) -> float:
+def _throughput(outcome: TrainingOutcome) -> float:
     """Return the steps per second of all workers but the last."""
     return sum(worker.steps / worker.seconds for worker in outcome.workers[:-1])

@@ -100,7 +100,7 @@ def _accuracy_row(runs: Sequence[Row]) -> list[str]:
 
 def of_idle(rows: Sequence[Row]) -> Table:
     """Make the table of the second part."""
-    columns = ("policy", "", "merge (gradients)", "idle", "speed (1: nobody ever waits)")
+    columns = ("policy", "", "merge (gradients)", "idle", "speed (1: no waits)")
     return report.table(
         "",
         columns,

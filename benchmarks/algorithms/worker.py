@@ -1,14 +1,12 @@
-"""A worker of the benchmark: ``python -m benchmarks.algorithms.worker TASK``, a `Task` as JSON.
+"""A worker of the benchmark: ``python -m benchmarks.algorithms.worker TASK``.
 
-It speaks in lines of JSON on standard output: ``{"ready": true}`` when it has connected, then, once
-its parent has said the word, ``{"steps": 100}`` now and then (with ``"snapshot"``, a file, where it
-has a model of its own), and at the end a `Report`.
+TASK is an `AlgorithmTask` as JSON. The worker reports ``{"steps": 100}`` now and then (with
+``"snapshot"``, a file, where it has a model of its own), and at the end a `WorkerReport`
+(`aiops.lab.training_worker`).
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,18 +16,16 @@ from typing import Any, Protocol
 import numpy as np
 
 import aiops
-from aiops.errors import AiopsError
-from aiops.lab.demo.worker import PATIENCE, say
+from aiops.lab.training_worker import BatchGradients, Ready, mapped, run, tell
 from aiops.lab.workloads import MLP, batches
-from aiops.net.child_guard import ChildGuard
 
 Compute = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """Parameters → gradients."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
-    """What a worker has to do.
+class AlgorithmTask:
+    """The task of one worker.
 
     ``steps`` or ``seconds`` say when to stop, 0 does not; the first ``warmup`` of those do not
     count. A gradient takes ``pace`` seconds, or as long as it takes. With ``averaging`` the worker
@@ -54,8 +50,8 @@ class Task:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
-    """What a worker says at the end: of the time that counts, but for ``sent`` and ``received``.
+class WorkerReport:
+    """The report of one worker, of the time that counts, but for ``sent`` and ``received``.
 
     ``idle`` are the seconds that its training loop waited; the two byte counts are of the wire.
     """
@@ -90,7 +86,7 @@ class Trainee(Protocol):
 class Pushing:
     """A worker of a parameter server."""
 
-    def __init__(self, task: Task, params: Mapping[str, Any]) -> None:
+    def __init__(self, task: AlgorithmTask, params: Mapping[str, Any]) -> None:
         self._worker = aiops.Worker(task.url, params, name=_name(task))
 
     def step(self, compute: Compute) -> None:
@@ -118,7 +114,7 @@ class Pushing:
 class Averaging:
     """A worker with a model of its own, which is averaged with the others'."""
 
-    def __init__(self, task: Task, params: dict[str, Any]) -> None:
+    def __init__(self, task: AlgorithmTask, params: dict[str, Any]) -> None:
         self._params = params
         self._averager = aiops.client.ModelAverager(task.url, params, name=_name(task))
         self._idle = 0.0
@@ -152,41 +148,38 @@ class Averaging:
         return traffic.bytes_in, traffic.bytes_out
 
 
-class _Loop:
+class _TrainingLoop:
     """The training loop of a task."""
 
-    def __init__(self, task: Task) -> None:
-        self._task, self._model = task, MLP(task.sizes)
-        x, y = (np.asarray(np.load(Path(task.data) / f"{n}.npy", mmap_mode="r")) for n in "xy")
-        self._stream = batches((x, y), task.batch_size, task.seed, task.index, task.workers)
-        self._room: Any = None
-        self._batch: Any = None
-        params = self._model.init(task.seed)
+    def __init__(self, task: AlgorithmTask) -> None:
+        self._task, model = task, MLP(task.sizes)
+        data = mapped(task.data)
+        stream = batches(data, task.batch_size, task.seed, task.index, task.workers)
+        self._gradients = BatchGradients(model, stream)
         kind = Averaging if task.averaging else Pushing
-        self.trainee: Trainee = kind(task, params)
+        self.trainee: Trainee = kind(task, model.init(task.seed))
         self._steps = 0
-        self._mark = (0, 0.0, 0.0, 0)
 
-    def train(self) -> None:
-        """Train; then report."""
+    def train(self) -> WorkerReport:
+        """Train, and return the report."""
         task, began = self._task, time.perf_counter()
         end = began + task.seconds if task.seconds else float("inf")
-        self._mark, marked = self._state(), not task.warmup
+        before, warm = self._state(), not task.warmup
         now = began
         while now < end and (self._steps < task.steps or not task.steps):
-            self._batch = next(self._stream)
-            self.trainee.step(self._gradients)
+            self._gradients.advance()
+            self.trainee.step(self._paced)
             self._steps += 1
             now = time.perf_counter()
-            if not marked and now >= began + task.warmup:
-                self._mark, marked = self._state(), True
+            if not warm and now >= began + task.warmup:
+                before, warm = self._state(), True
             self._tell()
-        before, after = self._mark, self._state()
+        after = self._state()
         received, sent = self.trainee.finish()
         if task.snapshots:
             self._snapshot()
         steps, seconds, idle, recomputed = (b - a for a, b in zip(before, after, strict=True))
-        report = Report(
+        return WorkerReport(
             steps=int(steps),
             seconds=seconds,
             idle=idle,
@@ -194,24 +187,22 @@ class _Loop:
             sent=sent,
             received=received,
         )
-        say(asdict(report))
 
     def _state(self) -> tuple[int, float, float, int]:
         trainee = self.trainee
         return self._steps, time.perf_counter(), trainee.idle(), trainee.recomputed()
 
-    def _gradients(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _paced(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the gradients, not before a gradient's time is over."""
         began = time.perf_counter()
-        x, y = self._batch
-        _loss, gradients = self._model.gradients(params, x, y, out=self._room)
-        self._room = gradients
+        gradients = self._gradients(params)
         left = began + self._task.pace - time.perf_counter()
         if left > 0:
             time.sleep(left)
         return gradients
 
     def _tell(self) -> None:
-        """Say how far it is, a hundred times in all; leave a snapshot where one is due."""
+        """Report the steps, a hundred times in all; leave a snapshot where one is due."""
         task = self._task
         if not task.steps:
             return
@@ -222,32 +213,26 @@ class _Loop:
         ):
             self._snapshot()
         elif self._steps % max(task.steps // 100, 1) == 0:
-            say({"steps": self._steps})
+            tell({"steps": self._steps})
 
     def _snapshot(self) -> None:
         model = self.trainee.model()
         assert model is not None
         path = Path(self._task.snapshots) / f"{self._steps}.npz"
         np.savez(path, **model)
-        say({"steps": self._steps, "snapshot": str(path)})
+        tell({"steps": self._steps, "snapshot": str(path)})
 
 
-def _name(task: Task) -> str:
+def _name(task: AlgorithmTask) -> str:
     return f"worker-{task.index + 1}"
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Run one worker."""
-    task, leash = Task(**json.loads(arguments[0])), ChildGuard()
-    loop = _Loop(task)
-    say({"ready": True})
-    if not leash.wait_for_word(PATIENCE):
-        raise SystemExit(f"{_name(task)}: the others were not ready within {PATIENCE:g} s")
-    loop.train()
+def train(task: AlgorithmTask, ready: Ready) -> Mapping[str, Any]:
+    """Train as the task states; return the `WorkerReport`."""
+    loop = _TrainingLoop(task)
+    ready()
+    return asdict(loop.train())
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except AiopsError as error:
-        sys.exit(f"aiops: {error}")
+    run(AlgorithmTask, train)

@@ -1,8 +1,8 @@
-"""What every peer of the exchange benchmark agrees on: the work, the interface and the check.
+"""The contract of all peers of the exchange benchmark: the work, the interface and the check.
 
 One *cycle*: a worker pushes a float32 gradient of S bytes, the server applies plain SGD
 (``theta -= lr * g``), and the worker ends with the new parameters in its own array. With the
-setting ``views`` it may read them instead where somebody else keeps them, in another array each
+setting ``views`` it may read them instead where the server keeps them, in another array each
 time; they stay as they are until its next cycle.
 
 A push takes effect whole: the update begins when all of the gradient is there, so that a worker
@@ -82,13 +82,13 @@ mapped, zeroed and unmapped by the kernel: up to two thirds of its speed at 64 M
 
 @dataclass(frozen=True)
 class Ratio:
-    """A column of the report: cycles per second beside somebody's, of the same round."""
+    """A column of the report: cycles per second beside another peer's, of the same round."""
 
     name: str
     beside: tuple[str, ...]
     """The peers it is taken beside: the best of them."""
     group: Mapping[str, str]
-    """The peers that have it. Those of no group, a module of somebody's own, have them all."""
+    """The peers that have it. Those of no group, a user's own module, have them all."""
 
     @property
     def key(self) -> str:
@@ -110,7 +110,7 @@ among the best: it waits in a busy loop, at the price of a core per process, and
 
 @dataclass(frozen=True)
 class Job:
-    """What one team of a server and its workers is to do."""
+    """The job of one team of a server and its workers."""
 
     peer: str
     elements: int
@@ -122,6 +122,15 @@ class Job:
     def nbytes(self) -> int:
         """S: the bytes of one gradient."""
         return 4 * self.elements
+
+
+@dataclass(frozen=True)
+class Lap:
+    """One worker's cycles: when the first began and the last ended, and the seconds of each."""
+
+    start: float
+    end: float
+    seconds: npt.NDArray[np.float64]
 
 
 class ServerSide(Protocol):
@@ -152,7 +161,7 @@ class WorkerSide(Protocol):
 
 @runtime_checkable
 class Restless(Protocol):
-    """A worker whose server waits in a busy loop, and would take a core from whoever is next.
+    """A worker whose server waits in a busy loop, and would take a core from the next peer.
 
     Both are called for every worker, and are not timed.
     """
@@ -169,18 +178,18 @@ class Overlapping(Protocol):
     """A worker that has several cycles under way at once, and times them itself."""
 
     def run(self, cycles: int) -> Times:
-        """Run so many; return when each began and when it ended (`time.perf_counter`)."""
+        """Run ``cycles``; return when each began and when it ended (`time.perf_counter`)."""
 
 
 @runtime_checkable
 class SelfChecking(Protocol):
-    """A server whose cycles are not plain SGD of the one gradient, and that knows what they are.
+    """A server whose cycles are not plain SGD of the one gradient, and that checks itself.
 
-    A worker may be so as well: then it tells how its parameters read.
+    A worker may be so as well: then it returns how its parameters read.
     """
 
     def check(self, cycles: int) -> str | None:
-        """Raise ValueError unless all is as so many cycles of all workers leave it."""
+        """Raise ValueError unless all is as that number of cycles of all workers leaves it."""
 
 
 class Peer(Protocol):
@@ -237,7 +246,7 @@ def check_worker(params: Array, own: int, total: int, whole: bool) -> str:
     """Check a worker's parameters, and return how they read: ``whole``, ``mixed`` or ``torn``.
 
     Every element has to be its value after n updates, with ``own <= n <= total``: a worker sees its
-    own cycles and no more than everybody's. The n are the same in *whole* parameters. In *mixed*
+    own cycles and no more than all workers'. The n are the same in *whole* parameters. In *mixed*
     ones they differ; and in *torn* ones some few elements are no version's at all, because the
     network cut between the bytes of a number that was being updated. Unless this is expected
     (``whole=False``), and always when it is more than a seam, it raises ValueError.
@@ -267,7 +276,7 @@ def load_sgd() -> Callable[[Array, Array], None]:
     g_type = numba.types.Array(numba.float32, 1, "C", readonly=True, aligned=False)
     signatures = [
         numba.void(numba.float32[::1], numba.float32[::1], numba.float32),
-        # A gradient may lie anywhere in somebody's receive buffer.
+        # A gradient may lie anywhere in a receive buffer.
         numba.void(numba.float32[::1], g_type, numba.float32),
     ]
     fused = numba.njit(signatures, nogil=True, cache=True)(_sgd_loop)

@@ -1,6 +1,6 @@
 """aiops through its public `aiops.AsyncClient`: several requests under way on one connection.
 
-So many coroutines (the setting ``lanes``) share a client, and each asks again as soon as it is
+Several coroutines (the setting ``lanes``) share a client, and each asks again as soon as it is
 answered. What they ask for is the setting ``way``: a ``push``, a ``fetch`` of the whole model, or
 an ``exchange``, which is both in one round trip.
 """
@@ -41,7 +41,7 @@ class Server(ours.Server):
     """The real server."""
 
     def flags(self) -> list[str]:
-        """Return what it is told."""
+        """Return its command-line flags."""
         return [*super().flags(), "--heartbeat", _SILENCE]
 
     def check(self, cycles: int) -> None:
@@ -73,7 +73,7 @@ class Worker:
         self.run(1)
 
     def run(self, cycles: int) -> Times:
-        """Make so many requests, with one under way in each lane; time each."""
+        """Make ``cycles`` requests, with one under way in each lane; time each."""
         return self._runner.run(self._run(cycles))
 
     async def _run(self, cycles: int) -> Times:

@@ -1,8 +1,8 @@
 """One process that does a cycle's work alone: what memory and one core give, no peer to beat.
 
-It copies the gradient, updates, and copies the parameters; nobody is told or waited for. Each
+It copies the gradient, updates, and copies the parameters, without any message or wait. Each
 worker has parameters of its own, in a file that is memory, and the server adds them up in the end:
-with several workers this is what so many processes can do that never meet. A peer that moves
+with several workers this is what independent processes can do. A peer that moves
 nothing may be quicker.
 """
 
@@ -41,7 +41,7 @@ class Server:
         return self._folder
 
     def parameters(self) -> Array:
-        """Return the sum of all updates, whoever made them."""
+        """Return the sum of all updates, of all workers."""
         files = (_own(self._folder, index) for index in range(self._job.workers))
         total: Array = np.zeros(self._job.elements, np.float32)
         for file in files:

@@ -1,7 +1,7 @@
 """MPI through mpi4py and Open MPI, in shared memory: one communicator, of which rank 0 serves.
 
-An MPI process belongs to what mpirun has started, while ours are started, told what to do and
-killed by `benchmarks.peers.process`. So mpirun starts stand-ins. Each sends us the environment that
+An MPI process belongs to what mpirun has started, while ours are started, given orders and
+killed by `benchmarks.peers.team`. So mpirun starts stand-ins. Each sends us the environment that
 it was given, which says all that makes a process a rank, and waits for us to let go; our processes
 take these environments over. (Processes that meet later, by spawn or by connect and accept, would
 not do: Open MPI has those talk over TCP.)
@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers.base import HOST, Array, Job, Setting, gradient, lacks, load_sgd
-from benchmarks.peers.process import die_with_parent
 
 SETTINGS: Mapping[str, Setting] = {
     "pml": "ob1",
@@ -48,7 +47,7 @@ again until 64 KiB where they do not, and far slower where they do, for it does 
 ENVIRONMENT: Mapping[str, str] = {"UCX_TLS": "posix,cma,self", "UCX_RNDV_THRESH": "2m"}
 
 _PUSH, _REST, _END = 0, 1, 2
-"""What a worker's message says: its tag."""
+"""The tags of a worker's messages."""
 _STOP_SECONDS = 20.0
 
 _STAND_IN = """
@@ -92,7 +91,6 @@ class Launch:
                 [*command, sys.executable, "-I", "-S", "-c", _STAND_IN, address, str(port)],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **dict.fromkeys(root, "1")},
-                preexec_fn=die_with_parent,
             )
             listener.settimeout(_STOP_SECONDS)
             self._lines = [listener.accept()[0] for _ in range(ranks)]
@@ -176,7 +174,7 @@ class Server:
         mpi.Finalize()
 
     def _sleep(self, runs: int) -> None:
-        """Wait until a worker rings once more than so many times; joining is the first time."""
+        """Wait for the ring that begins the next run; joining is the first ring."""
         while self._rung <= runs * self._job.workers:
             self._bell.recv(1)
             self._rung += 1

@@ -6,16 +6,14 @@ peers `shared` and `views` let it.
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from aiops.lab.processes import ChildProcess, command
+from aiops.lab.training_run import START_DEADLINE
 from benchmarks.peers.base import LEARNING_RATE, Array, Job, Setting, gradient, lacks
-from benchmarks.peers.process import die_with_parent
 
 if TYPE_CHECKING:
     import aiops
@@ -52,16 +50,16 @@ class Server:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._url = ""
-        self._process: subprocess.Popen[str] | None = None
+        self._process: ChildProcess | None = None
 
     @property
     def pid(self) -> int:
         """The number of its process."""
         assert self._process is not None
-        return self._process.pid
+        return self._process.popen.pid
 
     def flags(self) -> list[str]:
-        """Return what it is told."""
+        """Return its command-line flags."""
         settings = self._job.settings
         flags = ["--policy", str(settings["policy"]), "--set", f"lr={LEARNING_RATE!r}"]
         flags += ["--no-shm"] if settings["no_shm"] else []
@@ -69,14 +67,9 @@ class Server:
 
     def start(self) -> str:
         """Start it; the first line of its standard output is the address."""
-        command = [sys.executable, "-m", "aiops.server", "--port", "0", *self.flags()]
-        self._process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, preexec_fn=die_with_parent
-        )
-        assert self._process.stdout is not None
-        self._url = self._process.stdout.readline().strip()
-        if not self._url:
-            raise RuntimeError(f"`{' '.join(command)}` ended without printing a URL")
+        words = command("aiops.server", "--port=0", *self.flags())
+        self._process = ChildProcess("the server", words, lines=True)
+        self._url = self._process.first_line(START_DEADLINE)
         return self._url
 
     def parameters(self) -> Array:
@@ -90,8 +83,8 @@ class Server:
     def close(self) -> None:
         """Ask the server to end, and expect that it does so with exit code 0."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGTERM)
-        code = self._process.wait(_STOP_SECONDS)
+        code = self._process.end(_STOP_SECONDS)
+        self._process.close()
         if code:
             raise RuntimeError(
                 f"aiops.server ended with exit code {code} after SIGTERM, expected 0"

@@ -47,7 +47,7 @@ class Server(ours.Server):
     """The real server."""
 
     def flags(self) -> list[str]:
-        """Return what it is told."""
+        """Return its command-line flags."""
         settings = self._job.settings
         policy = str(settings["policy"])
         flags = ["--policy", policy, "--workers", str(self._job.workers)]
@@ -71,7 +71,7 @@ class Server(ours.Server):
 
 
 class Worker:
-    """What a program that trains would use; its gradient takes no time to compute."""
+    """The client that a program that trains would use; its gradient takes no time to compute."""
 
     def __init__(self, job: Job, address: str, index: int) -> None:
         import aiops

@@ -40,7 +40,7 @@ def missing() -> str | None:
 
 
 def _connect(token: str, **options: Any) -> Any:
-    """Start or join a Ray of whoever knows the token: some of its ports are open to the network."""
+    """Start or join a Ray with a token, since some of its ports are open to the network."""
     os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token)
     ray: Any = importlib.import_module("ray")
     ray.init(namespace=_NAMESPACE, log_to_driver=False, _node_ip_address=HOST, **options)
@@ -48,7 +48,7 @@ def _connect(token: str, **options: Any) -> Any:
 
 
 class Holder:
-    """What the actor is."""
+    """The actor."""
 
     def __init__(self, elements: int) -> None:
         self._theta: Array = np.zeros(elements, np.float32)

@@ -119,7 +119,7 @@ class Server:
         return self._theta
 
     def close(self) -> None:
-        """Leave RPC to the end of the process: to shut it down is to wait for everybody."""
+        """Leave RPC to the end of the process: to shut it down is to wait for all processes."""
 
 
 def exchange(pushed: list[Any]) -> list[Any]:

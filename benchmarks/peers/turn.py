@@ -16,15 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 from aiops.errors import UsageError
+from aiops.lab.processes import ProcessFailed
 from benchmarks import report
 from benchmarks.peers import base
-from benchmarks.peers.base import Job
-from benchmarks.peers.process import Lap, PeerFailed, Team
+from benchmarks.peers.base import Job, Lap
+from benchmarks.peers.team import Team
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How long to measure."""
+    """The duration of a measurement."""
 
     rounds: int = 5
     seconds: float = 0.4
@@ -54,12 +55,12 @@ class Pace:
 class Turn:
     """One peer's part in a cell: its team, and its figures as they come."""
 
-    def __init__(self, team: Team, say: Callable[[str], None]) -> None:
+    def __init__(self, team: Team, log: Callable[[str], None]) -> None:
         self.name = team.name
         self.failed: str | None = None
         self.rounds: list[dict[str, float]] = []
         self._team = team
-        self._say = say
+        self._log = log
         self._cycles = 2
         self._latencies: list[npt.NDArray[np.float64]] = []
         self._reads: str | None = None
@@ -70,10 +71,10 @@ class Turn:
             return
         try:
             stage(self, *arguments)
-        except PeerFailed as error:
+        except ProcessFailed as error:
             self.failed = str(error)
             self._team.kill()
-            self._say(f"{self.name} failed: {error}")
+            self._log(f"{self.name} failed: {error}")
 
     def launch(self) -> None:
         """Start the processes."""
@@ -86,7 +87,7 @@ class Turn:
     def calibrate(self, wanted: float, rounds: int) -> None:
         """Warm up, and find the number of cycles that takes as long as a round should."""
         self._team.run(self._cycles)  # what is done once, such as compiling, is not measured
-        # So many rounds, and these few to find out, must stay within what the check can count.
+        # All rounds, and these few to find out, must stay within what the check can count.
         most = base.MAX_CYCLES // (self._team.job.workers * (rounds + 8))
         while True:
             taken = wall(self._team.run(self._cycles))
@@ -118,7 +119,7 @@ class Turn:
         self._reads = self._team.finish()
 
     def figures(self) -> dict[str, Any]:
-        """Return what the report says of this peer in this cell."""
+        """Return the figures of this peer in this cell."""
         said: dict[str, Any] = {
             "failed": self.failed,
             "reads": self._reads,
@@ -138,7 +139,7 @@ class Turn:
 def contest(
     jobs: Mapping[str, Job],
     pace: Pace,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
     compare: Callable[[Mapping[str, Turn]], None],
 ) -> dict[str, Any]:
     """Have the teams of some jobs take turns, in an order that rotates; return all figures.
@@ -149,8 +150,8 @@ def contest(
         What each team is to do, by its name.
     pace
         How long.
-    say
-        Told of whoever fails.
+    log
+        Called with a line about each failure.
     compare
         Adds to the rounds of the turns what one has to another in the same round.
     """
@@ -159,7 +160,7 @@ def contest(
         for name, job in jobs.items():
             team = Team(job, pace.deadline, base.load(job.peer).ENVIRONMENT, name)
             stack.callback(team.kill)
-            turns.append(Turn(team, say))
+            turns.append(Turn(team, log))
         # Every stage goes team by team: whatever one does, the others wait meanwhile.
         for turn in turns:
             turn.attempt(Turn.launch)

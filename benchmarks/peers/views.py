@@ -22,7 +22,7 @@ SETTINGS: Mapping[str, Setting] = {**shared.SETTINGS, "views": True}
 
 
 class Worker:
-    """What a program that trains would use."""
+    """The client that a program that trains would use."""
 
     def __init__(self, job: Job, address: str, index: int) -> None:
         import aiops

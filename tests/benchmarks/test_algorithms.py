@@ -14,8 +14,8 @@ from aiops.algorithms import BUILT_IN
 from aiops.lab.workloads import load
 from benchmarks import algorithms
 from benchmarks.algorithms import cases, command, idle, plots, straggler, tables
-from benchmarks.algorithms.cases import Case
-from benchmarks.algorithms.link import Line, Proxy, Stopwatch
+from benchmarks.algorithms.cases import AlgorithmCase
+from benchmarks.algorithms.link import Proxy, SlowLine, Stopwatch
 from benchmarks.algorithms.problem import Bench, Problem
 from benchmarks.algorithms.results import Results, fingerprint
 
@@ -23,7 +23,7 @@ from benchmarks.algorithms.results import Results, fingerprint
 
 
 def test_everything_that_is_measured_is_a_policy_with_settings_it_has():
-    found = [*map(Case, cases.policies()), *cases.VARIANTS, *cases.grid([])]
+    found = [*map(AlgorithmCase, cases.policies()), *cases.VARIANTS, *cases.grid([])]
     for case in [*found, *idle.cases(), *straggler.cases()]:
         case.check(workers=4)
     names = [case.name for case in found]
@@ -41,7 +41,10 @@ def test_a_policy_brings_its_variants_and_a_variant_comes_alone():
 
 
 def test_settings_make_a_variant_of_what_is_chosen():
-    assert cases.chosen(["asgd"], ["lr=0.5"]) == ([], [Case("asgd", "lr=0.5", {"lr": "0.5"})])
+    assert cases.chosen(["asgd"], ["lr=0.5"]) == (
+        [],
+        [AlgorithmCase("asgd", "lr=0.5", {"lr": "0.5"})],
+    )
 
 
 def test_an_unknown_name_is_refused_with_the_nearest():
@@ -105,7 +108,7 @@ def test_another_task_starts_afresh(tmp_path):
 
 def test_the_fingerprint_is_of_code_not_of_words(tmp_path):
     def of(text, name="engine.py"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
         return fingerprint(tmp_path)
 
@@ -113,14 +116,14 @@ def test_the_fingerprint_is_of_code_not_of_words(tmp_path):
     assert of('"""Another."""\n\n# and a comment\nlr = 0.1\n') == first
     assert of("lr = 0.2\n") != first
     assert of("lr = 0.1\n") == first
-    assert of("anything = 1\n", "demo/run.py") == first
+    assert of("anything = 1\n", "lab/demo/run.py") == first
 
 
 # ------------------------------------------------------------ the slow line
 
 
 async def test_a_line_passes_every_byte_both_ways_no_faster_than_it_may():
-    line, sent = Line(rate=4e6, delay=0.001), bytes(range(256)) * 1024
+    line, sent = SlowLine(rate=4e6, delay=0.001), bytes(range(256)) * 1024
 
     async def echo(reader, writer):
         writer.write(await reader.readexactly(len(sent)))
@@ -144,7 +147,7 @@ async def test_a_line_passes_every_byte_both_ways_no_faster_than_it_may():
 
 def test_a_merge_is_from_the_first_byte_up_to_the_last_byte_down():
     merges = []
-    watch = Stopwatch(50, Line(rate=100.0, delay=0.5), merges)
+    watch = Stopwatch(50, SlowLine(rate=100.0, delay=0.5), merges)
     watch.up(50, 11.0)  # set out at 10: half a second for its length, half for the way
     watch.up(50, 11.5)
     watch.down(70, 12.0)
@@ -288,7 +291,7 @@ def test_a_run_that_fails_is_reported_and_the_others_go_on(tmp_path, monkeypatch
 
     async def fail(case, seed, bench):
         if case.policy == "asgd":
-            raise command.DemoFailed("worker-1 ended with status 1", stderr=["a reason"])
+            raise command.ProcessFailed("worker-1 ended with status 1", stderr=["a reason"])
         return await measure(case, seed, bench)
 
     monkeypatch.setattr(command.accuracy, "measure", fail)

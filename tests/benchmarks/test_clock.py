@@ -20,7 +20,7 @@ def test_a_small_measurement() -> None:
     (case,) = result["cases"]
     assert case["error"] == pytest.approx(case["predicted"] / case["seconds"]["median"] - 1)
     assert case["staleness"]["median"] == case["predicted_staleness"] == 0
-    assert case["seconds"]["median"] >= 4 * 0.1 / 4, "nobody computes faster than it sleeps"
+    assert case["seconds"]["median"] >= 4 * 0.1 / 4, "no worker computes faster than it sleeps"
     assert clock.table(result).row_count == 1
 
 

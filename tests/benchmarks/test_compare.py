@@ -38,7 +38,7 @@ def spread(*values: float) -> dict[str, float]:
 
 
 def exchanges(*ratios: float, rate: float = 100.0, **machine: Any) -> dict[str, Any]:
-    """A report of our exchanges beside raw sockets, so many rounds, and of a module alone."""
+    """A report of our exchanges beside raw sockets, in several rounds, and of a module alone."""
     ours = {"cycles_per_second": spread(rate), "x_raw": spread(*ratios)}
     raw = {"cycles_per_second": spread(50.0), "x_raw": spread(1.0)}
     views = {"cycles_per_second": spread(rate)}

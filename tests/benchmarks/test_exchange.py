@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from aiops.errors import UsageError
-from aiops.lab.experiments import drawing
+from aiops.lab import drawing
+from aiops.lab.processes import ProcessFailed, having, session
+from aiops.lab.run_record import machine
 from benchmarks import exchange, report
 from benchmarks.exchange import KIB, MIB, Options
 from benchmarks.peers import base, turn
 from benchmarks.peers.base import LEARNING_RATE, Job
-from benchmarks.peers.process import PeerFailed, Team, having, session
+from benchmarks.peers.team import Team
 from tests.peers import eventually
 
 LIAR = "tests.benchmarks.liar"
@@ -39,7 +41,7 @@ def test_an_unknown_peer_is_named_with_the_nearest_known_one():
         exchange.run(Options(peers=("pyzqm",)))
 
 
-@pytest.mark.parametrize("name", ["os.nothing", "no.where", "tests.benchmarks.nobody", "."])
+@pytest.mark.parametrize("name", ["os.nothing", "no.where", "tests.benchmarks.missing", "."])
 def test_a_peer_that_is_no_module_either_is_unknown(name):
     with pytest.raises(UsageError, match="unknown peer"):
         exchange.run(Options(peers=(name,)))
@@ -165,7 +167,7 @@ def gone(pid):
 
 
 def ended(pid):
-    """Whether a process that is not our child is gone, or only waits to be noticed."""
+    """Return whether a process that is not our child is gone, or is only not yet reaped."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -173,7 +175,7 @@ def ended(pid):
 
 
 def pids(team):
-    return [child._process.pid for child in team._children]
+    return [child.popen.pid for child in team._children]
 
 
 def do_everything(team):
@@ -187,7 +189,7 @@ def do_everything(team):
     ("how", "deadline", "expected"),
     [
         pytest.param("hang", 3.0, "no answer from .*within 3 s", marks=pytest.mark.slow),
-        ("die", 60.0, "worker 0 ended with exit code 3; it said: the end"),
+        ("die", 60.0, "worker 0 ended with status 3; its last line: the end"),
         ("lose", 60.0, "the server's parameters are wrong in 64 of 64 places"),
         ("move", 60.0, "the parameters moved to another array"),
     ],
@@ -195,7 +197,7 @@ def do_everything(team):
 def test_a_failing_peer_is_reported_and_leaves_nothing_behind(how, deadline, expected):
     team = Team(Job(LIAR, 64, 1, {"how": how, "whole": False}), deadline, {})
     try:
-        with pytest.raises(PeerFailed, match=expected):
+        with pytest.raises(ProcessFailed, match=expected):
             do_everything(team)
         started = pids(team)
     finally:
@@ -210,11 +212,11 @@ def test_who_leaves_the_process_group_is_killed_with_it():
         team.launch()
         team.connect()
         team.run(1)
-        everybody = [pid for leader in pids(team) for pid in session(leader)]
+        processes = [pid for leader in pids(team) for pid in session(leader)]
     finally:
         team.kill()
-    assert len(everybody) == 3
-    eventually(lambda: all(map(ended, everybody)), "the stray process is killed")
+    assert len(processes) == 3
+    eventually(lambda: all(map(ended, processes)), "the stray process is killed")
 
 
 def test_temporary_files_go_with_the_team():
@@ -341,18 +343,13 @@ def test_a_peer_that_is_not_installed_is_skipped_with_one_line(monkeypatch):
     assert found["cells"] == [{"size": 256, "workers": 1, "peers": {}}]
 
 
-def test_spread_and_file(tmp_path):
+def test_the_spread_of_figures():
     assert report.spread([3.0, 1.0, 2.0]) == {"median": 2.0, "min": 1.0, "max": 3.0}
-    file = tmp_path / "report.json"
-    report.write_json(file, {"a": 1})
-    report.write_json(file, {"a": 2})
-    assert json.loads(file.read_text()) == {"a": 2}
-    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_a_table_is_printed_whole_on_a_narrow_console(capsys):
     made = report.table("title", ["name", "figure"], [["x" * 100, "123,456,789"], [], ["y", "1"]])
-    report.show(made, report.machine(["numpy"]))
+    report.show(made, machine(["numpy"]))
     printed = capsys.readouterr().out
     assert "x" * 100 in printed
     assert "123,456,789" in printed

@@ -7,11 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from aiops.lab.processes import ProcessFailed, having
 from benchmarks.peers import base, memcpy, mpi, ours
 from benchmarks.peers.base import LEARNING_RATE, MODULES, Job
-from benchmarks.peers.child import WorkerOrders
-from benchmarks.peers.process import READS, PeerFailed, Team, session
-from tests.benchmarks.test_exchange import ended, pids
+from benchmarks.peers.orders import WorkerOrders
+from benchmarks.peers.team import READS, Team
+from tests.benchmarks.test_exchange import ended
 from tests.peers import eventually
 
 ELEMENTS = 40_000  # more than the least that aiops, MPI and Ray treat as large
@@ -50,13 +51,13 @@ def test_a_peer_does_the_work_and_is_gone(variant):
         team.connect()
         team.run(2)
         team.run(3)
-        everybody = [pid for leader in pids(team) for pid in session(leader)]
+        processes = having(f"TMPDIR={team._scratch.name}")
         reads = team.finish()
     finally:
         team.kill()
     assert reads in READS
     assert reads == "whole" or not team.job.settings["whole"]
-    eventually(lambda: all(map(ended, everybody)), f"{name} is gone")
+    eventually(lambda: all(map(ended, processes)), f"{name} is gone")
 
 
 @pytest.mark.slow
@@ -68,11 +69,11 @@ def test_a_peer_that_is_killed_at_work_leaves_no_process_and_no_file(name):
         team.launch()
         team.connect()
         team.run(1)
-        everybody = [pid for leader in pids(team) for pid in session(leader)]
+        processes = having(f"TMPDIR={team._scratch.name}")
     finally:
         team.kill()
-    assert len(everybody) > 3
-    eventually(lambda: all(map(ended, everybody)), f"{name} is gone")
+    assert len(processes) > 3
+    eventually(lambda: all(map(ended, processes)), f"{name} is gone")
     left = set(os.listdir("/dev/shm")) - before
     assert not [name for name in left if "vader" in name or "ompi" in name or "plasma" in name]
 
@@ -93,7 +94,7 @@ def test_aiops_is_not_measured_over_tcp_under_another_name():
     team = team_of("shared", AIOPS_NO_SHM="1")
     try:
         team.launch()
-        with pytest.raises(PeerFailed, match="reached its server over TCP alone"):
+        with pytest.raises(ProcessFailed, match="reached its server over TCP alone"):
             team.connect()
     finally:
         team.kill()
@@ -114,7 +115,7 @@ def test_memcpys_workers_are_added_up():
 
 
 class Rings:
-    """A bell of which so many rings have come; to wait for one more would be for ever."""
+    """A bell that has rung ``count`` times; to wait for one more would be for ever."""
 
     def __init__(self, count):
         self.count = count

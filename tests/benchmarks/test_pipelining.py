@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from aiops.errors import UsageError
+from aiops.lab.processes import ProcessFailed
 from benchmarks import pipelining
 from benchmarks.peers.base import Job
 from benchmarks.peers.lanes import SETTINGS, WAYS
-from benchmarks.peers.process import PeerFailed, Team
+from benchmarks.peers.team import Team
 from benchmarks.pipelining import Options
 
 
@@ -59,7 +60,7 @@ def test_every_request_is_made_and_checked(way: str) -> None:
             assert lap.start < lap.end
         if way != "fetch":
             team.total += 1
-            with pytest.raises(PeerFailed, match="three lanes's worker 0"):
+            with pytest.raises(ProcessFailed, match="three lanes's worker 0"):
                 team.finish()
             team.total -= 1
         assert team.finish() == "whole"

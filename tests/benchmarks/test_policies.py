@@ -9,11 +9,12 @@ import pytest
 
 from aiops.algorithms import BUILT_IN, find
 from aiops.errors import UsageError
+from aiops.lab.processes import ProcessFailed
 from aiops.serving.config import Config
 from benchmarks import policies
 from benchmarks.peers import policy
 from benchmarks.peers.base import Job
-from benchmarks.peers.process import PeerFailed, Team
+from benchmarks.peers.team import Team
 from benchmarks.policies import Options
 
 
@@ -64,7 +65,7 @@ def test_a_policy_that_does_not_step_every_time_is_found_out():
             one.connect()
             one.run(3)
         assert team.finish() == "whole"
-        with pytest.raises(PeerFailed, match="downpour's"):
+        with pytest.raises(ProcessFailed, match="downpour's"):
             other.finish()
     finally:
         for one in (team, other):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aiops.errors import UsageError
-from aiops.lab.experiments.figure import Figure
+from aiops.lab.figures import Figure
 from benchmarks import compare, redraw
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"

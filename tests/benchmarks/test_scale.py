@@ -1,4 +1,4 @@
-"""The scale benchmark: several numbers of workers and of shards, all checked; nobody is left."""
+"""The scale benchmark: several numbers of workers and shards, all checked, all processes ended."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from aiops.errors import UsageError
+from aiops.lab.processes import session
 from benchmarks import report, scale
-from benchmarks.peers.process import session
 from benchmarks.scale import Options
 from tests.benchmarks.test_exchange import ended
 from tests.peers import eventually
@@ -82,8 +82,8 @@ def test_an_interrupt_ends_it_and_leaves_no_process():
     assert running.stderr is not None
     try:
         assert "measuring" in running.stderr.readline()
-        eventually(lambda: len(everybody(running.pid)) > 5, "both servers and workers run")
-        started = everybody(running.pid)
+        eventually(lambda: len(processes(running.pid)) > 5, "both servers and workers run")
+        started = processes(running.pid)
         running.send_signal(signal.SIGINT)
         said = running.stderr.read()
         assert running.wait(60) == 130
@@ -95,7 +95,7 @@ def test_an_interrupt_ends_it_and_leaves_no_process():
     eventually(lambda: all(map(ended, started)), "they are gone")
 
 
-def everybody(pid: int) -> list[int]:
+def processes(pid: int) -> list[int]:
     """All that descend from a process."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -105,7 +105,7 @@ def everybody(pid: int) -> list[int]:
             continue
         if parent == pid:
             child = int(stat.parent.name)
-            found += {child, *session(child), *everybody(child)}
+            found += {child, *session(child), *processes(child)}
     return found
 
 

@@ -121,7 +121,7 @@ def test_a_server_that_nobody_called_has_not_been_measured() -> None:
     watch: Any = SimpleNamespace(close=close, samples=[Sample(1.0, 1, 0, 1, 0)] * 99)
     idle: Any = SimpleNamespace(close=close, check=close, tally=Tally(pushed=9, attempted=9))
     found = soak._cell("tcp", Options(), watch, idle, "aiops://127.0.0.1:1", 1.0)
-    assert "nobody made a call: looking on alone took more than --share" in found["failed"]
+    assert "no client made a call: watching alone took more than --share" in found["failed"]
 
 
 def test_the_model_has_large_and_small_tensors_of_every_kind() -> None:

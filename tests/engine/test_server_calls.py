@@ -77,7 +77,8 @@ class Line:
         self.pipe.protocol = self.protocol
         self.protocol.connection_made(self.pipe)
         self.seq = 0
-        hello = messages.Hello(0, messages.PROTOCOL, "c" * 32, 1, "w", "worker", False, b"n" * 16, "test")
+        who = "c" * 32, 1, "w", "worker", False, b"n" * 16, "test"
+        hello = messages.Hello(0, messages.PROTOCOL, *who)
         self.feed(frame(hello))
 
     def feed(self, data: bytes) -> None:

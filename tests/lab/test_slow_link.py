@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from aiops.client import Worker
 from aiops.common import urls
 from aiops.errors import UsageError
-from aiops.lab.slow_link import DEPTH, Direction, Line, Throttle
+from aiops.lab.slow_link import DEPTH, Direction, LinkBudget, SlowLink
 from tests.support import PATIENCE, ServerThread
 
 Portions = list[tuple[float, int]]
@@ -43,7 +43,7 @@ class TestLine:
         self, rate: float, late: list[float], shares: list[float]
     ) -> None:
         """However late its user wakes up, and whatever the size of the portions."""
-        line, now, portions = Line(rate), 5.0, Portions()
+        line, now, portions = LinkBudget(rate), 5.0, Portions()
         for turn in range(600):
             nbytes = max(1, int(shares[turn % len(shares)] * line.portion))
             while (wait := line.take(now, nbytes)) > 0:
@@ -53,7 +53,7 @@ class TestLine:
             assert busiest(portions, window) <= rate * (window + DEPTH) + 1
 
     def test_who_is_not_late_gets_all_of_it(self) -> None:
-        line, now, carried = Line(1e6), 0.0, 0
+        line, now, carried = LinkBudget(1e6), 0.0, 0
         while now < 10:
             wait = line.take(now, line.portion)
             carried += 0 if wait else line.portion
@@ -61,13 +61,13 @@ class TestLine:
         assert 10e6 <= carried <= 10e6 + line.depth + line.portion
 
     def test_an_idle_line_saves_up_no_more_than_its_depth(self) -> None:
-        line = Line(1e6)
+        line = LinkBudget(1e6)
         assert line.take(0.0, 40_000) == 0
         assert line.take(100.0, 40_000) == 0
         assert line.take(100.0, 1000) == pytest.approx(0.001)
 
     def test_a_clock_that_goes_back_brings_nothing(self) -> None:
-        line = Line(1e6)
+        line = LinkBudget(1e6)
         assert line.take(10.0, 40_000) == 0
         assert line.take(9.0, 1000) > 0
         assert line.take(10.0, 1000) > 0
@@ -125,7 +125,7 @@ def ended(sock: socket.socket) -> bool:
         return True
 
 
-class TestThrottle:
+class TestSlowLink:
     @pytest.mark.slow
     @pytest.mark.parametrize("each", [False, True])
     def test_bytes_arrive_intact_at_the_lines_pace(self, each: bool) -> None:
@@ -139,7 +139,7 @@ class TestThrottle:
         heard: list[bytes] = []
         with (
             Echo() as echo,
-            Throttle(echo.url, rate=rate, delay=0.002, each=each, watch=watch) as link,
+            SlowLink(echo.url, rate=rate, delay=0.002, each=each, watch=watch) as link,
         ):
             senders = [
                 threading.Thread(target=lambda m=m: heard.append(send_and_hear(link.url, m)))
@@ -161,7 +161,7 @@ class TestThrottle:
         model = {"w": np.zeros(1000, np.float32)}
         with (
             ServerThread(policy="asgd", set={"lr": 1}, kernels="numpy") as server,
-            Throttle(server.url, rate=1_000_000, up="4Mbit/s", delay=0.001) as link,
+            SlowLink(server.url, rate=1_000_000, up="4Mbit/s", delay=0.001) as link,
         ):
             with Worker(link.url, model) as worker:
                 for _ in range(3):
@@ -174,7 +174,7 @@ class TestThrottle:
 
     def test_the_end_of_a_link_ends_its_connections(self) -> None:
         with Echo() as echo:
-            with Throttle(echo.url, rate=1_000_000) as link:
+            with SlowLink(echo.url, rate=1_000_000) as link:
                 sock = socket.create_connection(urls.parse(link.url), timeout=PATIENCE)
                 sock.sendall(b"unfinished")
             with sock:
@@ -185,7 +185,7 @@ class TestThrottle:
             unused.bind(("127.0.0.1", 0))
             url = urls.write(*unused.getsockname()[:2])
             with (
-                Throttle(url, rate=1_000_000) as link,
+                SlowLink(url, rate=1_000_000) as link,
                 socket.create_connection(urls.parse(link.url), timeout=PATIENCE) as sock,
             ):
                 assert ended(sock)
@@ -201,4 +201,4 @@ class TestThrottle:
     )
     def test_what_no_link_can_be(self, settings: dict[str, Any], why: str) -> None:
         with pytest.raises(UsageError, match=why):
-            Throttle("aiops://127.0.0.1:1", **settings)
+            SlowLink("aiops://127.0.0.1:1", **settings)

@@ -2,10 +2,9 @@
 
 ::
 
-    settings.py   what is trained, and with which defaults      run.py     the course of a demo
-    worker.py     a worker process                              record.py  what was seen of it
-    children.py   processes that are started and ended          display.py on a terminal, as lines
-                                                                plot.py    as a figure
+    settings.py   the settings and their defaults        run.py      one demo, from start to end
+    worker.py     a worker process                       record.py   what was measured
+    plot.py       a record as a figure                   display.py  a record on a terminal
 
-This page imports nothing, so that a child process starts quickly.
+This module imports nothing, so that a child process starts quickly.
 """

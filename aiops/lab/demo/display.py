@@ -1,4 +1,4 @@
-"""What people see of a demo: a live table on a terminal, plain lines elsewhere, and a summary."""
+"""The displays of a demo: a live table on a terminal, plain lines elsewhere, and a summary."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from aiops.common import formatting, ledger_tables
-from aiops.lab.demo.record import Crewman, Record, Sample
+from aiops.lab.demo.record import DemoRecord, DemoSample, DemoWorker
 
 _LINE_EVERY = 1.0  # seconds between two plain lines
 _TENSORS = 8  # that the summary lists
@@ -27,7 +27,7 @@ class LiveDisplay:
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
-    def show(self, record: Record) -> None:
+    def show(self, record: DemoRecord) -> None:
         """Redraw it."""
         self._live.update(_screen(record), refresh=True)
 
@@ -47,8 +47,8 @@ class LineDisplay:
         self._phase = ""
         self._due = 0.0
 
-    def show(self, record: Record) -> None:
-        """Print a line if there is something to say."""
+    def show(self, record: DemoRecord) -> None:
+        """Print a line if the phase has changed, or a second has passed."""
         if record.phase != self._phase:
             self._phase = record.phase
             self._say(f"{record.phase} {record.url}".rstrip())
@@ -73,7 +73,9 @@ def display_for(console: Console) -> LiveDisplay | LineDisplay:
     return LiveDisplay(console) if live else LineDisplay(console)
 
 
-def print_summary(console: Console, record: Record, *, complete: bool, plot: str | None) -> None:
+def print_summary(
+    console: Console, record: DemoRecord, *, complete: bool, plot: str | None
+) -> None:
     """Print what a demo came to, also one that was cut short."""
     rows = [(label, value) for label, value in _summary(record, plot) if value]
     title = f"{_what(record)}: {'done' if complete else 'stopped early'}"
@@ -89,12 +91,12 @@ def print_summary(console: Console, record: Record, *, complete: bool, plot: str
         console.print(f"  {label:<15}{value}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _what(record: Record) -> str:
+def _what(record: DemoRecord) -> str:
     settings = record.settings
     return f"{settings.policy} on {settings.dataset}, {settings.workers} workers"
 
 
-def _summary(record: Record, plot: str | None) -> Iterator[tuple[str, str]]:
+def _summary(record: DemoRecord, plot: str | None) -> Iterator[tuple[str, str]]:
     last = record.last
     if last is None:
         yield "reached", record.phase
@@ -125,7 +127,7 @@ def _summary(record: Record, plot: str | None) -> Iterator[tuple[str, str]]:
     yield "next", "--policy hardsync compares (aiops policies lists all); README.md: your own loop"
 
 
-def _line(record: Record, last: Sample) -> str:
+def _line(record: DemoRecord, last: DemoSample) -> str:
     return (
         f"{last.seconds:5.1f} s  {record.steps:>8,}/{record.settings.steps:,} steps"
         f"  version {last.updates:,}  loss {last.loss:.4f}"
@@ -138,13 +140,13 @@ def _line(record: Record, last: Sample) -> str:
 # ---------------------------------------------------------------- the live table
 
 
-def _screen(record: Record) -> RenderableType:
+def _screen(record: DemoRecord) -> RenderableType:
     body = Group(_progress(record), "", _measures(record), "", _crew(record))
     title = f"[bold]aiops demo[/bold] · {_what(record)}"
     return Constrain(Panel(body, title=title, subtitle=record.url or None, padding=1), _WIDTH)
 
 
-def _progress(record: Record) -> RenderableType:
+def _progress(record: DemoRecord) -> RenderableType:
     done, total = record.steps, record.settings.steps
     row = Table.grid(padding=(0, 2), expand=True)
     row.add_column(min_width=8, no_wrap=True)
@@ -160,7 +162,7 @@ def _progress(record: Record) -> RenderableType:
     return row
 
 
-def _measures(record: Record) -> RenderableType:
+def _measures(record: DemoRecord) -> RenderableType:
     last, samples = record.last, record.samples
     grid = Table.grid(padding=(0, 2), expand=True)
     for _ in range(2):
@@ -187,7 +189,7 @@ def _measures(record: Record) -> RenderableType:
     return grid
 
 
-def _crew(record: Record) -> RenderableType:
+def _crew(record: DemoRecord) -> RenderableType:
     table = Table(box=None, expand=True, header_style="dim", padding=(0, 1, 0, 0))
     table.add_column("worker", no_wrap=True)
     table.add_column("state", no_wrap=True)
@@ -198,7 +200,7 @@ def _crew(record: Record) -> RenderableType:
     return table
 
 
-def _row(worker: Crewman) -> tuple[str, ...]:
+def _row(worker: DemoWorker) -> tuple[str, ...]:
     progress, report = worker.progress, worker.report
     return (
         worker.name,

@@ -1,4 +1,4 @@
-"""What is seen of a demo while it runs, and what is left of it at the end."""
+"""The record of a demo: samples while it runs, and the summary at the end."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiops.common import ledger_tables
-from aiops.lab.demo.settings import Settings
+from aiops.lab import run_record
+from aiops.lab.demo.settings import DemoSettings
 from aiops.lab.demo.worker import Progress
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class DemoSample:
     """One look at the run, by an observer that fetches the parameters and tests them.
 
     Attributes
@@ -44,8 +45,8 @@ class Sample:
 
 
 @dataclass
-class Crewman:
-    """What is known of one worker: by its own account, and the server's."""
+class DemoWorker:
+    """One worker of a demo: its own progress, and its row in the server's statistics."""
 
     name: str
     share: int
@@ -61,24 +62,24 @@ class Crewman:
 
     @property
     def state(self) -> str:
-        """What it is doing, in a word."""
+        """Its state in a word: starting, ready, training or done."""
         if self.ended:
             return "done"
         return ("training" if self.progress else "ready") if self.ready else "starting"
 
 
-class Record:
+class DemoRecord:
     """The whole run, as it unfolds; displays read it, `run` writes it."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: DemoSettings) -> None:
         self.settings = settings
         self.phase = "starting"
         self.url = ""
         self.seconds = 0.0
-        self.samples: list[Sample] = []
+        self.samples: list[DemoSample] = []
         self.report: Mapping[str, Any] = {}
         self.workers = [
-            Crewman(f"worker-{index + 1}", settings.share(index))
+            DemoWorker(f"worker-{index + 1}", settings.share(index))
             for index in range(settings.workers)
         ]
 
@@ -88,7 +89,7 @@ class Record:
         return sum(worker.steps for worker in self.workers)
 
     @property
-    def last(self) -> Sample | None:
+    def last(self) -> DemoSample | None:
         """The latest sample, or None when there is none yet."""
         return self.samples[-1] if self.samples else None
 
@@ -97,7 +98,7 @@ class Record:
         rows = {row["name"]: row for row in report["workers"] if row["role"] == "worker"}
         for worker in self.workers:
             worker.report = rows.get(worker.name, worker.report)
-        sample = Sample(
+        sample = DemoSample(
             seconds=self.seconds,
             updates=updates,
             loss=loss,
@@ -128,9 +129,9 @@ class Record:
         return list(ledger_tables.by_tensor(self.ledger)) if self.ledger else []
 
     def summary(self, *, complete: bool, plot: str | None) -> dict[str, Any]:
-        """Return what ``--json`` prints: plain values, with None for what is not a number."""
+        """Return the record that ``--json`` prints; what is not a number is None."""
         settings, last = self.settings, self.last
-        found: dict[str, Any] = {
+        results: dict[str, Any] = {
             "policy": settings.policy,
             "dataset": settings.dataset,
             "workers": settings.workers,
@@ -159,4 +160,4 @@ class Record:
             "kernels": self.report.get("kernels", ""),
             "plot": plot,
         }
-        return found
+        return run_record.record("demo", settings.policy, settings, results)

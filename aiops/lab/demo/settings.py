@@ -1,4 +1,4 @@
-"""What a demo trains, and the defaults that were found to do it well."""
+"""The settings of a demo, and the defaults that were found to train well."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_WORKERS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How one data set is trained.
+    """The defaults of one data set.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ RECIPES: Mapping[str, Recipe] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class DemoSettings:
     """One demo, with nothing left open; `make` fills in the defaults."""
 
     policy: str
@@ -73,7 +73,7 @@ class Settings:
         lr: float | None = None,
         set: tuple[str, ...] = (),
         seed: int = 0,
-    ) -> Settings:
+    ) -> DemoSettings:
         """Return the settings of a demo; what is None comes from the data set's recipe.
 
         Raises

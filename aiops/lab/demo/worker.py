@@ -1,37 +1,37 @@
-"""A worker of the demo: ``python -m aiops.lab.demo.worker`` with the flags of `Task`.
+"""A worker of the demo: ``python -m aiops.lab.demo.worker TASK``, a `DemoTask` as JSON.
 
-It speaks in lines of JSON on standard output: ``{"ready": true}`` when it is connected and has its
-data, then, after its parent has said the word, its progress a few times per second (`Progress`).
+Its progress and its report (`aiops.lab.training_worker`) are `Progress`.
 """
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
-import json
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import aiops
-from aiops.client.params import Params
-from aiops.client.worker import Gradients
-from aiops.errors import AiopsError
+from aiops.lab.training_worker import REPORT_EVERY, BatchGradients, Ready, run, tell
 from aiops.lab.workloads import MLP, batches, load
-from aiops.net.child_guard import ChildGuard
-
-REPORT_EVERY = 0.25
-"""Seconds between two lines of progress."""
-
-PATIENCE = 120.0
-"""Seconds that a worker waits for the others to be ready."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
-    """What a worker has to do; every field is a flag."""
+class DemoTask:
+    """The task of one worker.
+
+    Attributes
+    ----------
+    url
+        The server's address.
+    index, workers
+        The worker's number, from 0, and how many there are.
+    dataset, hidden
+        The data set, and the units of the perceptron's hidden layer.
+    steps, batch_size
+        Mini-batches to train on, and the examples in each.
+    seed
+        Of the initial parameters and the mini-batches.
+    """
 
     url: str
     index: int
@@ -42,23 +42,10 @@ class Task:
     batch_size: int
     seed: int
 
-    def flags(self) -> list[str]:
-        """Return the command line that stands for it."""
-        return [f"--{f.name.replace('_', '-')}={getattr(self, f.name)}" for f in fields(self)]
-
-    @classmethod
-    def parse(cls, arguments: Sequence[str] | None = None) -> Task:
-        """Read the command line."""
-        parser = argparse.ArgumentParser(prog="python -m aiops.lab.demo.worker")
-        for field in fields(cls):
-            kind = str if field.type == "str" else int
-            parser.add_argument(f"--{field.name.replace('_', '-')}", type=kind, required=True)
-        return cls(**vars(parser.parse_args(arguments)))
-
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """What a worker says of itself.
+    """The progress of a worker.
 
     Attributes
     ----------
@@ -78,67 +65,38 @@ class Progress:
     recomputed: int
 
 
-class _Trainer:
-    """The training loop, with its bookkeeping."""
-
-    def __init__(self, worker: aiops.Worker, model: MLP, stream: Iterator[Any]) -> None:
-        self._worker, self._model, self._stream = worker, model, stream
-        self._room = worker.params.like()
-        self._batch: Any = None
-        self._losses: list[float] = []
-
-    def train(self, steps: int) -> None:
-        """Take so many steps."""
-        began = time.monotonic()
-        due = began + REPORT_EVERY
-        for _ in range(steps):
-            self._batch = next(self._stream)
-            # A function, not arrays: some policies want a gradient again on newer parameters.
-            self._worker.step(self._gradients)
-            now = time.monotonic()
-            if now >= due:
-                due = now + REPORT_EVERY
-                self._report(now - began)
-        self._report(time.monotonic() - began)
-
-    def _gradients(self, params: Params) -> Gradients:
-        x, y = self._batch
-        loss, gradients = self._model.gradients(params, x, y, out=self._room)
-        self._losses.append(loss)
-        return gradients
-
-    def _report(self, seconds: float) -> None:
-        losses, self._losses = self._losses, []
-        progress = Progress(
-            steps=self._worker.steps,
-            loss=sum(losses) / len(losses) if losses else float("nan"),
-            idle=self._worker.idle_seconds / seconds,
-            recomputed=self._worker.recomputed,
-        )
-        say(dataclasses.asdict(progress))
-
-
-def say(row: dict[str, Any]) -> None:
-    """Write a line of JSON for the parent."""
-    print(json.dumps(row), flush=True)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one worker."""
-    task, leash = Task.parse(arguments), ChildGuard()
+def train(task: DemoTask, ready: Ready) -> Mapping[str, Any]:
+    """Train as the task states; return the last `Progress`."""
     data = load(task.dataset, download=False).flat()
     model = MLP((data.features, task.hidden, data.classes))
     stream = batches(data, task.batch_size, task.seed, task.index, task.workers)
     name = f"worker-{task.index + 1}"
     with aiops.Worker(task.url, model.init(task.seed), name=name) as worker:
-        say({"ready": True})
-        if not leash.wait_for_word(PATIENCE):
-            raise SystemExit(f"{name}: the others were not ready within {PATIENCE:g} s")
-        _Trainer(worker, model, stream).train(task.steps)
+        gradients = BatchGradients(model, stream, worker.params.like())
+        ready()
+        began = now = time.monotonic()
+
+        def progress() -> dict[str, Any]:
+            losses = gradients.take_losses()
+            return asdict(
+                Progress(
+                    steps=worker.steps,
+                    loss=sum(losses) / len(losses) if losses else float("nan"),
+                    idle=worker.idle_seconds / max(now - began, 1e-9),
+                    recomputed=worker.recomputed,
+                )
+            )
+
+        due = began + REPORT_EVERY
+        for _ in range(task.steps):
+            gradients.advance()
+            worker.step(gradients)
+            now = time.monotonic()
+            if now >= due:
+                due = now + REPORT_EVERY
+                tell(progress())
+        return progress()
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except AiopsError as error:
-        sys.exit(f"aiops: {error}")
+    run(DemoTask, train)

@@ -1,5 +1,15 @@
 """Experiments: ``aiops bandwidth`` over TCP, and ``aiops experiment``, the papers' figures by name.
 
-`experiment` says what one is, `papers` declares them, and `catalog` finds them. `course` runs what
-is missing with `crew`'s processes, `runs` keeps what is finished, `report` and `drawing` write it.
+``aiops experiment`` consists of
+
+======================  ===========================================================================
+`experiment`, `papers`  the declaration of an experiment, and those that there are; `catalog` finds
+                        them by name
+`planned_run`, `runs`   one run and its key; finished runs, and the folder that keeps them
+`execution`             the simulations that a run consists of; also `cluster_simulation`,
+                        `straggler_simulation` and `throughput_simulation`, in virtual time
+`scheduler`,            run what is missing, in processes; `run_planning` checks the runs first and
+`run_pool`              estimates their time and memory
+`report`                writes curves, summary and figure
+======================  ===========================================================================
 """

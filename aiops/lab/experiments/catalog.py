@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from aiops.errors import UsageError, nearest
 from aiops.lab.experiments.experiment import Experiment
 from aiops.lab.experiments.papers import (
+    all_policies,
     b_staleness,
     bfasgd_budget,
     bfasgd_coin,
     bfasgd_fetch,
     bfasgd_push,
     elastic_clients,
-    everything,
     fasgd_clients,
     fasgd_staleness,
     model_average_straggler,
@@ -43,7 +43,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         sync_waste.EXPERIMENT,
         no_delay_discrepancy.EXPERIMENT,
         model_average_straggler.EXPERIMENT,
-        everything.EXPERIMENT,
+        all_policies.EXPERIMENT,
     )
 }
 """All that there are, in the order in which one would read them."""

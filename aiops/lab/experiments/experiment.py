@@ -1,4 +1,4 @@
-"""What an experiment is: a claim, the runs that try it, and what they say about it."""
+"""The declaration of an experiment: a claim, the runs that test it, and the findings."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aiops.errors import UsageError, nearest
-from aiops.lab.experiments.case import Case
-from aiops.lab.experiments.figure import Figure
-from aiops.lab.experiments.runs import Finished, Runs
+from aiops.lab.experiments.planned_run import PlannedRun
+from aiops.lab.experiments.runs import FinishedRun, Runs
+from aiops.lab.figures import Figure
 from aiops.sim.turns.simulation import Simulation
 
 MOST_SEEDS = 1000
@@ -18,7 +18,7 @@ MOST_SEEDS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """How large an experiment is made.
+    """The size of an experiment.
 
     Attributes
     ----------
@@ -42,12 +42,12 @@ class Scale:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the runs say about a claim.
+    """The verdict of the runs on a claim.
 
     Attributes
     ----------
     agrees
-        Whether they agree with it; None: it cannot be told.
+        Whether the runs agree with it; None: they cannot decide it.
     text
         Why, in figures.
     """
@@ -63,14 +63,14 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Findings:
-    """What the runs came to.
+    """The findings of the runs.
 
     Attributes
     ----------
     table
         A row for each line of the table: its cells by their columns' names.
     verdicts
-        What they say about the source's claim, part by part.
+        The verdicts on the parts of the source's claim.
     numbers
         What else belongs into the summary, as JSON has it.
     """
@@ -80,7 +80,7 @@ class Findings:
     numbers: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _curve(run: Finished) -> Iterable[Mapping[str, Any]]:
+def _curve(run: FinishedRun) -> Iterable[Mapping[str, Any]]:
     found: Iterable[Mapping[str, Any]] = run.result["curve"]
     return found
 
@@ -96,7 +96,7 @@ class Experiment:
     source
         The paper, and which of its figures.
     claim
-        What the source says, in a sentence.
+        The source's claim, in a sentence.
     quick, full
         The two scales: one that takes less than a minute on two processors, and the paper's.
     cases
@@ -109,7 +109,7 @@ class Experiment:
     knobs
         Settings that the source leaves open: their values, the first of them the default.
     note
-        What one should know of how it is done here.
+        How this reproduction differs from the source.
     """
 
     name: str
@@ -118,10 +118,10 @@ class Experiment:
     claim: str
     quick: Scale
     full: Scale
-    cases: Callable[[Any, Runs], Iterable[Case]]
+    cases: Callable[[Any, Runs], Iterable[PlannedRun]]
     findings: Callable[[Any, Runs], Findings]
     figure: Callable[[Any, Runs], Figure]
-    samples: Callable[[Finished], Iterable[Mapping[str, Any]]] = _curve
+    samples: Callable[[FinishedRun], Iterable[Mapping[str, Any]]] = _curve
     knobs: Mapping[str, Sequence[str]] = field(default_factory=dict)
     note: str = ""
 

@@ -1,4 +1,4 @@
-"""What an experiment leaves: ``curves.csv``, ``summary.json``, and a figure as PNG and SVG."""
+"""The files of an experiment: ``curves.csv``, ``summary.json``, and a figure as PNG and SVG."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from aiops.common.jsonable import plain
-from aiops.lab.experiments import drawing
+from aiops.lab import drawing
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale
-from aiops.lab.experiments.runs import Finished, Folder, Runs, unique, write
+from aiops.lab.experiments.runs import FinishedRun, RunFolder, Runs, unique
+from aiops.lab.run_record import record, write_text
 
 
-def finished(experiment: Experiment, scale: Scale, runs: Runs) -> list[Finished]:
+def finished(experiment: Experiment, scale: Scale, runs: Runs) -> list[FinishedRun]:
     """Return the runs of an experiment that are finished, those of pools included."""
     return runs.of(experiment.cases(scale, runs))
 
@@ -24,7 +25,7 @@ def finished(experiment: Experiment, scale: Scale, runs: Runs) -> list[Finished]
 def save(
     experiment: Experiment,
     scale: Scale,
-    folder: Folder,
+    folder: RunFolder,
     findings: Findings,
     command: str,
     *,
@@ -39,8 +40,10 @@ def save(
     """
     runs = finished(experiment, scale, folder.runs)
     curves, table = folder.path / "curves.csv", folder.path / "summary.json"
-    write(curves, csv_of(experiment, runs))
-    write(table, json.dumps(summary(experiment, scale, folder, findings, command), indent=1) + "\n")
+    write_text(curves, csv_of(experiment, runs))
+    write_text(
+        table, json.dumps(summary(experiment, scale, folder, findings, command), indent=1) + "\n"
+    )
     if not draw:
         return [table, curves]
     figure = experiment.figure(scale, folder.runs)
@@ -48,14 +51,13 @@ def save(
 
 
 def summary(
-    experiment: Experiment, scale: Scale, folder: Folder, findings: Findings, command: str
+    experiment: Experiment, scale: Scale, folder: RunFolder, findings: Findings, command: str
 ) -> dict[str, Any]:
     """Return the whole of it as JSON has it."""
     cases = list(experiment.cases(scale, folder.runs))
     runs = folder.runs.of(cases)
     failed = [case for case in unique(cases) if case.key in folder.runs.failed]
     found: dict[str, Any] = {
-        "experiment": experiment.name,
         "title": experiment.title,
         "source": experiment.source,
         "claim": experiment.claim,
@@ -70,10 +72,12 @@ def summary(
         "runs": [_run(run) for run in runs],
         "failed": [{"name": case.name, "why": folder.runs.failed[case.key]} for case in failed],
     }
-    return {key: plain(value) for key, value in found.items()}
+    results = {key: plain(value) for key, value in found.items()}
+    about = folder.machines[runs[0].case.key] if runs else {}
+    return record("experiment", experiment.name, scale.knobs, results, about)
 
 
-def _versions(runs: Sequence[Finished], folder: Folder) -> list[Mapping[str, Any]]:
+def _versions(runs: Sequence[FinishedRun], folder: RunFolder) -> list[Mapping[str, Any]]:
     """Return the versions with which the runs were made: one entry, if nothing came between."""
     found: list[Mapping[str, Any]] = []
     for run in runs:
@@ -83,7 +87,7 @@ def _versions(runs: Sequence[Finished], folder: Folder) -> list[Mapping[str, Any
     return found
 
 
-def _run(run: Finished) -> dict[str, Any]:
+def _run(run: FinishedRun) -> dict[str, Any]:
     case, last = run.case, run.last
     return {
         "panel": case.panel,
@@ -100,7 +104,7 @@ def _run(run: Finished) -> dict[str, Any]:
     }
 
 
-def csv_of(experiment: Experiment, runs: Sequence[Finished]) -> str:
+def csv_of(experiment: Experiment, runs: Sequence[FinishedRun]) -> str:
     """Return all samples of all runs, a line for each."""
     lines = list(_lines(experiment, runs))
     columns = dict.fromkeys(name for line in lines for name in line)
@@ -111,7 +115,7 @@ def csv_of(experiment: Experiment, runs: Sequence[Finished]) -> str:
     return text.getvalue()
 
 
-def _lines(experiment: Experiment, runs: Sequence[Finished]) -> Iterator[dict[str, Any]]:
+def _lines(experiment: Experiment, runs: Sequence[FinishedRun]) -> Iterator[dict[str, Any]]:
     for run in runs:
         case = run.case
         named = {"panel": case.panel, "curve": case.curve, "seed": case.seed, "role": case.role}

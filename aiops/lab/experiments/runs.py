@@ -1,43 +1,36 @@
-"""Finished runs: what they came to, found again by their settings; and the folder they are in."""
+"""Finished runs: their results, found again by their settings, and the folder that keeps them."""
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import json
 import math
-import os
-import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeAlias
+from typing import Any
 
-import aiops
 from aiops.errors import UsageError
-from aiops.lab.experiments.case import Case, Result
+from aiops.lab.experiments.planned_run import PlannedRun, Result
+from aiops.lab.run_record import Versions, machine, versions, write_text
 
 MARKER = "experiment.json"
 RUNS = "runs"
 
 _FORMAT = 1
 
-Versions: TypeAlias = Mapping[str, str | None]
-"""Of what a result depends on, down to the last bit, by name."""
-
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedRun:
     """A run and its result."""
 
-    case: Case
+    case: PlannedRun
     result: Result
 
     @property
     def diverged(self) -> bool:
-        """Whether it ended with a gradient that was not finite."""
+        """True if it ended with a gradient that was not finite."""
         return bool(self.result.get("diverged"))
 
     @property
@@ -81,31 +74,31 @@ class Runs:
         self._results = dict(results or {})
         self.failed: dict[str, str] = {}
 
-    def add(self, case: Case, result: Result) -> None:
+    def add(self, case: PlannedRun, result: Result) -> None:
         """Note a result."""
         self._results[case.key] = result
 
-    def find(self, case: Case) -> Finished | None:
+    def find(self, case: PlannedRun) -> FinishedRun | None:
         """Return a run, if it is finished."""
         result = self._results.get(case.key)
-        return None if result is None else Finished(case, result)
+        return None if result is None else FinishedRun(case, result)
 
-    def of(self, cases: Iterable[Case]) -> list[Finished]:
+    def of(self, cases: Iterable[PlannedRun]) -> list[FinishedRun]:
         """Return those runs that are finished, in order."""
         return [found for case in cases if (found := self.find(case)) is not None]
 
-    def settled(self, cases: Iterable[Case]) -> bool:
+    def settled(self, cases: Iterable[PlannedRun]) -> bool:
         """Say whether there is nothing to wait for: each run is finished, or has failed."""
         return all(case.key in self.failed or self.find(case) is not None for case in cases)
 
-    def tail(self, case: Case, name: str = "error") -> float:
-        """Return `Finished.tail` of a run; infinity if there is no such run."""
+    def tail(self, case: PlannedRun, name: str = "error") -> float:
+        """Return `FinishedRun.tail` of a run; infinity if there is no such run."""
         found = self.find(case)
         return math.inf if found is None else found.tail(name)
 
 
-class Folder:
-    """Where an experiment keeps its runs, one file for each.
+class RunFolder:
+    """The folder in which an experiment keeps its runs, one file for each.
 
     Parameters
     ----------
@@ -118,8 +111,9 @@ class Folder:
 
     Attributes
     ----------
-    versions
-        Those with which each kept run was made, by its key.
+    versions, machines
+        The versions with which each kept run was made, and the description of the machine on which
+        it was (`aiops.lab.run_record.machine`), by its key.
 
     Raises
     ------
@@ -131,9 +125,10 @@ class Folder:
         self.path, self.name = path, name
         self._claim()
         self.versions: dict[str, Versions] = {}
+        self.machines: dict[str, Mapping[str, Any]] = {}
         self.runs = Runs(self._read(anew))
 
-    def foreign(self, cases: Iterable[Case]) -> dict[str, int]:
+    def foreign(self, cases: Iterable[PlannedRun]) -> dict[str, int]:
         """Return what differs between kept runs and this program, and in how many of the cases.
 
         It is named as in "numpy 2.3.1, not 2.4.0".
@@ -161,7 +156,7 @@ class Folder:
                 )
             else:
                 (self.path / RUNS).mkdir(parents=True, exist_ok=True)
-                write(marker, json.dumps({"experiment": self.name, "format": _FORMAT}) + "\n")
+                write_text(marker, json.dumps({"experiment": self.name, "format": _FORMAT}) + "\n")
         except OSError as error:
             raise UsageError(f"--out {self.path}: {error.strerror}") from None
 
@@ -192,73 +187,44 @@ class Folder:
             if not anew or made == versions():
                 found[path.stem] = result
                 self.versions[path.stem] = made
+                self.machines[path.stem] = row.get("machine", {})
         return found
 
-    def put(self, case: Case, result: Result) -> None:
+    @cached_property
+    def _machine(self) -> Mapping[str, Any]:
+        return machine()
+
+    def put(self, case: PlannedRun, result: Result) -> None:
         """Keep a result."""
         made = versions()
         row = {
             "name": case.name,
             "settings": case.settings,
             "versions": made,
+            "machine": self._machine,
             "result": result,
         }
         path = self.path / RUNS / f"{case.key}.json"
         try:
             path.parent.mkdir(exist_ok=True)
-            write(path, json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+            write_text(path, json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
         except OSError as error:
             raise UsageError(f"{path} cannot be written: {error.strerror}") from None
-        self.versions[case.key] = made
+        self.versions[case.key], self.machines[case.key] = made, self._machine
         self.runs.add(case, result)
 
 
-def write(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
-
-
-@functools.cache
-def versions() -> Versions:
-    """Return the versions on which the last bit of a result depends, aiops' sources among them."""
-    found: dict[str, str | None] = {
-        "aiops": aiops.__version__,
-        "sources": sources(Path(aiops.__file__).parent),
-        "python": platform.python_version(),
-    }
-    for package in ("numpy", "numba", "torch"):
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = None
-    return found
-
-
-def sources(package: Path) -> str:
-    """Return a digest of a package's modules: between two releases, its version says little."""
-    digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        text = path.read_bytes()
-        digest.update(f"{path.relative_to(package).as_posix()} {len(text)}\n".encode() + text)
-    return digest.hexdigest()[:12]
-
-
-def unique(cases: Iterable[Case]) -> list[Case]:
+def unique(cases: Iterable[PlannedRun]) -> list[PlannedRun]:
     """Return the cases without those whose work is in the list already."""
-    found: dict[str, Case] = {}
+    found: dict[str, PlannedRun] = {}
     for case in cases:
         found.setdefault(case.key, case)
     return list(found.values())
 
 
-def gathered(finished: Sequence[Finished]) -> dict[tuple[str, str], list[Finished]]:
+def gathered(finished: Sequence[FinishedRun]) -> dict[tuple[str, str], list[FinishedRun]]:
     """Return the runs that differ in their seeds only together, by panel and curve."""
-    found: dict[tuple[str, str], list[Finished]] = {}
+    found: dict[tuple[str, str], list[FinishedRun]] = {}
     for run in finished:
         found.setdefault((run.case.panel, run.case.curve), []).append(run)
     return found

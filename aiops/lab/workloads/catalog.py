@@ -22,7 +22,7 @@ _LOADERS: Mapping[str, Callable[[Path | None, bool], Dataset]] = {
 }
 
 DATASETS: tuple[str, ...] = tuple(_LOADERS)
-"""The names that :func:`load` knows."""
+"""The names of the data sets."""
 
 
 def load(name: str, *, cache: Path | None = None, download: bool = True) -> Dataset:

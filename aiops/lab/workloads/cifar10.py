@@ -2,7 +2,7 @@
 
 Two forms are read. The original is the binary archive, ``cifar-10-binary.tar.gz``: records of one
 label byte and 3,072 pixel bytes, all red, then all green, then all blue (its Python twin is a
-pickle, which nobody should have to open). The other is a pair ``train.npz`` and ``test.npz`` of
+pickle, which should not have to be opened). The other is a pair ``train.npz`` and ``test.npz`` of
 JPEG files, a third of the size and slightly lossy: ``jpeg`` (uint8, the files end to end),
 ``offsets`` (n + 1 integers, where each begins, and the end) and ``labels`` (n integers).
 """

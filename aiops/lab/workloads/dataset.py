@@ -1,4 +1,4 @@
-"""What a data set is: labelled examples, some to train on and some to test with."""
+"""A data set: labelled examples, some to train on and some to test with."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Dataset:
 
     @property
     def features(self) -> int:
-        """How many numbers one example has: the input width of a perceptron."""
+        """The number of values in one example: the input width of a perceptron."""
         return math.prod(self.shape)
 
     def flat(self) -> Dataset:

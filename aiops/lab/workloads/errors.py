@@ -1,4 +1,4 @@
-"""What can go wrong with a data set.
+"""The errors of data sets.
 
 ::
 
@@ -17,7 +17,7 @@ __all__ = ["DamagedData", "DataUnavailable"]
 
 
 class DataUnavailable(AiopsError):
-    """A data set is not on this machine and could not be had; the text says what was tried."""
+    """A data set is not on this machine and cannot be downloaded; the text lists what was tried."""
 
 
 class DamagedData(DataUnavailable):

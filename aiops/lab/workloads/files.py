@@ -96,7 +96,7 @@ def download(remote: RemoteFile, read: Callable[[Path], T], places: Sequence[Pat
 
 
 def unavailable(remote: RemoteFile, places: Sequence[Path], reason: str) -> DataUnavailable:
-    """Make the error that says where a file was looked for, why it is not here, what to do."""
+    """Return the error of a missing file: where it was looked for, why it is missing, a remedy."""
     dataset, name = remote.dataset, remote.name
     looked = " or ".join(str(place) for place in places)
     text = (

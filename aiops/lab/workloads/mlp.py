@@ -1,6 +1,6 @@
 """The multilayer perceptron of the papers, in NumPy, with its exact gradient.
 
-Its parameters are a mapping of named arrays, never held by the model: whoever trains hands in the
+Its parameters are a mapping of named arrays, never held by the model: the caller hands in the
 version that is current. So one :class:`MLP` may serve any number of threads and workers.
 """
 

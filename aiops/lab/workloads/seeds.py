@@ -19,7 +19,7 @@ __all__ = ["Purpose", "generator"]
 
 
 class Purpose(IntEnum):
-    """What a stream is for; the numbers are part of the results and never change."""
+    """The purpose of a random stream; the numbers are part of the results and never change."""
 
     BATCHES = 1
     INITIAL_PARAMETERS = 2

@@ -30,7 +30,7 @@ class Curve:
 
     @property
     def seeds(self) -> int:
-        """How many runs there are."""
+        """The number of runs."""
         return len(self.final)
 
     @property

@@ -10,26 +10,12 @@ from typing import Any
 
 import numpy
 
-from aiops.errors import UsageError
+from aiops.lab import figure_style
+from aiops.lab.figure_style import BLUE, GREEN, ORANGE, thousands
 from docs._tools.pages.curves import Curve, Curves
 
-_INK, _GRID = "#2b2b2b", "#e3e3e3"
-_SUBJECT = "#d55e00"
-_OTHERS = ("#0072b2", "#009e73", "#8a6fb0", "#7f7f7f")  # told apart by the colour-blind as well
-_STYLE = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9.0,
-    "axes.edgecolor": "#8c8c8c",
-    "axes.labelcolor": _INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": _GRID,
-    "grid.linewidth": 0.6,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
-}
+_SUBJECT = ORANGE
+_OTHERS = (BLUE, GREEN, "#8a6fb0", "#7f7f7f")
 _SIZE = (7.2, 3.6)  # inches
 _LABEL = 0.062  # height of a label, as a share of the axis
 _SHOWN = 0.06  # accuracy shown below where the worst curve ends
@@ -68,19 +54,12 @@ def draw_all(curves: Curves, names: Mapping[str, Sequence[str]], folder: Path) -
 
 def draw(subject: Curve, others: Sequence[Curve], path: Path) -> None:
     """Draw one figure: each curve the mean over its seeds, in a band from least to most."""
-    try:
-        import matplotlib
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
+    with figure_style.figure(_SIZE, figure__dpi=140) as figure:
         from PIL import Image  # matplotlib brings it
-    except ImportError:
-        raise UsageError("plots need matplotlib: pip install 'aiops-ps[demo]'") from None
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=_SIZE, dpi=140, layout="constrained")
-        canvas = FigureCanvasAgg(figure)
+
         _fill(figure.subplots(), subject, others)
-        canvas.draw()
-        picture = Image.fromarray(numpy.asarray(canvas.buffer_rgba())).convert("RGB")
+        figure.canvas.draw()
+        picture = Image.fromarray(numpy.asarray(figure.canvas.buffer_rgba())).convert("RGB")
     path.parent.mkdir(parents=True, exist_ok=True)
     # A palette makes the files a quarter of what they were, and is not to be seen.
     picture.quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
@@ -121,7 +100,7 @@ def _fill(axes: Any, subject: Curve, others: Sequence[Curve]) -> None:
             fontweight="bold" if curve is subject else "normal",
             annotation_clip=False,
         )
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.xaxis.set_major_formatter(thousands)
     axes.set_xlabel("training samples seen by all workers")
     axes.set_ylabel("test accuracy (%)")
 

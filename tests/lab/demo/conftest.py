@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from aiops.bandwidth.byte_accounting import Ledger
-from aiops.lab.demo.record import Record
-from aiops.lab.demo.settings import Settings
+from aiops.lab.demo.record import DemoRecord
+from aiops.lab.demo.settings import DemoSettings
 from aiops.lab.demo.worker import Progress
 from aiops.model.layout import Layout
 from aiops.model.parts import Part
@@ -16,7 +16,7 @@ from aiops.wire.messages import Ack, Push
 
 
 def report(version: int, staleness: dict[str, int], pushed: int) -> dict[str, Any]:
-    """What a server says of itself, as far as a demo looks at it."""
+    """The part of a server's statistics that a demo reads."""
     row = {"role": "worker", "bytes_pushed": pushed, "bytes_fetched": 2 * pushed, "refused": 1}
     names = ("worker-1", "worker-2")
     watcher = {**row, "role": "observer", "name": "demo", "staleness": 0}
@@ -46,9 +46,9 @@ def ledger() -> dict[str, Any]:
 
 
 @pytest.fixture
-def record() -> Record:
+def record() -> DemoRecord:
     """A run of two workers that was looked at three times, and came to its end."""
-    made = Record(Settings.make(workers=2, steps=200))
+    made = DemoRecord(DemoSettings.make(workers=2, steps=200))
     made.url, made.phase = "aiops://127.0.0.1:1", "training"
     for worker in made.workers:
         worker.ready = worker.ended = True

@@ -58,7 +58,7 @@ class Watched:
         self._handles = [os.pidfd_open(pid) for pid in self.commands]
 
     def worker(self) -> int:
-        return next(pid for pid, command in self.commands.items() if "--index=2" in command)
+        return next(pid for pid, command in self.commands.items() if '"index": 2' in command)
 
     def gone(self, patience: float = PATIENCE) -> bool:
         """Wait for all of them to end; return whether they did."""

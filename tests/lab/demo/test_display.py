@@ -1,4 +1,4 @@
-"""What people see of a demo."""
+"""The displays of a demo."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.text import Text
 
 from aiops.lab.demo.display import LineDisplay, LiveDisplay, display_for, print_summary
-from aiops.lab.demo.record import Record
-from aiops.lab.demo.settings import Settings
+from aiops.lab.demo.record import DemoRecord
+from aiops.lab.demo.settings import DemoSettings
 
 
 def console(*, terminal: bool) -> tuple[Console, io.StringIO]:
@@ -23,7 +23,7 @@ def test_which_display_depends_on_where_the_output_goes() -> None:
     assert isinstance(display_for(console(terminal=False)[0]), LineDisplay)
 
 
-def test_the_live_table(record: Record) -> None:
+def test_the_live_table(record: DemoRecord) -> None:
     where, file = console(terminal=True)
     with display_for(where) as display:
         display.show(record)
@@ -40,12 +40,12 @@ def test_the_live_table(record: Record) -> None:
 def test_the_live_table_before_there_is_anything_to_show() -> None:
     where, file = console(terminal=True)
     with display_for(where) as display:
-        display.show(Record(Settings.make()))
+        display.show(DemoRecord(DemoSettings.make()))
         assert "worker-4" in file.getvalue()
 
 
 @pytest.mark.parametrize("width", [80, 200])
-def test_the_live_table_fits_its_terminal(width: int, record: Record) -> None:
+def test_the_live_table_fits_its_terminal(width: int, record: DemoRecord) -> None:
     where, file = console(terminal=True)
     where.width = width
     with display_for(where) as display:
@@ -56,10 +56,10 @@ def test_the_live_table_fits_its_terminal(width: int, record: Record) -> None:
     assert not any("…" in row for row in rows)
 
 
-def test_plain_lines_are_one_per_phase_and_second(record: Record) -> None:
+def test_plain_lines_are_one_per_phase_and_second(record: DemoRecord) -> None:
     where, file = console(terminal=False)
     display = LineDisplay(where)
-    early = Record(record.settings)
+    early = DemoRecord(record.settings)
     display.show(early)
     display.show(early)
     early.phase = "training"
@@ -75,7 +75,7 @@ def test_plain_lines_are_one_per_phase_and_second(record: Record) -> None:
 
 @pytest.mark.parametrize("terminal", [True, False])
 @pytest.mark.parametrize("complete", [True, False])
-def test_the_summary(terminal: bool, complete: bool, record: Record) -> None:
+def test_the_summary(terminal: bool, complete: bool, record: DemoRecord) -> None:
     where, file = console(terminal=terminal)
     print_summary(where, record, complete=complete, plot="out/demo.png")
     said = file.getvalue()
@@ -86,5 +86,5 @@ def test_the_summary(terminal: bool, complete: bool, record: Record) -> None:
 
 def test_the_summary_of_a_run_that_never_began() -> None:
     where, file = console(terminal=False)
-    print_summary(where, Record(Settings.make()), complete=False, plot=None)
+    print_summary(where, DemoRecord(DemoSettings.make()), complete=False, plot=None)
     assert file.getvalue().splitlines()[1].split() == ["reached", "starting"]

@@ -11,7 +11,7 @@ import pytest
 
 from aiops.errors import UsageError
 from aiops.lab.demo import plot
-from aiops.lab.demo.record import Record
+from aiops.lab.demo.record import DemoRecord
 from tests.lab.demo.conftest import report
 
 pytest.importorskip("matplotlib")
@@ -21,14 +21,14 @@ pytest.importorskip("matplotlib")
     ("suffix", "begins"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")]
 )
 def test_is_saved_in_every_format(
-    suffix: str, begins: bytes, record: Record, tmp_path: Path
+    suffix: str, begins: bytes, record: DemoRecord, tmp_path: Path
 ) -> None:
     path = tmp_path / "new" / f"demo{suffix}"
     plot.save(record, path)
     assert path.read_bytes().startswith(begins)
 
 
-def drawn(record: Record) -> Any:
+def drawn(record: DemoRecord) -> Any:
     from matplotlib.figure import Figure
 
     figure = Figure(layout="constrained")
@@ -36,7 +36,7 @@ def drawn(record: Record) -> Any:
     return figure
 
 
-def test_shows_what_was_seen(record: Record) -> None:
+def test_shows_what_was_seen(record: DemoRecord) -> None:
     figure = drawn(record)
     loss, accuracy, staleness, traffic = figure.axes
     assert figure.get_suptitle() == ("fasgd on digits: 2 workers, 200 updates in 2.0 s")
@@ -53,14 +53,14 @@ def test_shows_what_was_seen(record: Record) -> None:
     ]
 
 
-def test_a_diverged_run_can_be_drawn_too(record: Record, tmp_path: Path) -> None:
+def test_a_diverged_run_can_be_drawn_too(record: DemoRecord, tmp_path: Path) -> None:
     record.seconds = 3.0
     record.note(report(300, {"0": 300}, 1), 300, math.nan, 0.1)
     plot.save(record, tmp_path / "demo.png")
     assert drawn(record).axes[0].lines[0].get_xdata().tolist() == [0, 80, 200]
 
 
-def test_a_long_tail_of_staleness_is_left_out(record: Record) -> None:
+def test_a_long_tail_of_staleness_is_left_out(record: DemoRecord) -> None:
     record.seconds = 3.0
     record.note(report(300, {"0": 990, "2": 9, "700": 1}, 1), 300, 0.1, 0.9)
     staleness = drawn(record).axes[2]
@@ -83,7 +83,7 @@ def test_a_folder_may_have_a_dot(tmp_path: Path) -> None:
 
 
 def test_without_matplotlib(
-    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    record: DemoRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = builtins.__import__
 
@@ -97,7 +97,7 @@ def test_without_matplotlib(
         plot.save(record, tmp_path / "demo.png")
 
 
-def test_where_it_cannot_go(record: Record, tmp_path: Path) -> None:
+def test_where_it_cannot_go(record: DemoRecord, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(UsageError, match="cannot write the plot"):
+    with pytest.raises(UsageError, match=r"demo\.png cannot be written"):
         plot.save(record, tmp_path / "file" / "demo.png")

@@ -1,16 +1,16 @@
-"""What is seen of a demo: samples, and the summary made of them."""
+"""The record of a demo: samples, and the summary made of them."""
 
 from __future__ import annotations
 
 import json
 import math
 
-from aiops.lab.demo.record import Record
-from aiops.lab.demo.settings import Settings
+from aiops.lab.demo.record import DemoRecord
+from aiops.lab.demo.settings import DemoSettings
 from tests.lab.demo.conftest import report
 
 
-def test_a_sample_counts_the_workers_and_not_the_observer(record: Record) -> None:
+def test_a_sample_counts_the_workers_and_not_the_observer(record: DemoRecord) -> None:
     first, second, third = record.samples
     assert (first.updates, second.updates, third.updates) == (0, 80, 200)
     assert (second.bytes_pushed, second.bytes_fetched) == (2000, 4000)
@@ -19,13 +19,13 @@ def test_a_sample_counts_the_workers_and_not_the_observer(record: Record) -> Non
     assert record.last is third
 
 
-def test_staleness_and_steps(record: Record) -> None:
+def test_staleness_and_steps(record: DemoRecord) -> None:
     assert record.staleness() == {0: 50, 1: 100, 3: 50}
     assert record.steps == 200
 
 
-def test_the_states_of_a_worker(record: Record) -> None:
-    worker = Record(record.settings).workers[0]
+def test_the_states_of_a_worker(record: DemoRecord) -> None:
+    worker = DemoRecord(record.settings).workers[0]
     states = [worker.state]
     worker.ready = True
     states.append(worker.state)
@@ -35,8 +35,11 @@ def test_the_states_of_a_worker(record: Record) -> None:
     assert [*states, worker.state] == ["starting", "ready", "training", "done"]
 
 
-def test_the_summary(record: Record) -> None:
+def test_the_summary(record: DemoRecord) -> None:
     found = json.loads(json.dumps(record.summary(complete=True, plot="out/demo.png")))
+    assert found.pop("demo") == "fasgd"
+    assert found.pop("machine")["packages"]["numpy"]
+    assert found.pop("options")["dataset"] == "digits"
     assert found == {
         "policy": "fasgd",
         "dataset": "digits",
@@ -64,12 +67,12 @@ def test_the_summary(record: Record) -> None:
 
 
 def test_the_summary_of_a_run_that_never_began() -> None:
-    found = Record(Settings.make()).summary(complete=False, plot=None)
+    found = DemoRecord(DemoSettings.make()).summary(complete=False, plot=None)
     assert found["test_accuracy"] is None
     assert (found["version"], found["seconds"], found["complete"]) == (0, 0.0, False)
 
 
-def test_a_loss_that_is_no_number_is_none_in_json(record: Record) -> None:
+def test_a_loss_that_is_no_number_is_none_in_json(record: DemoRecord) -> None:
     record.note(report(300, {"0": 300}, 1), 300, math.nan, 0.1)
     found = json.dumps(record.summary(complete=True, plot=None), allow_nan=False)
     assert json.loads(found)["test_loss"] is None

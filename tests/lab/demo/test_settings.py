@@ -1,4 +1,4 @@
-"""What a demo trains: defaults, and what is refused."""
+"""The settings of a demo: defaults, and what is refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from aiops.algorithms import BUILT_IN
 from aiops.errors import ConflictError, UsageError
-from aiops.lab.demo.settings import RECIPES, Settings
+from aiops.lab.demo.settings import RECIPES, DemoSettings
 from aiops.lab.workloads import DATASETS
 from tests.contract.cases import WITHOUT_GRADIENTS
 
@@ -22,7 +22,7 @@ def test_every_data_set_has_a_recipe() -> None:
 @pytest.mark.parametrize("dataset", RECIPES)
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_the_defaults_are_the_recipes(policy: str, dataset: str) -> None:
-    settings = Settings.make(policy=policy, dataset=dataset)
+    settings = DemoSettings.make(policy=policy, dataset=dataset)
     recipe = RECIPES[dataset]
     assert (settings.steps, settings.batch_size) == (recipe.steps, recipe.batch_size)
     assert settings.lr == recipe.lr.get(policy)
@@ -32,21 +32,21 @@ def test_the_defaults_are_the_recipes(policy: str, dataset: str) -> None:
 
 
 def test_a_given_rate_wins_however_it_is_given() -> None:
-    assert Settings.make(lr=0.5).lr == 0.5
-    by_set = Settings.make(set=("lr=0.5", "gamma=0.9"))
+    assert DemoSettings.make(lr=0.5).lr == 0.5
+    by_set = DemoSettings.make(set=("lr=0.5", "gamma=0.9"))
     assert by_set.lr is None
     assert by_set.server_flags()[-3:] == ["--set=lr=0.5", "--set=gamma=0.9", "--log-level=warning"]
 
 
 def test_a_policy_of_somebody_else_keeps_its_own_rate() -> None:
-    settings = Settings.make(policy="examples.custom_algorithm:Signum")
+    settings = DemoSettings.make(policy="examples.custom_algorithm:Signum")
     assert settings.lr is None
     assert not any(flag.startswith("--lr") for flag in settings.server_flags())
 
 
 @pytest.mark.parametrize(("steps", "workers"), [(4, 4), (10, 4), (11, 3), (7, 1)])
 def test_the_shares_are_even_and_make_up_the_whole(steps: int, workers: int) -> None:
-    settings = Settings.make(steps=steps, workers=workers)
+    settings = DemoSettings.make(steps=steps, workers=workers)
     shares = [settings.share(index) for index in range(workers)]
     assert sum(shares) == steps
     assert max(shares) - min(shares) <= 1
@@ -55,10 +55,10 @@ def test_the_shares_are_even_and_make_up_the_whole(steps: int, workers: int) -> 
 
 def test_what_cannot_work_is_refused() -> None:
     with pytest.raises(UsageError, match="--workers must be 1 to 64"):
-        Settings.make(workers=65)
+        DemoSettings.make(workers=65)
     with pytest.raises(UsageError, match="--steps must be 4"):
-        Settings.make(steps=3)
+        DemoSettings.make(steps=3)
     with pytest.raises(UsageError, match="average: the demo's workers push gradients"):
-        Settings.make(policy="average")
+        DemoSettings.make(policy="average")
     with pytest.raises(ConflictError, match="n = 8 groups"):
-        Settings.make(policy="softsync", set=("n=8",))
+        DemoSettings.make(policy="softsync", set=("n=8",))

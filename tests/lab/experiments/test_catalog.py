@@ -11,29 +11,29 @@ from typing import Any
 import pytest
 
 from aiops.errors import UsageError
-from aiops.lab.experiments import estimate, report
-from aiops.lab.experiments.case import Case
+from aiops.lab.experiments import report, run_planning
 from aiops.lab.experiments.catalog import EXPERIMENTS, find
-from aiops.lab.experiments.course import Course
+from aiops.lab.experiments.execution import ConvNetSimulation, InitializedSimulation
 from aiops.lab.experiments.experiment import Experiment
 from aiops.lab.experiments.papers import (
-    duel,
-    gated,
+    gated_runs,
     no_delay_scaling,
+    policy_comparison,
     softsync_cifar10,
     softsync_speedup,
     softsync_staleness,
 )
-from aiops.lab.experiments.papers.bfasgd_budget import Budgets
-from aiops.lab.experiments.papers.duel import Duel, Panels
+from aiops.lab.experiments.papers.bfasgd_budget import BudgetScale
 from aiops.lab.experiments.papers.fasgd_clients import lead_verdict
-from aiops.lab.experiments.papers.no_delay_scaling import Loads
-from aiops.lab.experiments.papers.softsync_cifar10 import Protocols
-from aiops.lab.experiments.papers.softsync_speedup import Crowds
-from aiops.lab.experiments.runs import Finished, Folder, Runs
-from aiops.lab.experiments.throughput import Throughput
-from aiops.lab.experiments.works import Begun, Convolved
-from tests.lab.experiments.small import Here, Seen, here, result
+from aiops.lab.experiments.papers.no_delay_scaling import ScalingScale
+from aiops.lab.experiments.papers.policy_comparison import ComparisonPanels, PolicyComparison
+from aiops.lab.experiments.papers.softsync_cifar10 import ProtocolScale
+from aiops.lab.experiments.papers.softsync_speedup import SpeedupScale
+from aiops.lab.experiments.planned_run import PlannedRun
+from aiops.lab.experiments.runs import FinishedRun, RunFolder, Runs
+from aiops.lab.experiments.scheduler import ExperimentScheduler
+from aiops.lab.experiments.throughput_simulation import ThroughputSimulation
+from tests.lab.experiments.small_experiment import Here, Seen, here, result
 
 ALL = pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=list(EXPERIMENTS))
 STALENESS = EXPERIMENTS["fasgd-staleness"]
@@ -49,21 +49,21 @@ def test_the_nearest_name_is_offered() -> None:
 @pytest.mark.parametrize("full", [False, True])
 def test_the_declarations_can_be_run(experiment: Experiment, full: bool) -> None:
     scale = experiment.scale(full=full)
-    cases = estimate.foreseen(experiment, scale, Runs())
+    cases = run_planning.foreseen(experiment, scale, Runs())
     assert len({case.key for case in cases}) == len(cases)
     reported = [case for case in cases if case.role == "reported"]
     assert {case.seed for case in reported} == set(range(scale.seeds))
     assert not {case.seed for case in cases if case.role == "pool"} & set(range(scale.seeds))
     for case in cases[:3]:
         assert pickle.loads(pickle.dumps(case.work)) == case.work
-    again = estimate.foreseen(experiment, scale, Runs())
+    again = run_planning.foreseen(experiment, scale, Runs())
     assert [case.key for case in again] == [case.key for case in cases]
 
 
 @ALL
 def test_quick_ones_train_on_what_ships_with_the_package(experiment: Experiment) -> None:
     assert experiment.quick.base.dataset == "digits"
-    estimate.check(estimate.foreseen(experiment, experiment.quick, Runs()))
+    run_planning.check(run_planning.foreseen(experiment, experiment.quick, Runs()))
 
 
 @ALL
@@ -80,18 +80,18 @@ def test_from_the_first_run_to_the_figure(experiment: Experiment, tmp_path: Path
     scale = experiment.scale(full=False, iterations=60, seeds=2)
     base = replace(scale.base, hidden=4, samples=5, kernels="numpy")
     scale = replace(scale, base=base)
-    if isinstance(scale, Budgets):
+    if isinstance(scale, BudgetScale):
         scale = replace(scale, budgets=(0.4,))
-    if isinstance(scale, Duel):
+    if isinstance(scale, PolicyComparison):
         scale = replace(scale, panels=((4, 2), (2, 4)))
-    if isinstance(scale, Crowds):
+    if isinstance(scale, SpeedupScale):
         scale = replace(
             scale, learners=(1, 3), sigmas=(0.2,), base=replace(scale.base, iterations=4)
         )
-    if isinstance(scale, Loads):
+    if isinstance(scale, ScalingScale):
         scale = replace(scale, steps=4)
-    folder, seen = Folder(tmp_path / "out", experiment.name), Seen()
-    Course(experiment, scale, folder, seen).run(1, here(Here()))
+    folder, seen = RunFolder(tmp_path / "out", experiment.name), Seen()
+    ExperimentScheduler(experiment, scale, folder, seen).run(1, here(Here()))
     assert seen.failures == []
     findings = experiment.findings(scale, folder.runs)
     assert findings.table
@@ -104,18 +104,18 @@ def test_from_the_first_run_to_the_figure(experiment: Experiment, tmp_path: Path
     assert any(line.ys and line.x for panel in figure.panels for line in panel.lines)
 
 
-def runs_of(scale: Duel, errors: Any) -> Runs:
+def runs_of(scale: PolicyComparison, errors: Any) -> Runs:
     """Return all runs of a duel, as if they had been made, with errors that a function says."""
     runs = Runs()
     for _stage in range(3):
-        for case in duel.cases(scale, runs):
+        for case in policy_comparison.cases(scale, runs):
             runs.add(case, result(errors(case)))
     return runs
 
 
 class TestDuel:
     def verdicts(self, errors: Any) -> list[bool | None]:
-        assert isinstance(STALENESS.quick, Duel)
+        assert isinstance(STALENESS.quick, PolicyComparison)
         runs = runs_of(STALENESS.quick, errors)
         return [verdict.agrees for verdict in STALENESS.findings(STALENESS.quick, runs).verdicts]
 
@@ -124,7 +124,7 @@ class TestDuel:
         assert self.verdicts(lambda c: ahead[c.simulation.policy]) == [True, True, True]
 
     def test_behind_in_one(self) -> None:
-        def errors(case: Case) -> float:
+        def errors(case: PlannedRun) -> float:
             slow = case.simulation.policy == "fasgd" and case.simulation.clients == 4
             return 0.3 if slow else {"fasgd": 0.1, "sasgd": 0.2}[case.simulation.policy]
 
@@ -136,15 +136,15 @@ class TestDuel:
     def test_each_protocol_has_its_rates(self) -> None:
         """The lower a rate the better for few clients, the higher for many, and 0.01 for all."""
 
-        def errors(case: Case) -> float:
+        def errors(case: PlannedRun) -> float:
             rate, clients = case.simulation.lr or 0, case.simulation.clients
             best = {4: 0.00125, 16: 0.0025, 32: 0.02, 128: 0.04}[clients]
             return 0.1 + 0.01 * (rate != 0.01) * (rate != best) - 0.005 * (rate == best)
 
-        assert isinstance(STALENESS.quick, Duel)
+        assert isinstance(STALENESS.quick, PolicyComparison)
         scale = STALENESS.quick
         runs = runs_of(scale, errors)
-        panels = Panels.of(scale, runs)
+        panels = ComparisonPanels.of(scale, runs)
 
         def rates(policy: str, protocol: str) -> list[float | None]:
             found = (panels.seeds(panel, policy, protocol) for panel in scale.named)
@@ -154,9 +154,9 @@ class TestDuel:
         assert rates("sasgd", "printed") == [0.04] * 4
         assert {
             type(run.case.work) for run in panels.seeds(next(iter(scale.named)), "fasgd", "paper")
-        } == {Begun}
+        } == {InitializedSimulation}
         assert rates("fasgd", "fair") == [0.04, 0.02, 0.0025, 0.00125]
-        numbers = duel.robustness(scale, runs)["fasgd"]
+        numbers = policy_comparison.robustness(scale, runs)["fasgd"]
         assert numbers["once"] == 0.01
         assert numbers["best rates differ by a factor of"] == 32
         assert numbers["points lost by one rate for all"] == pytest.approx(0.5)
@@ -167,46 +167,46 @@ class TestDuel:
     )
     def test_a_lead_that_grows(self, factors: tuple[float, ...], agrees: bool | None) -> None:
         scale = EXPERIMENTS["fasgd-clients"].quick
-        assert isinstance(scale, Duel)
+        assert isinstance(scale, PolicyComparison)
         of = dict(zip((clients for clients, _batch in scale.panels), factors, strict=True))
 
-        def errors(case: Case) -> float:
+        def errors(case: PlannedRun) -> float:
             run = case.simulation
             return 0.1 * (of[run.clients] if run.policy == "sasgd" else 1)
 
-        panels = Panels.of(scale, runs_of(scale, errors))
+        panels = ComparisonPanels.of(scale, runs_of(scale, errors))
         assert lead_verdict(scale, panels, "printed").agrees is agrees
 
     def test_knobs_change_the_runs(self) -> None:
         scale = STALENESS.scale(
             full=False, knobs=["initial=small", "sasgd=inverse-plus-one", "order=sequential"]
         )
-        cases = list(duel.cases(scale, Runs()))  # type: ignore[arg-type]
-        assert {type(case.work).__name__ for case in cases} == {"Begun"}
+        cases = list(policy_comparison.cases(scale, Runs()))  # type: ignore[arg-type]
+        assert {type(case.work).__name__ for case in cases} == {"InitializedSimulation"}
         assert {case.simulation.order for case in cases} == {"sequential"}
         sets = {case.simulation.policy: case.simulation.set for case in cases}
         assert sets == {"fasgd": (), "sasgd": ("modulate=inverse-plus-one",)}
 
     def test_printed_rates_alone(self) -> None:
         scale = STALENESS.scale(full=False, knobs=["rates=printed"])
-        assert isinstance(scale, Duel)
-        cases = list(duel.cases(scale, Runs()))  # type: ignore[arg-type]
+        assert isinstance(scale, PolicyComparison)
+        cases = list(policy_comparison.cases(scale, Runs()))  # type: ignore[arg-type]
         assert len(cases) == 2 * 2 * len(scale.panels) * scale.seeds
-        assert {case.simulation.lr for case in cases} == set(duel.PRINTED.values())
+        assert {case.simulation.lr for case in cases} == set(policy_comparison.PRINTED.values())
         found = STALENESS.findings(scale, runs_of(scale, lambda case: case.simulation.lr))
         assert {row["rates"] for row in found.table} == {"paper", "printed"}
         assert [verdict.agrees for verdict in found.verdicts] == [True, True]
 
     def test_chosen_rates_alone(self) -> None:
         scale = CLIENTS.scale(full=False, knobs=["rates=chosen"])
-        assert isinstance(scale, Duel)
+        assert isinstance(scale, PolicyComparison)
         runs = runs_of(scale, lambda case: case.simulation.lr)
-        cases = list(duel.cases(scale, runs))
+        cases = list(policy_comparison.cases(scale, runs))
         reported = [case for case in cases if case.role == "reported"]
         assert len(reported) == 2 * len(scale.panels) * scale.seeds
         assert {case.curve for case in reported} == {"fasgd, fair", "sasgd, fair"}
         # The error of these runs is their rate: the least of each pool is the best.
-        least = {min(scale.pool.of(policy)) for policy in duel.POLICIES}
+        least = {min(scale.pool.of(policy)) for policy in policy_comparison.POLICIES}
         assert {case.simulation.lr for case in reported} == least
         found = CLIENTS.findings(scale, runs)
         assert {row["rates"] for row in found.table} == {"fair"}
@@ -216,32 +216,32 @@ class TestDuel:
 
 
 class TestGated:
-    def group(self, *errors: float) -> list[Finished]:
-        case = next(iter(duel.cases(STALENESS.quick, Runs())))  # type: ignore[arg-type]
-        return [Finished(replace(case, seed=n), result(e)) for n, e in enumerate(errors)]
+    def group(self, *errors: float) -> list[FinishedRun]:
+        case = next(iter(policy_comparison.cases(STALENESS.quick, Runs())))  # type: ignore[arg-type]
+        return [FinishedRun(replace(case, seed=n), result(e)) for n, e in enumerate(errors)]
 
     def test_the_first_fetches_do_not_count(self) -> None:
         (run,) = self.group(0.1)
-        assert gated.counted(run, "fetches")[0] == 0
-        assert gated.share([run], "fetches") == 0.5
-        assert gated.share([run], "pushes") == 1
+        assert gated_runs.counted(run, "fetches")[0] == 0
+        assert gated_runs.share([run], "fetches") == 0.5
+        assert gated_runs.share([run], "pushes") == 1
 
     def test_three_tenths_of_a_point_are_no_loss(self) -> None:
         base = self.group(0.1, 0.1, 0.1)
-        assert gated.keeps(self.group(0.1029, 0.1029, 0.1029), base, "it").agrees is True
-        assert gated.keeps(self.group(0.11, 0.12, 0.13), base, "it").agrees is False
-        assert gated.keeps(self.group(0.09, 0.11, 0.14), base, "it").agrees is None
-        assert gated.fails(self.group(0.11, 0.12, 0.13), base, "it").agrees is True
-        assert gated.fails(self.group(0.1, 0.1, 0.1), base, "it").agrees is False
+        assert gated_runs.keeps(self.group(0.1029, 0.1029, 0.1029), base, "it").agrees is True
+        assert gated_runs.keeps(self.group(0.11, 0.12, 0.13), base, "it").agrees is False
+        assert gated_runs.keeps(self.group(0.09, 0.11, 0.14), base, "it").agrees is None
+        assert gated_runs.fails(self.group(0.11, 0.12, 0.13), base, "it").agrees is True
+        assert gated_runs.fails(self.group(0.1, 0.1, 0.1), base, "it").agrees is False
 
     def test_constants_are_approached_in_trials(self) -> None:
-        def sent(run: Finished) -> dict[str, float]:
+        def sent(run: FinishedRun) -> dict[str, float]:
             """Return shares as a gate would send them whose v̄ is 0.02."""
             c = float(run.case.simulation.gate.removeprefix("c="))
             return {"push": 0.02 / (0.02 + c)}
 
         runs, scale = Runs(), STALENESS.quick
-        trials = gated.Trials(scale, "panel", "label", lambda c: f"c={c['push']:g}", sent)
+        trials = gated_runs.Trials(scale, "panel", "label", lambda c: f"c={c['push']:g}", sent)
         cases, constants = trials.approach({"push": 0.5}, {"push": 0.1}, runs)
         assert (len(cases), constants) == (1, None)
         assert cases[0].role == "pool"
@@ -277,7 +277,7 @@ class TestSoftsync:
 class TestSoftsyncErrors:
     def verdicts(self, errors: Any) -> list[bool | None]:
         scale, runs = EXPERIMENTS["softsync-cifar10"].quick, Runs()
-        assert isinstance(scale, Protocols)
+        assert isinstance(scale, ProtocolScale)
         for case in softsync_cifar10.cases(scale, runs):
             runs.add(case, result(errors(case.panel, case.curve)))
         return [verdict.agrees for verdict in softsync_cifar10.findings(scale, runs).verdicts]
@@ -297,12 +297,12 @@ class TestSoftsyncErrors:
 
     def test_the_rate_falls_at_the_same_share_of_all_runs(self) -> None:
         scale = EXPERIMENTS["softsync-cifar10"].full
-        assert isinstance(scale, Protocols)
+        assert isinstance(scale, ProtocolScale)
         found = {case.curve: case for case in softsync_cifar10.cases(scale, Runs())}
         drops = {name: case.simulation.set[-1] for name, case in found.items()}
         assert drops["hardsync"] == drops["1-softsync"] == "schedule=step:0.1:7143:7738"
         assert drops["30-softsync"] == "schedule=step:0.1:214286:232143"
-        assert {type(case.work) for case in found.values()} == {Convolved}
+        assert {type(case.work) for case in found.values()} == {ConvNetSimulation}
 
     def test_the_papers_length_is_seven_times_as_long(self) -> None:
         scale = EXPERIMENTS["softsync-cifar10"].scale(full=True, knobs=["epochs=140"])
@@ -313,7 +313,7 @@ class TestSoftsyncErrors:
 class TestSpeedup:
     def verdicts(self, hardsync: float, softsync: float) -> list[bool | None]:
         scale, runs = EXPERIMENTS["softsync-speedup"].quick, Runs()
-        assert isinstance(scale, Crowds)
+        assert isinstance(scale, SpeedupScale)
         for case in softsync_speedup.cases(scale, runs):
             speedup = hardsync if case.simulation.policy == "hardsync" else softsync
             end = {"iteration": 9, "speedup": speedup, "idle": 0.0, "tau": 0.0}
@@ -329,9 +329,9 @@ class TestSpeedup:
 class TestNoDelay:
     def verdicts(self, idle: float, error: Any) -> list[bool | None]:
         scale, runs = EXPERIMENTS["no-delay-scaling"].quick, Runs()
-        assert isinstance(scale, Loads)
+        assert isinstance(scale, ScalingScale)
         for case in no_delay_scaling.cases(scale, runs):
-            if isinstance(case.work, Throughput):
+            if isinstance(case.work, ThroughputSimulation):
                 speedup = case.simulation.clients * (1 - idle)
                 end = {"iteration": 9, "speedup": speedup, "idle": idle, "tau": 0.0}
                 runs.add(case, {"digest": "d", "diverged": None, "curve": [end]})
@@ -346,7 +346,7 @@ class TestNoDelay:
 
     def test_rates_are_scaled_but_for_asgd(self) -> None:
         scale = EXPERIMENTS["no-delay-scaling"].quick
-        assert isinstance(scale, Loads)
+        assert isinstance(scale, ScalingScale)
         for rule, workers in no_delay_scaling.LEARNERS:
             settings = no_delay_scaling.taught(scale, rule, workers, 0).simulation.set
             assert ("scale_lr=true" in settings) is (rule != "asgd" and workers > 1)

@@ -1,4 +1,4 @@
-"""What an experiment leaves, and how it is drawn."""
+"""The files of an experiment, and its figure."""
 
 from __future__ import annotations
 
@@ -13,28 +13,30 @@ from typing import Any
 import pytest
 
 from aiops.errors import UsageError
-from aiops.lab.experiments import drawing, report
-from aiops.lab.experiments.course import Course
+from aiops.lab import drawing
+from aiops.lab.experiments import report
+from aiops.lab.experiments.curves import curve
 from aiops.lab.experiments.experiment import Experiment, Scale, Verdict
-from aiops.lab.experiments.figure import Figure, Line, Panel, curve
-from aiops.lab.experiments.runs import Finished, Folder, Runs, versions
-from tests.lab.experiments.small import SMALL, Here, Seen, here, result
+from aiops.lab.experiments.runs import FinishedRun, RunFolder, Runs, versions
+from aiops.lab.experiments.scheduler import ExperimentScheduler
+from aiops.lab.figures import Figure, Panel, Series
+from tests.lab.experiments.small_experiment import SMALL, Here, Seen, here, result
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
+def folder(tmp_path: Path) -> RunFolder:
     """The folder of an experiment that has been run."""
-    made = Folder(tmp_path / "out", "small")
-    Course(SMALL, SMALL.quick, made, Seen()).run(1, here(Here()))
+    made = RunFolder(tmp_path / "out", "small")
+    ExperimentScheduler(SMALL, SMALL.quick, made, Seen()).run(1, here(Here()))
     return made
 
 
-def save(folder: Folder, experiment: Experiment = SMALL) -> list[Path]:
+def save(folder: RunFolder, experiment: Experiment = SMALL) -> list[Path]:
     findings = experiment.findings(experiment.quick, folder.runs)
     return report.save(experiment, experiment.quick, folder, findings, "aiops experiment run small")
 
 
-def test_the_files(folder: Folder) -> None:
+def test_the_files(folder: RunFolder) -> None:
     names = [path.name for path in save(folder)]
     assert names == ["summary.json", "curves.csv", "figure.png", "figure.svg"]
     assert (folder.path / "figure.png").read_bytes().startswith(b"\x89PNG")
@@ -43,7 +45,7 @@ def test_the_files(folder: Folder) -> None:
     assert "<dc:date>" not in text
 
 
-def test_the_summary(folder: Folder) -> None:
+def test_the_summary(folder: RunFolder) -> None:
     save(folder)
     found = json.loads((folder.path / "summary.json").read_text())
     assert found["command"] == "aiops experiment run small"
@@ -58,7 +60,7 @@ def test_the_summary(folder: Folder) -> None:
         assert (folder.path / "runs" / f"{run['key']}.json").exists()
 
 
-def test_the_curves(folder: Folder) -> None:
+def test_the_curves(folder: RunFolder) -> None:
     save(folder)
     with (folder.path / "curves.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -70,7 +72,7 @@ def test_the_curves(folder: Folder) -> None:
 
 
 def test_what_is_missing_and_what_failed_is_said(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "out", "small")
+    folder = RunFolder(tmp_path / "out", "small")
     slow, fast = SMALL.cases(SMALL.quick, folder.runs)
     folder.put(slow, result(0.5))
     folder.runs.failed[fast.key] = "it broke"
@@ -82,7 +84,7 @@ def test_what_is_missing_and_what_failed_is_said(tmp_path: Path) -> None:
 
 
 def test_without_matplotlib_the_figures_are_kept(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UsageError, match="figures need matplotlib"):
@@ -95,16 +97,16 @@ class TestDrawing:
     @pytest.mark.parametrize("kind", ["line", "bars", "points"])
     def test_every_kind_and_what_is_not_there(self, tmp_path: Path, kind: str) -> None:
         lines = [
-            Line("two seeds", [1, 2, 3], [[1, 2, 3], [2, 3, math.nan]], kind),
-            Line("one of them", [1, 2, 3], [[1, math.nan, 3]], kind),
-            Line("nothing", [], [], kind),
+            Series("two seeds", [1, 2, 3], [[1, 2, 3], [2, 3, math.nan]], kind),
+            Series("one of them", [1, 2, 3], [[1, math.nan, 3]], kind),
+            Series("nothing", [], [], kind),
         ]
         panels = [
             Panel("plain", "x", "y", lines, bottom=0, top=10),
             Panel("logarithmic", "x", "y", lines, log="xy"),
             Panel("named", "x", "y", lines, ticks=["a", "b"]),
-            Panel("narrow", "x", "y", [Line("one point", [100.0], [[101.0], [102.0]])], log="xy"),
-            Panel("wide", "x", "y", [Line("decades", [1, 2], [[1e-6, 1e6]])], log="y"),
+            Panel("narrow", "x", "y", [Series("one point", [100.0], [[101.0], [102.0]])], log="xy"),
+            Panel("wide", "x", "y", [Series("decades", [1, 2], [[1e-6, 1e6]])], log="y"),
             Panel("empty", "x", "y", [], log="xy"),
         ]
         png, svg = drawing.save(Figure("All", panels, 2), tmp_path / "figure")
@@ -112,7 +114,7 @@ class TestDrawing:
         assert "two seeds" in svg.read_text() or svg.stat().st_size > 1000
 
     def test_long_axes_are_numbered_in_thousands_and_millions(self, tmp_path: Path) -> None:
-        line = Line("a", [0, 500_000, 1_000_000], [[0, 200_000, 400_000]])
+        line = Series("a", [0, 500_000, 1_000_000], [[0, 200_000, 400_000]])
         _png, svg = drawing.save(Figure("Long", [Panel("p", "x", "y", [line])], 1), tmp_path / "f")
         said = svg.read_text(encoding="utf-8")
         assert all(f"<!-- {number} -->" in said for number in ("0", "250k", "500k", "1M", "400k"))
@@ -120,8 +122,8 @@ class TestDrawing:
     def test_rows_say_who_has_no_value(self, tmp_path: Path) -> None:
         """And what is infinite, such as a time at which nothing happened, is none."""
         lines = [
-            Line("those", [0, 2], [[1, math.inf], [2, 3]], "rows"),
-            Line("these", [1, 3], [[math.inf, 5], [math.inf, 6]], "rows"),
+            Series("those", [0, 2], [[1, math.inf], [2, 3]], "rows"),
+            Series("these", [1, 3], [[math.inf, 5], [math.inf, 6]], "rows"),
         ]
         names = ["first", "second", "third", "fourth"]
         panels = [
@@ -131,7 +133,7 @@ class TestDrawing:
         seen: list[Any] = []
         drawn = drawing._rows
 
-        def rows(line: Line, axes: Any, colour: str, mark: str) -> None:
+        def rows(line: Series, axes: Any, colour: str, mark: str) -> None:
             seen.append(axes)
             drawn(line, axes, colour, mark)
 
@@ -151,18 +153,19 @@ class TestDrawing:
         assert left.get_xlim()[0] == 0
 
     def test_equal_figures_are_equal_files(self, tmp_path: Path) -> None:
-        figure = Figure("All", [Panel("p", "x", "y", [Line("l", [1, 2], [[1, 2]])])], 1)
+        figure = Figure("All", [Panel("p", "x", "y", [Series("l", [1, 2], [[1, 2]])])], 1)
         files = [drawing.save(figure, tmp_path / name)[1].read_bytes() for name in "ab"]
         assert files[0] == files[1]
 
     def test_where_nothing_can_be_written(self, tmp_path: Path) -> None:
+        (tmp_path / "no").touch()
         with pytest.raises(UsageError, match="cannot be written"):
             drawing.save(Figure("All", [Panel("p", "x", "y", [])], 1), tmp_path / "no" / "figure")
 
     def test_curves_of_unequal_length_end_where_they_end(self) -> None:
         case = next(iter(SMALL.cases(SMALL.quick, Runs())))
         short = [{"iteration": 0, "error": 0.9}]
-        runs = [Finished(case, result(0.5)), Finished(case, result(0.5, curve=short))]
+        runs = [FinishedRun(case, result(0.5)), FinishedRun(case, result(0.5, curve=short))]
         line = curve("label", runs, "error", times=100)
         assert len(line.ys[1]) == len(line.x) == 11
         assert line.ys[1][0] == 90

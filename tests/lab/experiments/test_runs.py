@@ -11,20 +11,12 @@ import pytest
 
 from aiops.common.jsonable import plain
 from aiops.errors import UsageError
-from aiops.lab.experiments.case import Case
-from aiops.lab.experiments.runs import (
-    MARKER,
-    Finished,
-    Folder,
-    Runs,
-    gathered,
-    sources,
-    unique,
-    versions,
-)
-from tests.lab.experiments.small import TINY, Told, result
+from aiops.lab.experiments.planned_run import PlannedRun
+from aiops.lab.experiments.runs import MARKER, FinishedRun, RunFolder, Runs, gathered, unique
+from aiops.lab.run_record import versions
+from tests.lab.experiments.small_experiment import TINY, Told, result
 
-CASE = Case("panel", "curve", 0, TINY)
+CASE = PlannedRun("panel", "curve", 0, TINY)
 
 
 class TestCase:
@@ -57,24 +49,24 @@ class TestCase:
 class TestFinished:
     def test_the_tail_is_the_mean_of_the_last_tenth(self) -> None:
         curve = [{"iteration": n, "error": n / 100} for n in range(0, 101, 5)]
-        run = Finished(CASE, {"curve": curve})
+        run = FinishedRun(CASE, {"curve": curve})
         assert run.tail() == pytest.approx((0.95 + 1.0) / 2)
         assert run.tail(share=0.5) == pytest.approx(sum(range(55, 101, 5)) / 1000)
         assert run.series("error")[:2] == [0.0, 0.05]
 
     def test_one_that_diverged_is_the_worst(self) -> None:
-        run = Finished(CASE, result(0.1, diverged="a gradient is not finite"))
+        run = FinishedRun(CASE, result(0.1, diverged="a gradient is not finite"))
         assert run.diverged
         assert run.tail() == math.inf
 
     def test_a_cost_that_is_no_number(self) -> None:
         curve = [{"iteration": 0, "cost": 1.0}, {"iteration": 9, "cost": None}]
-        run = Finished(CASE, {"curve": curve})
+        run = FinishedRun(CASE, {"curve": curve})
         assert run.tail("cost") == math.inf
         assert math.isnan(run.series("cost")[1])
 
     def test_seeds_are_gathered(self) -> None:
-        runs = [Finished(replace(CASE, seed=seed), result(0.1)) for seed in range(3)]
+        runs = [FinishedRun(replace(CASE, seed=seed), result(0.1)) for seed in range(3)]
         assert [run.case.seed for run in gathered(runs)["panel", "curve"]] == [0, 1, 2]
 
 
@@ -89,26 +81,10 @@ class TestRuns:
         assert (runs.tail(CASE), runs.tail(other)) == (0.25, math.inf)
 
 
-class TestVersions:
-    def test_a_change_of_any_module_is_another_version(self, tmp_path: Path) -> None:
-        package = tmp_path / "package"
-        (package / "part").mkdir(parents=True)
-        (package / "part" / "one.py").write_text("x = 1")
-        before = sources(package)
-        assert sources(package) == before
-        (package / "notes.txt").write_text("no module")
-        assert sources(package) == before
-        (package / "part" / "one.py").write_text("x = 2")
-        assert sources(package) != before
-
-    def test_everything_has_one(self) -> None:
-        assert versions().keys() == {"aiops", "sources", "python", "numpy", "numba", "torch"}
-
-
 class TestFolder:
     def test_what_was_put_is_found_again(self, tmp_path: Path) -> None:
-        Folder(tmp_path / "out", "small").put(CASE, result(0.25))
-        again = Folder(tmp_path / "out", "small")
+        RunFolder(tmp_path / "out", "small").put(CASE, result(0.25))
+        again = RunFolder(tmp_path / "out", "small")
         found = again.runs.find(CASE)
         assert found is not None
         assert found.result == result(0.25)
@@ -119,61 +95,61 @@ class TestFolder:
         assert row["versions"] == versions()
 
     def test_runs_of_other_versions_are_named_and_can_be_made_anew(self, tmp_path: Path) -> None:
-        folder, other = Folder(tmp_path, "small"), replace(CASE, work=Told())
+        folder, other = RunFolder(tmp_path, "small"), replace(CASE, work=Told())
         folder.put(CASE, result(0.25))
         folder.put(other, result(0.5))
         path = tmp_path / "runs" / f"{CASE.key}.json"
         row = json.loads(path.read_text())
         row["versions"]["sources"] = "0123456789ab"
         path.write_text(json.dumps(row))
-        kept = Folder(tmp_path, "small")
+        kept = RunFolder(tmp_path, "small")
         assert kept.runs.settled([CASE, other])
         what = f"sources 0123456789ab, not {versions()['sources']}"
         assert kept.foreign([CASE, other, CASE]) == {what: 1}
         assert kept.foreign([other]) == {}
-        anew = Folder(tmp_path, "small", anew=True)
+        anew = RunFolder(tmp_path, "small", anew=True)
         assert [run.case for run in anew.runs.of([CASE, other])] == [other]
         assert anew.foreign([CASE, other]) == {}
         anew.put(CASE, result(0.75))
         assert json.loads(path.read_text())["versions"] == versions()
 
     def test_another_experiments_folder_is_refused(self, tmp_path: Path) -> None:
-        Folder(tmp_path, "other")
+        RunFolder(tmp_path, "other")
         before = (tmp_path / MARKER).read_text()
         with pytest.raises(UsageError, match="holds the results of other, not of small"):
-            Folder(tmp_path, "small")
+            RunFolder(tmp_path, "small")
         assert (tmp_path / MARKER).read_text() == before
 
     def test_so_is_one_that_holds_something_else(self, tmp_path: Path) -> None:
         (tmp_path / "thesis.tex").write_text("years of work")
         with pytest.raises(UsageError, match="holds other files"):
-            Folder(tmp_path, "small")
+            RunFolder(tmp_path, "small")
         assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
     def test_and_a_file(self, tmp_path: Path) -> None:
         (tmp_path / "out").write_text("")
         with pytest.raises(UsageError, match="is a file"):
-            Folder(tmp_path / "out", "small")
+            RunFolder(tmp_path / "out", "small")
 
     @pytest.mark.parametrize("text", ["{", "[]", '{"experiment": "small"}'])
     def test_a_damaged_marker(self, tmp_path: Path, text: str) -> None:
         (tmp_path / MARKER).write_text(text)
         with pytest.raises(UsageError, match="is damaged"):
-            Folder(tmp_path, "small")
+            RunFolder(tmp_path, "small")
 
     def test_a_marker_of_another_time(self, tmp_path: Path) -> None:
         (tmp_path / MARKER).write_text('{"experiment": "small", "format": 99}')
         with pytest.raises(UsageError, match="another version of aiops"):
-            Folder(tmp_path, "small")
+            RunFolder(tmp_path, "small")
 
     def test_a_damaged_run_is_named(self, tmp_path: Path) -> None:
-        Folder(tmp_path, "small").put(CASE, result(0.25))
+        RunFolder(tmp_path, "small").put(CASE, result(0.25))
         path = tmp_path / "runs" / f"{CASE.key}.json"
         path.write_text(path.read_text()[:40])
         with pytest.raises(UsageError, match=f"{CASE.key}.json is damaged"):
-            Folder(tmp_path, "small")
+            RunFolder(tmp_path, "small")
 
     def test_a_folder_that_cannot_be_made(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         with pytest.raises(UsageError, match="Not a directory"):
-            Folder(tmp_path / "file" / "out", "small")
+            RunFolder(tmp_path / "file" / "out", "small")

@@ -11,7 +11,7 @@ import pytest
 
 
 class Site:
-    """What the web server serves; tests fill it."""
+    """The files that the web server serves; tests fill it."""
 
     def __init__(self, url: str) -> None:
         self.url = url

@@ -1,1 +1,1 @@
-"""What a byte buys: gates, codecs and budgets, trained over TCP and drawn beside each other."""
+"""``aiops bandwidth``: accuracy against bytes, for gates, codecs and budgets over TCP."""

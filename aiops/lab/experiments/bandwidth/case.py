@@ -20,8 +20,8 @@ MAX_WORKERS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
-    """What is run: its settings are its name, by which its result is found again.
+class BandwidthCase:
+    """The settings of one run, by which its result is found again.
 
     Attributes
     ----------
@@ -101,14 +101,16 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What tables and plots call it: what keeps its bytes from crossing."""
+        """Its name in tables and plots: gate, codecs, budget and link."""
         words = [self.gate or "no gate"]
         words += [f"push {' '.join(self.push_codec)}"] if self.push_codec else []
         words += [f"fetch {' '.join(self.fetch_codec)}"] if self.fetch_codec else []
         words += [f"budget {self.budget}"] if self.budget else []
         words += [f"link {self.link}"] if self.link else []
-        words += [f"{self.workers} workers"] if self.workers != Case.workers else []
-        words += [f"batches of {self.batch_size}"] if self.batch_size != Case.batch_size else []
+        words += [f"{self.workers} workers"] if self.workers != BandwidthCase.workers else []
+        words += (
+            [f"batches of {self.batch_size}"] if self.batch_size != BandwidthCase.batch_size else []
+        )
         return ", ".join(words if self.policy == "fasgd" else [self.policy, *words])
 
     @property
@@ -117,7 +119,7 @@ class Case:
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> Case:
+    def of(cls, settings: Mapping[str, Any]) -> BandwidthCase:
         """Return the case of settings as JSON has them."""
         plain: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value

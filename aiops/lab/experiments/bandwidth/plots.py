@@ -8,13 +8,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from aiops.errors import UsageError
-from aiops.lab.demo.plot import STYLE
+from aiops.lab import figure_style
 from aiops.lab.experiments.bandwidth.results import Row, total
+from aiops.lab.figure_style import GREY, PALE, colour, dashes, marker
 
 _SHOWN = 12  # tensors of one run that can be told apart
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c8c8c")
-_MARKERS = "os^D"
 
 
 def front(rows: Sequence[Row]) -> list[Row]:
@@ -43,24 +41,12 @@ def save(rows: Sequence[Row], stem: Path) -> list[Path]:
     UsageError
         When matplotlib is missing, or a file cannot be written.
     """
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UsageError("plots need the matplotlib package: pip install matplotlib") from None
     files, cases = [], groups(rows)
-    with matplotlib.rc_context(STYLE):
-        for name, draw in (("pareto", _pareto), ("time", _time), ("tensors", _tensors)):
-            figure = Figure(figsize=(8.0, 4.4 + 0.2 * len(cases)), layout="constrained")
+    for name, draw in (("pareto", _pareto), ("time", _time), ("tensors", _tensors)):
+        with figure_style.figure((8.0, 4.4 + 0.2 * len(cases))) as figure:
             draw(cases, figure.subplots())
             figure.legend(loc="outside lower left", fontsize=7, ncols=1)
-            path = stem.with_name(f"{stem.name}-{name}.png")
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                figure.savefig(path, dpi=150)
-            except OSError as error:
-                raise UsageError(f"{path} cannot be written: {error.strerror}") from None
-            files.append(path)
+            files.append(figure_style.save(figure, stem.with_name(f"{stem.name}-{name}.png")))
     return files
 
 
@@ -76,7 +62,7 @@ def _pareto(cases: Sequence[Sequence[Row]], axes: Any) -> None:
     ]
     best = front(means)
     axes.plot(
-        [total(r) / 1e6 for r in best], [100 * r["error"] for r in best], color="#8c8c8c", zorder=1
+        [total(r) / 1e6 for r in best], [100 * r["error"] for r in best], color=GREY, zorder=1
     )
     for number, (case, point) in enumerate(zip(cases, means, strict=True)):
         errors = [100 * row["error"] for row in case]
@@ -85,8 +71,8 @@ def _pareto(cases: Sequence[Sequence[Row]], axes: Any) -> None:
             total(point) / 1e6,
             middle,
             yerr=[[middle - min(errors)], [max(errors) - middle]],
-            color=_colour(number),
-            marker=_MARKERS[number // len(_COLOURS) % len(_MARKERS)],
+            color=colour(number),
+            marker=marker(number),
             linestyle="none",
             capsize=2,
             label=_label(case),
@@ -108,8 +94,7 @@ def _time(cases: Sequence[Sequence[Row]], axes: Any) -> None:
         curve = case[0]["curve"]
         crossed = [(s["pushed"] + s["fetched"]) / 1e6 for s in curve]
         seconds = [s["seconds"] for s in curve]
-        line = ("-", "--", ":")[number // len(_COLOURS) % 3]
-        axes.plot(seconds, crossed, line, color=_colour(number), label=_label(case))
+        axes.plot(seconds, crossed, dashes(number), color=colour(number), label=_label(case))
     axes.set_yscale("symlog")
     axes.set_xlabel("seconds")
     axes.set_ylabel("bytes, both ways (MB)")
@@ -127,8 +112,8 @@ def _tensors(cases: Sequence[Sequence[Row]], axes: Any) -> None:
         moved = _payload(case)
         for name, nbytes in zip(tensors["names"], moved, strict=True):
             width = 100 * nbytes / max(sum(moved), 1)
-            colour = _colour(names[name]) if name in names else "#d9d9d9"
-            axes.barh(place, width, left=left, color=colour)
+            shade = colour(names[name]) if name in names else PALE
+            axes.barh(place, width, left=left, color=shade)
             left += width
     labels = [f"{_label(case)}: {sum(_payload(case)) / 1e6:,.0f} MB" for case in cases]
     axes.set_yticks(range(len(cases)), labels, fontsize=6)
@@ -136,7 +121,7 @@ def _tensors(cases: Sequence[Sequence[Row]], axes: Any) -> None:
     axes.set_xlabel("share of the payload, both ways (%)")
     axes.set_title("Which tensors travelled")
     for name, number in names.items():
-        axes.barh(0, 0, color=_colour(number), label=name)
+        axes.barh(0, 0, color=colour(number), label=name)
 
 
 def _payload(case: Sequence[Row]) -> list[int]:
@@ -146,7 +131,3 @@ def _payload(case: Sequence[Row]) -> list[int]:
 
 def _label(case: Sequence[Row]) -> str:
     return str(case[0]["name"])
-
-
-def _colour(number: int) -> str:
-    return _COLOURS[number % len(_COLOURS)]

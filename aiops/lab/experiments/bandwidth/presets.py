@@ -1,13 +1,13 @@
-"""What ``aiops bandwidth --preset NAME`` runs: plain lists of cases."""
+"""The presets of ``aiops bandwidth --preset NAME``: plain lists of cases."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from aiops.lab.experiments.bandwidth.case import Case
+from aiops.lab.experiments.bandwidth.case import BandwidthCase
 
-_DIGITS = Case(
+_DIGITS = BandwidthCase(
     policy="fasgd", lr=0.005, dataset="digits", hidden=64, batch_size=32, gradients=4000, samples=10
 )
 _DIGITS_GATE = "bfasgd:c_push=0.08,c_fetch=0.125"
@@ -15,8 +15,8 @@ _DIGITS_GATE = "bfasgd:c_push=0.08,c_fetch=0.125"
 # With no gate each at its best learning rate of a pool; behind one, with a least staleness of about
 # half the mean, for fresh gradients would take the largest steps.
 _RAW = {
-    16: Case(policy="fasgd", lr=0.002, workers=16, per_process=4, batch_size=8),
-    4: Case(policy="fasgd", lr=0.0014, workers=4, batch_size=8),
+    16: BandwidthCase(policy="fasgd", lr=0.002, workers=16, per_process=4, batch_size=8),
+    4: BandwidthCase(policy="fasgd", lr=0.0014, workers=4, batch_size=8),
 }
 _GATED = {
     16: replace(_RAW[16], lr=0.015, set=("least=16",)),
@@ -45,11 +45,11 @@ _PAPERS_COIN = "constant:p_push=0.0935,p_fetch=0.079,skipped=reapply"
 _GATE_ALONE, _COIN_ALONE = "bfasgd:c_push=0.11,c_fetch=0.13", "constant:p_push=0.113,p_fetch=0.096"
 
 
-def _coded(case: Case, gate: str, push: str, fetch: str) -> Case:
+def _coded(case: BandwidthCase, gate: str, push: str, fetch: str) -> BandwidthCase:
     return replace(case, gate=gate, push_codec=(push,), fetch_codec=(fetch,))
 
 
-def _figures(workers: int) -> Iterator[Case]:
+def _figures(workers: int) -> Iterator[BandwidthCase]:
     """Yield what gates and codecs save, and the controls beside them."""
     raw, coded = _RAW[workers], _GATED[workers]
     gated = coded if workers == 16 else replace(coded, lr=0.004)
@@ -67,7 +67,7 @@ def _figures(workers: int) -> Iterator[Case]:
         yield replace(gated, gate=_COIN_ALONE)
 
 
-def _pareto() -> Iterator[Case]:
+def _pareto() -> Iterator[BandwidthCase]:
     """Yield gates × codecs."""
     raw, gated = _RAW[16], _GATED[16]
     yield raw
@@ -86,19 +86,19 @@ def _pareto() -> Iterator[Case]:
     yield _coded(gated, _RARE, "topk:0.005", "topk:0.02")
 
 
-def _link() -> Iterator[Case]:
+def _link() -> Iterator[BandwidthCase]:
     """Yield the same training behind an uplink of 20 Mbit/s."""
     cases = [
         _coded(_GATED[4], _CODED, "topk:0.01", "topk:0.05"),
         replace(_RAW[4], gradients=1000),
     ]
     for batch_size in (64, 256, 1024):  # a barrier, and as much computed before each as pays
-        sync = Case(policy="hardsync", lr=0.2, set=("optimizer=momentum",), gradients=600)
+        sync = BandwidthCase(policy="hardsync", lr=0.2, set=("optimizer=momentum",), gradients=600)
         cases.append(replace(sync, batch_size=batch_size))
     return (replace(case, link="20Mbit/s", delay=0.005) for case in cases)
 
 
-PRESETS: Mapping[str, Sequence[Case]] = {
+PRESETS: Mapping[str, Sequence[BandwidthCase]] = {
     # half a minute: what a gate does, what codecs do, and both
     "quick": (
         _DIGITS,
@@ -110,7 +110,7 @@ PRESETS: Mapping[str, Sequence[Case]] = {
     "pareto": tuple(_pareto()),
     # 16 and 4 workers: what docs/results/README.md shows, with --seed 0 --seed 1 --seed 2
     "figures": (*_figures(16), *_figures(4)),
-    # the server chooses the gate's constants to keep to so many bytes per second
+    # the server chooses the gate's constants to keep to a budget of bytes per second
     "budget": tuple(
         replace(_GATED[16], gate="bfasgd:local=0.1", budget=budget)
         for budget in ("", "340MB/s", "135MB/s", "45MB/s")

@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from aiops.errors import UsageError
-from aiops.lab.experiments.bandwidth.case import Case
-from aiops.lab.experiments.bandwidth.run import Outcome
+from aiops.lab.experiments.bandwidth.case import BandwidthCase
+from aiops.lab.experiments.bandwidth.run import BandwidthOutcome
+from aiops.lab.run_record import record, versions, write_rows
 
 Row = dict[str, Any]
 
 _COUNTS = ("reapplied", "skipped"), ("not_modified", "not_wanted")
 
 
-def row_of(case: Case, outcome: Outcome) -> Row:
+def row_of(case: BandwidthCase, outcome: BandwidthOutcome) -> Row:
     """Return a run as plain values: its settings, what it came to, and its curve."""
     last, report = outcome.samples[-1], outcome.report
     account = report["ledger"]
@@ -35,6 +36,7 @@ def row_of(case: Case, outcome: Outcome) -> Row:
         "fetched": account["fetched"]["bytes"],
         "ledger": account,
         "workers": [report.account for report in outcome.workers],
+        "versions": versions(),
         "budget": report.get("budget"),
         "link": outcome.link,
         "curve": [asdict(sample) for sample in outcome.samples],
@@ -66,7 +68,7 @@ class Results:
         if path is not None and path.is_file():
             try:
                 for row in json.loads(path.read_text(encoding="utf-8"))["runs"]:
-                    case = Case.of(row["case"])
+                    case = BandwidthCase.of(row["case"])
                     self._rows[case.key] = {**row, "name": case.name}
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise UsageError(
@@ -74,26 +76,22 @@ class Results:
                     " remove it"
                 ) from None
 
-    def find(self, case: Case) -> Row | None:
+    def find(self, case: BandwidthCase) -> Row | None:
         """Return the row of a case, if it has been run."""
         return self._rows.get(case.key)
 
-    def put(self, case: Case, row: Row) -> None:
+    def put(self, case: BandwidthCase, row: Row) -> None:
         """Add a row, in the place of an older one; write the file."""
         self._rows[case.key] = row
         if self.path is None:
             return
-        rows = ",\n".join(f"  {json.dumps(row, ensure_ascii=False)}" for row in self._rows.values())
-        content = f'{{"experiment": "bandwidth", "runs": [\n{rows}\n]}}\n'
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            beside = self.path.with_name(self.path.name + ".new")
-            beside.write_text(content, "utf-8")
-            beside.replace(self.path)
+            rows = list(self._rows.values())
+            write_rows(self.path, record("experiment", "bandwidth", {}, {"runs": rows}))
         except OSError as error:
             raise UsageError(f"{self.path} cannot be written: {error.strerror}") from None
 
-    def of(self, cases: Sequence[Case]) -> list[Row]:
+    def of(self, cases: Sequence[BandwidthCase]) -> list[Row]:
         """Return the rows of those cases that have been run, in their order."""
         return [row for case in cases if (row := self.find(case)) is not None]
 

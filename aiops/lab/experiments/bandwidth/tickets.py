@@ -1,7 +1,7 @@
-"""Mini-batches that several processes share: each is somebody's, and nobody waits at the end.
+"""Mini-batches that several processes share: each is drawn once, and all processes end together.
 
 A ticket is drawn by appending a byte to a file: where it lands is the ticket's number. Were each
-worker given so many beforehand, the last would train alone, with gradients of no staleness at all.
+worker given a fixed number, the last would train alone, with gradients of no staleness at all.
 """
 
 from __future__ import annotations

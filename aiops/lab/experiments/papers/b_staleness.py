@@ -9,11 +9,11 @@ from statistics import fmean
 import numpy as np
 
 from aiops.client.params import Params
-from aiops.lab.experiments.case import Case, Result, Tell
+from aiops.lab.experiments.execution import perceptron, reported
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
-from aiops.lab.experiments.figure import Figure, Line, Panel
-from aiops.lab.experiments.runs import Finished, Runs
-from aiops.lab.experiments.works import perceptron, reported
+from aiops.lab.experiments.planned_run import PlannedRun, Result, Tell
+from aiops.lab.experiments.runs import FinishedRun, Runs
+from aiops.lab.figures import Figure, Panel, Series
 from aiops.model.layout import Array
 from aiops.sim.turns.run import Run
 from aiops.sim.turns.simulation import Simulation
@@ -28,8 +28,8 @@ _WINDOWS = 10  # parts of a run, within which v̄ hardly changes
 
 
 @dataclass(frozen=True)
-class Gammas:
-    """Γ = ‖g(θ_j) − g(θ_i)‖, now and then, on mini-batches that nobody trains on at the time.
+class GradientDistances:
+    """Γ = ‖g(θ_j) − g(θ_i)‖, at even intervals, on mini-batches that are not trained on then.
 
     Attributes
     ----------
@@ -51,20 +51,22 @@ class Gammas:
         task = perceptron(run.dataset, run.hidden)
         random = np.random.default_rng([run.seed, 4])
         curve: list[dict[str, float]] = []
-        with Run(run, task) as begun:
-            rooms = [begun.dispatcher.seats[0].params.like() for _ in range(2)]
+        with Run(run, task) as initialized:
+            rooms = [initialized.dispatcher.seats[0].params.like() for _ in range(2)]
             for look in range(1, self.looks + 1):
-                begun.dispatcher.run(round(run.iterations * look / self.looks) - begun.iteration)
+                initialized.dispatcher.run(
+                    round(run.iterations * look / self.looks) - initialized.iteration
+                )
                 for client in random.choice(run.clients, self.clients, replace=False):
                     rows = random.integers(task.examples, size=run.batch_size)
-                    stale = begun.dispatcher.seats[client].params
-                    fresh = begun.dispatcher.model
+                    stale = initialized.dispatcher.seats[client].params
+                    fresh = initialized.dispatcher.model
                     task.gradient(stale, rows, rooms[0])
                     task.gradient(fresh, rows, rooms[1])
-                    sample = _sample(begun, stale, _distance(stale, fresh), _distance(*rooms))
+                    sample = _sample(initialized, stale, _distance(stale, fresh), _distance(*rooms))
                     curve.append(sample)
-                tell(begun.iteration)
-            return {**reported(begun.go_on()), "curve": curve}
+                tell(initialized.iteration)
+            return {**reported(initialized.go_on()), "curve": curve}
 
 
 def _distance(one: Mapping[str, Array], other: Mapping[str, Array]) -> float:
@@ -101,27 +103,27 @@ def _ranks(values: Array) -> Array:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Looks(Scale):
-    """How often one looks at each run."""
+class DistanceScale(Scale):
+    """The number of measurements in each run."""
 
     looks: int
 
 
 _BASE = Simulation(policy="fasgd", lr=0.005, clients=16, batch_size=8)
-QUICK = Looks(
+QUICK = DistanceScale(
     base=replace(_BASE, dataset="digits", hidden=32, iterations=12_000), seeds=3, looks=300
 )
-FULL = Looks(base=replace(_BASE, dataset="mnist", iterations=100_000), seeds=3, looks=2000)
+FULL = DistanceScale(base=replace(_BASE, dataset="mnist", iterations=100_000), seeds=3, looks=2000)
 
 
-def cases(scale: Looks, runs: Runs) -> Iterator[Case]:
+def cases(scale: DistanceScale, runs: Runs) -> Iterator[PlannedRun]:
     """Yield a run for each seed."""
     for seed in range(scale.seeds):
-        work = Gammas(replace(scale.base, seed=seed), scale.looks)
-        yield Case("Γ", "fasgd", seed, work)
+        work = GradientDistances(replace(scale.base, seed=seed), scale.looks)
+        yield PlannedRun("Γ", "fasgd", seed, work)
 
 
-def correlations(run: Finished) -> dict[str, tuple[float, float]]:
+def correlations(run: FinishedRun) -> dict[str, tuple[float, float]]:
     """Return each predictor's rank correlation with Γ: of a whole run, and within its parts."""
     gamma, size = run.series("gamma"), len(run.result["curve"]) // _WINDOWS
     found = {}
@@ -133,7 +135,7 @@ def correlations(run: Finished) -> dict[str, tuple[float, float]]:
     return found
 
 
-def findings(scale: Looks, runs: Runs) -> Findings:
+def findings(scale: DistanceScale, runs: Runs) -> Findings:
     """Compare the predictors."""
     found = [correlations(run) for run in runs.of(cases(scale, runs))]
     if not found:
@@ -169,13 +171,13 @@ def _said(values: list[float]) -> str:
     return f"{fmean(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
-def figure(scale: Looks, runs: Runs) -> Figure:
+def figure(scale: DistanceScale, runs: Runs) -> Figure:
     """Draw Γ of the first seed against each predictor."""
     first = runs.of(cases(scale, runs))[:1]
     panels = []
     for name, text in PREDICTORS.items():
         lines = [
-            Line("one client's gradient", run.series(name), [run.series("gamma")], kind="points")
+            Series("one client's gradient", run.series(name), [run.series("gamma")], kind="points")
             for run in first
         ]
         panels.append(Panel(text, text, "Γ", lines, log="xy" if name != "tau" else "y"))

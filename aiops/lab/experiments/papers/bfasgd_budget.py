@@ -7,19 +7,19 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from aiops.lab.experiments.case import Case
 from aiops.lab.experiments.experiment import MOST_SEEDS, Experiment, Findings, Scale, Verdict
-from aiops.lab.experiments.figure import Figure, Line, Panel
-from aiops.lab.experiments.papers import gated
-from aiops.lab.experiments.papers.gated import OPEN, Group, Trials
-from aiops.lab.experiments.runs import Finished, Runs, gathered
-from aiops.lab.experiments.stats import said, tails
+from aiops.lab.experiments.papers import gated_runs
+from aiops.lab.experiments.papers.gated_runs import OPEN, Group, Trials
+from aiops.lab.experiments.planned_run import PlannedRun
+from aiops.lab.experiments.runs import FinishedRun, Runs, gathered
+from aiops.lab.experiments.seed_statistics import said, tails
+from aiops.lab.figures import Figure, Panel, Series
 from aiops.sim.turns.simulation import Simulation
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budgets(Scale):
-    """Which budgets there are, and how they are divided.
+class BudgetScale(Scale):
+    """The budgets, and how they are divided between pushes and fetches.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class Budgets(Scale):
     splits: tuple[float, ...]
 
 
-QUICK = Budgets(
+QUICK = BudgetScale(
     base=Simulation(
         dataset="digits", hidden=32, lr=0.01, clients=4, batch_size=16, iterations=4000, samples=40
     ),
@@ -41,7 +41,7 @@ QUICK = Budgets(
     budgets=(0.2,),
     splits=(0.3, 0.7),
 )
-FULL = Budgets(
+FULL = BudgetScale(
     base=Simulation(dataset="mnist", lr=0.005, iterations=100_000, samples=100),
     seeds=3,
     budgets=(0.5, 0.25, 0.1, 0.05),
@@ -73,7 +73,7 @@ class Spending:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Which share of the potential pushes and fetches it affords."""
+        """The share of the potential pushes and fetches that it affords."""
         both = 2 * self.budget
         wanted = {"push": both * self.pushes, "fetch": both * (1 - self.pushes)}
         return {way: min(share, 1.0) for way, share in wanted.items()}
@@ -84,35 +84,35 @@ class Spending:
         return f"bfasgd:{written},by={BY[self.by]}"
 
 
-def spendings(scale: Budgets) -> list[Spending]:
+def spendings(scale: BudgetScale) -> list[Spending]:
     """Return all ways to spend all budgets."""
     found = [Spending(b, s, by) for b in scale.budgets for s in scale.splits for by in BY]
     return found
 
 
-def cases(scale: Budgets, runs: Runs) -> Iterator[Case]:
+def cases(scale: BudgetScale, runs: Runs) -> Iterator[PlannedRun]:
     """Yield a trial of each, at guessed constants; then the runs at those that hit the budget."""
     work = replace(scale.base, seed=MOST_SEEDS)
-    open_trial = Case(OPEN, OPEN, MOST_SEEDS, work, role="pool")
+    open_trial = PlannedRun(OPEN, OPEN, MOST_SEEDS, work, role="pool")
     yield open_trial
-    yield from gated.reported(scale, OPEN, {OPEN: ""})
+    yield from gated_runs.reported(scale, OPEN, {OPEN: ""})
     for way in spendings(scale):
         guess = {w: _DEVIATION * (1 / share - 1) for w, share in way.shares.items()}
         whole = runs.find(open_trial)
         if whole is None:
             continue
 
-        def measured(run: Finished, whole: Finished = whole) -> dict[str, float]:
+        def measured(run: FinishedRun, whole: FinishedRun = whole) -> dict[str, float]:
             return {w: traffic(run)[w] / traffic(whole)[w] for w in _WAYS}
 
         trials = Trials(scale, way.panel, way.label, way.gate, measured)
         tried, constants = trials.approach(guess, way.shares, runs)
         yield from tried
         if constants is not None:
-            yield from gated.reported(scale, way.panel, {way.label: way.gate(constants)})
+            yield from gated_runs.reported(scale, way.panel, {way.label: way.gate(constants)})
 
 
-def traffic(run: Finished) -> dict[str, float]:
+def traffic(run: FinishedRun) -> dict[str, float]:
     """Return the bytes each way, for each gradient computed, without those of the beginning."""
     first, last = run.result["curve"][0], run.last
     names = {"push": "pushed", "fetch": "fetched"}
@@ -125,13 +125,13 @@ def spent(group: Group, base: Group) -> float:
     return ours / whole
 
 
-def groups(scale: Budgets, runs: Runs) -> dict[tuple[str, str], Group]:
+def groups(scale: BudgetScale, runs: Runs) -> dict[tuple[str, str], Group]:
     """Return the reported runs by panel and curve."""
     found = runs.of(cases(scale, runs))
     return dict(gathered([run for run in found if run.case.role == "reported"]))
 
 
-def findings(scale: Budgets, runs: Runs) -> Findings:
+def findings(scale: BudgetScale, runs: Runs) -> Findings:
     """Say which division is best under each budget, and whether tensors are best chosen apart."""
     found = groups(scale, runs)
     base = found.get((OPEN, OPEN))
@@ -141,12 +141,12 @@ def findings(scale: Budgets, runs: Runs) -> Findings:
     for (panel, label), group in found.items():
         row: dict[str, Any] = {"budget": panel, "spent on": label, "error %": said(tails(group))}
         row["bytes of no gate's"] = f"{spent(group, base):.1%}"
-        table.append(row | {"points": f"{100 * gated.loss(group, base):+.2f}"})
+        table.append(row | {"points": f"{100 * gated_runs.loss(group, base):+.2f}"})
     verdicts = [_apart(scale, found, budget) for budget in scale.budgets]
     return Findings(table, verdicts)
 
 
-def _apart(scale: Budgets, found: Mapping[tuple[str, str], Group], budget: float) -> Verdict:
+def _apart(scale: BudgetScale, found: Mapping[tuple[str, str], Group], budget: float) -> Verdict:
     """Compare the best way to spend a budget on tensors with the best on the whole model."""
     best: dict[str, tuple[float, Spending]] = {}
     for way in spendings(scale):
@@ -160,12 +160,12 @@ def _apart(scale: Budgets, found: Mapping[tuple[str, str], Group], budget: float
     whole, apart = (best[by][1] for by in BY)
     text = f"budget {budget:.0%}: best is {100 * best[whole.by][0]:.2f} % with {whole.label}, and"
     text += f" {100 * best[apart.by][0]:.2f} % with {apart.label}"
-    if gated.level(found[whole.panel, whole.label], found[apart.panel, apart.label]):
+    if gated_runs.level(found[whole.panel, whole.label], found[apart.panel, apart.label]):
         return Verdict(None, f"{text}: the seeds' ranges overlap")
     return Verdict(best[apart.by][0] < best[whole.by][0], text)
 
 
-def figure(scale: Budgets, runs: Runs) -> Figure:
+def figure(scale: BudgetScale, runs: Runs) -> Figure:
     """Draw the error against the bytes, and the learning curves of each budget."""
     found = groups(scale, runs)
     base = found.get((OPEN, OPEN), [])
@@ -173,7 +173,7 @@ def figure(scale: Budgets, runs: Runs) -> Figure:
     for way in spendings(replace(scale, budgets=scale.budgets[:1])):
         mine = [g for (_panel, label), g in found.items() if label == way.label]
         lines.append(
-            Line(
+            Series(
                 way.label,
                 [100 * spent(group, base) for group in mine],
                 [[100 * tails(group)[seed] for group in mine] for seed in range(_least(mine))],
@@ -183,7 +183,7 @@ def figure(scale: Budgets, runs: Runs) -> Figure:
     for budget in scale.budgets:
         title = f"budget {budget:.0%}"
         of_panel = {label: group for (panel, label), group in found.items() if panel == title}
-        panels.append(gated.errors(title, of_panel))
+        panels.append(gated_runs.errors(title, of_panel))
     return Figure("What a budget is best spent on", panels, columns=2 if len(panels) < 5 else 3)
 
 

@@ -5,29 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from aiops.lab.experiments.case import Case
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
-from aiops.lab.experiments.figure import Figure
-from aiops.lab.experiments.papers import gated
-from aiops.lab.experiments.papers.gated import Group, Trials
-from aiops.lab.experiments.runs import Finished, Runs, gathered
-from aiops.lab.experiments.stats import AHEAD, BEHIND, compare, tails
+from aiops.lab.experiments.papers import gated_runs
+from aiops.lab.experiments.papers.gated_runs import Group, Trials
+from aiops.lab.experiments.planned_run import PlannedRun
+from aiops.lab.experiments.runs import FinishedRun, Runs, gathered
+from aiops.lab.experiments.seed_statistics import AHEAD, BEHIND, compare, tails
+from aiops.lab.figures import Figure
 from aiops.sim.turns.simulation import Simulation
 
 
 @dataclass(frozen=True, kw_only=True)
-class Coins(Scale):
+class CoinScale(Scale):
     """At which constants of the gate it is tried, of fetches and of pushes."""
 
     gates: tuple[tuple[str, float], ...]
 
 
-QUICK = Coins(
+QUICK = CoinScale(
     base=Simulation(dataset="digits", hidden=32, lr=0.005, iterations=4000, samples=40),
     seeds=3,
     gates=(("fetch", 1 / 8), ("push", 0.08)),
 )
-FULL = Coins(
+FULL = CoinScale(
     base=Simulation(dataset="mnist", lr=0.005, iterations=100_000, samples=100),
     seeds=5,
     gates=(("fetch", 1 / 16), ("fetch", 1 / 4), ("push", 0.03), ("push", 0.12)),
@@ -38,28 +38,28 @@ _COUNTS = {"fetch": "fetches", "push": "pushes"}
 _FREE_GUESS = 0.1  # of the constant, by this factor
 
 
-def cases(scale: Coins, runs: Runs) -> Iterator[Case]:
+def cases(scale: CoinScale, runs: Runs) -> Iterator[PlannedRun]:
     """Yield the gates; then coins, and gates without a floor, that send as much."""
     for way, c in scale.gates:
         panel = title(way, c)
-        gates = list(gated.reported(scale, panel, {GATE: f"bfasgd:c_{way}={c:g}"}))
+        gates = list(gated_runs.reported(scale, panel, {GATE: f"bfasgd:c_{way}={c:g}"}))
         yield from gates
         if not runs.settled(gates) or not runs.of(gates):
             continue
-        sent = gated.share(runs.of(gates), _COUNTS[way])
-        yield from gated.reported(scale, panel, {COIN: f"constant:p_{way}={sent:.4g}"})
+        sent = gated_runs.share(runs.of(gates), _COUNTS[way])
+        yield from gated_runs.reported(scale, panel, {COIN: f"constant:p_{way}={sent:.4g}"})
 
         def free(constants: Mapping[str, float], way: str = way) -> str:
             return f"bfasgd:c_{way}={constants[way]:.4g},floor_free=yes"
 
-        def measured(run: Finished, way: str = way) -> dict[str, float]:
-            return {way: gated.share([run], _COUNTS[way])}
+        def measured(run: FinishedRun, way: str = way) -> dict[str, float]:
+            return {way: gated_runs.share([run], _COUNTS[way])}
 
         trials = Trials(scale, panel, FREE, free, measured)
         tried, constants = trials.approach({way: _FREE_GUESS * c}, {way: sent}, runs)
         yield from tried
         if constants is not None:
-            yield from gated.reported(scale, panel, {FREE: free(constants)})
+            yield from gated_runs.reported(scale, panel, {FREE: free(constants)})
 
 
 def title(way: str, c: float) -> str:
@@ -67,18 +67,18 @@ def title(way: str, c: float) -> str:
     return f"{way}, c = {c:g}"
 
 
-def groups(scale: Coins, runs: Runs) -> dict[tuple[str, str], Group]:
+def groups(scale: CoinScale, runs: Runs) -> dict[tuple[str, str], Group]:
     """Return the reported runs by panel and curve."""
     found = runs.of(cases(scale, runs))
     return dict(gathered([run for run in found if run.case.role == "reported"]))
 
 
-def findings(scale: Coins, runs: Runs) -> Findings:
+def findings(scale: CoinScale, runs: Runs) -> Findings:
     """Compare gate and coin, panel by panel."""
     found = groups(scale, runs)
     table = []
     for (panel, curve), group in found.items():
-        row = gated.row(curve, group, found[panel, GATE])
+        row = gated_runs.row(curve, group, found[panel, GATE])
         row["points against the gate"] = row.pop("points")
         table.append({"panel": panel, **row})
     panels = [title(*gate) for gate in scale.gates]
@@ -101,11 +101,13 @@ def _verdict(panels: Sequence[str], found: Mapping[tuple[str, str], Group], curv
     return Verdict(None, text)
 
 
-def figure(scale: Coins, runs: Runs) -> Figure:
+def figure(scale: CoinScale, runs: Runs) -> Figure:
     """Draw the errors."""
     found = groups(scale, runs)
     panels = [
-        gated.errors(p, {curve: group for (panel, curve), group in found.items() if panel == p})
+        gated_runs.errors(
+            p, {curve: group for (panel, curve), group in found.items() if panel == p}
+        )
         for p in (title(*gate) for gate in scale.gates)
     ]
     return Figure("B-FASGD's gate and a coin, at equal traffic", panels, columns=2)

@@ -6,40 +6,40 @@ from collections.abc import Iterator, Mapping
 from statistics import fmean
 from typing import Any
 
-from aiops.lab.experiments.case import Case
 from aiops.lab.experiments.experiment import Experiment, Findings, Verdict
-from aiops.lab.experiments.figure import Figure
-from aiops.lab.experiments.papers import gated
-from aiops.lab.experiments.papers.gated import OPEN, OWN, PAPERS, Gated, Group
-from aiops.lab.experiments.pool import Pool, ladder
+from aiops.lab.experiments.papers import gated_runs
+from aiops.lab.experiments.papers.gated_runs import OPEN, OWN, PAPERS, GatedScale, Group
+from aiops.lab.experiments.planned_run import PlannedRun
+from aiops.lab.experiments.rate_search import RateSearch, ladder
 from aiops.lab.experiments.runs import Runs
+from aiops.lab.figures import Figure
 from aiops.sim.turns.simulation import Simulation
 
-QUICK = Gated(
+QUICK = GatedScale(
     base=Simulation(
         dataset="digits", hidden=32, lr=0.005, clients=4, batch_size=16, iterations=7000, samples=40
     ),
     seeds=3,
     constants=(1 / 16, 1 / 7),
-    pool=Pool((("fasgd", ladder(0.005, 2, 1, 3)),), share=0.5, finalists=0),
+    pool=RateSearch((("fasgd", ladder(0.005, 2, 1, 3)),), share=0.5, finalists=0),
 )
-FULL = Gated(
+FULL = GatedScale(
     base=Simulation(dataset="mnist", lr=0.005, iterations=1_000_000, samples=200),
     seeds=3,
     constants=(1 / 64, 1 / 32, 1 / 16, 1 / 8),
-    pool=Pool((("fasgd", ladder(0.005, 2, 3, 4)),), share=0.1, finalists=0),
+    pool=RateSearch((("fasgd", ladder(0.005, 2, 3, 4)),), share=0.1, finalists=0),
 )
 
 _TEN = 9.5  # a reduction that one would call tenfold
 _RARER = 0.95  # fetches of the second half for one of the first that one would call fewer
 
 
-def cases(scale: Gated, runs: Runs) -> Iterator[Case]:
+def cases(scale: GatedScale, runs: Runs) -> Iterator[PlannedRun]:
     """Yield a curve for each constant; then no gate and the largest at their best rates."""
     gates = {label(c): f"bfasgd:c_fetch={c:g}" for c in scale.constants}
-    yield from gated.reported(scale, PAPERS, {OPEN: "", **gates})
+    yield from gated_runs.reported(scale, PAPERS, {OPEN: "", **gates})
     largest = label(scale.largest)
-    yield from gated.at_best_rate(scale, OWN, {OPEN: "", largest: gates[largest]}, runs)
+    yield from gated_runs.at_best_rate(scale, OWN, {OPEN: "", largest: gates[largest]}, runs)
 
 
 def label(c: float) -> str:
@@ -47,19 +47,21 @@ def label(c: float) -> str:
     return f"c = 1/{1 / c:g}"
 
 
-def findings(scale: Gated, runs: Runs) -> Findings:
+def findings(scale: GatedScale, runs: Runs) -> Findings:
     """Find the least fetches that cost nothing, and see whether they become fewer."""
     found = runs.of(cases(scale, runs))
     table: list[dict[str, Any]] = []
     verdicts = []
     for panel in (PAPERS, OWN):
-        groups = gated.of_panel(found, panel)
+        groups = gated_runs.of_panel(found, panel)
         base = groups.pop(OPEN, None)
         if base is None:
             verdicts.append(Verdict(None, f"{panel}: nothing has been run without a gate"))
             continue
         shown = {OPEN: base, **groups}
-        table += [{"at": panel, **gated.row(name, group, base)} for name, group in shown.items()]
+        table += [
+            {"at": panel, **gated_runs.row(name, group, base)} for name, group in shown.items()
+        ]
         verdicts.append(_tenfold(panel, groups, base))
         if panel == PAPERS and groups:
             verdicts.append(_fewer(groups))
@@ -68,9 +70,9 @@ def findings(scale: Gated, runs: Runs) -> Findings:
 
 def _tenfold(panel: str, gates: Mapping[str, Group], base: Group) -> Verdict:
     for name, group in gates.items():
-        factor = 1 / max(gated.share(group, "fetches"), 1e-9)
+        factor = 1 / max(gated_runs.share(group, "fetches"), 1e-9)
         if factor >= _TEN:
-            return gated.keeps(group, base, f"{panel}: fetches ÷{factor:.1f} at {name}")
+            return gated_runs.keeps(group, base, f"{panel}: fetches ÷{factor:.1f} at {name}")
     return Verdict(None, f"{panel}: no constant left out nine fetches of ten")
 
 
@@ -80,19 +82,19 @@ def _fewer(gates: Mapping[str, Group]) -> Verdict:
     for name, group in gates.items():
         halves = []
         for run in group:
-            counts = gated.counted(run, "fetches")
+            counts = gated_runs.counted(run, "fetches")
             middle = counts[len(counts) // 2]
             halves.append((middle, counts[-1] - middle))
         first, second = (fmean(half) for half in zip(*halves, strict=True))
         shares.append(second / max(first, 1))
         said.append(f"{shares[-1]:.2f} at {name}")
-    text = "the second half of a run has so many fetches for one of the first: " + ", ".join(said)
+    text = "fetches in the second half of a run per fetch in the first: " + ", ".join(said)
     return Verdict(max(shares) <= _RARER, text)
 
 
-def figure(scale: Gated, runs: Runs) -> Figure:
+def figure(scale: GatedScale, runs: Runs) -> Figure:
     """Draw errors, and copies against potential copies."""
-    return gated.figure(runs.of(cases(scale, runs)), "fetches")
+    return gated_runs.figure(runs.of(cases(scale, runs)), "fetches")
 
 
 EXPERIMENT = Experiment(

@@ -5,37 +5,37 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from aiops.lab.experiments.case import Case
 from aiops.lab.experiments.experiment import Experiment, Findings, Verdict
-from aiops.lab.experiments.figure import Figure
-from aiops.lab.experiments.papers import gated
-from aiops.lab.experiments.papers.gated import OPEN, OWN, PAPERS, Gated, Group
-from aiops.lab.experiments.pool import Pool, ladder
+from aiops.lab.experiments.papers import gated_runs
+from aiops.lab.experiments.papers.gated_runs import OPEN, OWN, PAPERS, GatedScale, Group
+from aiops.lab.experiments.planned_run import PlannedRun
+from aiops.lab.experiments.rate_search import RateSearch, ladder
 from aiops.lab.experiments.runs import Runs
+from aiops.lab.figures import Figure
 from aiops.sim.turns.simulation import Simulation
 
 MODES = ("reapply", "accumulate")
 
-QUICK = Gated(
+QUICK = GatedScale(
     base=Simulation(dataset="digits", hidden=32, lr=0.005, iterations=6000, samples=40),
     seeds=3,
     constants=(0.2,),
-    pool=Pool((("fasgd", ladder(0.005, 2, 1, 3)),), share=0.5, finalists=0),
+    pool=RateSearch((("fasgd", ladder(0.005, 2, 1, 3)),), share=0.5, finalists=0),
 )
-FULL = Gated(
+FULL = GatedScale(
     base=Simulation(dataset="mnist", lr=0.005, iterations=1_000_000, samples=200),
     seeds=3,
     constants=(0.00125, 0.02, 0.08),
-    pool=Pool((("fasgd", ladder(0.005, 2, 3, 4)),), share=0.1, finalists=0),
+    pool=RateSearch((("fasgd", ladder(0.005, 2, 3, 4)),), share=0.1, finalists=0),
 )
 
 
-def cases(scale: Gated, runs: Runs) -> Iterator[Case]:
+def cases(scale: GatedScale, runs: Runs) -> Iterator[PlannedRun]:
     """Yield a curve for each way and constant; then the largest at their best rates."""
     gates = {label(mode, c): _gate(mode, c) for mode in MODES for c in scale.constants}
-    yield from gated.reported(scale, PAPERS, {OPEN: "", **gates})
+    yield from gated_runs.reported(scale, PAPERS, {OPEN: "", **gates})
     largest = {label(mode, scale.largest): _gate(mode, scale.largest) for mode in MODES}
-    yield from gated.at_best_rate(scale, OWN, {OPEN: "", **largest}, runs)
+    yield from gated_runs.at_best_rate(scale, OWN, {OPEN: "", **largest}, runs)
 
 
 def _gate(mode: str, c: float) -> str:
@@ -47,33 +47,35 @@ def label(mode: str, c: float) -> str:
     return f"{mode}, c = {c:g}"
 
 
-def findings(scale: Gated, runs: Runs) -> Findings:
-    """See what the largest constant costs each way, at the paper's rate and at the best."""
+def findings(scale: GatedScale, runs: Runs) -> Findings:
+    """Judge what the largest constant costs each way, at the paper's rate and at the best."""
     found = runs.of(cases(scale, runs))
     table: list[dict[str, Any]] = []
     verdicts: list[Verdict] = []
     for panel in (PAPERS, OWN):
-        groups = gated.of_panel(found, panel)
+        groups = gated_runs.of_panel(found, panel)
         base = groups.get(OPEN)
         if base is None:
             verdicts.append(Verdict(None, f"{panel}: nothing has been run without a gate"))
             continue
-        table += [{"at": panel, **gated.row(name, group, base)} for name, group in groups.items()]
+        table += [
+            {"at": panel, **gated_runs.row(name, group, base)} for name, group in groups.items()
+        ]
         verdicts += _verdicts(panel, groups, base, scale.largest)
     return Findings(table, verdicts)
 
 
 def _verdicts(panel: str, groups: Mapping[str, Group], base: Group, c: float) -> Iterator[Verdict]:
-    for mode, judge in (("reapply", gated.fails), ("accumulate", gated.keeps)):
+    for mode, judge in (("reapply", gated_runs.fails), ("accumulate", gated_runs.keeps)):
         group = groups.get(label(mode, c))
         if group:
-            factor = 1 / max(gated.share(group, "pushes"), 1e-9)
+            factor = 1 / max(gated_runs.share(group, "pushes"), 1e-9)
             yield judge(group, base, f"{panel}: pushes ÷{factor:.1f}, {mode}")
 
 
-def figure(scale: Gated, runs: Runs) -> Figure:
+def figure(scale: GatedScale, runs: Runs) -> Figure:
     """Draw errors, and copies against potential copies."""
-    return gated.figure(runs.of(cases(scale, runs)), "pushes")
+    return gated_runs.figure(runs.of(cases(scale, runs)), "pushes")
 
 
 EXPERIMENT = Experiment(

@@ -13,12 +13,13 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from aiops.client.params import Params
-from aiops.lab.experiments.case import Case, Result, Tell
+from aiops.lab.experiments.curves import curve
+from aiops.lab.experiments.execution import perceptron
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
-from aiops.lab.experiments.figure import Figure, Line, Panel, curve
-from aiops.lab.experiments.runs import Finished, Runs, gathered
-from aiops.lab.experiments.stats import said, tails
-from aiops.lab.experiments.works import perceptron
+from aiops.lab.experiments.planned_run import PlannedRun, Result, Tell
+from aiops.lab.experiments.runs import FinishedRun, Runs, gathered
+from aiops.lab.experiments.seed_statistics import said, tails
+from aiops.lab.figures import Figure, Panel, Series
 from aiops.lab.workloads import PerceptronTask
 from aiops.sim.turns.memory import MemoryServer, Seat
 from aiops.sim.turns.simulation import Simulation
@@ -29,7 +30,7 @@ _NEW = 0.05  # weight of a round in the mean bytes of a turn: a gate is a matter
 
 
 @dataclass(frozen=True)
-class Elastic:
+class ElasticClients:
     """Clients take turns, round by round; their number is fixed, or grows as traffic allows.
 
     In a round each client computes one mini-batch, in an order drawn anew: the clients are equally
@@ -49,14 +50,14 @@ class Elastic:
 
     @property
     def rounds(self) -> int:
-        """How many there are."""
+        """The number of clients."""
         return self.simulation.iterations // self.simulation.clients
 
     def __call__(self, tell: Tell) -> Result:
         """Run it."""
         run = self.simulation
         with threadpool_limits(1):
-            crowd = _Crowd(run, self.most)
+            crowd = _ElasticRun(run, self.most)
             marks = {round(self.rounds * k / run.samples) for k in range(1, run.samples + 1)}
             curve = [crowd.sample(0)]
             for number in range(1, self.rounds + 1):
@@ -67,7 +68,7 @@ class Elastic:
             return {"digest": crowd.digest(), "diverged": None, "curve": curve}
 
 
-class _Crowd:
+class _ElasticRun:
     """A server, and clients that become more."""
 
     def __init__(self, run: Simulation, most: int) -> None:
@@ -135,13 +136,13 @@ class _Crowd:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Crowds(Scale):
-    """How many clients there are at first, the base's, and at most."""
+class ElasticScale(Scale):
+    """The number of clients: the base's at first, and the most."""
 
     most: int
 
 
-QUICK = Crowds(
+QUICK = ElasticScale(
     base=Simulation(
         dataset="digits",
         hidden=32,
@@ -154,7 +155,7 @@ QUICK = Crowds(
     seeds=3,
     most=32,
 )
-FULL = Crowds(
+FULL = ElasticScale(
     base=Simulation(
         dataset="mnist",
         lr=0.005,
@@ -170,20 +171,20 @@ FULL = Crowds(
 FIXED, GROWING = "fixed", "growing"
 
 
-def cases(scale: Crowds, runs: Runs) -> Iterator[Case]:
+def cases(scale: ElasticScale, runs: Runs) -> Iterator[PlannedRun]:
     """Yield as many clients as at first, and as many as traffic allows."""
     for label, most in ((FIXED, scale.base.clients), (GROWING, scale.most)):
         for seed in range(scale.seeds):
-            work = Elastic(replace(scale.base, seed=seed), most)
-            yield Case("clients", label, seed, work)
+            work = ElasticClients(replace(scale.base, seed=seed), most)
+            yield PlannedRun("clients", label, seed, work)
 
 
-def groups(scale: Crowds, runs: Runs) -> dict[str, list[Finished]]:
+def groups(scale: ElasticScale, runs: Runs) -> dict[str, list[FinishedRun]]:
     """Return the finished runs by curve."""
     return {name: group for (_panel, name), group in gathered(runs.of(cases(scale, runs))).items()}
 
 
-def needed(run: Finished, error: float) -> float | None:
+def needed(run: FinishedRun, error: float) -> float | None:
     """Return the rounds after which an error is reached for good; None: it is not."""
     reached = None
     for sample in run.result["curve"]:
@@ -194,7 +195,7 @@ def needed(run: Finished, error: float) -> float | None:
     return reached
 
 
-def findings(scale: Crowds, runs: Runs) -> Findings:
+def findings(scale: ElasticScale, runs: Runs) -> Findings:
     """Compare the rounds to an error, and see whether traffic is steady."""
     found = groups(scale, runs)
     table = []
@@ -219,7 +220,7 @@ def _range(samples: Sequence[Mapping[str, Any]]) -> str:
     return f"{min(values):,.0f} to {max(values):,.0f}" if values else "–"
 
 
-def _steady(scale: Crowds, group: Sequence[Finished]) -> Verdict:
+def _steady(scale: ElasticScale, group: Sequence[FinishedRun]) -> Verdict:
     """Say whether the traffic of the second half is within a fifth of what is allowed."""
     shares, full = [], []
     for run in group:
@@ -234,7 +235,7 @@ def _steady(scale: Crowds, group: Sequence[Finished]) -> Verdict:
     return Verdict(all(0.8 <= share <= 1.2 for share in shares), text)
 
 
-def _sooner(found: Mapping[str, Sequence[Finished]]) -> Verdict:
+def _sooner(found: Mapping[str, Sequence[FinishedRun]]) -> Verdict:
     """Say whether more clients reach what fewer reach in the end, in fewer rounds."""
     error = fmean(tails(found[FIXED]))
     rounds = [needed(run, error) for run in found[GROWING]]
@@ -248,11 +249,11 @@ def _sooner(found: Mapping[str, Sequence[Finished]]) -> Verdict:
     return Verdict(max(reached) < last, text)
 
 
-def figure(scale: Crowds, runs: Runs) -> Figure:
+def figure(scale: ElasticScale, runs: Runs) -> Figure:
     """Draw errors, clients and bytes by rounds."""
     found = groups(scale, runs)
 
-    def lines(name: str, times: float = 1.0) -> list[Line]:
+    def lines(name: str, times: float = 1.0) -> list[Series]:
         return [curve(label, g, name, times, x="round") for label, g in found.items()]
 
     panels = [

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from aiops.lab.experiments.experiment import Experiment, Findings
-from aiops.lab.experiments.figure import Figure
-from aiops.lab.experiments.papers import duel
-from aiops.lab.experiments.papers.duel import Duel, Panels
-from aiops.lab.experiments.pool import Pool, ladder
+from aiops.lab.experiments.papers import policy_comparison
+from aiops.lab.experiments.papers.policy_comparison import ComparisonPanels, PolicyComparison
+from aiops.lab.experiments.rate_search import RateSearch, ladder
 from aiops.lab.experiments.runs import Runs
+from aiops.lab.figures import Figure
 from aiops.sim.turns.simulation import Simulation
 
 PANELS = ((128, 1), (32, 4), (16, 8), (4, 32))
 
-QUICK = Duel(
+QUICK = PolicyComparison(
     base=Simulation(dataset="digits", hidden=32, iterations=4500, samples=30),
     seeds=3,
     panels=PANELS,
-    pool=Pool(
+    pool=RateSearch(
         rates=(("fasgd", ladder(0.005, 2, 4, 3)), ("sasgd", ladder(0.04, 2, 2, 5))),
         share=0.3,
         finalists=0,
     ),
 )
-FULL = Duel(
+FULL = PolicyComparison(
     base=Simulation(dataset="mnist", hidden=200, iterations=100_000, samples=100),
     seeds=3,
     panels=PANELS,
-    pool=Pool(
+    pool=RateSearch(
         rates=(("fasgd", ladder(0.005, 2**0.5, 9, 6)), ("sasgd", ladder(0.04, 2**0.5, 6, 9))),
         share=0.1,
         finalists=4,
@@ -34,16 +34,20 @@ FULL = Duel(
 )
 
 
-def findings(scale: Duel, runs: Runs) -> Findings:
+def findings(scale: PolicyComparison, runs: Runs) -> Findings:
     """Count the panels in which FASGD is ahead, under each protocol."""
-    panels = Panels.of(scale, runs)
-    verdicts = [duel.order_verdict(scale, panels, protocol) for protocol in scale.protocols]
-    return Findings(duel.table(scale, panels), verdicts, duel.robustness(scale, runs))
+    panels = ComparisonPanels.of(scale, runs)
+    verdicts = [
+        policy_comparison.order_verdict(scale, panels, protocol) for protocol in scale.protocols
+    ]
+    return Findings(
+        policy_comparison.table(scale, panels), verdicts, policy_comparison.robustness(scale, runs)
+    )
 
 
-def figure(scale: Duel, runs: Runs) -> Figure:
+def figure(scale: PolicyComparison, runs: Runs) -> Figure:
     """Draw the validation error."""
-    return duel.figure("FASGD and SASGD at λ·µ = 128", scale, runs)
+    return policy_comparison.figure("FASGD and SASGD at λ·µ = 128", scale, runs)
 
 
 EXPERIMENT = Experiment(
@@ -53,11 +57,11 @@ EXPERIMENT = Experiment(
     claim="FASGD converges faster, and to a better cost, regardless of λ and µ.",
     quick=QUICK,
     full=FULL,
-    cases=duel.cases,
+    cases=policy_comparison.cases,
     findings=findings,
     figure=figure,
-    knobs=duel.KNOBS,
-    note="The error is that of 10,000 examples nobody trains on, the mean of the last tenth of a"
+    knobs=policy_comparison.KNOBS,
+    note="The error is that of 10,000 held-out examples, the mean of the last tenth of a"
     " run. --full chooses rates from a pool of 16, first at a tenth of the iterations, then the"
     " best four in full; --quick from a pool of 8 at 30 %, on scikit-learn's digits, where 4,500"
     " iterations are too few for λ = 128 (in full, from N(0, 1) weights, FASGD"

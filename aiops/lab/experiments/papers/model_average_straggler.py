@@ -8,12 +8,13 @@ from statistics import fmean
 
 import numpy as np
 
-from aiops.lab.experiments.case import Case
+from aiops.lab.experiments.curves import interpolated
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
-from aiops.lab.experiments.figure import Figure, Line, Panel
-from aiops.lab.experiments.race import Race, over
-from aiops.lab.experiments.runs import Finished, Runs, gathered
-from aiops.lab.experiments.stats import said
+from aiops.lab.experiments.planned_run import PlannedRun
+from aiops.lab.experiments.runs import FinishedRun, Runs, gathered
+from aiops.lab.experiments.seed_statistics import said
+from aiops.lab.experiments.straggler_simulation import StragglerSimulation
+from aiops.lab.figures import Figure, Panel, Series
 from aiops.sim.cluster.spec import Links
 from aiops.sim.turns.simulation import Simulation
 
@@ -26,8 +27,8 @@ AVERAGE, SYNCHRONOUS, SERVER = RULES
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stragglers(Scale):
-    """How slow the slow worker is.
+class StragglerScale(Scale):
+    """The slowness of the slow worker.
 
     Attributes
     ----------
@@ -41,7 +42,7 @@ class Stragglers(Scale):
     link: str
 
 
-QUICK = Stragglers(
+QUICK = StragglerScale(
     base=Simulation(
         dataset="digits", hidden=32, clients=4, batch_size=16, iterations=2400, samples=20
     ),
@@ -49,7 +50,7 @@ QUICK = Stragglers(
     times=(1.0, 4.0, 10.0),
     link="15Mbit/s",
 )
-FULL = Stragglers(
+FULL = StragglerScale(
     base=Simulation(dataset="mnist", clients=8, batch_size=32, iterations=40_000, samples=100),
     seeds=3,
     times=(1.0, 2.0, 5.0, 10.0),
@@ -60,15 +61,18 @@ _KEPT = 0.9  # of the others' pace: a straggler that costs no more is borne
 _NEAR = 0.01  # errors within a point are level
 
 
-def cases(scale: Stragglers, runs: Runs) -> Iterator[Case]:
+def cases(scale: StragglerScale, runs: Runs) -> Iterator[PlannedRun]:
     """Yield each rule beside each straggler."""
     links = Links(worker=scale.link, server=scale.link, latency=0.0002)
     for times in scale.times:
         for label, (policy, settings) in RULES.items():
             for seed in range(scale.seeds):
                 task = replace(scale.base, seed=seed)
-                yield Case(
-                    title(times), label, seed, Race(task, policy, settings, times, links=links)
+                yield PlannedRun(
+                    title(times),
+                    label,
+                    seed,
+                    StragglerSimulation(task, policy, settings, times, links=links),
                 )
 
 
@@ -77,33 +81,33 @@ def title(times: float) -> str:
     return f"one worker {times:g} times slower" if times > 1 else "all alike"
 
 
-Groups = Mapping[tuple[str, str], Sequence[Finished]]
+Groups = Mapping[tuple[str, str], Sequence[FinishedRun]]
 
 
-def throughput(run: Finished) -> float:
+def throughput(run: FinishedRun) -> float:
     """Return all workers' mini-batches per virtual second."""
     return float(run.last["iteration"]) / float(run.result["seconds"])
 
 
-def others(run: Finished) -> float:
+def others(run: FinishedRun) -> float:
     """Return the mini-batches per virtual second of a worker that is not slow."""
     steps: Sequence[int] = run.result["steps"]
     return fmean(steps[1:]) / float(run.result["seconds"])
 
 
-def kept(scale: Stragglers, found: Groups, times: float, label: str) -> float | None:
+def kept(scale: StragglerScale, found: Groups, times: float, label: str) -> float | None:
     """Return which share of their pace the others keep; None while that is not known."""
     groups = [found.get((title(t), label)) for t in (scale.times[0], times)]
     paces = [fmean(map(others, group)) for group in groups if group]
     return paces[1] / paces[0] if len(paces) == len(groups) else None
 
 
-def error_at(run: Finished, seconds: float) -> float:
+def error_at(run: FinishedRun, seconds: float) -> float:
     """Return the test error at a time, as read off the curve."""
     return float(np.interp(seconds, run.series("seconds"), run.series("error")))
 
 
-def findings(scale: Stragglers, runs: Runs) -> Findings:
+def findings(scale: StragglerScale, runs: Runs) -> Findings:
     """Compare paces with those of healthy workers, and errors at equal work and at equal time."""
     found = gathered(runs.of(cases(scale, runs)))
     table = []
@@ -130,7 +134,7 @@ def findings(scale: Stragglers, runs: Runs) -> Findings:
     return Findings(table, [v for t in slow for v in (_pace(scale, found, t), _errors(found, t))])
 
 
-def _pace(scale: Stragglers, found: Groups, times: float) -> Verdict:
+def _pace(scale: StragglerScale, found: Groups, times: float) -> Verdict:
     shares = {label: kept(scale, found, times, label) for label in RULES}
     if None in shares.values():
         return Verdict(None, f"{title(times)}: not all has been run")
@@ -153,7 +157,7 @@ def _errors(found: Groups, times: float) -> Verdict:
     return Verdict(level, f"{title(times)}: error after the same number of mini-batches: {text}")
 
 
-def figure(scale: Stragglers, runs: Runs) -> Figure:
+def figure(scale: StragglerScale, runs: Runs) -> Figure:
     """Draw the throughput by straggler, and the errors by time."""
     found = gathered(runs.of(cases(scale, runs)))
     lines = []
@@ -161,11 +165,13 @@ def figure(scale: Stragglers, runs: Runs) -> Figure:
         groups = [found.get((title(times), label), []) for times in scale.times]
         least = min(map(len, groups))
         ys = [[throughput(group[seed]) for group in groups] for seed in range(least)]
-        lines.append(Line(label, list(scale.times), ys))
+        lines.append(Series(label, list(scale.times), ys))
     xlabel = "times as slow as the others"
-    panels = [Panel("Throughput", xlabel, "mini-batches per second", lines, bottom=0)]
+    panels = [Panel("ThroughputSimulation", xlabel, "mini-batches per second", lines, bottom=0)]
     for times in scale.times:
-        lines = [over(label, found.get((title(times), label), []), "seconds") for label in RULES]
+        lines = [
+            interpolated(label, found.get((title(times), label), []), "seconds") for label in RULES
+        ]
         panels.append(Panel(title(times), "virtual seconds", "test error (%)", lines, log="y"))
     return Figure("One slow worker", panels, columns=2)
 

@@ -9,18 +9,18 @@ from statistics import fmean
 
 import numpy as np
 
-from aiops.lab.experiments.case import Case, Result, Tell
+from aiops.lab.experiments.execution import perceptron
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
-from aiops.lab.experiments.figure import Figure, Line, Panel
-from aiops.lab.experiments.runs import Finished, Runs, gathered
-from aiops.lab.experiments.works import perceptron
+from aiops.lab.experiments.planned_run import PlannedRun, Result, Tell
+from aiops.lab.experiments.runs import FinishedRun, Runs, gathered
+from aiops.lab.figures import Figure, Panel, Series
 from aiops.sim.turns.dispatcher import Dispatcher
 from aiops.sim.turns.run import Run, digest
 from aiops.sim.turns.simulation import Simulation
 
 
 @dataclass(frozen=True)
-class Apart:
+class ParameterDistances:
     """A simulation in turns, and how far its clients' parameters are from each other's.
 
     Attributes
@@ -41,18 +41,18 @@ class Apart:
         """Run it."""
         run = self.simulation
         curve: list[dict[str, float]] = []
-        with Run(run, perceptron(run.dataset, run.hidden)) as begun:
-            dispatcher = begun.dispatcher
+        with Run(run, perceptron(run.dataset, run.hidden)) as initialized:
+            dispatcher = initialized.dispatcher
             for look in range(1, self.looks + 1):
                 # The last cycle before the mark, round by round.
                 begin = run.iterations * look // self.looks - self.cycle * run.clients
                 begin -= begin % run.clients
-                dispatcher.run(max(begin - begun.iteration, 0))
+                dispatcher.run(max(begin - initialized.iteration, 0))
                 seen = [_look(dispatcher, run.clients) for _ in range(self.cycle)]
                 distance, norm = max(seen)
-                sample = {"iteration": begun.iteration, "distance": distance}
+                sample = {"iteration": initialized.iteration, "distance": distance}
                 curve.append({**sample, "relative": distance / norm})
-                tell(begun.iteration)
+                tell(initialized.iteration)
             return {"digest": digest(dispatcher), "diverged": None, "curve": curve}
 
 
@@ -82,8 +82,8 @@ def pairwise(points: np.ndarray[tuple[int, int], np.dtype[np.float32]]) -> float
 
 
 @dataclass(frozen=True, kw_only=True)
-class Distances(Scale):
-    """What is varied.
+class DiscrepancyScale(Scale):
+    """The settings that are varied.
 
     Attributes
     ----------
@@ -113,10 +113,10 @@ class Distances(Scale):
 
 
 _BASE = Simulation(selection="round-robin", lr=0.02, clients=8, batch_size=16, samples=1)
-QUICK = Distances(
+QUICK = DiscrepancyScale(
     base=replace(_BASE, dataset="digits", hidden=32, iterations=3200), seeds=3, looks=5
 )
-FULL = Distances(
+FULL = DiscrepancyScale(
     base=replace(_BASE, dataset="mnist", batch_size=32, iterations=80_000),
     seeds=3,
     looks=20,
@@ -128,7 +128,7 @@ _LEVEL = 0.15
 """Exponents as small as this are no growth, and those as near to 1 as twice this are linear."""
 
 
-def cases(scale: Distances, runs: Runs) -> Iterator[Case]:
+def cases(scale: DiscrepancyScale, runs: Runs) -> Iterator[PlannedRun]:
     """Yield each τ_max, and each λ under both rules."""
     base = scale.base
     for seed in range(scale.seeds):
@@ -140,13 +140,13 @@ def cases(scale: Distances, runs: Runs) -> Iterator[Case]:
             if (limit, workers) not in seen:
                 seen.add((limit, workers))
                 work = _averaged(scale, limit, workers, seed)
-                yield Case(f"τ_max {limit}, λ {workers}", AVERAGED, seed, work)
+                yield PlannedRun(f"τ_max {limit}, λ {workers}", AVERAGED, seed, work)
         for workers in scale.workers:
             work = _delayed(scale, workers, seed)
-            yield Case(f"λ {workers}", DELAYED, seed, work)
+            yield PlannedRun(f"λ {workers}", DELAYED, seed, work)
 
 
-def _averaged(scale: Distances, limit: int, workers: int, seed: int) -> Apart:
+def _averaged(scale: DiscrepancyScale, limit: int, workers: int, seed: int) -> ParameterDistances:
     settings = (f"tau_max={limit}", "variant=2")
     run = replace(
         scale.base,
@@ -156,17 +156,17 @@ def _averaged(scale: Distances, limit: int, workers: int, seed: int) -> Apart:
         iterations=scale.steps * workers,
         seed=seed,
     )
-    return Apart(run, limit, max(min(scale.looks, scale.steps // limit), 1))
+    return ParameterDistances(run, limit, max(min(scale.looks, scale.steps // limit), 1))
 
 
-def _delayed(scale: Distances, workers: int, seed: int) -> Apart:
+def _delayed(scale: DiscrepancyScale, workers: int, seed: int) -> ParameterDistances:
     steps = max(scale.steps, workers)
     run = replace(scale.base, policy="asgd", clients=workers, iterations=steps, seed=seed)
-    return Apart(run, 1, min(scale.looks, steps // workers))
+    return ParameterDistances(run, 1, min(scale.looks, steps // workers))
 
 
 def series(
-    scale: Distances, runs: Runs, name: str = "distance"
+    scale: DiscrepancyScale, runs: Runs, name: str = "distance"
 ) -> dict[tuple[str, str], tuple[list[int], list[list[float]]]]:
     """Return by panel and rule: where there is something, and each seed's mean over its looks."""
     found = gathered(runs.of(cases(scale, runs)))
@@ -184,7 +184,7 @@ def series(
     return result
 
 
-def _mean(run: Finished, name: str) -> float:
+def _mean(run: FinishedRun, name: str) -> float:
     return fmean(run.series(name))
 
 
@@ -198,7 +198,7 @@ def exponent(x: Sequence[int], y: Sequence[float]) -> float:
     return float(np.polyfit(*logs, 1)[0])
 
 
-def findings(scale: Distances, runs: Runs) -> Findings:
+def findings(scale: DiscrepancyScale, runs: Runs) -> Findings:
     """Fit a power law to each series."""
     found, relative = series(scale, runs), series(scale, runs, "relative")
     table = [
@@ -251,7 +251,7 @@ def _crowd(found: Mapping[tuple[str, str], tuple[list[int], list[list[float]]]])
     return Verdict(min(grown[DELAYED]) > 2 * max(grown[AVERAGED]), text)
 
 
-def figure(scale: Distances, runs: Runs) -> Figure:
+def figure(scale: DiscrepancyScale, runs: Runs) -> Figure:
     """Draw distances, and as shares of the model's norm, against τ_max and against λ."""
     panels = []
     for name, ylabel, times in (
@@ -264,7 +264,7 @@ def figure(scale: Distances, runs: Runs) -> Figure:
             (BY_WORKERS, "workers λ", f"τ_max = {scale.limit}"),
         ):
             lines = [
-                Line(rule, xs, [[times * value for value in y] for y in ys])
+                Series(rule, xs, [[times * value for value in y] for y in ys])
                 for (where, rule), (xs, ys) in found.items()
                 if where == panel
             ]

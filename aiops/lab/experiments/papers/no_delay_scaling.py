@@ -6,20 +6,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from aiops.lab.experiments.case import Case
+from aiops.lab.experiments.cluster_simulation import ClusterSimulation
+from aiops.lab.experiments.curves import curve
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
-from aiops.lab.experiments.figure import Figure, Line, Panel, curve
-from aiops.lab.experiments.intime import InTime
-from aiops.lab.experiments.runs import Finished, Runs
-from aiops.lab.experiments.stats import said
-from aiops.lab.experiments.throughput import Machines, Throughput
+from aiops.lab.experiments.planned_run import PlannedRun
+from aiops.lab.experiments.runs import FinishedRun, Runs
+from aiops.lab.experiments.seed_statistics import said
+from aiops.lab.experiments.throughput_simulation import ClusterMachines, ThroughputSimulation
+from aiops.lab.figures import Figure, Panel, Series
 from aiops.sim.cluster.spec import Links
 from aiops.sim.turns.simulation import Simulation
 
 WORKERS = (1, 2, 3, 4)
 TAUS = (1, 2, 4, 8, 16, 32)
 MOST, TAU = WORKERS[-1], 16
-_ENOUGH = 8  # the paper's τ_max at which nobody idles
+_ENOUGH = 8  # the paper's τ_max from which no worker idles
 
 RULES = ("algorithm 1", "algorithm 2", "asgd", "hardsync")
 _OURS = RULES[:2]
@@ -43,8 +44,8 @@ _POINT = 0.005
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loads(Scale):
-    """What is learnt: the base, whose iterations are those of all workers together.
+class ScalingScale(Scale):
+    """The loads: the base is what is learnt; its iterations are those of all workers together.
 
     Attributes
     ----------
@@ -55,14 +56,14 @@ class Loads(Scale):
     steps: int
 
 
-QUICK = Loads(
+QUICK = ScalingScale(
     base=Simulation(
         dataset="digits", hidden=32, batch_size=32, iterations=2400, samples=20, lr=0.1
     ),
     seeds=3,
     steps=120,
 )
-FULL = Loads(
+FULL = ScalingScale(
     base=Simulation(
         dataset="mnist", hidden=200, batch_size=32, iterations=40_000, samples=40, lr=0.1
     ),
@@ -71,7 +72,7 @@ FULL = Loads(
 )
 
 
-def cases(scale: Loads, runs: Runs) -> Iterator[Case]:
+def cases(scale: ScalingScale, runs: Runs) -> Iterator[PlannedRun]:
     """Yield what is timed, and what is learnt."""
     for seed in range(scale.seeds):
         for place in (APART, AMONG):
@@ -90,7 +91,7 @@ LEARNERS = (
     *((rule, workers) for rule in _OURS for workers in (1, 2, MOST)),
     *((rule, MOST) for rule in RULES[2:]),
 )
-"""Who learns: rules, and numbers of workers."""
+"""The curves of what is learnt: rules, and numbers of workers."""
 
 
 def _possible(rule: str, tau: int) -> bool:
@@ -104,7 +105,9 @@ def _policy(rule: str, tau: int) -> tuple[str, tuple[str, ...]]:
     return rule, ()
 
 
-def timed(scale: Loads, place: str, rule: str, workers: int, tau: int, seed: int) -> Case:
+def timed(
+    scale: ScalingScale, place: str, rule: str, workers: int, tau: int, seed: int
+) -> PlannedRun:
     """Return a run of which only the time matters."""
     policy, settings = _policy(rule, tau)
     server = _LINK * (workers if place == AMONG else 1)
@@ -120,12 +123,15 @@ def timed(scale: Loads, place: str, rule: str, workers: int, tau: int, seed: int
     )
     bound = f", τ_max = {tau}" if rule in _OURS else ""
     name = f"{rule}, {workers} workers{bound}"
-    return Case(
-        place, name, seed, Throughput(simulation, Machines(_NBYTES, _MEDIAN, _SIGMA, links))
+    return PlannedRun(
+        place,
+        name,
+        seed,
+        ThroughputSimulation(simulation, ClusterMachines(_NBYTES, _MEDIAN, _SIGMA, links)),
     )
 
 
-def taught(scale: Loads, rule: str, workers: int, seed: int) -> Case:
+def taught(scale: ScalingScale, rule: str, workers: int, seed: int) -> PlannedRun:
     """Return a run that learns: λ workers, each with a λth of the steps, at λ times the rate.
 
     Asynchronous SGD applies each gradient for itself, so it has λ times the rate as it is.
@@ -139,7 +145,7 @@ def taught(scale: Loads, rule: str, workers: int, seed: int) -> Case:
     rate = _model(base) / (_PERIODS * _MEDIAN)  # so that all takes as long as with GoogLeNet
     links = Links(worker=rate, server=rate * workers, latency=_LATENCY)
     name = f"{rule}, {workers} workers"
-    return Case(LEARNING, name, seed, InTime(simulation, _MEDIAN, _SIGMA, links))
+    return PlannedRun(LEARNING, name, seed, ClusterSimulation(simulation, _MEDIAN, _SIGMA, links))
 
 
 def _model(base: Simulation) -> int:
@@ -149,19 +155,19 @@ def _model(base: Simulation) -> int:
 
 
 def measured(
-    scale: Loads, runs: Runs, name: str, place: str, rule: str, workers: int, tau: int = TAU
+    scale: ScalingScale, runs: Runs, name: str, place: str, rule: str, workers: int, tau: int = TAU
 ) -> list[float]:
     """Return one figure of each seed that is finished."""
     wanted = (timed(scale, place, rule, workers, tau, s) for s in range(scale.seeds))
     return [run.last[name] for run in runs.of(wanted)]
 
 
-def learnt(scale: Loads, runs: Runs, rule: str, workers: int) -> list[Finished]:
+def learnt(scale: ScalingScale, runs: Runs, rule: str, workers: int) -> list[FinishedRun]:
     """Return the runs that are finished."""
     return runs.of(taught(scale, rule, workers, seed) for seed in range(scale.seeds))
 
 
-def findings(scale: Loads, runs: Runs) -> Findings:
+def findings(scale: ScalingScale, runs: Runs) -> Findings:
     """Look at idle time, speed-up, and errors."""
     table = []
     for place in (APART, AMONG):
@@ -183,8 +189,8 @@ def findings(scale: Loads, runs: Runs) -> Findings:
     return Findings(table, [*verdicts, *(_accuracy(scale, runs, rule) for rule in _OURS)])
 
 
-def _idle(scale: Loads, runs: Runs, place: str) -> Verdict:
-    """Nobody idles from τ_max = 8 on."""
+def _idle(scale: ScalingScale, runs: Runs, place: str) -> Verdict:
+    """No worker idles from τ_max = 8 on."""
     told, none = [], True
     for rule in _OURS:
         for tau in (tau for tau in TAUS if tau >= _ENOUGH):
@@ -200,7 +206,7 @@ def _idle(scale: Loads, runs: Runs, place: str) -> Verdict:
     return Verdict(none, f"{text} {', '.join(told)}; beside it {beside}")
 
 
-def _linear(scale: Loads, runs: Runs, place: str) -> Verdict:
+def _linear(scale: ScalingScale, runs: Runs, place: str) -> Verdict:
     """Four workers are four times as fast."""
     found = {rule: measured(scale, runs, "speedup", place, rule, MOST) for rule in RULES}
     if not all(found.values()):
@@ -210,7 +216,7 @@ def _linear(scale: Loads, runs: Runs, place: str) -> Verdict:
     return Verdict(linear, f"{place}: 4 workers, τ_max = {TAU}, are as fast as {text}")
 
 
-def _accuracy(scale: Loads, runs: Runs, rule: str) -> Verdict:
+def _accuracy(scale: ScalingScale, runs: Runs, rule: str) -> Verdict:
     """Four workers learn as much as one."""
     one, four = (
         [run.tail() for run in learnt(scale, runs, rule, workers)] for workers in (1, MOST)
@@ -221,13 +227,13 @@ def _accuracy(scale: Loads, runs: Runs, rule: str) -> Verdict:
     return Verdict(fmean(four) <= fmean(one) + _POINT, text)
 
 
-def samples(run: Finished) -> Sequence[Mapping[str, float]]:
+def samples(run: FinishedRun) -> Sequence[Mapping[str, float]]:
     """Return a run's figures, with its workers."""
     workers = run.case.simulation.clients
     return [{"workers": workers, **sample} for sample in run.result["curve"]]
 
 
-def figure(scale: Loads, runs: Runs) -> Figure:
+def figure(scale: ScalingScale, runs: Runs) -> Figure:
     """Draw idle time by τ_max, speed-up by workers, and errors by mini-batches."""
     panels = []
     for place in (APART, AMONG):
@@ -235,11 +241,11 @@ def figure(scale: Loads, runs: Runs) -> Figure:
         for rule in RULES:
             taus = [tau for tau in TAUS if _possible(rule, tau)]
             ys = [measured(scale, runs, "idle", place, rule, MOST, tau) for tau in taus]
-            lines.append(Line(rule, taus, _by_seed(ys, 100)))
+            lines.append(Series(rule, taus, _by_seed(ys, 100)))
         panels.append(Panel(place, "τ_max", "4 workers' idle time (%)", lines, "x", bottom=0))
     for place in (APART, AMONG):
         lines = [
-            Line(
+            Series(
                 rule,
                 WORKERS,
                 _by_seed([measured(scale, runs, "speedup", place, rule, n) for n in WORKERS]),
@@ -268,7 +274,7 @@ EXPERIMENT = Experiment(
     name="no-delay-scaling",
     title="Asynchronous SGD without gradient delay: idle time, and speed-up up to 4 workers",
     source="Asynchronous SGD without gradient delay (submitted to ICLR 2019), figures 2 and 3",
-    claim="From τ_max = 8 on nobody idles, and four workers on a 1 Gb/s switch are four times as"
+    claim="From τ_max = 8 on no worker idles, and four workers on a 1 Gb/s switch are four times as"
     " fast as one, without loss of accuracy.",
     quick=QUICK,
     full=FULL,

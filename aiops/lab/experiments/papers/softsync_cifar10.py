@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from aiops.lab.experiments.case import Case, Work
+from aiops.lab.experiments.curves import curve
+from aiops.lab.experiments.execution import ConvNetSimulation
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
-from aiops.lab.experiments.figure import Figure, Panel, curve
-from aiops.lab.experiments.runs import Finished, Runs, gathered
-from aiops.lab.experiments.stats import said, tails
-from aiops.lab.experiments.works import Convolved
+from aiops.lab.experiments.planned_run import PlannedRun, RunWork
+from aiops.lab.experiments.runs import FinishedRun, Runs, gathered
+from aiops.lab.experiments.seed_statistics import said, tails
+from aiops.lab.figures import Figure, Panel
 from aiops.sim.turns.simulation import Simulation
 
 SYNC = "hardsync"
@@ -27,7 +28,7 @@ _LAST = 0.05  # of the iterations: the rate is the lowest there
 
 
 @dataclass(frozen=True, kw_only=True)
-class Protocols(Scale):
+class ProtocolScale(Scale):
     """Learners, and what they train; the learners are the base's clients.
 
     Attributes
@@ -58,19 +59,19 @@ class Protocols(Scale):
 
 # Learners of similar speed: in each round all of them, in an order drawn anew.
 _BASE = Simulation(clients=30, batch_size=4, selection="softmax:add=-20")
-QUICK = Protocols(
+QUICK = ProtocolScale(
     base=replace(_BASE, dataset="digits", hidden=32, lr=0.03, iterations=12_000, samples=40),
     seeds=2,
     convolved=False,
 )
-FULL = Protocols(
+FULL = ProtocolScale(
     base=replace(_BASE, dataset="cifar10", lr=0.01, iterations=250_000, samples=40),
     seeds=1,
     convolved=True,
 )
 
 
-def cases(scale: Protocols, runs: Runs) -> Iterator[Case]:
+def cases(scale: ProtocolScale, runs: Runs) -> Iterator[PlannedRun]:
     """Yield hardsync, and each n with and without modulation."""
     run = scale.run
     optimizer = "optimizer=momentum", "momentum=0.9"
@@ -78,16 +79,16 @@ def cases(scale: Protocols, runs: Runs) -> Iterator[Case]:
         updates = run.iterations / run.clients
         sync = replace(run, policy="hardsync", set=(*optimizer, scale.schedule(updates)))
         for panel, modulate in _MODULATE.items():
-            yield Case(panel, SYNC, seed, _work(scale, replace(sync, seed=seed)))
+            yield PlannedRun(panel, SYNC, seed, _work(scale, replace(sync, seed=seed)))
             for n in scale.splits:
                 updates = run.iterations / (run.clients // n)
                 settings = f"n={n}", f"modulate={modulate}", *optimizer, scale.schedule(updates)
                 soft = replace(run, policy="softsync", set=settings, seed=seed)
-                yield Case(panel, title(n), seed, _work(scale, soft))
+                yield PlannedRun(panel, title(n), seed, _work(scale, soft))
 
 
-def _work(scale: Protocols, simulation: Simulation) -> Work:
-    return Convolved(simulation) if scale.convolved else simulation
+def _work(scale: ProtocolScale, simulation: Simulation) -> RunWork:
+    return ConvNetSimulation(simulation) if scale.convolved else simulation
 
 
 def title(n: int) -> str:
@@ -95,12 +96,12 @@ def title(n: int) -> str:
     return f"{n}-softsync"
 
 
-def final(group: list[Finished]) -> list[float]:
+def final(group: list[FinishedRun]) -> list[float]:
     """Return each run's error at the end: a run that diverged has guessed."""
     return [run.tail(share=_LAST) for run in group]
 
 
-def findings(scale: Protocols, runs: Runs) -> Findings:
+def findings(scale: ProtocolScale, runs: Runs) -> Findings:
     """Compare the final errors with hardsync's."""
     found = gathered(runs.of(cases(scale, runs)))
     table = [
@@ -116,7 +117,7 @@ def findings(scale: Protocols, runs: Runs) -> Findings:
     return Findings(table, [_equal(scale, found), _fails(scale, found)])
 
 
-def _equal(scale: Protocols, found: dict[tuple[str, str], list[Finished]]) -> Verdict:
+def _equal(scale: ProtocolScale, found: dict[tuple[str, str], list[FinishedRun]]) -> Verdict:
     """With modulation: all are within a point of each other."""
     groups = [found.get((MODULATED, label), []) for label in (SYNC, *map(title, scale.splits))]
     if not all(groups):
@@ -130,7 +131,7 @@ def _equal(scale: Protocols, found: dict[tuple[str, str], list[Finished]]) -> Ve
     return Verdict(near, f"{text}; hardsync's is {errors[0]:.2%}")
 
 
-def _fails(scale: Protocols, found: dict[tuple[str, str], list[Finished]]) -> Verdict:
+def _fails(scale: ProtocolScale, found: dict[tuple[str, str], list[FinishedRun]]) -> Verdict:
     """Without it: large n fails."""
     sync = found.get((PLAIN, SYNC), [])
     groups = {n: found.get((PLAIN, title(n)), []) for n in scale.splits}
@@ -142,7 +143,7 @@ def _fails(scale: Protocols, found: dict[tuple[str, str], list[Finished]]) -> Ve
     return Verdict(fails, f"with {PLAIN} the final error in % is {text}")
 
 
-def figure(scale: Protocols, runs: Runs) -> Figure:
+def figure(scale: ProtocolScale, runs: Runs) -> Figure:
     """Draw the errors."""
     found = gathered(runs.of(cases(scale, runs)))
     panels = []

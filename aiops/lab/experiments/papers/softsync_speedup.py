@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from aiops.lab.experiments.case import Case
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
-from aiops.lab.experiments.figure import Figure, Line, Panel
-from aiops.lab.experiments.runs import Finished, Runs
-from aiops.lab.experiments.throughput import Machines, Throughput
+from aiops.lab.experiments.planned_run import PlannedRun
+from aiops.lab.experiments.runs import FinishedRun, Runs
+from aiops.lab.experiments.throughput_simulation import ClusterMachines, ThroughputSimulation
+from aiops.lab.figures import Figure, Panel, Series
 from aiops.sim.cluster.spec import Links
 from aiops.sim.turns.simulation import Simulation
 
@@ -22,9 +22,9 @@ _CIFAR, _IMAGENET = 4 * 89_578, 289_000_000  # bytes
 _SIGMA = 0.2
 
 MACHINES = {
-    "CIFAR-10, µ = 4": Machines(_CIFAR, 4 * 0.002, _SIGMA, _FABRIC, _MEMORY),
-    "CIFAR-10, µ = 128": Machines(_CIFAR, 128 * 0.002, _SIGMA, _FABRIC, _MEMORY),
-    "ImageNet, µ = 16": Machines(_IMAGENET, 16 * 0.07, _SIGMA, _FABRIC, _MEMORY),
+    "CIFAR-10, µ = 4": ClusterMachines(_CIFAR, 4 * 0.002, _SIGMA, _FABRIC, _MEMORY),
+    "CIFAR-10, µ = 128": ClusterMachines(_CIFAR, 128 * 0.002, _SIGMA, _FABRIC, _MEMORY),
+    "ImageNet, µ = 16": ClusterMachines(_IMAGENET, 16 * 0.07, _SIGMA, _FABRIC, _MEMORY),
 }
 """The paper's, by the panels' names; it does not state times of mini-batches, or their spread."""
 
@@ -41,8 +41,8 @@ RULES = ("hardsync", "1-softsync", "λ-softsync")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Crowds(Scale):
-    """How many learners there are; the base's ``iterations`` are those of each.
+class SpeedupScale(Scale):
+    """The numbers of learners; the base's ``iterations`` are those of each.
 
     Attributes
     ----------
@@ -57,10 +57,10 @@ class Crowds(Scale):
 
 
 _BASE = Simulation(lr=0.001, dataset="digits", samples=1)
-QUICK = Crowds(
+QUICK = SpeedupScale(
     base=replace(_BASE, iterations=60), seeds=1, learners=(1, 10, 30), sigmas=(0.05, 0.2, 0.4)
 )
-FULL = Crowds(
+FULL = SpeedupScale(
     base=replace(_BASE, iterations=400),
     seeds=3,
     learners=(1, 2, 5, 10, 15, 20, 25, 30),
@@ -68,7 +68,7 @@ FULL = Crowds(
 )
 
 
-def cases(scale: Crowds, runs: Runs) -> Iterator[Case]:
+def cases(scale: SpeedupScale, runs: Runs) -> Iterator[PlannedRun]:
     """Yield each rule with each number of learners, and with each spread."""
     for seed in range(scale.seeds):
         for panel in (*MACHINES, SLOW):
@@ -81,8 +81,8 @@ def cases(scale: Crowds, runs: Runs) -> Iterator[Case]:
 
 
 def case(
-    scale: Crowds, panel: str, rule: str, learners: int, seed: int, sigma: float = _SIGMA
-) -> Case:
+    scale: SpeedupScale, panel: str, rule: str, learners: int, seed: int, sigma: float = _SIGMA
+) -> PlannedRun:
     """Return one run."""
     machines = MACHINES.get(panel) or MACHINES["CIFAR-10, µ = 128"]
     if panel == SLOW:
@@ -98,18 +98,20 @@ def case(
     )
     spread = f", σ = {sigma:g}" if panel == SPREAD else ""
     named = f"{rule}, {learners} learners{spread}"
-    return Case(panel, named, seed, Throughput(simulation, replace(machines, sigma=sigma)))
+    return PlannedRun(
+        panel, named, seed, ThroughputSimulation(simulation, replace(machines, sigma=sigma))
+    )
 
 
 def speedups(
-    scale: Crowds, runs: Runs, panel: str, rule: str, learners: int, sigma: float = _SIGMA
+    scale: SpeedupScale, runs: Runs, panel: str, rule: str, learners: int, sigma: float = _SIGMA
 ) -> list[float]:
     """Return the speed-up of each seed that is finished."""
     wanted = (case(scale, panel, rule, learners, s, sigma) for s in range(scale.seeds))
     return [run.last["speedup"] for run in runs.of(wanted)]
 
 
-def findings(scale: Crowds, runs: Runs) -> Findings:
+def findings(scale: SpeedupScale, runs: Runs) -> Findings:
     """Compare the speed-ups of most learners with the paper's."""
     table = []
     for panel in (*MACHINES, SLOW):
@@ -126,7 +128,7 @@ def findings(scale: Crowds, runs: Runs) -> Findings:
     return Findings(table, [_fast(scale, runs), _faster(scale, runs)])
 
 
-def ratios(scale: Crowds, runs: Runs) -> dict[float, float]:
+def ratios(scale: SpeedupScale, runs: Runs) -> dict[float, float]:
     """Return how many times as fast as hardsync λ-softsync is, with most learners, by spread."""
     most, found = scale.learners[-1], {}
     for sigma in scale.sigmas:
@@ -138,13 +140,13 @@ def ratios(scale: Crowds, runs: Runs) -> dict[float, float]:
     return found
 
 
-def _most(scale: Crowds, runs: Runs, rule: str) -> list[float]:
+def _most(scale: SpeedupScale, runs: Runs, rule: str) -> list[float]:
     """Return the speed-ups of most learners on the paper's machines, where there are any."""
     found = (speedups(scale, runs, panel, rule, scale.learners[-1]) for panel in MACHINES)
     return [fmean(values) for values in found if values]
 
 
-def _fast(scale: Crowds, runs: Runs) -> Verdict:
+def _fast(scale: SpeedupScale, runs: Runs) -> Verdict:
     most = _most(scale, runs, "λ-softsync")
     if len(most) < len(MACHINES):
         return Verdict(None, "the speed-up with most learners: not all has been run")
@@ -156,7 +158,7 @@ def _fast(scale: Crowds, runs: Runs) -> Verdict:
     return Verdict(min(most) >= low, text)
 
 
-def _faster(scale: Crowds, runs: Runs) -> Verdict:
+def _faster(scale: SpeedupScale, runs: Runs) -> Verdict:
     ours, theirs = (_most(scale, runs, rule) for rule in (RULES[-1], RULES[0]))
     if min(len(ours), len(theirs)) < len(MACHINES):
         return Verdict(None, "softsync against hardsync: not all has been run")
@@ -166,32 +168,32 @@ def _faster(scale: Crowds, runs: Runs) -> Verdict:
     return Verdict(abs(ratio - _FASTER) <= _NEAR, f"{text}; it depends on the spread: {spread}")
 
 
-def samples(run: Finished) -> list[dict[str, float]]:
+def samples(run: FinishedRun) -> list[dict[str, float]]:
     """Return a run's figures, with its learners and their spread."""
     work = run.case.work
-    assert isinstance(work, Throughput)
+    assert isinstance(work, ThroughputSimulation)
     known = {"learners": run.case.simulation.clients, "sigma": work.machines.sigma}
     return [{**known, **sample} for sample in run.result["curve"]]
 
 
-def figure(scale: Crowds, runs: Runs) -> Figure:
+def figure(scale: SpeedupScale, runs: Runs) -> Figure:
     """Draw speed-ups by learners, and what asynchrony gains by spread."""
     panels = []
     for title in (*MACHINES, SLOW):
         lines = [_line(scale, runs, title, rule) for rule in RULES]
-        ideal = Line("linear", scale.learners, [[float(n) for n in scale.learners]])
+        ideal = Series("linear", scale.learners, [[float(n) for n in scale.learners]])
         panels.append(Panel(title, "learners λ", "speed-up", [*lines, ideal], bottom=0))
     found = ratios(scale, runs)
-    gain = Line("λ-softsync / hardsync", list(found), [list(found.values())])
+    gain = Series("λ-softsync / hardsync", list(found), [list(found.values())])
     spread = "spread σ of mini-batches' times"
     panels.append(Panel(f"{scale.learners[-1]} learners", spread, "times as fast", [gain]))
     return Figure("Speed-up against one learner that never waits", panels, columns=3)
 
 
-def _line(scale: Crowds, runs: Runs, panel: str, rule: str) -> Line:
+def _line(scale: SpeedupScale, runs: Runs, panel: str, rule: str) -> Series:
     found: list[Sequence[float]] = [speedups(scale, runs, panel, rule, n) for n in scale.learners]
     complete = min(map(len, found))
-    return Line(rule, scale.learners, [[at[seed] for at in found] for seed in range(complete)])
+    return Series(rule, scale.learners, [[at[seed] for at in found] for seed in range(complete)])
 
 
 EXPERIMENT = Experiment(

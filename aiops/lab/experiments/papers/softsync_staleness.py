@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from aiops.lab.experiments.case import Case
+from aiops.lab.experiments.cluster_simulation import ClusterSimulation
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
-from aiops.lab.experiments.figure import Figure, Line, Panel
-from aiops.lab.experiments.intime import InTime
-from aiops.lab.experiments.runs import Finished, Runs, gathered
+from aiops.lab.experiments.planned_run import PlannedRun
+from aiops.lab.experiments.runs import FinishedRun, Runs, gathered
+from aiops.lab.figures import Figure, Panel, Series
 from aiops.sim.turns.simulation import Simulation
 
 CLUSTER = "cluster"
@@ -19,8 +19,8 @@ CLUSTER = "cluster"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Orders(Scale):
-    """Who may come next; the learners are the base's clients.
+class StalenessScale(Scale):
+    """The orders of the learners, which are the base's clients.
 
     Attributes
     ----------
@@ -45,22 +45,24 @@ class Orders(Scale):
 _BASE = Simulation(
     policy="softsync", lr=0.02, dataset="digits", hidden=8, clients=30, batch_size=4, samples=1
 )
-QUICK = Orders(base=replace(_BASE, iterations=4000), seeds=2)
-FULL = Orders(base=replace(_BASE, iterations=100_000), seeds=3)
+QUICK = StalenessScale(base=replace(_BASE, iterations=4000), seeds=2)
+FULL = StalenessScale(base=replace(_BASE, iterations=100_000), seeds=3)
 
 _NEAR = 0.1  # of n: a mean staleness as close as this is n
 _RARE = 1e-4
 _FEW = 4  # bars beyond would be too thin
 
 
-def cases(scale: Orders, runs: Runs) -> Iterator[Case]:
+def cases(scale: StalenessScale, runs: Runs) -> Iterator[PlannedRun]:
     """Yield each n under each order."""
     for n in scale.splits:
         for label, rule in scale.orders:
             for seed in range(scale.seeds):
                 work = replace(scale.base, set=(f"n={n}",), seed=seed)
-                ordered = InTime(work) if rule == CLUSTER else replace(work, selection=rule)
-                yield Case(title(n), label, seed, ordered)
+                ordered = (
+                    ClusterSimulation(work) if rule == CLUSTER else replace(work, selection=rule)
+                )
+                yield PlannedRun(title(n), label, seed, ordered)
 
 
 def title(n: int) -> str:
@@ -68,24 +70,24 @@ def title(n: int) -> str:
     return f"{n}-softsync"
 
 
-def staleness(run: Finished) -> dict[int, float]:
+def staleness(run: FinishedRun) -> dict[int, float]:
     """Return what share of a run's gradients had which staleness."""
     counts = {int(tau): count for tau, count in run.result["staleness"].items()}
     total = sum(counts.values())
     return {tau: count / total for tau, count in sorted(counts.items())}
 
 
-def mean(runs: Sequence[Finished]) -> float:
+def mean(runs: Sequence[FinishedRun]) -> float:
     """Return the mean staleness."""
     return fmean(sum(tau * share for tau, share in staleness(run).items()) for run in runs)
 
 
-def beyond(runs: Sequence[Finished], limit: int) -> float:
+def beyond(runs: Sequence[FinishedRun], limit: int) -> float:
     """Return the share of gradients that are staler than a limit."""
     return fmean(sum(p for tau, p in staleness(run).items() if tau > limit) for run in runs)
 
 
-def findings(scale: Orders, runs: Runs) -> Findings:
+def findings(scale: StalenessScale, runs: Runs) -> Findings:
     """Compare the means with n, and see how often 2n is exceeded."""
     found = gathered(runs.of(cases(scale, runs)))
     table = [
@@ -107,7 +109,7 @@ def _split(panel: str) -> int:
 
 
 def _verdict(
-    scale: Orders, found: Mapping[tuple[str, str], Sequence[Finished]], label: str
+    scale: StalenessScale, found: Mapping[tuple[str, str], Sequence[FinishedRun]], label: str
 ) -> Verdict:
     means, rare, said = [], [], []
     for n in scale.splits:
@@ -120,12 +122,12 @@ def _verdict(
     return Verdict(all(means) and all(rare), f"clients {label}: mean τ " + ", ".join(said))
 
 
-def samples(run: Finished) -> list[dict[str, float]]:
+def samples(run: FinishedRun) -> list[dict[str, float]]:
     """Return the distribution, for the table of curves."""
     return [{"staleness": tau, "share": share} for tau, share in staleness(run).items()]
 
 
-def figure(scale: Orders, runs: Runs) -> Figure:
+def figure(scale: StalenessScale, runs: Runs) -> Figure:
     """Draw the distributions."""
     found = gathered(runs.of(cases(scale, runs)))
     panels = []
@@ -135,7 +137,7 @@ def figure(scale: Orders, runs: Runs) -> Figure:
             group = found.get((title(n), label), [])
             taus = list(range(2 * n + 2))
             ys = [[100 * staleness(run).get(tau, math.nan) for tau in taus] for run in group]
-            lines.append(Line(label, taus, ys, kind="bars" if n < _FEW else "line"))
+            lines.append(Series(label, taus, ys, kind="bars" if n < _FEW else "line"))
         panels.append(Panel(title(n), "staleness τ", "gradients (%)", lines, "y", bottom=0.01))
     return Figure(f"Staleness with {scale.base.clients} learners", panels, columns=3)
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from aiops.lab.experiments.case import Case, Result, Tell
+from aiops.lab.experiments.cluster_simulation import ClusterSimulation
+from aiops.lab.experiments.execution import perceptron
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
-from aiops.lab.experiments.figure import Figure, Line, Panel
-from aiops.lab.experiments.intime import InTime
-from aiops.lab.experiments.runs import Finished, Runs, gathered
-from aiops.lab.experiments.stats import said
-from aiops.lab.experiments.works import perceptron
+from aiops.lab.experiments.planned_run import PlannedRun, Result, Tell
+from aiops.lab.experiments.runs import FinishedRun, Runs, gathered
+from aiops.lab.experiments.seed_statistics import said
+from aiops.lab.figures import Figure, Panel, Series
 from aiops.sim.turns.run import Run, digest
 from aiops.sim.turns.selection import Selection
 from aiops.sim.turns.simulation import Simulation
@@ -30,7 +30,7 @@ class _Counting:
 
 
 @dataclass(frozen=True)
-class Turns:
+class CountedTurns:
     """A simulation of which each turn is counted: used, refused, or passed over.
 
     A turn is a mini-batch's time of one worker. A worker that waits when its turn comes is passed
@@ -45,16 +45,16 @@ class Turns:
         run = self.simulation
         task = perceptron(run.dataset, run.hidden)
         curve: list[dict[str, float]] = []
-        with Run(run, task) as begun:
-            dispatcher = begun.dispatcher
+        with Run(run, task) as initialized:
+            dispatcher = initialized.dispatcher
             counting = dispatcher.selection = _Counting(dispatcher.selection)
             for mark in (run.iterations * k // run.samples for k in range(1, run.samples + 1)):
                 while counting.asked < mark:
                     dispatcher.turn()
                 _cost, error = task.validate(dispatcher.model)
                 refused = sum(seat.recomputed for seat in dispatcher.seats)
-                turns = {"turns": counting.asked, "blocked": counting.asked - begun.iteration}
-                sample = {"iteration": begun.iteration, **turns, "refused": refused}
+                turns = {"turns": counting.asked, "blocked": counting.asked - initialized.iteration}
+                sample = {"iteration": initialized.iteration, **turns, "refused": refused}
                 curve.append({**sample, "error": error})
                 tell(counting.asked)
             return {"digest": digest(dispatcher), "diverged": None, "curve": curve}
@@ -70,8 +70,8 @@ RULES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes(Scale):
-    """How many workers there are, panel by panel, and their learning rates.
+class WasteScale(Scale):
+    """The number of workers in each panel, and their learning rates.
 
     Attributes
     ----------
@@ -85,19 +85,19 @@ class Sizes(Scale):
     rates: tuple[float, float] = (0.2, 0.02)
 
 
-QUICK = Sizes(
+QUICK = WasteScale(
     base=Simulation(dataset="digits", hidden=32, batch_size=8, iterations=3000, samples=20),
     seeds=3,
     workers=(4, 16),
 )
-FULL = Sizes(
+FULL = WasteScale(
     base=Simulation(dataset="mnist", batch_size=32, iterations=50_000, samples=50),
     seeds=3,
     workers=(4, 16, 64),
 )
 
 
-def cases(scale: Sizes, runs: Runs) -> Iterator[Case]:
+def cases(scale: WasteScale, runs: Runs) -> Iterator[PlannedRun]:
     """Yield each rule for each number of workers."""
     for workers in scale.workers:
         for label, (policy, settings) in RULES.items():
@@ -106,8 +106,10 @@ def cases(scale: Sizes, runs: Runs) -> Iterator[Case]:
                 simulation = replace(
                     scale.base, policy=policy, set=settings, lr=rate, clients=workers, seed=seed
                 )
-                yield Case(in_turns(workers), label, seed, Turns(simulation))
-                yield Case(in_time(workers), label, seed, InTime(simulation, sigma=_UNEVEN))
+                yield PlannedRun(in_turns(workers), label, seed, CountedTurns(simulation))
+                yield PlannedRun(
+                    in_time(workers), label, seed, ClusterSimulation(simulation, sigma=_UNEVEN)
+                )
 
 
 def in_turns(workers: int) -> str:
@@ -120,7 +122,7 @@ def in_time(workers: int) -> str:
     return f"{workers} workers, in time"
 
 
-def shares(run: Finished) -> dict[str, float]:
+def shares(run: FinishedRun) -> dict[str, float]:
     """Return what became of the workers' time, as shares of 1."""
     last = run.last
     if "idle" in run.result:
@@ -134,7 +136,7 @@ def shares(run: Finished) -> dict[str, float]:
     }
 
 
-def findings(scale: Sizes, runs: Runs) -> Findings:
+def findings(scale: WasteScale, runs: Runs) -> Findings:
     """Count the turns."""
     table, verdicts = [], []
     found = gathered(runs.of(cases(scale, runs)))
@@ -157,7 +159,7 @@ def findings(scale: Sizes, runs: Runs) -> Findings:
     return Findings(table, verdicts)
 
 
-def figure(scale: Sizes, runs: Runs) -> Figure:
+def figure(scale: WasteScale, runs: Runs) -> Figure:
     """Draw the shares by workers, and the errors by turns."""
     found = gathered(runs.of(cases(scale, runs)))
     counts = [str(workers) for workers in scale.workers]
@@ -168,7 +170,7 @@ def figure(scale: Sizes, runs: Runs) -> Figure:
             groups = [found.get((name(workers), label), []) for workers in scale.workers]
             least = min(map(len, groups))
             ys = [[100 - 100 * shares(g[seed])["used"] for g in groups] for seed in range(least)]
-            bars.append(Line(label, list(range(len(groups))), ys, kind="bars"))
+            bars.append(Series(label, list(range(len(groups))), ys, kind="bars"))
         panels.append(Panel(heading, "workers", "of their time (%)", bars, bottom=0, ticks=counts))
     for workers in scale.workers:
         title, lines = in_turns(workers), []
@@ -176,7 +178,7 @@ def figure(scale: Sizes, runs: Runs) -> Figure:
             group = found.get((title, label), [])
             xs = group[0].series("turns") if group else []
             ys = [[100 * error for error in run.series("error")] for run in group]
-            lines.append(Line(label, xs, ys))
+            lines.append(Series(label, xs, ys))
         panels.append(Panel(title, "turns of all workers", "validation error (%)", lines, log="y"))
     return Figure("What synchronous SGD wastes", panels, columns=2)
 

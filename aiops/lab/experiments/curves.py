@@ -1,0 +1,55 @@
+"""Finished runs of several seeds as one series of a figure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from aiops.lab.experiments.runs import FinishedRun
+from aiops.lab.figures import Series
+
+
+def curve(
+    label: str, runs: Sequence[FinishedRun], y: str, times: float = 1.0, x: str = "iteration"
+) -> Series:
+    """Return runs that have the same x, as far as they go, as one series.
+
+    Parameters
+    ----------
+    label
+        The series' label.
+    runs
+        Of several seeds.
+    y, x
+        Names of the samples' figures.
+    times
+        A factor of y.
+    """
+    longest = max((run.series(x) for run in runs), key=len, default=[])
+    ys = [[times * value for value in run.series(y)] for run in runs]
+    return Series(label, longest, [[*y, *[math.nan] * (len(longest) - len(y))] for y in ys])
+
+
+def interpolated(label: str, runs: Sequence[FinishedRun], x: str, points: int = 60) -> Series:
+    """Return runs' test errors (%) as one series over a figure that differs between them.
+
+    Parameters
+    ----------
+    label
+        The series' label.
+    runs
+        Of several seeds.
+    x
+        The name of a figure that grows: ``seconds``, ``bytes``.
+    points
+        The number of places, evenly spread as far as the shortest run goes.
+    """
+    if not runs:
+        return Series(label, [], [])
+    begin = max(run.series(x)[0] for run in runs)
+    end = min(run.series(x)[-1] for run in runs)
+    places = np.linspace(begin, end, points)
+    ys = [100 * np.interp(places, run.series(x), run.series("error")) for run in runs]
+    return Series(label, places.tolist(), [y.tolist() for y in ys])

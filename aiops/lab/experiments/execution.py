@@ -1,0 +1,162 @@
+"""The execution of one run of an experiment in a process, and the tasks that runs train."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from aiops.common.jsonable import plain
+from aiops.errors import UsageError, nearest
+from aiops.lab.experiments.planned_run import Result, RunWork, Tell
+from aiops.lab.workloads import PerceptronTask
+from aiops.model.layout import Array
+from aiops.sim.turns.result import Outcome
+from aiops.sim.turns.run import Run
+from aiops.sim.turns.simulation import Simulation
+from aiops.sim.turns.task import Task
+
+INITIAL = ("he", "glorot", "small", "unit")
+
+
+@lru_cache(maxsize=2)
+def perceptron(dataset: str, hidden: int) -> PerceptronTask:
+    """Return the task of a simulation, which all runs of a process share."""
+    return PerceptronTask(dataset, hidden)
+
+
+@dataclass(frozen=True)
+class ConvNetSimulation:
+    """A simulation of the softsync paper's convolutional network, in PyTorch.
+
+    Attributes
+    ----------
+    simulation
+        What is run; its ``hidden`` has no meaning here.
+    weight_decay
+        See `aiops.lab.experiments.convnet.ConvNet`.
+    """
+
+    simulation: Simulation
+    weight_decay: float = 0.004
+
+    @property
+    def task(self) -> Task:
+        """The network on the simulation's data, which all runs of a process share."""
+        return _convnet(self.simulation.dataset, self.weight_decay)
+
+    def __call__(self, tell: Tell) -> Result:
+        """Run it."""
+        return simulated(self.simulation, self.task, tell)
+
+
+@lru_cache(maxsize=1)
+def _convnet(dataset: str, weight_decay: float) -> Task:
+    try:
+        import torch
+
+        from aiops.lab.experiments.convnet import ConvNet
+    except ImportError:
+        raise UsageError(
+            "the convolutional network needs PyTorch, which is not here:"
+            " pip install 'aiops-ps[torch]'"
+        ) from None
+    torch.set_num_threads(1)  # sums in another order would be other sums
+    return ConvNet(dataset, weight_decay)
+
+
+def task_of(work: RunWork) -> Task:
+    """Return the task of a piece of work; by default the perceptron of its simulation."""
+    if isinstance(work, ConvNetSimulation):
+        return work.task
+    run = work if isinstance(work, Simulation) else work.simulation
+    return perceptron(run.dataset, run.hidden)
+
+
+def carry_out(work: RunWork, tell: Tell) -> Result:
+    """Do a piece of work; return what it came to, as JSON has it."""
+    if isinstance(work, Simulation):
+        return simulated(work, perceptron(work.dataset, work.hidden), tell)
+    found: Result = plain(work(tell))
+    return found
+
+
+def simulated(simulation: Simulation, task: Task, tell: Tell) -> Result:
+    """Run a simulation; one that diverges is a result as well."""
+    with Run(simulation, task) as run:
+        return reported(run.go_on(tell))
+
+
+def reported(outcome: Outcome) -> Result:
+    """Return an outcome as JSON has it, without the settings, which are known."""
+    report = outcome.report()
+    del report["simulation"]
+    found: Result = plain(report)
+    return found
+
+
+@dataclass(frozen=True)
+class InitializedSimulation:
+    """A simulation from other initial weights than He's: the paper does not state its own.
+
+    Attributes
+    ----------
+    simulation
+        What is run.
+    initial
+        ``glorot``: uniform in ±sqrt(6 / (inputs + outputs)), Theano's usual choice when the paper
+        was written. ``small``: normal, of standard deviation 0.01. ``unit``: normal, of standard
+        deviation 1, as in the code of FRED that its author published. Biases begin at 0.
+    """
+
+    simulation: Simulation
+    initial: str
+
+    def __post_init__(self) -> None:
+        """Check the name."""
+        if self.initial not in INITIAL:
+            known = nearest(self.initial, INITIAL)
+            raise UsageError(f"no initialisation is called {self.initial!r}; {known}")
+
+    @property
+    def task(self) -> Task:
+        """The simulation's perceptron, but for its initial weights."""
+        return _InitializedTask(
+            perceptron(self.simulation.dataset, self.simulation.hidden), self.initial
+        )
+
+    def __call__(self, tell: Tell) -> Result:
+        """Run it."""
+        return simulated(self.simulation, self.task, tell)
+
+
+def initialized(simulation: Simulation, initial: str) -> RunWork:
+    """Return the work of a simulation from such initial weights."""
+    return simulation if initial == "he" else InitializedSimulation(simulation, initial)
+
+
+_DEVIATIONS = {"small": 0.01, "unit": 1.0}
+
+
+class _InitializedTask:
+    """A perceptron, but for its initial weights."""
+
+    def __init__(self, task: PerceptronTask, initial: str) -> None:
+        self._task, self._initial = task, initial
+        self.examples = task.examples
+        self.gradient, self.validate = task.gradient, task.validate
+
+    def initial(self, seed: int) -> Mapping[str, Array]:
+        random, found = np.random.default_rng([seed, 3]), {}
+        for name, shape in self._task.model.shapes.items():
+            if len(shape) == 1:
+                drawn = np.zeros(shape)
+            elif self._initial == "glorot":
+                bound = np.sqrt(6 / sum(shape))
+                drawn = random.uniform(-bound, bound, shape)
+            else:
+                drawn = _DEVIATIONS[self._initial] * random.standard_normal(shape)
+            found[name] = drawn.astype(self._task.model.dtype)
+        return found

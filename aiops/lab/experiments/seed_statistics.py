@@ -1,0 +1,53 @@
+"""Small sums over seeds, and how they are said."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+
+from aiops.lab.experiments.runs import FinishedRun
+
+TELLING = 3
+"""Seeds that it takes to tell a difference."""
+
+AHEAD, BEHIND, LEVEL = "ahead", "behind", "level"
+
+
+def tails(runs: Iterable[FinishedRun], name: str = "error") -> list[float]:
+    """Return each run's mean over its last tenth."""
+    return [run.tail(name) for run in runs]
+
+
+def compare(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    """Say whether some errors are lower than others: only if the seeds' ranges do not overlap.
+
+    By chance three runs are all better than three others once in twenty times; fewer than three
+    tell nothing.
+
+    >>> compare([0.1, 0.2, 0.2], [0.3, 0.4, 0.3]), compare([0.1, 0.35, 0.2], [0.3, 0.4, 0.3])
+    ('ahead', 'level')
+    >>> compare([0.1, 0.2], [0.3, 0.4])
+    'level'
+    """
+    if min(len(ours), len(theirs)) < TELLING:
+        return LEVEL
+    if max(ours) < min(theirs):
+        return AHEAD
+    return BEHIND if min(ours) > max(theirs) else LEVEL
+
+
+def said(values: Sequence[float]) -> str:
+    """Return shares of 1 in per cent: the mean, and from the least to the most.
+
+    >>> said([0.05, 0.07]), said([0.05]), said([0.1, math.inf]), said([])
+    ('6.00 (5.00–7.00)', '5.00', 'diverged', '–')
+    """
+    if not values:
+        return "–"
+    if not all(map(math.isfinite, values)):
+        return "diverged"
+    mean = f"{100 * fmean(values):.2f}"
+    if len(values) == 1:
+        return mean
+    return f"{mean} ({100 * min(values):.2f}–{100 * max(values):.2f})"

@@ -1,0 +1,488 @@
+"""Child processes of the demo, the experiments and the benchmarks: started, read, and ended.
+
+Every child is a Python module that `aiops.net.child_guard` runs: it ends when its standard input
+does, which the system closes however its parent ends. Every child leads a session of its own: a
+Ctrl-C at the terminal reaches the parent alone, and what the child started can be ended with it.
+
+======================  ===========================================================================
+`Supervisor`            asyncio: children that print lines; every wait has a deadline, and fails
+                        early when a child fails
+`ChildProcess`          blocking: one child, its first line or all its lines
+`PipedProcess`          blocking: one child that runs a function with one end of a pipe for objects
+======================  ===========================================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, TypeVar
+
+from aiops.common.closing import AsyncClosing, Closing
+from aiops.errors import AiopsError
+from aiops.net.cpu_count import BLAS
+
+T = TypeVar("T")
+
+ONE_THREAD: Mapping[str, str] = dict.fromkeys((*BLAS, "NUMBA_NUM_THREADS"), "1")
+"""The environment of a process that shares a machine with others: NumPy and Numba read it."""
+
+_KEPT = ("AIOPS_DATA", "AIOPS_KERNELS", "AIOPS_TOKEN")
+_TAIL = 12  # lines of a child's standard error that are kept for the error
+_GRACE = 0.4  # seconds between SIGTERM and SIGKILL
+_LAST = 5.0  # seconds that the system may take to remove a killed process
+_CHUNK = 1 << 16
+
+
+class ProcessFailed(AiopsError):
+    """A child process failed or took too long; ``details["stderr"]`` has its last lines."""
+
+
+class Interrupted(AiopsError):
+    """SIGINT or SIGTERM ended the run; ``details["signal"]`` is the signal's number."""
+
+
+def command(module: str, *arguments: str, guarded: bool = True) -> list[str]:
+    """Return the command line of ``python -m module arguments`` as a child.
+
+    ``guarded``: `aiops.net.child_guard` runs it; a module that makes its own `ChildGuard`, since it
+    waits for the parent's line, must be started without.
+    """
+    guard = ("aiops.net.child_guard",) if guarded else ()
+    return [sys.executable, "-m", *guard, module, *arguments]
+
+
+def clean_environment() -> dict[str, str]:
+    """Return this process's variables without ``AIOPS_*`` settings of servers and clients."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("AIOPS_") or k in _KEPT}
+
+
+def ending(status: int | None) -> str:
+    """Return an exit status as the end of a sentence.
+
+    >>> ending(3), ending(-9)
+    ('ended with status 3', 'was ended by signal 9')
+    """
+    if status is not None and status < 0:
+        return f"was ended by signal {-status}"
+    return f"ended with status {status}"
+
+
+def session(leader: int) -> list[int]:
+    """Return the processes in the session that a process leads (Linux; elsewhere none)."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            _state, _parent, _group, its_session = stat.read_text().rpartition(")")[2].split()[:4]
+            if int(its_session) == leader:
+                found.append(int(stat.parent.name))
+    return found
+
+
+def having(variable: str) -> list[int]:
+    """Return the processes with ``NAME=value`` in their initial environment (Linux; else none).
+
+    It finds those that have left the session of the child that started them.
+    """
+    found = []
+    for file in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile, or is another user's
+            if variable.encode() in file.read_bytes().split(b"\0"):
+                found.append(int(file.parent.name))
+    return found
+
+
+def send(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a process; one that has ended is not an error."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def kill_session(leader: int) -> None:
+    """Kill the process group of a child, then the processes that left it within its session."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+    for pid in session(leader):
+        send(pid, signal.SIGKILL)
+
+
+class Lines:
+    """Splits bytes into lines of text, however they arrive."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> list[str]:
+        """Return the lines that a chunk completes; an empty chunk, the end, completes the last."""
+        whole = self._rest + chunk + (b"\n" if not chunk and self._rest else b"")
+        *lines, self._rest = whole.split(b"\n")
+        return [line.decode(errors="replace") for line in lines]
+
+
+# ------------------------------------------------------------------ blocking
+
+
+class ChildProcess(Closing):
+    """One child, for blocking code. ``with ChildProcess(...)`` ends it on the way out.
+
+    Parameters
+    ----------
+    name
+        The child's, for errors.
+    words
+        Its command line, by `command`.
+    environment
+        Its variables; default: this process's.
+    log
+        A file for its standard error, also for its standard output unless ``lines``; default:
+        this process's standard error.
+    lines
+        Whether its standard output is read, by `first_line` and `lines`; ``"both"``: its standard
+        error with it.
+    grace
+        Seconds that `close` gives it to end by itself after SIGTERM.
+    pass_fds
+        Files that it inherits.
+
+    Attributes
+    ----------
+    popen
+        The process.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        words: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        log: Any = None,
+        lines: bool | str = False,
+        grace: float = _GRACE,
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        self.name = name
+        self._grace = grace
+        self._split, self._ready = Lines(), deque[str]()
+        # A handler that raises in here leaves no child behind: the pipe closes with the object.
+        self.popen = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE if lines else log,
+            stderr=subprocess.STDOUT if lines == "both" else log,
+            env=None if environment is None else dict(environment),
+            pass_fds=pass_fds,
+            start_new_session=True,
+        )
+
+    def first_line(self, seconds: float) -> str:
+        """Return its next line of output, stripped.
+
+        Raises
+        ------
+        ProcessFailed
+            When it ends before, or prints none within this many seconds.
+        """
+        line = next(self.lines(seconds), None)
+        if line is None:
+            status = self.popen.wait()
+            raise ProcessFailed(f"{self.name} {ending(status)} before it printed a line: see above")
+        return line.strip()
+
+    def lines(self, seconds: float | None = None) -> Iterator[str]:
+        """Yield its lines of output until it closes it; each within this many seconds."""
+        assert self.popen.stdout is not None
+        output = self.popen.stdout.fileno()
+        until = None if seconds is None else time.monotonic() + seconds
+        ended = False
+        while self._ready or not ended:
+            if self._ready:
+                yield self._ready.popleft()
+                until = None if seconds is None else time.monotonic() + seconds
+                continue
+            left = None if until is None else max(0.0, until - time.monotonic())
+            if not wait([output], left):
+                raise ProcessFailed(f"{self.name} printed no line within {seconds:g} s")
+            chunk = os.read(output, _CHUNK)
+            ended = not chunk
+            self._ready += self._split.feed(chunk)
+
+    def end(self, grace: float) -> int:
+        """Send SIGTERM, wait ``grace`` seconds, kill what is left; return the exit status."""
+        if self.popen.poll() is None:
+            send(self.popen.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.popen.wait(grace)
+        if self.popen.poll() is None:
+            kill_session(self.popen.pid)
+        return self.popen.wait()
+
+    def kill(self) -> None:
+        """Kill it, and all processes of its session."""
+        kill_session(self.popen.pid)
+
+    def close(self) -> None:
+        """End it, and close its pipes."""
+        with self.popen:
+            self.end(self._grace)
+
+
+class PipedProcess(ChildProcess):
+    """One child that runs a function, for blocking code.
+
+    Parameters
+    ----------
+    name
+        The child's, for errors.
+    target
+        A function of a module; the child calls it with its end of the pipe, then ends.
+    environment
+        Variables that it has beside this process's and `ONE_THREAD`.
+
+    Attributes
+    ----------
+    pipe
+        This process's end; the child's end closes with the child.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        target: Callable[[Connection], None],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
+        self.pipe, theirs = multiprocessing.Pipe()
+        with theirs:
+            super().__init__(
+                name,
+                command("aiops.lab.piped_child", str(theirs.fileno())),
+                environment={**os.environ, **ONE_THREAD, **(environment or {})},
+                log=self._log,
+                pass_fds=[theirs.fileno()],
+            )
+        self.send(sys.path)
+        self.send(target)
+
+    def send(self, value: Any) -> None:
+        """Send an object; that the child has ended shows when its answer is received."""
+        with contextlib.suppress(OSError):
+            self.pipe.send(value)
+
+    def receive(self) -> Any:
+        """Return the next object that it sends.
+
+        Raises
+        ------
+        ProcessFailed
+            When it ends instead.
+        """
+        try:
+            return self.pipe.recv()
+        except (EOFError, OSError):
+            raise ProcessFailed(self.complaint()) from None
+
+    def complaint(self) -> str:
+        """Return how it ended, with the last line that it wrote."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.popen.wait(1)
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        last = f"; its last line: {lines[-1].strip()}" if lines else ""
+        return f"{self.name} {ending(self.popen.poll())}{last}"
+
+    def close(self) -> None:
+        """End it, and close pipe and log."""
+        super().close()
+        self.pipe.close()
+        self._log.close()
+
+
+# ------------------------------------------------------------------ asyncio
+
+
+class SupervisedProcess:
+    """One child of a `Supervisor`.
+
+    Attributes
+    ----------
+    name
+        The child's, for errors.
+    process
+        The process.
+    tail
+        The last lines of its standard error.
+    ended
+        Set when it has ended and its output has been read.
+    """
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
+        self.name = name
+        self.process = process
+        self.tail: deque[str] = deque(maxlen=_TAIL)
+        self.ended = asyncio.Event()
+
+    def write_line(self, text: str) -> None:
+        """Write a line to its standard input: `aiops.net.child_guard.ChildGuard` waits for one."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(text.encode() + b"\n")
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, unless it has ended; SIGKILL goes to its whole session."""
+        if self.process.returncode is not None:
+            return
+        # Not process.send_signal: it looks whether the child has ended, and when it has, takes
+        # the exit status away from asyncio, which waits for it on another thread.
+        if number == signal.SIGKILL:
+            kill_session(self.process.pid)
+        else:
+            send(self.process.pid, number)
+
+    async def read(self, on_line: Callable[[str], None]) -> int:
+        """Read its output until it ends; return its exit status."""
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        await asyncio.gather(
+            _read_lines(self.process.stdout, on_line),
+            _read_lines(self.process.stderr, self.tail.append),
+        )
+        status = await self.process.wait()
+        self.ended.set()
+        return status
+
+
+class Supervisor(AsyncClosing):
+    """The child processes of one run. ``async with Supervisor() as supervisor`` ends them all.
+
+    Attributes
+    ----------
+    children
+        In the order in which they were started; the last is ended first.
+    """
+
+    def __init__(self) -> None:
+        self.children: list[SupervisedProcess] = []
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._readers: list[asyncio.Task[None]] = []
+        self._ending = False
+
+    async def start(
+        self,
+        name: str,
+        words: Sequence[str],
+        on_line: Callable[[str], None],
+        *,
+        environment: Mapping[str, str] | None = None,
+        lasting: bool = False,
+    ) -> SupervisedProcess:
+        """Start a child.
+
+        Parameters
+        ----------
+        name
+            The child's, for errors.
+        words
+            Its command line, by `command`.
+        on_line
+            Is called with every line of its standard output.
+        environment
+            Variables that it has beside this process's (`clean_environment`).
+        lasting
+            Whether every exit before `close` is a failure; default: exit status 0 is none.
+
+        Raises
+        ------
+        ProcessFailed
+            When it cannot be started.
+        """
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *words,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env={**clean_environment(), **(environment or {})},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ProcessFailed(f"{name} cannot be started: {error.strerror or error}") from None
+        child = SupervisedProcess(name, process)
+        self.children.append(child)
+        self._readers.append(asyncio.create_task(self._read(child, on_line, lasting)))
+        return child
+
+    async def within(self, seconds: float, what: str, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a coroutine.
+
+        Raises
+        ------
+        ProcessFailed
+            When it takes longer than this many seconds, or a child fails meanwhile.
+        Interrupted
+            When `interrupt` is called meanwhile, or was before.
+        """
+        task = asyncio.ensure_future(coroutine)
+        either: set[asyncio.Future[Any]] = {task, self._failure}
+        try:
+            await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if self._failure.done():
+                self._failure.result()
+            if not task.done():
+                raise ProcessFailed(f"{what} took more than {seconds:g} s")
+            return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await task
+
+    def interrupt(self, number: int) -> None:
+        """Have the current `within`, and all later ones, raise `Interrupted`."""
+        self._fail(Interrupted(f"stopped by signal {number}", signal=number))
+
+    async def close(self) -> None:
+        """End every child: SIGTERM, then SIGKILL. Does not fail."""
+        self._ending = True
+        for number, seconds in ((signal.SIGTERM, _GRACE), (signal.SIGKILL, _LAST)):
+            for child in reversed(self.children):  # the server, which is the first, last
+                child.signal(number)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    for child in self.children:
+                        await child.ended.wait()
+                break
+        for reader in self._readers:
+            reader.cancel()
+        await asyncio.gather(*self._readers, return_exceptions=True)
+
+    async def _read(
+        self, child: SupervisedProcess, on_line: Callable[[str], None], lasting: bool
+    ) -> None:
+        status = await child.read(on_line)
+        if self._ending or (status == 0 and not lasting):
+            return
+        self._fail(ProcessFailed(f"{child.name} {ending(status)}", stderr=list(child.tail)))
+
+    def _fail(self, error: AiopsError) -> None:
+        if not self._failure.done():
+            self._failure.set_exception(error)
+            self._failure.exception()  # read here: it may be that no `within` follows
+
+
+async def _read_lines(reader: asyncio.StreamReader, take: Callable[[str], None]) -> None:
+    lines, chunk = Lines(), b"\n"
+    while chunk:
+        chunk = await reader.read(_CHUNK)
+        for line in lines.feed(chunk):
+            take(line)
