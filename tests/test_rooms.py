@@ -47,8 +47,8 @@ ARROWS: Mapping[str, str] = {
     "sim":            "_version errors common kernels model codecs wire algorithms bandwidth store"
                       " engine net serving client",
     "testing":        "errors sim",
-    "lab":            "_version errors common model codecs wire algorithms bandwidth net serving client"
-                      " sim",
+    "lab":            "_version errors common model codecs wire algorithms bandwidth net serving"
+                      " client sim",
     "cli":            "_version errors common wire algorithms bandwidth engine net serving client"
                       " sim lab",
     "server":         "serving net cli",
