@@ -98,7 +98,8 @@ class Ledger:
         if kind is Push:
             if taken:
                 parts: Parts = message.parts  # type: ignore[attr-defined]
-                if self._is_plain(parts):
+                layout = self.layout
+                if layout is not None and len(parts) == 1 and parts[0][2:4] == (RAW, layout.nbytes):
                     self.pushed.messages += 1
                     self.pushed.sent.whole += 1
                 else:
@@ -116,8 +117,19 @@ class Ledger:
         request = self._open.pop(message.id, None)
         if request is None:
             return
-        if type(request) is Push and type(message) is Ack and self._usual(request, message, taken):
-            return
+        if (
+            (type(request) is Push and type(message) is Ack and message.used and taken)
+            and (request.count == 1 and request.fetch and not request.wants)
+            and request.seq > self._settled
+            and (len(message.parts) == 1 and self.layout is not None)
+            and message.parts[0][2:4] == (RAW, self.layout.nbytes)
+        ):
+            self._settled, self._last = request.seq, request.parts
+            self._batches += 1
+            self._fetches += request.have >= 0
+            self.fetched.messages += 1
+            self.fetched.sent.whole += 1
+            return  # what the rest comes to in the usual exchange: a gradient for a whole model
         if isinstance(request, PushRows | FetchRows):
             if isinstance(message, TableRows) and taken:
                 self.rows_fetched[request.table] += sum(part.nbytes for part in message.parts)
@@ -137,7 +149,7 @@ class Ledger:
             self._answer(message.parts, request.wants)
 
     def exchanged(self, seq: int, fetched: bool, parts: Parts) -> None:
-        """Note a push of a whole model, raw, and the answer that brought one; as `_usual` would.
+        """Note a push of a whole model, raw, and the answer that brought one, as the two above do.
 
         ``fetched``: the client held a version before. ``parts`` are the push's.
         """
@@ -148,25 +160,6 @@ class Ledger:
         self._fetches += fetched
         self.fetched.messages += 1
         self.fetched.sent.whole += 1
-
-    def _usual(self, push: Push, ack: Ack, taken: bool) -> bool:
-        """Note the usual exchange quickly, a gradient for a whole model; return whether it is one.
-
-        What it does is what `_settle_push` and `_answer` come to. It is there because an exchange
-        of a small model takes no more than some hundred microseconds.
-        """
-        if not (
-            ack.used and taken and push.count == 1 and push.fetch and self._is_plain(ack.parts)
-        ):
-            return False
-        if push.wants or push.seq <= self._settled:
-            return False
-        self._settled, self._last = push.seq, push.parts
-        self._batches += 1
-        self._fetches += push.have >= 0
-        self.fetched.messages += 1
-        self.fetched.sent.whole += 1
-        return True
 
     def _is_plain(self, parts: Parts) -> bool:
         """Return whether this is a whole model in one part, raw."""

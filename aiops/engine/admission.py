@@ -17,7 +17,7 @@ from aiops.codecs import BUILT_IN, codec_named, raw
 from aiops.engine.buffer_pool import BufferPool
 from aiops.engine.receive import CodedIncoming, PushSink, RawIncoming
 from aiops.errors import BadPush, NotReady, Refused, UsageError, nearest
-from aiops.kernels.parallel import ParallelMap, serial_map, survey
+from aiops.kernels.parallel import LARGE, ParallelMap, serial_map, survey
 from aiops.kernels.scan import Surveyor
 from aiops.model.arena import aligned
 from aiops.model.layout import Bytes, Cover, Layout
@@ -89,20 +89,16 @@ class Admission:
         return self.pool, self.answers
 
     def _surveys_of(self, layout: Layout) -> list[Surveyor]:
-        return [
-            partial(
-                survey,
-                kernels.surveyor(section.dtype, self._backend),
-                parallel_map=self._parallel_map,
-            )
-            for section in layout.sections
-        ]
+        found = [kernels.surveyor(section.dtype, self._backend) for section in layout.sections]
+        if layout.nbytes < LARGE:  # nothing is shared
+            return found
+        return [partial(survey, find, parallel_map=self._parallel_map) for find in found]
 
     def place(self, message: Message) -> Sink | None:
         """Return where a message's payloads go; None: no room now, wait in `lacking`'s line."""
         self.lacking = self.pool
         try:
-            if isinstance(message, Push):
+            if type(message) is Push:
                 return self._place_push(message)
             if isinstance(message, FetchRows | PushRows):
                 if self.place_rows is None:
@@ -117,14 +113,20 @@ class Admission:
     def _place_push(self, message: Push) -> Sink | None:
         if self.layout is None:
             raise NotReady("nobody has defined the model yet: define it before the first push")
-        check_codecs(message.parts, coded=True)
-        cover = self.layout.covered(message.parts)
-        lengths = [part.nbytes for part in message.parts]
+        parts = message.parts
+        if len(parts) == 1 and parts[0].codec == raw.NAME:  # the usual case
+            cover, nbytes = self.layout.covered(parts), parts[0].nbytes
+            buffer = self.pool.take(nbytes)
+            if buffer is None:
+                return None
+            return RawIncoming(buffer, [nbytes], self.layout, cover, self.pool, self._surveys)
+        check_codecs(parts, coded=True)
+        cover = self.layout.covered(parts)
+        lengths = [part.nbytes for part in parts]
         buffer = self.pool.take(sum(lengths))
         if buffer is None:
             return None
-        if any(part.codec != raw.NAME for part in message.parts):
-            parts = message.parts
+        if any(part.codec != raw.NAME for part in parts):
             return CodedIncoming(buffer, parts, self.layout, cover, self.pool, self._surveys)
         return RawIncoming(buffer, lengths, self.layout, cover, self.pool, self._surveys)
 

@@ -86,9 +86,10 @@ class BufferPool:
     def give(self, buffer: Bytes) -> None:
         """Put a buffer back, and let those in line try."""
         self.out -= len(buffer)
-        if self.out + self.kept + len(buffer) <= self.bound:
+        if self.out + (self.kept if self._spare else 0) + len(buffer) <= self.bound:
             self._spare.append(buffer)
-        self.retry()
+        if self._line or self.given is not None:
+            self.retry()
 
     def hand_over(self, buffer: Bytes) -> None:
         """Let a buffer become another's, who counts it himself."""

@@ -42,7 +42,7 @@ from aiops.engine.events import (
     Tick,
     Warm,
 )
-from aiops.engine.membership import Member, Membership
+from aiops.engine.membership import Membership
 from aiops.engine.receive import PushSink
 from aiops.engine.registration import Definition, compare, fill, given, offered, table_stores
 from aiops.engine.rendezvous import Rendezvous
@@ -339,7 +339,8 @@ class Engine:
         self.meeting.stop()
 
     def _on_applied(self, event: Applied) -> None:
-        self.pace.note(self.now, self.answers.version)
+        if event.time >= self.pace.due:
+            self.pace.note(event.time, self.answers.version)
         self.updates.applied(event)
 
     # ------------------------------------------------------------ messages
@@ -496,9 +497,10 @@ class Engine:
         assert isinstance(message, Push)
         member = self.crew.at(event.peer)
         fault: Refused | None = None
-        if member is not None and not self.answers.repeated(event, member):
+        new = member is not None and message.seq > member.last_seq
+        if member is not None and (new or not self.answers.repeated(event, member)):
             member.last_seq = message.seq
-            fault = self._fault(member, message, sink)
+            fault = validation.fault(member, self.store, message, sink, self.stopping)
             if fault is None:
                 assert isinstance(sink, PushSink)
                 self.updates.push(PendingPush(event.peer, message, sink, member))
@@ -515,23 +517,14 @@ class Engine:
         if member is None or self.answers.repeated(event, member):
             return
         member.last_seq = message.seq
-        fault = self._fault(member, message)
+        fault = validation.unready(member, self.store, stopping=self.stopping)
+        if fault is None and self.store is not None:
+            fault = validation.beyond(self.store, message)
         if fault is not None:
             self.answers.refuse_at_once(event, member, fault)
             return
         recalled = self.updates.recall.find(member.number)
         self.updates.push(PendingPush(event.peer, message, recalled, member))
-
-    def _fault(
-        self, member: Member, message: Push | Reapply | PushRows, sink: Sink | None = None
-    ) -> Refused | None:
-        """Return why a push cannot be taken whatever the policy, or None."""
-        unready = validation.unready(member, self.store, stopping=self.stopping)
-        if unready is not None or self.store is None:
-            return unready
-        if isinstance(message, Reapply):
-            return validation.beyond(self.store, message)
-        return validation.unfit(self.store, message, sink)
 
     def _on_fetch_rows(self, event: Received) -> None:
         if isinstance(event.sink, Discard) and isinstance(event.sink.fault, Refused):
@@ -546,7 +539,7 @@ class Engine:
         member = self.crew.at(event.peer)
         if member is not None and not (rows and rows.repeated(event, member)):
             member.last_seq = message.seq
-            fault = self._fault(member, message, sink)
+            fault = validation.fault(member, self.store, message, sink, self.stopping)
             if fault is None and rows is not None and isinstance(sink, RowsSink):
                 fault = rows.fault(sink, message)
             if fault is None and rows is not None:
@@ -560,7 +553,8 @@ class Engine:
 
     def report(self) -> dict[str, Any]:
         """Return the statistics that ``aiops stats`` shows."""
-        return statistics.report(self, self.now)
+        now = self.now if self._short is None else max(self.now, self._short.now)
+        return statistics.report(self, now)
 
 
 _HANDLERS: dict[type, Callable[[Engine, Any], None]] = {

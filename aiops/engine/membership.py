@@ -116,6 +116,11 @@ class Membership:
         How many workers take part (``--workers``), or None when nobody said.
     deadline
         Seconds that a barrier waits for one worker.
+
+    Attributes
+    ----------
+    at
+        Returns the member behind a connection, or None.
     """
 
     def __init__(self, expected: int | None, deadline: float) -> None:
@@ -124,6 +129,7 @@ class Membership:
         self.late = False  # the deadline for those who never came has passed
         self._members: OrderedDict[str, Member] = OrderedDict()
         self._by_peer: dict[int, Member] = {}
+        self.at = self._by_peer.get
         self._numbers = 0
         self.ever = 0  # workers that have come so far
         self._layout: Layout | None = None
@@ -141,10 +147,6 @@ class Membership:
         gone = islice((m for m in reversed(self._members.values()) if m.peer is None), SHOWN)
         shown = sorted([*self._by_peer.values(), *gone], key=lambda member: member.number)
         return [member.report(now) for member in shown], len(self._members) - len(shown)
-
-    def at(self, peer: int) -> Member | None:
-        """Return the member behind a connection."""
-        return self._by_peer.get(peer)
 
     def present(self) -> list[Member]:
         """Return the workers that are connected."""

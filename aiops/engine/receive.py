@@ -8,7 +8,7 @@ decodes it (`aiops.store.gradient`): so what waits takes no more room than what 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -62,7 +62,11 @@ class PushSink(Sink):
         if self.fault is not None:
             return
         if self._runs is None:
-            self._runs = list(self._typed_runs())
+            if self.cover.whole and len(self._surveys) == 1:  # the usual case
+                dtype = self._layout.sections[0].dtype
+                self._runs = [(0, self.buffer.view(dtype), self._surveys[0])]
+            else:
+                self._runs = self._typed_runs()
         for begin, typed, survey in self._runs:
             stop = begin + typed.nbytes
             low = max(self._done, begin)
@@ -101,20 +105,21 @@ class PushSink(Sink):
         """The rest will never come."""
         self.free()
 
-    def _typed_runs(self) -> Iterator[tuple[int, Array, Surveyor]]:
-        """Yield, per dtype, where its bytes begin in the buffer, a typed view, and its survey."""
-        cover, layout = self.cover, self._layout
+    def _typed_runs(self) -> list[tuple[int, Array, Surveyor]]:
+        """Return, per dtype, where its bytes begin in the buffer, a typed view, and its survey."""
+        cover, layout, found = self.cover, self._layout, []
         for section, survey in zip(layout.sections, self._surveys, strict=True):
             if cover.whole:
                 typed = self.buffer[section.start : section.stop].view(section.dtype)
-                yield section.start, typed, survey
+                found.append((section.start, typed, survey))
                 continue
             rows = rows_in(cover.tensors, section)
             if len(rows):
                 begin = int(cover.starts[rows[0]])
                 last = rows[-1]
                 end = int(cover.starts[last] + layout.nbytes_each[cover.tensors[last]])
-                yield begin, self.buffer[begin:end].view(section.dtype), survey
+                found.append((begin, self.buffer[begin:end].view(section.dtype), survey))
+        return found
 
     def _bad_value(self, begin: int, typed: Array, index: int) -> BadPush:
         place = begin + index * typed.itemsize

@@ -45,6 +45,13 @@ class Replies:
     ----------
     effects
         The engine's list of effects, appended to.
+
+    Attributes
+    ----------
+    pending
+        The pushes that are to be answered later, by client and sequence number.
+    readers
+        Those who wait for an update in place: connection, request, what to do then.
     """
 
     def __init__(self, effects: list[Effect]) -> None:
@@ -55,9 +62,8 @@ class Replies:
         self.tables: Sparse = ()
         self.now = 0.0
         self.refused: Counter[str] = Counter()
-        self._pending: dict[tuple[str, int], PendingPush] = {}  # by client and seq, unanswered
-        # Those who wait for an update in place: connection, request, what to do then.
-        self._readers: list[tuple[int, int, Callable[[], None]]] = []
+        self.pending: dict[tuple[str, int], PendingPush] = {}
+        self.readers: list[tuple[int, int, Callable[[], None]]] = []
 
     @property
     def version(self) -> int:
@@ -77,7 +83,7 @@ class Replies:
             return
         if not store.readable:
             again = partial(self.fetch, peer, message, member)
-            self._readers.append((peer, message.id, again))
+            self.readers.append((peer, message.id, again))
             return
         self._note_sent(store, member)
         parts = store.current.parts_for(wanted)
@@ -92,38 +98,35 @@ class Replies:
 
     def readable_again(self) -> None:
         """Answer those who waited for an update in place."""
-        readers, self._readers = self._readers, []
+        readers, self.readers = self.readers, []
         for _peer, _id, answer in readers:
             answer()
 
     def left(self, peer: int) -> None:
         """Forget a connection: what its pushes come to is only remembered."""
-        self._readers = [reader for reader in self._readers if reader[0] != peer]
+        self.readers = [reader for reader in self.readers if reader[0] != peer]
         if self.delta_replies is not None:
             self.delta_replies.left(peer)
-        for pending in self._pending.values():
+        for pending in self.pending.values():
             if pending.peer == peer:
                 pending.peer = None
 
     # ------------------------------------------------------------ pushes
 
-    def expect(self, pending: PendingPush) -> None:
-        """Take note of a push that will be answered later."""
-        self._pending[pending.member.client, pending.message.seq] = pending
-
     def waiting(self) -> list[tuple[int, int]]:
         """Forget those who wait to be sent parameters; return their connections and requests."""
-        readers, self._readers = self._readers, []
+        readers, self.readers = self.readers, []
         coded = self.delta_replies.abandon() if self.delta_replies is not None else []
         return [(peer, id) for peer, id, _answer in readers] + coded
 
     def unanswered(self) -> list[PendingPush]:
         """Return the pushes that are to be answered later."""
-        return list(self._pending.values())
+        return list(self.pending.values())
 
     def acknowledge(self, pending: PendingPush, used: bool = True) -> None:
         """Answer a push whose gradient has been used (or is ignored)."""
-        store, member, message = self._defined(), pending.member, pending.message
+        store, member, message = self.store, pending.member, pending.message
+        assert store is not None, "nobody can push before the model is defined"
         if used:
             member.pushes += 1
         else:
@@ -132,12 +135,19 @@ class Replies:
         parts: Parts = ()
         coded = message.fetch and message.coded and self.delta_replies is not None
         if pending.peer is not None and message.fetch and not coded:
-            self._note_sent(store, member)
-            parts = store.current.parts_for(self._wanted(message))
-        version = store.version
+            if store.rule.reads:
+                self._note_sent(store, member)
+            if message.wants:
+                parts = store.current.parts_for(self._wanted(message))
+            else:
+                parts = store.current.parts_since(message.have)
+        version = store.current.number
         news = (used, pending.staleness, pending.mean_staleness, *store.statistic())
-        ack = Ack(message.id, version, version, *news, parts, self._gate(store))
-        self._settle(pending, (version, *news))
+        gate = () if self.budget is None else self._gate(store)
+        ack = Ack(message.id, version, version, *news, parts, gate)
+        member.answered = self.now
+        member.remember(message.seq, (version, *news))
+        self.pending.pop((member.client, message.seq), None)
         if pending.peer is not None and coded:
             assert self.delta_replies is not None
             self.delta_replies.answer(pending.peer, ack, self._wanted(message), member)
@@ -148,7 +158,10 @@ class Replies:
         """Refuse a push that was queued; one to be computed again brings the parameters with it."""
         message, lease, store = pending.message, None, self._defined()
         error = self._count(pending.member, message.id, fault)
-        self._settle(pending, error)
+        member = pending.member
+        member.answered = self.now
+        member.remember(message.seq, error)
+        self.pending.pop((member.client, message.seq), None)
         pending.sink.free()
         if pending.peer is None:
             return
@@ -181,7 +194,7 @@ class Replies:
         """
         message = event.message
         assert isinstance(message, Push | Reapply)
-        pending = self._pending.get((member.client, message.seq))
+        pending = self.pending.get((member.client, message.seq))
         if pending is None and message.seq > member.last_seq:
             return False
         fault = validation.beyond(self.store, message) if self.store is not None else None
@@ -248,18 +261,12 @@ class Replies:
         if message.fetch:
             if not store.readable:
                 again = partial(self._acknowledge_again, peer, message, told, member)
-                self._readers.append((peer, message.id, again))
+                self.readers.append((peer, message.id, again))
                 return
             self._note_sent(store, member)
             parts = store.current.parts_for(self._wanted(message))
         answer = Ack(message.id, version, store.version, *said, parts, self._gate(store))
         self.effects.append(Reply(peer, answer, store.lease() if parts else None))
-
-    def _settle(self, pending: PendingPush, answer: Said | Error) -> None:
-        member = pending.member
-        member.answered = self.now
-        member.remember(pending.message.seq, answer)
-        self._pending.pop((member.client, pending.message.seq), None)
 
     def _count(self, member: Member, id: int, fault: Refused) -> Error:
         member.refused += 1

@@ -23,6 +23,7 @@ everything as it was, and says what is wrong with a push that is refused.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -52,15 +53,19 @@ _FORMS = 32
 client that writes each as short as it can a new one for each width."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Shortcut:
-    """What the connections of a server have in common, once its model is defined."""
+    """What the connections of a server have in common, once its model is defined.
+
+    ``now`` is when the last steady exchange was answered.
+    """
 
     store: Store
     updates: UpdateQueue
     intake: Admission
     pace: Pace
     machine: Resources
+    now: float = -math.inf
 
     @property
     def nbytes(self) -> int:
@@ -229,6 +234,7 @@ class Steady:
             return None
         if note is not None:
             note(self._received(now, id, seq, have, base))
+        self._shared.now = now
         if now >= self._pace.due:
             self._pace.note(now, number - 1)
         sums = self._update(self._gradient, *begun)

@@ -23,6 +23,7 @@ from aiops.store.delta_replica import ReplicaJob
 from aiops.store.parameters import Store, UpdateJob
 from aiops.store.snapshots import Lease, Version
 from aiops.store.sparse_table import TableJob
+from aiops.store.updater import NONE
 
 _EXACT = 1024
 """A staleness below this has a bar of its own in the histogram; above, powers of two have one."""
@@ -155,7 +156,7 @@ class UpdateQueue:
 
     def push(self, pending: PendingPush) -> None:
         """Take a gradient that passed every check."""
-        self._answers.expect(pending)
+        self._answers.pending[pending.member.client, pending.message.seq] = pending
         self._queue.append(pending)
         if pending.member.excused:
             pending.member.excused = False
@@ -239,8 +240,11 @@ class UpdateQueue:
         published = job.target is not None
         if job.target is not None:
             self._store.commit(job.target, job.touched, event.sums)
-        if item is not None:
-            self._answer_or_hold(item, verdict, published)
+        if item is not None and not verdict.hold:
+            item.made = published
+            self._answers.acknowledge(item)
+        elif item is not None:
+            self._answer_or_hold(item, published)
         if published:
             if self._collected:
                 self._collected = 0
@@ -249,18 +253,24 @@ class UpdateQueue:
             if self._sent is not None:
                 self._sent.release()
                 self._sent = None
-            self._let_go(published=True)
-            self._answers.readable_again()
+            if self.held:
+                self._let_go(published=True)
+            if self._answers.readers:
+                self._answers.readable_again()
         if item is not None and isinstance(item.sink, PushSink):
-            self.recall.keep(item.member.number, item.sink)
-        self._advance()
+            if self.recall.bound:
+                self.recall.keep(item.member.number, item.sink)
+            else:
+                item.sink.free()
+        if self._queue:
+            self._advance()
 
     # ------------------------------------------------------------ inside
 
-    def _answer_or_hold(self, item: PendingPush, verdict: Decision, published: bool) -> None:
+    def _answer_or_hold(self, item: PendingPush, published: bool) -> None:
         item.made = published
         ending = self._stopping and published
-        if not verdict.hold or ending or self._policy.may_go(item.member.number, published):
+        if ending or self._policy.may_go(item.member.number, published):
             self._answers.acknowledge(item)
         elif self._stopping:
             self._answers.refuse(item, _not_made())
@@ -302,9 +312,19 @@ class UpdateQueue:
             if isinstance(item.sink, CachedGradient) and item.sink.gradient is None:
                 self._answers.acknowledge(item, used=False)
                 continue
-            stale = self._note_staleness(item)
-            verdict = self._policy.push(item.member.number, item.staleness)
-            if verdict.use and self._store is not None and self._store.rule.reads:
+            store = self._store
+            assert store is not None, "nobody can push before the model is defined"
+            level, base = store.current.level, item.sink.cover.level
+            if level is not None and base is not None:
+                item.staleness, stale = level - base, None
+                item.mean_staleness = float(level - base)
+            else:
+                stale = self._note_staleness(item)
+            if self._immediate:
+                verdict = APPLY
+            else:
+                verdict = self._policy.push(item.member.number, item.staleness)
+            if verdict.use and store.rule.reads:
                 verdict = self._alone(verdict)
             if verdict.use:
                 self._issue(item, verdict, stale)
@@ -330,10 +350,6 @@ class UpdateQueue:
         """Fill in a push's staleness; return it per tensor if the tensors differ in it."""
         assert self._store is not None
         cover, current = item.sink.cover, self._store.current
-        if cover.level is not None and current.level is not None:
-            item.staleness = current.level - cover.level
-            item.mean_staleness = float(item.staleness)
-            return None
         stale = current.tensor_versions[cover.tensors] - cover.bases
         bytes_each = self._store.layout.nbytes_each[cover.tensors]
         item.staleness = int(stale.max())
@@ -341,15 +357,10 @@ class UpdateQueue:
         item.mean_staleness = float((stale * bytes_each.astype(float)).sum() / bytes_each.sum())
         return stale if item.staleness != int(stale.min()) else None
 
-    def _count(self, staleness: int) -> None:
-        """Count a gradient by its staleness; rare ones by powers of two, or there is no end."""
-        self.staleness[staleness if staleness < _EXACT else _bar(staleness)] += 1
-        self.total_staleness += staleness
-
-    def _steps(self, cover: Cover, staleness: int, stale: Ints | None) -> tuple[Array, Array]:
+    def _steps(
+        self, cover: Cover, staleness: int, stale: Ints | None, rate: float
+    ) -> tuple[Array, Array]:
         """Return the modulation of each tensor covered, and with it its learning rate."""
-        assert self._store is not None
-        rate = self._rate(self._store.version)
         if stale is not None:
             scales = np.array([self._algorithm.modulation(int(tau)) for tau in stale])
             return scales, scales * rate
@@ -388,16 +399,13 @@ class UpdateQueue:
         assert found is not None
         return found if touched is store.layout.all else found[: len(touched)]
 
-    def _read(self, item: PendingPush) -> Version | None:
+    def _read(self, store: Store, item: PendingPush) -> Version:
         """Return what the rule reads beside the parameters: the version that the worker was sent.
 
         A worker of which that is not known any more (its connection was lost meanwhile) is taken
         to have had the current one.
         """
-        store, cover, lease = self._store, item.sink.cover, item.member.sent
-        assert store is not None
-        if not store.rule.reads:
-            return None
+        cover, lease = item.sink.cover, item.member.sent
         if lease is not None:
             versions = lease.version.tensor_versions[cover.tensors]
             if np.array_equal(versions, cover.bases):
@@ -411,16 +419,23 @@ class UpdateQueue:
         """Fix everything about the next piece of kernel work, and send it off."""
         store = self._store
         assert store is not None
-        job = UpdateJob(store, None)
         direct = verdict.divide == 1 and not self._collected and item is not None
+        gradient = None if item is None else item.sink.take()
+        job = UpdateJob(store, gradient, touched=NONE, pushed=NONE)
         if item is not None:
-            cover = item.sink.cover
-            job.gradient, job.pushed = item.sink.take(), cover.tensors
-            self._count(item.staleness)
-            scales, steps = self._steps(cover, item.staleness, stale)
+            cover, staleness = item.sink.cover, item.staleness
+            job.pushed = cover.tensors
+            self.staleness[staleness if staleness < _EXACT else _bar(staleness)] += 1
+            self.total_staleness += staleness
+            rate, known = self._rate(store.current.number), self._even.get(staleness)
+            if stale is None and cover.whole and known is not None and known[1] == rate:
+                scales, _rate, steps = known
+            else:
+                scales, steps = self._steps(cover, staleness, stale, rate)
             if direct:
                 job.steps, job.touched = steps, cover.tensors
-                job.sent = self._read(item)
+                if store.rule.reads:
+                    job.sent = self._read(store, item)
             else:
                 job.weights = scales if self._linear else np.ones(len(cover.tensors))
                 self._sum[cover.tensors] = True
@@ -433,7 +448,9 @@ class UpdateQueue:
                 job.touched = store.layout.all if len(touched) == len(self._sum) else touched
                 job.steps = self._collected_steps(touched)
                 job.factor = 1.0 / verdict.divide
-            job.scalars, job.clip = self._scalars(job.touched), self._algorithm.clip
+            job.clip = self._algorithm.clip
+            if store.rule.scalars:
+                job.scalars = self._scalars(job.touched)
             job.base, job.target = store.current, store.begin()
         self._tickets += 1
         self._outstanding = (self._tickets, job, item, verdict)
@@ -449,7 +466,7 @@ class UpdateQueue:
 
 
 def _bar(staleness: int) -> int:
-    """Return what a gradient is counted under that is not counted by its own staleness."""
+    """Return what a staleness too rare to be counted by itself is counted under."""
     return 1 << (staleness.bit_length() - 1)
 
 

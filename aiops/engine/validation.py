@@ -5,12 +5,25 @@ from __future__ import annotations
 import numpy as np
 
 from aiops.engine.membership import Member
-from aiops.engine.receive import PushSink
+from aiops.engine.receive import PushSink, RawIncoming
 from aiops.errors import BadPush, NotReady, Refused, Unavailable
 from aiops.store.parameters import Store
 from aiops.store.snapshots import Wanted
 from aiops.wire.messages import Push, PushRows, Reapply
 from aiops.wire.sinks import Discard, Sink
+
+
+def fault(
+    member: Member, store: Store | None, message: Push | PushRows, sink: Sink | None, stopping: bool
+) -> Refused | None:
+    """Return why a push cannot be taken, or None."""
+    if store is not None and member.worker and not stopping and type(sink) is RawIncoming:
+        cover, level = sink.cover, store.current.level
+        known = cover.level is not None and level is not None and cover.level <= level
+        if known and sink.fault is None and type(message) is Push and not message.wants:
+            return None  # the usual case: what all of those below come to
+    unfit_now = unready(member, store, stopping=stopping)
+    return unfit_now if unfit_now is not None or store is None else unfit(store, message, sink)
 
 
 def unready(member: Member, store: Store | None, *, stopping: bool) -> Refused | None:

@@ -281,7 +281,8 @@ class Layout:
             its range, it is cut inside an element, or there is no part.
         """
         if len(parts) == 1 and parts[0].start == 0 and parts[0].stop == self.nbytes:
-            self._check_length(parts[0])
+            if parts[0].nbytes != self.nbytes or parts[0].codec != "raw":
+                self._check_length(parts[0])
             return Cover(self.all, self.starts, True, parts[0].version, None)
         if not parts:
             raise BadPush("the push holds no tensor: push at least one")

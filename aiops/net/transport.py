@@ -117,8 +117,12 @@ class MessageTransport(asyncio.BufferedProtocol):
         except RemoteProtocolError as error:
             self.fault(error)
             return
-        if whole or self.wire.waiting:
+        if self.wire.waiting or self._unread:
             self._take(whole)
+        elif whole:
+            self._heard.extend(whole)
+            while self._heard and "behind" not in self._unread:  # as `_pass_on`
+                self._owner.link_heard(self, [self._heard.popleft()])
 
     def eof_received(self) -> bool:
         """Close when the peer does."""

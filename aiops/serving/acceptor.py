@@ -92,7 +92,7 @@ class Acceptor:
         Has a steady exchange answered, of which so many bytes have come; returns what
         `Steady.exchange` does.
     placed
-        Called after the brain was asked for a place.
+        Called after the brain was asked for a place, if something may follow from that.
     measure
         Counts the time spent on what comes.
 
@@ -115,7 +115,7 @@ class Acceptor:
         post: Callable[[Event], None],
         gone: Callable[[], None],
         exchange: Callable[[Steady, int], bytes | None],
-        placed: Callable[[], None] = lambda: None,
+        placed: Callable[[], None] | None = None,
         measure: Measure = unmeasured,
     ) -> None:
         self._config, self._coordinator, self._env, self._pacing = config, coordinator, here, pacing
@@ -139,12 +139,11 @@ class Acceptor:
             link = MessageTransport(wire, self)
         else:
             link = PacedTransport(wire, self, self._pacing.pacer)
-        wire.place = partial(self._place, link)
         return link
 
-    def _place(self, link: MessageTransport, message: Message) -> Sink | None:
-        sink = self._coordinator.place(link.number, message)
-        self._placed()
+    def _place(self, placed: Callable[[], None], number: int, message: Message) -> Sink | None:
+        sink = self._coordinator.place(number, message)
+        placed()
         return sink
 
     def _counted(self, link: MessageTransport) -> asyncio.BufferedProtocol:
@@ -216,6 +215,10 @@ class Acceptor:
         nonce = self._env.token_bytes(16)
         greeter = Greeter(self._config.token, nonce, follower=self._config.follower)
         self.peers[link.number] = Peer(link, greeter, self._now())
+        if self._placed is None:
+            link.wire.place = partial(self._coordinator.place, link.number)
+        else:
+            link.wire.place = partial(self._place, self._placed, link.number)
         if len(self.peers) > self.most:
             text = f"the server has its {self.most} connections already"
             link.send(link.wire.send(Error(0, Unavailable.code, text, {}, True)))
@@ -235,18 +238,17 @@ class Acceptor:
             elif peer.joined:
                 self._post(Received(now, link.number, message, sink))
                 if type(message) is Push:
-                    self._shorten(peer, message)
+                    steady = self._coordinator.steady(link.number, link.wire, message, peer.steady)
+                    if steady is not None and steady is not peer.steady:
+                        self._shorten(peer, steady)
             else:
                 self._greet(peer, message)
         self.heard()
 
-    def _shorten(self, peer: Peer, push: Push) -> None:
-        """Have exchanges like this push go the short way from here on, if there is one."""
-        link = peer.link
-        steady = self._coordinator.steady(link.number, link.wire, push, peer.steady)
-        if steady is not None and steady is not peer.steady:
-            peer.steady = steady
-            link.shortcut = self._measure("policy", partial(self._exchange, steady))
+    def _shorten(self, peer: Peer, steady: Steady) -> None:
+        """Have a connection's exchanges go the short way from here on, if they can."""
+        peer.steady = steady
+        peer.link.shortcut = self._measure("policy", partial(self._exchange, steady))
 
     def _greet(self, peer: Peer, message: Message) -> None:
         link, greeter = peer.link, peer.greeter

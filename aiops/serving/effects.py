@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -33,7 +33,7 @@ from aiops.net.yielding import yielding
 from aiops.serving.acceptor import Acceptor
 from aiops.serving.pacing import Pacing
 from aiops.serving.shard_links import ShardLinks
-from aiops.store.resources import Resources
+from aiops.store.resources import Resources, unmeasured
 from aiops.wire.connection import SMALL
 
 _log = logging.getLogger("aiops.server")
@@ -64,6 +64,8 @@ class EffectRunner:
 
     Attributes
     ----------
+    actions
+        What carries an effect out, by its type; returns what happened at once.
     at_once
         An update that touches at most so many bytes is done on the event loop, as things are now.
     """
@@ -79,8 +81,16 @@ class EffectRunner:
         machine: Resources | None = None,
     ) -> None:
         self._measure = measure = (machine or Resources()).measure
-        self._perform = {
-            kind: measure("send", do) if kind is Reply else do for kind, do in _PERFORM.items()
+        self.actions: dict[type[Any], Callable[[Any], Event | None]] = {
+            Reply: measure("send", self._reply),
+            Apply: self._apply,
+            Warm: self._warm_up,
+            Drop: self._drop,
+            WakeAt: self._wake_at,
+            Note: self._note,
+            Shares: self._share,
+            Order: self._order,
+            End: self._finish,
         }
         self._loop, self._now, self._post, self._failed = loop, here.now, post, failed
         self._peers, self._pacing = connections.peers, pacing
@@ -101,8 +111,10 @@ class EffectRunner:
         return not self._cold
 
     def perform(self, effect: Effect) -> None:
-        """Carry it out."""
-        self._perform[type(effect)](self, effect)
+        """Carry it out, and post what comes of it."""
+        event = self.actions[type(effect)](effect)
+        if event is not None:
+            self._post(event)
 
     def stop(self) -> None:
         """Have no timer ring any more."""
@@ -132,7 +144,10 @@ class EffectRunner:
             peer.link.send(peer.link.wire.send(effect.message))
             return
         parts = effect.message.parts  # type: ignore[attr-defined]
-        if sum([part.nbytes for part in parts]) <= SMALL:  # it is copied at once
+        nbytes = 0
+        for part in parts:
+            nbytes += part.nbytes
+        if nbytes <= SMALL:  # it is copied at once
             peer.link.send(peer.link.wire.send(effect.message, lease.glimpses(parts)))
             lease.release()
             return
@@ -169,17 +184,18 @@ class EffectRunner:
 
     # ------------------------------------------------------------ kernels
 
-    def _apply(self, effect: Apply) -> None:
+    def _apply(self, effect: Apply) -> Applied | None:
         if effect.job.cost > self.at_once:
             done = partial(self._applied, effect.ticket)
             self._applier.submit(self._measure("kernel", effect.run), effect.job.cost, done)
-            return
+            return None
+        run = effect.job.run
         try:
-            sums = self._measure("kernel", effect.run)()
+            sums = run() if self._measure is unmeasured else self._measure("kernel", run)()
         except BaseException as error:
             self._failed(error)
-        else:
-            self._applied(effect.ticket, sums)
+            return None
+        return Applied(self._now(), effect.ticket, sums)
 
     def _applied(self, ticket: int, sums: Ints) -> None:
         self._post(Applied(self._now(), ticket, sums))
@@ -235,16 +251,3 @@ class EffectRunner:
 
 def _nothing(_done: None = None) -> None:
     pass
-
-
-_PERFORM: Mapping[type[Any], Callable[[EffectRunner, Any], None]] = {
-    Reply: EffectRunner._reply,
-    Apply: EffectRunner._apply,
-    Warm: EffectRunner._warm_up,
-    Drop: EffectRunner._drop,
-    WakeAt: EffectRunner._wake_at,
-    Note: EffectRunner._note,
-    Shares: EffectRunner._share,
-    Order: EffectRunner._order,
-    End: EffectRunner._finish,
-}

@@ -99,7 +99,7 @@ class Server:
         self._handle = machine.measure("policy", self._coordinator.handle)
         self.connections = Acceptor(
             *(config, self._coordinator, here, self._pacing, self.post, self._stir),
-            *(self._exchange, self._flush),
+            *(self._exchange, self._flush if self._lead is not None else None),
             machine.measure,
         )
         self._unix_listener: UnixListener | None = None
@@ -327,6 +327,7 @@ class Server:
         if self._handling:
             return
         assert self._runner is not None
+        actions = self._runner.actions
         self._handling = True
         try:
             while self._events:
@@ -334,7 +335,9 @@ class Server:
                 if self._persistence is not None and self._persistence.recording:
                     self._persistence.note(event)
                 for effect in self._handle(event):
-                    self._runner.perform(effect)
+                    happened = actions[type(effect)](effect)
+                    if happened is not None:
+                        self._events.append(happened)
         except Exception as error:  # a policy's, say: whose pushes would come again and again
             if self._listener is None:  # it has not begun yet, and does not
                 raise
@@ -342,7 +345,8 @@ class Server:
             self._failed(error)
         finally:
             self._handling = False
-        self._stir()
+        if self._changed is not None:
+            self._changed.set()
 
     def _exchange(self, steady: Steady, nbytes: int) -> bytes | None:
         """Have a steady exchange answered, unless it is to go the general way (None)."""

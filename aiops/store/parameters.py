@@ -19,6 +19,7 @@ import numpy as np
 
 from aiops import kernels
 from aiops.errors import UsageError
+from aiops.kernels.parallel import LARGE
 from aiops.kernels.rule import Rule
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Ints, Layout
@@ -65,13 +66,24 @@ class UpdateJob:
 
     def run(self) -> Ints:
         """Do it; return the statistic's fixed-point sums of the tensors of the step."""
-        stepping = self.store.stepping
-        if self.gradient is not None:
+        stepping, gradient = self.store.stepping, self.gradient
+        if gradient is not None and (
+            (gradient.cover.whole and not gradient.parts and self.weights is None)
+            and (self.sent is None and not self.clip and self.target is not None)
+            and (self.factor == 1.0 and not self.measure and self.store.whole_at_once)
+        ):
+            assert self.base is not None
+            assert self.steps is not None
+            # The usual case, and what the rest comes to in it.
+            data = gradient.data
+            sections = [data[s.start : s.stop].view(s.dtype) for s in stepping.layout.sections]
+            return stepping.whole(self.base, self.target, sections, self.steps, self.scalars)
+        if gradient is not None:
             alone = self.weights is None and not self.clip
-            self.gradient = stepping.taken(self.gradient, alone=alone)
+            self.gradient = gradient = stepping.taken(gradient, alone=alone)
             if self.weights is not None:
-                mine = self.weights[: len(self.gradient.cover.tensors)]
-                stepping.accumulator.fold(self.gradient, mine)
+                mine = self.weights[: len(gradient.cover.tensors)]
+                stepping.accumulator.fold(gradient, mine)
         if self.measure:
             return np.array([self.store.squares(self)]).view(np.int64)
         return NONE if self.target is None else self.store.step(self)
@@ -107,6 +119,8 @@ class Store:
         The newest version.
     cost
         Bytes that an update reads and writes, at most.
+    whole_at_once
+        Whether an update of all tensors is one call of a kernel per section, shared by no threads.
     """
 
     def __init__(
@@ -144,6 +158,7 @@ class Store:
         self._read = -1  # the version that somebody took hold of last
         self._wanted = False  # whether the outstanding update's version will be read before long
         self.cost = held.nbytes * (3 + len(rule.state))
+        self.whole_at_once = device is None and held is layout and held.nbytes < LARGE
         self.busy = False  # the current version is being overwritten
         self.sums = self._first_sums()
         self._units = kernels.STATISTIC_SCALE * np.maximum(layout.sizes, 1)  # of a tensor's mean
@@ -196,11 +211,9 @@ class Store:
 
     def lease(self) -> Lease:
         """Take hold of the current version."""
-        assert self.readable, "the current version is being overwritten"
+        assert self.relaxed or not self.busy, "the current version is being overwritten"
         self._read = self.current.number
-        if self.relaxed:
-            return Lease(self.current, None)
-        return self._snapshots.lease()
+        return Lease(self.current, None if self.relaxed else self._snapshots.returned)
 
     # ------------------------------------------------------------ writing
 

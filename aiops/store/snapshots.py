@@ -5,13 +5,14 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 
 from aiops.errors import BadPush
 from aiops.model.arena import Arena
-from aiops.model.layout import Bytes, Ints, Layout, level_of, split
+from aiops.model.layout import MAX_PART, Bytes, Ints, Layout, level_of, split
 from aiops.model.parts import Part, Parts, Wants
 from aiops.model.shared_memory import Memory
 
@@ -80,6 +81,8 @@ class Wanted:
         return Wanted(self.have if self.have <= version else -1, runs)
 
 
+_part = partial(tuple.__new__, Part)  # what Part(*item) does, in a third of the time
+
 ALL = Wanted(-1)
 """Everything, for a reader who holds nothing."""
 
@@ -137,8 +140,11 @@ class Version:
         """The parts that this version travels as."""
         if self._parts is None:
             layout = self.layout
-            if self.level is not None:
-                self._parts = tuple(split(0, layout.nbytes, "raw", self.level))
+            nbytes, level = layout.nbytes, self.level
+            if level is not None and 0 < nbytes <= MAX_PART:
+                self._parts = (_part((0, nbytes, "raw", nbytes, level)),)
+            elif level is not None:
+                self._parts = tuple(split(0, nbytes, "raw", level))
             else:
                 self._parts = layout.parts(self.tensor_versions)
         return self._parts
@@ -160,6 +166,14 @@ class Version:
         changed[tensors] = other.number
         self._changed, self._parts = changed, None
         self.number, self._each, self.level = other.number, other.tensor_versions, other.level
+
+    def parts_since(self, have: int) -> Parts:
+        """Return the parts that bring what a reader does not have who holds a version of all."""
+        if have == self.number:
+            return ()
+        if self._changed is None:
+            return self._parts or self.parts
+        return self.parts_for(Wanted(have) if have <= self.number else ALL)
 
     def parts_for(self, wanted: Wanted) -> Parts:
         """Return the parts that bring what a reader wants and does not have."""
@@ -211,18 +225,17 @@ class Lease:
 
     def glimpses(self, parts: Parts | None = None) -> list[list[memoryview]]:
         """Return views to be copied before the lease is released, one list per part (of all)."""
-        parts = self.version.parts if parts is None else parts
-        data, begin = self.version.arena.data.data, self.version.arena.layout.begin
-        return [
-            [
-                self._coded[place].data
-                if place in self._coded
-                else data[part.start - begin : part.stop - begin]
-            ]
-            if part.nbytes
-            else []
-            for place, part in enumerate(parts)
-        ]
+        version = self.version
+        parts = version.parts if parts is None else parts
+        arena = version.room if version.fill is None else version.arena
+        data, begin = arena.data.data, arena.layout.begin
+        found: list[list[memoryview]] = []
+        for place, part in enumerate(parts):
+            if place in self._coded:
+                found.append([self._coded[place].data])
+            else:
+                found.append([data[part.start - begin : part.stop - begin]] if part.nbytes else [])
+        return found
 
     def payloads(self, parts: Parts | None = None) -> list[list[memoryview]]:
         """Return views to send, one list per part; each keeps the version until it is let go."""
@@ -254,7 +267,9 @@ class Lease:
 
     def release(self) -> None:
         """End the lease; payloads still out keep the version alive until they are let go."""
-        self._close()
+        self._open -= 1  # as `_close`
+        if self._open == 0 and self._returned is not None:
+            self._returned.append(self)
 
     def abandon(self) -> None:
         """End the lease of a reader that was lost, and may read on: nobody can tell it."""
@@ -286,7 +301,7 @@ class SnapshotPool:
     def __init__(self, current: Version, live: int, memory: Memory | None = None) -> None:
         self.current, self.live, self._memory = current, live, memory or Memory()
         self.copies = 0
-        self._returned: deque[Lease] = deque()
+        self.returned: deque[Lease] = deque()  # those that have ended, and are not counted yet
         self._alive = {current: None}  # in the order of their numbers
         self._spare: list[Arena] = []
         self._unused = 0  # spare arenas that were not needed in this window
@@ -308,16 +323,16 @@ class SnapshotPool:
 
     def lease(self, coded: Mapping[int, Bytes] | None = None) -> Lease:
         """Take hold of the current version; ``coded`` are the payloads of parts that are coded."""
-        if self._returned:
+        if self.returned:
             self.settle()
-        return Lease(self.current, self._returned, coded)
+        return Lease(self.current, self.returned, coded)
 
     def target(self, spare: bool = False) -> Version:
         """Return where the next version is to be written: in place, or in a spare arena.
 
         ``spare``: not in place, since the current version may still be asked for.
         """
-        if self._returned:
+        if self.returned:
             self.settle()
         self._until -= 1
         if not self._until:
@@ -347,12 +362,13 @@ class SnapshotPool:
 
     def settle(self) -> None:
         """Count the leases that ended, and keep the arenas that nobody reads any more."""
-        while self._returned:
-            lease = self._returned.popleft()
+        while self.returned:
+            lease = self.returned.popleft()
             version = lease.version
             version.readers.remove(lease)
             version.lent -= lease.lent
-            self._retire(version)
+            if version is not self.current:
+                self._retire(version)
 
     def _retire(self, version: Version) -> None:
         """Keep the arena of a version that nobody reads any more, unless it is the current one."""

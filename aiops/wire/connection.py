@@ -90,7 +90,7 @@ class Connection:
 
     __slots__ = (
         *("_begin", "_borrowed", "_end", "_filled", "_head", "_inside", "_length", "_message"),
-        *("_part", "_parts", "_rest", "_usual", "_whole"),
+        *("_part", "_parts", "_rest", "_usual", "_usually", "_whole"),
         *("_side", "_sink", "expected", "forms", "header", "limits", "place", "shared"),
         *("state", "traffic", "waiting"),
     )
@@ -99,6 +99,7 @@ class Connection:
 
     def __init__(self, side: Side, place: SinkFor, limits: Limits | None = None) -> None:
         self._side: Side = side
+        self._usually = _USUAL["client" if side == "server" else "server"]
         self.place = place
         self.limits = limits or Limits()
         self.state = "start"
@@ -341,20 +342,28 @@ class Connection:
         """Read as far as what has come allows."""
         whole: list[tuple[Message, Sink | None]] = []
         try:
-            while not self.waiting and (self._message is not None or self._read_message()):
+            while not self.waiting and (
+                self._message is not None or (self._end > self._begin and self._read_message())
+            ):
                 if self._parts and not self._read_payloads():
                     break
-                assert self._message is not None
-                if type(self._message) is Share:
-                    self._look_at(self._message)
-                whole.append((self._message, self._sink))
-                payload = sum([part.nbytes for part in self._parts])
-                overhead = 5 + self._length + 5 * len(self._parts)
-                self._count(self._message.kind, overhead, payload)
+                message = self._message
+                assert message is not None
+                if type(message) is Share:
+                    self._look_at(message)
+                whole.append((message, self._sink))
+                payload = 0
+                for part in self._parts:
+                    payload += part.nbytes
+                self.traffic.messages_in += 1  # as `_count`
+                counted = self.traffic.kinds_in[message.kind]
+                counted.messages += 1
+                counted.overhead += 5 + self._length + 5 * len(self._parts)
+                counted.payload += payload
                 if self._borrowed:
                     assert self.shared is not None
                     self._borrowed = False
-                    self.shared.give_back(self._message.id)
+                    self.shared.give_back(message.id)
                 self._message, self._sink, self._parts = None, None, ()
                 if len(self._head) > self._usual:  # a long header must not cost memory for ever
                     self._resize(self._usual)
@@ -382,9 +391,11 @@ class Connection:
     def _read_message(self) -> bool:
         """Read a header with its prefix, once all of it is there."""
         begin = self._begin
-        length = self._prefix(_MAP_PREFIX, "message")
-        if length is None:
+        if self._end - begin < 5:
             return False
+        mark, length = _PREFIX.unpack_from(self._head, begin)
+        if mark != _MAP_PREFIX:
+            raise _misplaced("message", _MAP_PREFIX, mark)
         start = begin + 5
         if start + length > self._end:
             self._check_length(length)
@@ -398,7 +409,8 @@ class Connection:
         message = decode(header)
         self.header = bytes(header) if length <= _SHORT else b""
         self._begin = start + length
-        self._hear(message)
+        if self.state != "open" or message.kind not in self._usually:
+            self._hear(message)
         parts: Parts = getattr(message, "parts", ())
         if len(parts) > self.limits.parts:
             raise RemoteProtocolError(
@@ -434,18 +446,6 @@ class Connection:
             self._head, self._begin, self._end = head, 0, left
             self.expected, self._rest, self._usual = None, 0, min(self._usual, self._room)
 
-    def _prefix(self, what: int, where: str) -> int | None:
-        """Return the length that a prefix announces, None while it is not all there."""
-        if self._end - self._begin < 5:
-            return None
-        mark, length = _PREFIX.unpack_from(self._head, self._begin)
-        if mark != what:
-            raise RemoteProtocolError(
-                f"{where}: the byte {what:#04x} was expected, not {mark:#04x};"
-                " the peer does not speak the aiops wire, or has lost its place in it"
-            )
-        return int(length)
-
     def _read_payloads(self) -> bool:
         """Find the payloads a place, and fill it; return whether all of them are there."""
         sink = self._sink
@@ -458,15 +458,17 @@ class Connection:
         while self._part < len(self._parts):
             nbytes = self._parts[self._part].nbytes
             if not self._inside:
-                if self._is_lent:
+                if self.shared is not None and self._is_lent:
                     data = self._lent(nbytes)
                     if data is None:
                         return False
                     self._take(data, sink)
                     continue
-                length = self._prefix(_BIN_PREFIX, "payload")
-                if length is None:
+                if self._end - self._begin < 5:
                     return False
+                mark, length = _PREFIX.unpack_from(self._head, self._begin)
+                if mark != _BIN_PREFIX:
+                    raise _misplaced("payload", _BIN_PREFIX, mark)
                 if length != nbytes:
                     raise RemoteProtocolError(
                         f"payload {self._part}: {length} bytes announced,"
@@ -521,6 +523,20 @@ class Connection:
         self._begin += _PLACE.size
         self.traffic.bytes_in += 5 + len(data) - _PLACE.size
         self._part += 1
+
+
+def _misplaced(where: str, wanted: int, mark: int) -> RemoteProtocolError:
+    return RemoteProtocolError(
+        f"{where}: the byte {wanted:#04x} was expected, not {mark:#04x};"
+        " the peer does not speak the aiops wire, or has lost its place in it"
+    )
+
+
+_USUAL = {
+    side: {kind for kind, state in said.items() if state == "open" and kind != "error"}
+    for side, said in HANDSHAKE["open"].items()
+}
+"""What changes nothing about an open connection, by who says it."""
 
 
 def _packed(segment: int, offset: int) -> bytes:

@@ -16,7 +16,7 @@ import msgpack
 
 from aiops.errors import RemoteProtocolError
 from aiops.model.parts import LARGEST, Part, Parts
-from aiops.wire.fields import CHECKS, TYPES
+from aiops.wire.fields import CHECKS, MAX_COUNT, TYPES
 from aiops.wire.messages import KINDS, Message
 
 MAX_PAYLOAD = (1 << 32) - 1
@@ -49,21 +49,34 @@ def decode(data: bytes | bytearray | memoryview) -> Message:
     if cls is None:
         raise RemoteProtocolError(f"header.kind: no message of kind {_short(kind)}")
     known, found = _FIELDS[cls], []
-    for name, what, check in known:
+    for name, what, check, bounds in known:
         try:
             value = header[name]
         except KeyError:
             raise RemoteProtocolError(f"{kind}.{name}: missing") from None
         if check is None:
             value = _read_parts(kind, value)
+        elif type(value) is int and bounds is not None:  # most are: what their check would say
+            if not bounds[0] <= value <= bounds[1]:
+                raise _unexpected(kind, name, what, value)
+        elif value is True or value is False:
+            if what is not _BOOL:
+                raise _unexpected(kind, name, what, value)
+        elif value == () and what is _WANTS:
+            pass
         elif not check(value):
-            raise RemoteProtocolError(f"{kind}.{name}: {what} was expected, not {_short(value)}")
+            raise _unexpected(kind, name, what, value)
         found.append(value)
     if len(header) != 1 + len(known):
-        names = {"kind", *(name for name, _what, _check in known)}
+        names = {"kind", *(field[0] for field in known)}
         strange = next(key for key in header if key not in names)
         raise RemoteProtocolError(f"{kind}.{_short(strange)}: no such field")
     return cls(*found)
+
+
+def _unexpected(kind: str, name: str, what: str, value: object) -> RemoteProtocolError:
+    text = f"{kind}.{name}: {what} was expected, not {_short(value)}"
+    return RemoteProtocolError(text)
 
 
 def _walk(data: bytes | bytearray | memoryview) -> None:
@@ -84,25 +97,23 @@ def _read_parts(kind: str, value: object) -> Parts:
         return ()
     parts = []
     for index, item in enumerate(value):
-        if type(item) is not tuple or len(item) != 5 or not _good_part(*item):
+        if not (type(item) is tuple and len(item) == 5):
+            raise RemoteProtocolError(f"{kind}.parts[{index}]{_wrong_with(item)}")
+        start, stop, codec, nbytes, version = item
+        if not (
+            type(start) is type(stop) is type(nbytes) is type(version) is int
+            and type(codec) is str
+            and len(codec) <= 32
+            and 0 <= start < stop <= LARGEST
+            and 0 <= nbytes <= MAX_PAYLOAD
+            and 0 <= version <= LARGEST
+        ):
             raise RemoteProtocolError(f"{kind}.parts[{index}]{_wrong_with(item)}")
         parts.append(_part(item))
     return tuple(parts)
 
 
 _part = partial(tuple.__new__, Part)  # what Part(*item) does, in a third of the time
-
-
-def _good_part(start: object, stop: object, codec: object, nbytes: object, version: object) -> bool:
-    """Say at one go whether a part is as it must be; `_wrong_with` says what is not."""
-    return (
-        type(start) is type(stop) is type(nbytes) is type(version) is int
-        and type(codec) is str
-        and len(codec) <= 32
-        and 0 <= start < stop <= LARGEST
-        and 0 <= nbytes <= MAX_PAYLOAD
-        and 0 <= version <= LARGEST
-    )
 
 
 def _wrong_with(item: object) -> str:
@@ -133,7 +144,14 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+_BOOL, _WANTS = TYPES["bool"], TYPES["Wants"]
+_BOUNDS = {"UInt": (0, LARGEST), "Have": (-1, LARGEST), "Batches": (1, MAX_COUNT)}
+"""The least and the most that an integer may be, by its type."""
+
 _FIELDS = {
-    cls: tuple((f.name, TYPES[str(f.type)], CHECKS.get(str(f.type))) for f in fields(cls))
+    cls: tuple(
+        (f.name, TYPES[str(f.type)], CHECKS.get(str(f.type)), _BOUNDS.get(str(f.type)))
+        for f in fields(cls)
+    )
     for cls in KINDS.values()
 }

@@ -157,6 +157,8 @@ def _wants(value: object) -> bool:
     """Check runs of (first tensor, past the last, version held), in order."""
     if type(value) is not tuple:
         return False
+    if not value:
+        return True
     reached = 0
     for run in value:
         if type(run) is not tuple or len(run) != 3 or not all(map(_have, run)):

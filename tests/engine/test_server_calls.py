@@ -19,8 +19,9 @@ from aiops.serving.server import Server
 from aiops.wire import messages
 from tests.calls import Calls, calls
 from tests.peers import define, frame
+from tests.pipes import Piped
 
-GENERAL = 186
+GENERAL = 72
 """Calls from the arrival of a push to its answer's departure, through the general code."""
 
 STEADY = 20
@@ -29,69 +30,12 @@ STEADY = 20
 SIZE = 1024  # float32
 
 
-class Pipe(asyncio.Transport):
-    """The server's end of a connection, whose other end is a list."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written: list[bytes] = []
-        self.protocol: Any = None
-
-    def write(self, data: Any) -> None:
-        self.written.append(bytes(data))
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        pass
-
-    def is_closing(self) -> bool:
-        return False
-
-    def pause_reading(self) -> None:
-        pass
-
-    def resume_reading(self) -> None:
-        pass
-
-    def close(self) -> None:
-        self.abort()
-
-    def abort(self) -> None:
-        asyncio.get_running_loop().call_soon(self.lost)
-
-    def lost(self) -> None:
-        """Tell the protocol, once."""
-        protocol, self.protocol = self.protocol, None
-        if protocol is not None:
-            protocol.connection_lost(None)
-
-
-class Line:
-    """A worker's connection, in the test's hands."""
+class Line(Piped):
+    """A worker's connection, which counts."""
 
     def __init__(self, server: Server) -> None:
-        self.protocol: Any = server.connections.accept()
-        self.pipe = Pipe()
-        self.pipe.protocol = self.protocol
-        self.protocol.connection_made(self.pipe)
+        super().__init__(server)
         self.seq = 0
-        who = "c" * 32, 1, "w", "worker", False, b"n" * 16, "test"
-        hello = messages.Hello(0, messages.PROTOCOL, *who)
-        self.feed(frame(hello))
-
-    def feed(self, data: bytes) -> None:
-        """Have bytes arrive, as many at a time as there is room for."""
-        while data:
-            data = data[self.fill(data) :]
-
-    def fill(self, data: bytes) -> int:
-        room = self.protocol.get_buffer(-1)
-        count = min(len(room), len(data))
-        room[:count] = data[:count]
-        self.protocol.buffer_updated(count)
-        return count
 
     def push(self, size: int = SIZE, **fields: Any) -> bytes:
         """Return the bytes of the next push, of the version that the last answer brought."""

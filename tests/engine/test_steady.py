@@ -1,0 +1,418 @@
+"""The short way and the general way: the same bytes, bits, statistics and record, whatever comes.
+
+A course is a list of things that happen to a server: pushes of every kind, on connections that are
+cut and made anew, in pieces and several at a time. It is run twice in virtual time, once without
+the short way (`aiops.engine.steady`), and everything that can be seen of the two is compared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+import aiops
+from aiops import testing
+from aiops.engine.engine import Engine
+from aiops.engine.journal import replay
+from aiops.engine.steady import Steady
+from aiops.model.layout import Array
+from aiops.model.parts import Part
+from aiops.serving.server import Server
+from aiops.wire import messages
+from aiops.wire.connection import SMALL
+from aiops.wire.messages import Message
+from tests import foreign
+from tests.peers import define, enclose
+from tests.pipes import Piped
+
+MODELS: dict[str, dict[str, Array]] = {
+    "one tensor": {"w": np.linspace(-1, 1, 7, dtype=np.float32)},
+    "several": {
+        "a": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3),
+        "b": np.ones(5, np.float32),
+        "c": np.float32(2),
+    },
+    "mixed": {
+        "w": np.linspace(-1, 1, 5, dtype=np.float32),
+        "h": np.linspace(-1, 1, 3, dtype=np.float16),
+        "d": np.linspace(-1, 1, 2, dtype=np.float64),
+    },
+    "the largest": {"w": np.linspace(-1, 1, SMALL // 4, dtype=np.float32)},
+    "too large": {"w": np.linspace(-1, 1, SMALL // 4 + 1, dtype=np.float32)},
+}
+
+POLICIES: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
+    ("asgd", {}, {}),
+    ("asgd", {"optimizer": "momentum"}, {}),
+    ("asgd", {"optimizer": "adam", "schedule": "warmup:4,cosine:20"}, {}),
+    ("asgd", {"clip": 0.5}, {}),
+    ("sasgd", {}, {}),
+    ("fasgd", {}, {}),
+    ("fasgd", {}, {"gate": "bfasgd"}),
+    ("fasgd", {}, {"gate": "bfasgd:skipped=reapply"}),
+    ("fasgd", {}, {"fetch_codec": ["int8"]}),
+    ("exponential", {"schedule": "step:0.5:3"}, {}),
+    ("downpour", {}, {}),
+    ("ringmaster", {"r": 2}, {}),
+    ("dcasgd", {}, {}),
+    ("ssp", {"s": 1}, {"workers": 2}),
+    ("softsync", {}, {"workers": 2}),
+)
+
+
+@dataclass(frozen=True)
+class Op:
+    """Something that happens: what, to which worker, and how."""
+
+    what: str
+    worker: int = 0
+    seed: int = 0
+    bad: float | None = None  # a value of the gradient that must be refused
+    lag: int = 0  # versions that the gradient's base is behind the newest; negative: ahead of it
+    have: int = 0  # the same of the version held; 99: none is held
+    fetch: bool = True
+    count: int = 1
+    wants: bool = False
+    coded: bool = False
+    most: int | None = None  # bytes that arrive at a time
+    share: float = 0.5  # what of a message arrives before the connection is cut
+
+
+@dataclass
+class Worker:
+    """One client over its connections, and how it writes headers."""
+
+    number: int
+    style: str
+    line: Piped
+    epoch: int = 1
+    seq: int = 0
+    id: int = 0
+    last: messages.Push | None = None
+    data: bytes = b""
+    said: list[bytes] = field(default_factory=list)
+
+    @property
+    def client(self) -> str:
+        return f"{self.number}" * 32
+
+    def again(self, server: Server, *, silently: bool = False) -> None:
+        """Connect anew; the old connection is lost before, or (silently) replaced."""
+        if not silently:
+            self.line.pipe.abort()
+        self.said.append(self.line.written)
+        self.epoch += 1
+        self.line = Piped(server, self.client, self.epoch)
+
+    def written(self, message: Message, data: bytes = b"") -> bytes:
+        """Return a message's bytes, as this client writes them."""
+        header = messages.encode(message)
+        if self.style != "ours":
+            fields = msgpack.unpackb(header)
+            header = foreign.pack(fields) if self.style == "short" else turned(fields)
+        return enclose(header, data) if data else enclose(header)
+
+
+def turned(header: dict[str, Any]) -> bytes:
+    """Write a header from its last key to its first, what varies in it in four bytes."""
+    out = bytes([0x80 + len(header)])
+    for key in reversed(header):
+        value = header[key]
+        out += foreign.pack(key)
+        if key in ("id", "seq", "have") and value >= 0:
+            out += b"\xce" + value.to_bytes(4, "big")
+        elif key == "parts" and len(value) == 1:
+            out += b"\x91\x95" + b"".join(map(foreign.pack, value[0][:4]))
+            out += b"\xce" + value[0][4].to_bytes(4, "big")
+        else:
+            out += foreign.pack(value)
+    return out
+
+
+@dataclass
+class Seen:
+    """Everything that a course came to."""
+
+    said: list[bytes]
+    parameters: bytes
+    state: list[bytes]
+    report: dict[str, Any]
+    record: bytes
+    short: int  # exchanges that went the short way
+
+
+class Course:
+    """One run of a course."""
+
+    def __init__(self, server: Server, model: dict[str, Array], styles: Sequence[str]) -> None:
+        self.server = server
+        self.workers = [
+            Worker(number, style, Piped(server, f"{number}" * 32))
+            for number, style in enumerate(styles)
+        ]
+        self.observer = Piped(server, "o" * 32, role="observer")
+        self.workers[0].line.feed(define(model, id=1 << 20))
+        for worker in self.workers[1:]:
+            worker.line.feed(define(model, id=1 << 20))
+
+    @property
+    def nbytes(self) -> int:
+        assert self.server.engine.store is not None
+        return self.server.engine.store.layout.nbytes
+
+    def gradient(self, op: Op) -> bytes:
+        """Return a gradient's bytes."""
+        assert self.server.engine.store is not None
+        layout = self.server.engine.store.layout
+        draw = np.random.default_rng(op.seed)
+        sections = [
+            draw.normal(size=(s.stop - s.start) // s.dtype.itemsize).astype(s.dtype)
+            for s in layout.sections
+        ]
+        if op.bad is not None:
+            sections[0][-1] = op.bad
+        return b"".join(section.tobytes() for section in sections)
+
+    def push(self, worker: Worker, op: Op) -> bytes:
+        """Return the bytes of a worker's next push."""
+        store = self.server.engine.store
+        assert store is not None
+        level = store.current.level or 0
+        worker.seq += 1
+        worker.id += 1
+        base = max(0, level - op.lag)
+        have = -1 if op.have == 99 else max(-1, store.version - op.have)
+        wants = ((0, len(store.layout.tensors), max(have, 0)),) if op.wants else ()
+        part = Part(0, self.nbytes, "raw", self.nbytes, base)
+        worker.last = messages.Push(
+            worker.id, worker.seq, op.fetch, have, (part,), wants, op.coded, op.count
+        )
+        worker.data = self.gradient(op)
+        return worker.written(worker.last, worker.data)
+
+    def repeated(self, worker: Worker) -> bytes:
+        """Return the bytes of a worker's last push, as another request."""
+        if worker.last is None:
+            return b""
+        worker.id += 1
+        worker.last.id = worker.id
+        return worker.written(worker.last, worker.data)
+
+    async def happen(self, op: Op) -> None:
+        """Have it happen."""
+        worker = self.workers[op.worker % len(self.workers)]
+        if op.what == "push":
+            worker.line.feed(self.push(worker, op), op.most)
+        elif op.what == "repeat":
+            worker.line.feed(self.repeated(worker), op.most)
+        elif op.what == "two":
+            worker.line.feed(self.push(worker, op) + self.push(worker, op), op.most)
+        elif op.what == "cut":
+            data = self.push(worker, op)
+            worker.line.feed(data[: int(op.share * len(data))], op.most)
+            worker.again(self.server)
+            await asyncio.sleep(0.01)
+            worker.line.feed(self.repeated(worker), op.most)
+        elif op.what == "replace":
+            worker.again(self.server, silently=True)
+            worker.line.feed(self.repeated(worker))
+        elif op.what == "full":  # it does not read its answers for a while
+            worker.line.protocol.pause_writing()
+            worker.line.feed(self.push(worker, op))
+            worker.line.feed(self.push(worker, op))
+            worker.line.protocol.resume_writing()
+        elif op.what == "fetch":
+            worker.id += 1
+            worker.line.feed(worker.written(messages.Fetch(worker.id, -1)))
+        elif op.what == "watch":
+            self.observer.feed(enclose(messages.encode(messages.Fetch(1, op.seed - 1))))
+        elif op.what == "ping":
+            worker.id += 1
+            ping = worker.written(messages.Ping(worker.id))
+            worker.line.feed(ping + self.push(worker, op), op.most)
+        await asyncio.sleep(0.3 if op.what == "wait" else 0.01)
+
+    def seen(self) -> tuple[list[bytes], bytes, list[bytes], dict[str, Any]]:
+        """Return what can be seen of it now."""
+        engine = self.server.engine
+        assert engine.store is not None
+        said = [b"".join([*worker.said, worker.line.written]) for worker in self.workers]
+        state = [array.tobytes() for arrays in engine.store.state for array in arrays]
+        state += [array.tobytes() for array in engine.store.masters if array is not None]
+        report = engine.report()
+        for key in ("receive_bytes", "receive_bytes_peak"):  # the short way needs none of them
+            del report[key]
+        parameters = engine.store.current.arena.data.tobytes()
+        return [*said, self.observer.written], parameters, state, report
+
+
+def run(
+    policy: tuple[str, dict[str, Any], dict[str, Any]],
+    model: str,
+    styles: Sequence[str],
+    ops: Sequence[Op],
+    record: Path,
+    *,
+    short: bool = True,
+    kernels: str = "numpy",
+) -> Seen:
+    """Run a course in virtual time."""
+    name, chosen, others = policy
+    count = 0
+    steady, exchange = Engine.steady, Steady.exchange
+
+    def counted(self: Steady, *arguments: Any) -> bytes | None:
+        nonlocal count
+        answer = exchange(self, *arguments)
+        count += bool(answer)
+        return answer
+
+    async def main() -> Any:
+        async with aiops.serve(
+            policy=name, set=chosen, port=0, kernels=kernels, record=record, **others
+        ) as server:
+            while not server.warm:  # noqa: ASYNC110  (virtual time)
+                await asyncio.sleep(0.01)
+            course = Course(server, MODELS[model], styles)
+            while not server.warm:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            for op in ops:
+                await course.happen(op)
+            return course.seen()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Steady, "exchange", counted)
+        patch.setattr(Engine, "steady", steady if short else lambda *_arguments: None)
+        seen = testing.run(main())
+    return Seen(*seen, record.read_bytes(), count)
+
+
+def compare(*course: Any, folder: Path, kernels: str = "numpy") -> Seen:
+    """Run a course both ways, and compare everything; return what came of it the short way."""
+    ways = [
+        run(*course, folder / f"{short}.journal", short=short, kernels=kernels)
+        for short in (False, True)
+    ]
+    general, short = ways
+    assert general.short == 0
+    assert short.said == general.said
+    assert short.parameters == general.parameters
+    assert short.state == general.state
+    assert short.report == general.report
+    assert short.record == general.record
+    replayed = replay(io.BytesIO(short.record), "numpy")
+    assert replayed.complete
+    return short
+
+
+usual = st.builds(
+    Op,
+    what=st.just("push"),
+    worker=st.integers(0, 2),
+    seed=st.integers(0, 9),
+    lag=st.sampled_from([0, 0, 1, 2]),
+    have=st.sampled_from([0, 0, 1, 3]),
+    most=st.sampled_from([None, None, 100, 1000]),
+)
+odd = st.builds(
+    Op,
+    what=st.sampled_from(
+        [
+            "push",
+            "push",
+            "repeat",
+            "two",
+            "cut",
+            "replace",
+            "full",
+            "fetch",
+            "watch",
+            "ping",
+            "wait",
+        ]
+    ),
+    worker=st.integers(0, 2),
+    seed=st.integers(0, 9),
+    bad=st.sampled_from([None] * 4 + [float("nan"), float("inf"), -1e18]),
+    lag=st.sampled_from([0, 0, 1, 5, -1]),
+    have=st.sampled_from([0, 0, 1, 99, -1, -2]),
+    fetch=st.sampled_from([True] * 5 + [False]),
+    count=st.sampled_from([1] * 5 + [2]),
+    wants=st.sampled_from([False] * 5 + [True]),
+    coded=st.sampled_from([False] * 5 + [True]),
+    most=st.sampled_from([None, None, 1, 7, 100, 1000]),
+    share=st.floats(0, 1),
+)
+bad_only = st.builds(
+    Op,
+    what=st.just("push"),
+    worker=st.integers(0, 2),
+    bad=st.sampled_from([None, None, float("nan")]),
+    lag=st.sampled_from([0, -1]),
+    have=st.sampled_from([-1, -1, -2, 99]),
+)
+LEARN = [Op("push", worker=number % 3, seed=number) for number in range(6)]
+"""After these every worker whose integers have one width is on the short way."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("records")
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],  # a course takes too long to be shrunk
+)
+@given(
+    policy=st.sampled_from(POLICIES),
+    model=st.sampled_from(["one tensor", "several", "mixed"]),
+    styles=st.lists(st.sampled_from(["ours", "turned", "ours", "short"]), min_size=2, max_size=3),
+    course=st.lists(st.one_of(usual, odd, bad_only), min_size=8, max_size=20),
+)
+def test_both_ways_are_one(
+    policy: Any, model: str, styles: list[str], course: list[Op], folder: Path
+) -> None:
+    compare(policy, model, styles, [*LEARN, *course], folder=folder)
+
+
+USUAL = [Op("push", worker=n % 2, seed=n, lag=n % 3 and 1) for n in range(12)]
+
+
+def test_a_push_that_is_repeated_on_its_own_connection(folder: Path) -> None:
+    """It is answered from memory, and not applied again."""
+    course = [*USUAL, Op("repeat", worker=0), Op("repeat", worker=1), *USUAL]
+    seen = compare(POLICIES[0], "several", ["ours", "turned"], course, folder=folder)
+    assert seen.report["version"] == 2 * len(USUAL)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_who_goes_the_short_way(policy: Any, folder: Path) -> None:
+    """All that follow a worker's first push; none where the policy, or a setting, asks more."""
+    short = compare(policy, "several", ["ours", "ours"], USUAL, folder=folder).short
+    name, chosen, others = policy
+    never = name in ("dcasgd", "ssp", "softsync") or "clip" in chosen or "fetch_codec" in others
+    never = never or "reapply" in others.get("gate", "")
+    assert short == (0 if never else len(USUAL) - 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "answered"),
+    [("one tensor", 10), ("several", 10), ("mixed", 10), ("the largest", 10), ("too large", 0)],
+)
+def test_models_that_go_the_short_way(model: str, answered: int, folder: Path) -> None:
+    short = compare(POLICIES[5], model, ["ours", "turned"], USUAL, folder=folder).short
+    assert short == answered
