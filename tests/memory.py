@@ -234,8 +234,7 @@ class MemorySocket:
 
 def without_waiting(client: Any) -> None:
     """Have a blocking client try to connect again at once."""
-    interrupted = client._connection._interrupted
-    interrupted.wait = lambda _seconds=None: interrupted.is_set()
+    client._connection._wait = lambda seconds: None
 
 
 def patch_select(patch: pytest.MonkeyPatch) -> None:

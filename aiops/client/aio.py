@@ -11,10 +11,11 @@ from typing import Any, Self
 from aiops.client.aioconnection import AsyncConnection
 from aiops.client.backoff import Attempts, overdue, reason
 from aiops.client.branch import Branch
+from aiops.client.calls import Ask, Call
 from aiops.client.facade import Facade
-from aiops.client.leased import Leased
 from aiops.client.params import Params, Stamped
 from aiops.client.requests import Receipt, Request
+from aiops.client.script import T, play_awaiting
 from aiops.client.transfer import Transfer
 from aiops.common.closing import AsyncClosing
 from aiops.errors import AiopsError, ConnectionLost, UsageError
@@ -79,8 +80,7 @@ class AsyncClient(Facade, AsyncClosing):
         self, arrays: Mapping[str, Array], tables: Mapping[str, Table] | None = None
     ) -> bool:
         """Offer a model; return whether it was taken. See `Client.offer`."""
-        created, _version = await self._run(lambda: self._asks.define(arrays, tables))
-        return bool(created)
+        return await self._do(self._calls.offer(arrays, tables))
 
     async def define(
         self,
@@ -90,14 +90,11 @@ class AsyncClient(Facade, AsyncClosing):
         views: bool = False,
     ) -> Params:
         """Offer a model; return the server's parameters. See `Client.define`."""
-        await self._run(lambda: self._asks.define(arrays, tables))
-        return await self.fetch(await self._room(views=views))
+        return await self._do(self._calls.define(arrays, tables, views))
 
     async def fetch(self, into: Params | None = None) -> Params:
         """Return the server's parameters. See `Client.fetch`."""
-        params = into if into is not None else await self._room()
-        await self._run(lambda: self._asks.fetch(params))
-        return params
+        return await self._do(self._calls.fetch(into))
 
     async def push(self, params: Stamped, gradients: Mapping[str, Array]) -> Receipt:
         """Push gradients computed at ``params``. See `Client.push`.
@@ -105,60 +102,51 @@ class AsyncClient(Facade, AsyncClosing):
         Leave the gradients alone until it returns. At most 64 pushes are under way at once; more
         wait for their turn.
         """
-        await self.connect()
-        self._check_direct()
-        async with self._window:
-            receipt: Receipt = await self._run(lambda: self._asks.push(gradients, params, None))
-        return receipt
+        return await self._do(self._calls.push(params, gradients))
 
     async def exchange(
         self, params: Params, gradients: Mapping[str, Array], into: Params | None = None
     ) -> Receipt:
         """Push, and bring ``params`` up to date, in one round trip. See `Client.exchange`."""
-        await self.connect()
-        self._check_direct()
-        into = params if into is None else into
-        if into is params:
-            begun = await self.exchange_shortly(params, gradients)
-            if isinstance(begun, Receipt):
-                return begun
-            if begun is not None:
-                return await self._go_on(begun)
-        async with self._window:
-            receipt: Receipt = await self._run(lambda: self._asks.push(gradients, params, into))
-        return receipt
-
-    async def exchange_shortly(
-        self, params: Params, gradients: Mapping[str, Array]
-    ) -> Receipt | Request | None:
-        """Do what `exchange` does, if it can be done by the steady exchange.
-
-        Returns the receipt; None if nothing has been done; or the request, if it has been begun and
-        is to be carried on.
-        """
+        if self._connection is None:
+            await self.connect()
+        if self._talk.plan.get("routine", "direct") != "direct":
+            self._calls.check_direct()
         connection = self._connection
-        done = None if connection is None else connection.exchange(params, gradients)
-        if done is None or connection is None:
-            return None
+        if connection is not None and (into is None or into is params):
+            done = connection.exchange(params, gradients)
+            if done is not None:
+                self._watch_it()
+                try:
+                    begun = await done
+                except BaseException:  # nobody waits for it any more
+                    self._give_up_exchange(connection, done)
+                    raise
+                if isinstance(begun, Receipt):
+                    return begun
+                request = begun
+                receipt: Receipt = await self._run(lambda: request, self._began)
+                return receipt
+        into = params if into is None else into
+        return await self._do(self._calls.exchange(params, gradients, into))
+
+    def _watch_it(self) -> None:
+        """See to it that somebody looks at a steady exchange that takes long."""
         loop = asyncio.get_running_loop()
         self._began = loop.time()
         if self._watch is None:
             self._watch = loop.call_later(self._beat, self._look, loop)
-        try:
-            return await done
-        except BaseException:  # nobody waits for it any more
-            request = connection.hand_over()
-            if request is None and done.done() and not done.cancelled():
-                given = done.result()
-                request = given if isinstance(given, Request) else None
-            if request is not None:
-                self._abandon(request)
-            raise
 
-    async def _go_on(self, begun: Request) -> Receipt:
-        """Wait for the answer to a push that a steady exchange has begun."""
-        receipt: Receipt = await self._run(lambda: begun, self._began)
-        return receipt
+    def _give_up_exchange(
+        self, connection: AsyncConnection, done: asyncio.Future[Receipt | Request]
+    ) -> None:
+        """Give a steady exchange up, wherever it is."""
+        request = connection.hand_over()
+        if request is None and done.done() and not done.cancelled():
+            given = done.result()
+            request = given if isinstance(given, Request) else None
+        if request is not None:
+            self._abandon(request)
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         """See whether a steady exchange takes long: only the general way has a deadline."""
@@ -174,15 +162,11 @@ class AsyncClient(Facade, AsyncClosing):
 
     async def carry(self, transfer: Transfer) -> Receipt | None:
         """Move what a routine wants moved (`aiops.client.routines`); None for a mere fetch."""
-        async with self._window:
-            result = await self._run(lambda: transfer.ask(self._asks))
-        return result if isinstance(result, Receipt) else None
+        return await self._do(self._calls.carry(transfer))
 
     async def fetch_rows(self, name: str, ids: Any, out: Array | None = None) -> Array:
         """Return rows of a table. See `Client.fetch_rows`."""
-        await self._know()
-        rows: Array = await self._run(lambda: self._asks.fetch_rows(name, ids, out))
-        return rows
+        return await self._do(self._calls.fetch_rows(name, ids, out))
 
     async def push_rows(
         self, name: str, ids: Any, grads: Any, version: int | None = None
@@ -191,12 +175,7 @@ class AsyncClient(Facade, AsyncClosing):
 
         Leave ids and gradients alone until it returns, as with `push`.
         """
-        await self._know()
-        async with self._window:
-            receipt: Receipt = await self._run(
-                lambda: self._asks.push_rows(name, ids, grads, version=version)
-            )
-        return receipt
+        return await self._do(self._calls.push_rows(name, ids, grads, version))
 
     async def exchange_rows(
         self,
@@ -209,25 +188,18 @@ class AsyncClient(Facade, AsyncClosing):
         version: int | None = None,
     ) -> tuple[Receipt, Array]:
         """Push and fetch rows of a table in one round trip. See `Client.exchange_rows`."""
-        await self._know()
-        async with self._window:
-            both: tuple[Receipt, Array] = await self._run(
-                lambda: self._asks.push_rows(
-                    name, ids, grads, version=version, wanted=next_ids, out=out
-                )
-            )
-        return both
+        call = self._calls.exchange_rows(name, ids, grads, next_ids, out, version)
+        return await self._do(call)
 
     async def stats(self) -> dict[str, Any]:
         """Return the server's statistics."""
-        report: dict[str, Any] = await self._run(self._asks.stats)
-        return report
+        return await self._do(self._calls.stats())
 
     async def ping(self) -> float:
         """Return the seconds of one round trip."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        await self._run(self._asks.ping)
+        await self._do(self._calls.ping())
         return loop.time() - began
 
     async def close(self) -> None:
@@ -254,16 +226,16 @@ class AsyncClient(Facade, AsyncClosing):
 
     # ------------------------------------------------------------ inside
 
-    async def _room(self, *, views: bool = False) -> Params:
-        await self._know()
-        layout = self._talk.known_layout
-        return Leased(layout) if views else Params(layout)
-
-    async def _know(self) -> None:
-        """Have the model described, if it is not known yet."""
+    async def _do(self, call: Call[T]) -> T:
+        """Carry out a call, and await what it comes to."""
         await self.connect()
-        if self._talk.layout is None:
-            await self._run(self._asks.describe)
+        return await play_awaiting(call, self._ask)
+
+    async def _ask(self, order: Ask) -> Any:
+        if not order.pushes:
+            return await self._run(order.make)
+        async with self._window:
+            return await self._run(order.make)
 
     async def _run(self, ask: Callable[[], Request], began: float | None = None) -> Any:
         """Ask, and wait for the answer until the deadline.

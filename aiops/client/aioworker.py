@@ -11,8 +11,9 @@ from typing import Any, Self, TypeAlias
 from aiops.client.aio import AsyncClient
 from aiops.client.facade import WorkerFacade
 from aiops.client.params import Params
-from aiops.client.requests import Receipt, Request
-from aiops.client.steps import Await, Begin, Carry, Gradients, Offer, Order, Script, T
+from aiops.client.requests import Receipt
+from aiops.client.script import Script, T, play_awaiting
+from aiops.client.steps import Await, Begin, Carry, Gradients, Offer, Order, Steps
 from aiops.client.transfer import Transfer
 from aiops.common.closing import AsyncClosing
 from aiops.errors import ConnectionLost, UsageError
@@ -124,23 +125,29 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
             raise UsageError("this worker is closed")
         with self._turn("step"):
             steps, again = self._steps, callable(gradients)
-            steps.check(again=again)
+            if not steps.direct:
+                steps.check(again=again)
             receipt = None
             while receipt is None:
                 given = gradients(self.params) if callable(gradients) else gradients
                 if inspect.isawaitable(given):
                     given = await given
-                begun: Request | None = None
-                if steps.directly():
-                    done = await self._client.exchange_shortly(steps.params, given)
-                    steps.exchanged(done)
-                    if isinstance(done, Receipt):
-                        return done
-                    begun = done
-                receipt = await self._play(steps.step(given, again=again, begun=begun))
+                if steps.direct:
+                    receipt = await self._exchange(steps, given, again)
+                else:
+                    receipt = await self._play(steps.step(given, again=again))
             if not receipt.pushed:
                 await asyncio.sleep(0)  # let what was begun go out, and others have their turn
             return receipt
+
+    async def _exchange(self, steps: Steps, gradients: Gradients, again: bool) -> Receipt | None:
+        """Take a step in which the gradient travels as it is."""
+        steps.begin(again=again)
+        try:
+            receipt = await self._client.exchange(steps.params, gradients)
+        except BaseException as error:
+            return await self._play(steps.failed(error, again=again))
+        return steps.took(receipt)
 
     async def refresh(self) -> int:
         """Bring `params` up to date without pushing; return their version. See `Worker.refresh`."""
@@ -221,22 +228,8 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
         finally:
             self._busy = False
 
-    async def _play(self, script: Script[T]) -> T:
-        """Carry out the orders of a script; return its result."""
-        try:
-            order = next(script)
-            while True:
-                try:
-                    done = await self._carry_out(order)
-                except BaseException as error:
-                    order = script.throw(error)
-                else:
-                    order = script.send(done)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        finally:
-            script.close()
+    async def _play(self, script: Script[Order, T]) -> T:
+        return await play_awaiting(script, self._carry_out)
 
     async def _carry_out(self, order: Order) -> Any:
         match order:

@@ -6,11 +6,12 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from aiops.client.calls import Ask, Call
 from aiops.client.connection import Connection
 from aiops.client.facade import Facade
-from aiops.client.leased import Leased
 from aiops.client.params import Params, Stamped
 from aiops.client.requests import Receipt, Request
+from aiops.client.script import T, play
 from aiops.client.transfer import Transfer
 from aiops.common.closing import Closing
 from aiops.errors import UsageError
@@ -60,14 +61,13 @@ class Client(Facade, Closing):
     ) -> None:
         super().__init__(url, role=role, token=token, name=name, timeout=timeout, pongs=pongs)
         self._connection = Connection(self._talk, self._host, self._port)
-        self._run(None, timeout)
+        self._run(None)
 
     # ------------------------------------------------------------ what it can do
 
     def offer(self, arrays: Mapping[str, Array], tables: Mapping[str, Table] | None = None) -> bool:
         """Offer a model; return whether it was taken (False: the server has one, of this form)."""
-        created, _version = self._run(self._asks.define(arrays, tables))
-        return bool(created)
+        return self._do(self._calls.offer(arrays, tables))
 
     def define(
         self,
@@ -94,8 +94,7 @@ class Client(Facade, Closing):
             When the server's model has other tensors or tables, or its policy does not work with
             tables; the text names the first difference.
         """
-        self._run(self._asks.define(arrays, tables))
-        return self.fetch(self._room(views=views))
+        return self._do(self._calls.define(arrays, tables, views))
 
     def fetch(self, into: Params | None = None) -> Params:
         """Return the server's parameters: ``into``, brought up to date, or a new copy.
@@ -105,9 +104,7 @@ class Client(Facade, Closing):
         NotReady
             When nobody has defined the model yet.
         """
-        params = into if into is not None else self._room()
-        self._run(self._asks.fetch(params))
-        return params
+        return self._do(self._calls.fetch(into))
 
     def push(self, params: Stamped, gradients: Mapping[str, Array]) -> Receipt:
         """Push gradients that were computed at ``params``; do not fetch.
@@ -128,9 +125,7 @@ class Client(Facade, Closing):
         StaleGradient
             When the policy wants it recomputed on newer parameters.
         """
-        self._check_direct()
-        receipt: Receipt = self._run(self._asks.push(gradients, params, None))
-        return receipt
+        return self._do(self._calls.push(params, gradients))
 
     def exchange(
         self, params: Params, gradients: Mapping[str, Array], into: Params | None = None
@@ -148,15 +143,17 @@ class Client(Facade, Closing):
         ------
         As `push`; after a `StaleGradient`, the parameters are up to date.
         """
-        self._check_direct()
-        into = params if into is None else into
+        if self._talk.plan.get("routine", "direct") != "direct":
+            self._calls.check_direct()
         request: Receipt | Request | None = None
-        if into is params:
-            request = self._connection.exchange(params, gradients)
-            if type(request) is Receipt:
-                return request
-        if not isinstance(request, Request):
+        if into is None or into is params:
+            into = params
+            if self._connection.steady is not None:
+                request = self._connection.exchange(params, gradients)
+        if request is None:
             request = self._asks.push(gradients, params, into)
+        elif isinstance(request, Receipt):
+            return request
         receipt: Receipt = self._run(request)
         return receipt
 
@@ -181,9 +178,7 @@ class Client(Facade, Closing):
         NotReady
             When nobody has defined the model yet.
         """
-        self._know()
-        rows: Array = self._run(self._asks.fetch_rows(name, ids, out))
-        return rows
+        return self._do(self._calls.fetch_rows(name, ids, out))
 
     def push_rows(self, name: str, ids: Any, grads: Any, version: int | None = None) -> Receipt:
         """Push gradients of rows of a table; they are applied at once, exactly once.
@@ -213,9 +208,7 @@ class Client(Facade, Closing):
         BadPush
             When the server refuses a value, or a sum of one row's gradients; nothing was applied.
         """
-        self._know()
-        receipt: Receipt = self._run(self._asks.push_rows(name, ids, grads, version=version))
-        return receipt
+        return self._do(self._calls.push_rows(name, ids, grads, version))
 
     def exchange_rows(
         self,
@@ -232,26 +225,11 @@ class Client(Facade, Closing):
         The rows are those after the push. Parameters and errors as in `push_rows` and
         `fetch_rows`; ``next_ids`` are the rows to fetch.
         """
-        self._know()
-        both: tuple[Receipt, Array] = self._run(
-            self._asks.push_rows(name, ids, grads, version=version, wanted=next_ids, out=out)
-        )
-        return both
-
-    def exchange_shortly(
-        self, params: Params, gradients: Mapping[str, Array]
-    ) -> Receipt | Request | None:
-        """Do what `exchange` does, if it can be done by the steady exchange.
-
-        Returns the receipt; None if nothing has been done; or the request, if it has been begun and
-        is to be carried on.
-        """
-        return self._connection.exchange(params, gradients)
+        return self._do(self._calls.exchange_rows(name, ids, grads, next_ids, out, version))
 
     def carry(self, transfer: Transfer) -> Receipt | None:
         """Move what a routine wants moved (`aiops.client.routines`); None for a mere fetch."""
-        result = self._run(transfer.ask(self._asks))
-        return result if isinstance(result, Receipt) else None
+        return self._do(self._calls.carry(transfer))
 
     def interrupt(self) -> None:
         """End the call that another thread is waiting in, with `ConnectionLost`.
@@ -262,13 +240,12 @@ class Client(Facade, Closing):
 
     def stats(self) -> dict[str, Any]:
         """Return the server's statistics."""
-        report: dict[str, Any] = self._run(self._asks.stats())
-        return report
+        return self._do(self._calls.stats())
 
     def ping(self) -> float:
         """Return the seconds of one round trip."""
         began = time.perf_counter()
-        self._run(self._asks.ping())
+        self._do(self._calls.ping())
         return time.perf_counter() - began
 
     def attend(self) -> None:
@@ -288,22 +265,18 @@ class Client(Facade, Closing):
 
     # ------------------------------------------------------------ inside
 
-    def _room(self, *, views: bool = False) -> Params:
-        self._know()
-        layout = self._talk.known_layout
-        return Leased(layout) if views else Params(layout)
+    def _do(self, call: Call[T]) -> T:
+        """Carry out a call, and wait for what it comes to."""
+        return play(call, self._ask)
 
-    def _know(self) -> None:
-        """Have the model described, if it is not known yet."""
-        if self._talk.layout is None:
-            self._run(self._asks.describe())
+    def _ask(self, order: Ask) -> Any:
+        return self._run(None if self._closed else order.make())
 
-    def _run(self, request: Request | None, timeout: float | None = None) -> Any:
+    def _run(self, request: Request | None) -> Any:
         """Return what a request came to (None: wait until the server said welcome)."""
         if self._closed:
             if request is not None:
                 self._talk.abandon(request)
             raise UsageError("this client is closed")
-        if timeout is None:
-            timeout = self._patience_for(request)
+        timeout = self.timeout if request is None else self._patience_for(request)
         return self._connection.carry(request, timeout, self.timeout)

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 from aiops.client.backoff import Attempts, overdue, reason
 from aiops.client.branch import Branch
 from aiops.client.dialogue import Dialogue
-from aiops.client.line import RECEIVE, Line, send_some
+from aiops.client.line import RECEIVE, SEND, Line, send_some
 from aiops.client.line import move as line_move
 from aiops.client.params import Params
 from aiops.client.requests import Receipt, Request
-from aiops.client.steady import Steady, hear
+from aiops.client.steady import Steady, hear, without
 from aiops.errors import AiopsError, ConnectionLost, DeadlineExceeded
 from aiops.model.layout import Array
 from aiops.net.busy_poll import Spin
@@ -73,7 +73,8 @@ class Connection:
         self._lines: list[Line] = []  # to all shards, where there are several
         self._spin = Spin()
         self._poll: Any = None  # of the socket, where a system has that
-        self._interrupted = threading.Event()
+        self._interrupted = False
+        self._woken = threading.Event()  # when it is
         self._last = 0.0  # when the last request was answered
         self.steady: Steady | None = None  # while nothing is under way, and the next may be one
         self._handed: _Handed | None = None  # what came of a steady exchange that was none
@@ -187,7 +188,8 @@ class Connection:
         attempts, trying = None, now + min(timeout, attempting)
         try:
             while not (request.done if request is not None else talk.ready):
-                self._check_interrupted()
+                if self._interrupted:
+                    raise self._interruption()
                 ready = talk.ready
                 try:
                     self._move(until if ready else trying, attempting / 4)
@@ -195,23 +197,29 @@ class Connection:
                     raise
                 except (ConnectionLost, OSError) as error:
                     self.hang_up()
-                    self._check_interrupted()
+                    if self._interrupted:
+                        raise self._interruption() from None
                     if ready:  # it was there until now
                         trying = min(until, time.monotonic() + attempting)
                     if attempts is None:
                         attempts = Attempts(talk.server, self._env.below, trying)
                     attempts.until = trying
-                    self._interrupted.wait(attempts.pause(time.monotonic(), error))
+                    self._wait(attempts.pause(time.monotonic(), error))
         except BaseException:  # whatever it was, it may have come in mid-message
             if request is not None:
                 talk.abandon(request)
             self.hang_up()
             raise
-        if not hurried or talk.urgent:
+        if talk.shards.branches or talk.out or (talk.back and not hurried):
             self._send_the_rest(until)
         self._last = time.monotonic()
-        self._settled()
-        return request.value() if request is not None else None
+        if talk.steady is not None and talk.idle and not self._lines:
+            self.steady = talk.steady
+        if request is None:
+            return None
+        if request.error is not None:
+            raise request.error
+        return request.result
 
     def _move(self, until: float, beat: float) -> None:
         """Connect if need be, send what there is to send, and wait for something to come.
@@ -259,7 +267,8 @@ class Connection:
     def _move_all(self, until: float) -> None:
         """Do the same on the connections to all shards of the model at once."""
         lead = self.socket
-        assert lead is not None
+        if lead is None:
+            raise self._unconnected()
         if not self._lines:
             self._lines = [Line(lead, self._talk)]
         branches = self._talk.shards.branches
@@ -349,7 +358,8 @@ class Connection:
 
     def interrupt(self) -> None:
         """End whatever another thread waits for here; there is no other connection afterwards."""
-        self._interrupted.set()
+        self._interrupted = True
+        self._woken.set()
         for sock in (self.socket, self._dialling):
             if sock is not None:
                 with contextlib.suppress(OSError):
@@ -357,8 +367,18 @@ class Connection:
 
     def _check_interrupted(self) -> None:
         """Raise `ConnectionLost` after `interrupt`."""
-        if self._interrupted.is_set():
-            raise ConnectionLost(f"{self._talk.server}: this client was interrupted")
+        if self._interrupted:
+            raise self._interruption()
+
+    def _interruption(self) -> ConnectionLost:
+        return ConnectionLost(f"{self._talk.server}: this client was interrupted")
+
+    def _unconnected(self) -> ConnectionLost:
+        return ConnectionLost(f"{self._talk.server}: there is no connection")
+
+    def _wait(self, seconds: float) -> None:
+        """Wait before connecting again, unless this is interrupted."""
+        self._woken.wait(seconds)
 
     # ------------------------------------------------------------ the socket
 
@@ -424,8 +444,17 @@ class Connection:
 
     def _send(self, buffers: list[Buffer], until: float) -> None:
         sock = self.socket
-        assert sock is not None
-        views: list[Buffer] = [memoryview(buffer) for buffer in buffers]
+        if sock is None:
+            raise self._unconnected()
+        total, sent = sum(map(len, buffers)), 0
+        if total <= SEND:  # nearly always by one call
+            try:
+                sent = sock.sendmsg(buffers) if buffers else 0
+            except BlockingIOError:
+                self._left(until)
+        if sent == total:
+            return
+        views = without(buffers, sent)
         while views:
             try:
                 send_some(sock, views)
@@ -433,18 +462,15 @@ class Connection:
                 self._left(until)
 
     def _receive(self, until: float) -> None:
-        sock = self.socket
-        assert sock is not None
+        sock, wire = self.socket, self._talk.wire
+        if sock is None:
+            raise self._unconnected()
         # Of a payload all is waited for that is taken; of anything else what is there is taken.
-        flags = socket.MSG_WAITALL if self._talk.missing else 0
-        buffer = self._talk.next_buffer()[:RECEIVE]
-        if not flags and self._poll is not None and self._spin.begin():
+        flags = socket.MSG_WAITALL if wire.missing else 0
+        buffer = wire.next_buffer()[:RECEIVE]
+        if not flags and self._poll is not None:
             # Glances that are in vain are many, and raise nothing: an error takes longer to make.
-            look = True
-            while look and not self._poll.poll(0):
-                look = self._spin.again()
-            if look:
-                self._spin.found()
+            self._spin.look(self._poll.poll)
         while True:
             try:
                 count = sock.recv_into(buffer, 0, flags)

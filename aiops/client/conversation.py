@@ -72,7 +72,8 @@ class Conversation:
         """
         talk = self._talk
         encoded: Encoded = []
-        versions = versions_of(at)
+        age = at.age if isinstance(at, Params) else None
+        versions = at.versions if age is None else age
         parts, payloads = parts_of(at.layout, gradients, versions, talk.coding, encoded)
         talk.seq += 1
         push = requests.Push(talk.seq, parts, payloads, into, wanted, at.connection, count)
@@ -86,7 +87,7 @@ class Conversation:
         """
         talk = self._talk
         talk.seq += 1
-        return talk.ask(requests.Reapply(talk.seq, into, wanted, at.connection))
+        return talk.ask(requests.Reapply(talk.seq, (), (), into, wanted, at.connection, 1))
 
     def again(self, request: Request) -> Request:
         """Ask again what was abandoned before it was answered; a push is the same push."""
@@ -135,9 +136,3 @@ class Conversation:
     def ping(self) -> Request:
         """Ask whether the server is alive; the result is None."""
         return self._talk.ask(requests.Ping())
-
-
-def versions_of(at: Stamped) -> Ints | int:
-    """Return the versions of tensors, or that of all of them."""
-    age = at.age if isinstance(at, Params) else None
-    return at.versions if age is None else age

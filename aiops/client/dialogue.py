@@ -15,10 +15,9 @@ as it takes, and answered once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-
-import numpy as np
+from typing import Any
 
 from aiops._version import __version__
 from aiops.bandwidth.byte_accounting import Ledger
@@ -27,7 +26,7 @@ from aiops.client.coding import Coding
 from aiops.client.incoming import Into
 from aiops.client.outbox import Outbox
 from aiops.client.params import Params
-from aiops.client.requests import News, Push, Request
+from aiops.client.requests import Push, Request
 from aiops.client.rows import Rows, RowsInto
 from aiops.client.shards import Shards
 from aiops.client.steady import LARGEST, Steady
@@ -56,6 +55,7 @@ from aiops.wire.sinks import Discard, Sink
 _LIMITS = Limits(header=8 << 20)  # a model comes back with offsets: longer than it was offered
 _LONGEST_WAIT = 1e9  # seconds that a server may announce
 _NEWS = (Ack, messages.Params)
+_ANSWERS = frozenset((Ack, messages.Params))  # the most frequent messages
 _LONGEST_NAME = 1024  # bytes: the whole greeting must stay under 4 KiB
 
 
@@ -116,8 +116,8 @@ class Dialogue:
         self.token, self.nonce, self.pongs = token, nonce, pongs
         self._make_wire, self._parallel_map = wire, parallel_map
         self.wire = wire(self._place)
-        self._out: list[Buffer] = []
-        self._back: list[Buffer] = []  # to be said before that: what is given back
+        self.out: list[Buffer] = []  # to be said
+        self.back: list[Buffer] = []  # to be said before that: what is given back
         self._hello: messages.Hello | None = None
         self._challenge: messages.Challenge | None = None
         self._pending: dict[int, Request] = {}
@@ -127,7 +127,11 @@ class Dialogue:
         self._run_since = 1  # the first connection to the server as it runs now
         self.ready = False
         self.answered = 0  # answers heard so far
+        self.connection = (client, 0)  # which client's which
         self.welcome: Welcome | None = None
+        self.policy = ""  # the server's algorithm, its settings, and the workers' part of it
+        self.settings: Mapping[str, Any] = {}
+        self.plan: Mapping[str, Any] = {}
         self.layout: Layout | None = None
         self.rows = Rows()
         self.coding: Coding | None = None
@@ -151,6 +155,7 @@ class Dialogue:
         ``shared``: what both sides will have shown each other, if it is within one machine.
         """
         self._epoch += 1
+        self.connection = (self.client, self._epoch)
         self.ready = False
         traffic = self.wire.traffic
         self.wire = self._make_wire(self._place)
@@ -160,7 +165,7 @@ class Dialogue:
             self.wire.shared = shared
             self._outbox = self._outbox or Outbox(self._parallel_map)
         self.ledger.disconnected()
-        self._out, self._back, self._challenge = [], [], None
+        self.out, self.back, self._challenge = [], [], None
         self._hello = messages.Hello(
             id=0,
             protocol=messages.PROTOCOL,
@@ -174,11 +179,6 @@ class Dialogue:
         )
         self._send(self._hello)
         return self.outgoing()
-
-    @property
-    def connection(self) -> tuple[str, int]:
-        """Which client's which connection this is."""
-        return self.client, self._epoch
 
     @property
     def known_layout(self) -> Layout:
@@ -197,7 +197,7 @@ class Dialogue:
     def idle(self) -> bool:
         """Whether nothing is under way, and a connection is there, to one server."""
         return (
-            (self.ready and not self._pending and not self._out and not self._back)
+            (self.ready and not self._pending and not self.out and not self.back)
             and not self.wire.midway
             and not self.shards.branches
         )
@@ -247,8 +247,12 @@ class Dialogue:
         if nbytes == 0:
             raise ConnectionLost(f"{self.server} closed the connection")
         for message, sink in self.wire.received(nbytes):
-            self._hear(message, sink)
-        self.shards.resume()
+            if type(message) in _ANSWERS:
+                self.hear_answer(message, sink)
+            else:
+                self._hear(message, sink)
+        if self.shards.branches:
+            self.shards.resume()
 
     def count_steady(self, seq: int, nbytes: int, overhead: tuple[int, int], parts: Parts) -> None:
         """Count a push and its answer that were exchanged without this conversation's words.
@@ -273,15 +277,10 @@ class Dialogue:
 
     def outgoing(self) -> list[Buffer]:
         """Return what is to be sent now, and forget it."""
-        out, self._out = self._out, []
-        if self._back:
-            out, self._back = [*self._back, *out], []
+        out, self.out = self.out, []
+        if self.back:
+            out, self.back = [*self.back, *out], []
         return out
-
-    @property
-    def urgent(self) -> bool:
-        """Whether there is more to be sent than what is given back, which can wait a moment."""
-        return bool(self._out)
 
     def lost(self) -> None:
         """The connection is gone, and with it all branches.
@@ -293,7 +292,7 @@ class Dialogue:
         self._unheard.clear()
         self._coming = None
         self.steady, self._learning, self._header = None, True, b""
-        self.ready, self._out, self._back = False, [], []
+        self.ready, self.out, self.back = False, [], []
 
     def fail(self, error: AiopsError) -> None:
         """Give all waiting requests this error."""
@@ -357,11 +356,6 @@ class Dialogue:
 
     # ------------------------------------------------------------ inside
 
-    def _outlived(self, request: Request) -> bool:
-        """Whether a push was computed at parameters of an earlier run of the server."""
-        client, epoch = request.connection
-        return client == self.client and epoch < self._run_since
-
     def _take_back(self, request: Request) -> None:
         """A push was not taken: its gradient is its owner's again, and nothing of it stays here."""
         if self.coding is not None:
@@ -382,7 +376,8 @@ class Dialogue:
             id = self.next_id
             self.next_id = id + 1
         self._pending[id] = request
-        if self._outlived(request):
+        client, epoch = request.connection
+        if epoch < self._run_since and client == self.client:  # an earlier run of the server's
             del self._pending[id]
             self._take_back(request)
             request.resolve(error=self._restarted())
@@ -394,22 +389,30 @@ class Dialogue:
         message = request.message(id, self)
         several = self.shards.placement is not None
         if several and request.payloads and isinstance(message, messages.Push):
-            self._out.extend(self.shards.push(message, request.payloads))
+            self.out.extend(self.shards.push(message, request.payloads))
             self.ledger.asked(message)
             return
         places: Places = ()
         request.lent = None  # what was lent on a connection since lost is not lent again
-        if request.payloads and self.wire.shared is not None and self._outbox is not None:
+        outbox = self._outbox
+        if outbox is not None and self.wire.shared is not None and self._lends(request, outbox):
             show = partial(self.wire.shared.show, wire=self.wire)
-            request.lent = self._outbox.lend(request.payloads, show)
-            self._out.extend(request.lent.first)
+            request.lent = outbox.lend(request.payloads, show)
+            self.out.extend(request.lent.first)
             places = request.lent.places
         self._send(message, request.payloads, places)
+
+    def _lends(self, request: Request, outbox: Outbox) -> bool:
+        """Whether payloads may be lent; those of a small model are sent as quickly."""
+        if not request.payloads:
+            return False
+        small = self.layout is not None and not outbox.lends(self.layout.nbytes)
+        return not (small and isinstance(request, Push))
 
     def _give_back(self, wire: Connection, id: int) -> None:
         """Tell the server that parameters it has lent are not read any more."""
         if wire is self.wire and wire.state == "open":
-            self._back.extend(wire.send(messages.Release(id)))
+            self.back.extend(wire.send(messages.Release(id)))
 
     def _send(
         self,
@@ -417,7 +420,7 @@ class Dialogue:
         payloads: Sequence[Sequence[memoryview]] = (),
         places: Places = (),
     ) -> None:
-        self._out.extend(self.wire.send(message, payloads, places))
+        self.out.extend(self.wire.send(message, payloads, places))
         self.ledger.asked(message)
 
     def _place(self, message: Message) -> Sink:
@@ -468,8 +471,9 @@ class Dialogue:
         if self.welcome is not None and welcome.run != self.welcome.run:
             self._run_since = self._epoch
             self.rows.versions.clear()
-        self.rows.connection = (self.client, self._epoch)
+        self.rows.connection = self.connection
         self.welcome = welcome
+        self.policy, self.settings, self.plan = welcome.policy, welcome.settings, welcome.plan
         if self.layout is not None and self.coding is None:
             self._plan_coding()
         if welcome.shards:
@@ -501,9 +505,12 @@ class Dialogue:
 
     def hear_answer(self, answer: Message, sink: Sink | None) -> None:
         """Give an answer to who waits for it, when all of it is there."""
-        message = self.shards.complete(answer, sink)
-        if message is None:
-            return
+        message = answer
+        if self.shards.placement is not None:
+            whole = self.shards.complete(answer, sink)
+            if whole is None:
+                return
+            message = whole
         self.answered += 1
         self.ledger.answered(message, not isinstance(sink, Discard))
         request = self._pending.pop(message.id, None)
@@ -563,10 +570,10 @@ class Dialogue:
     def _note_parameters(self, request: Request, message: Message, sink: Sink | None) -> None:
         """The payloads of an answer are in place: say which version they are."""
         if isinstance(message, _NEWS):
-            vbars = np.frombuffer(message.vbars, "<f4")
-            if len(vbars) and self.layout is not None and len(vbars) != len(self.layout.tensors):
-                raise ValueError(f"statistics of {len(vbars)} tensors")
-            request.news = News(message.vbar, vbars, message.gate)
+            count = len(message.vbars) / 4
+            if count and self.layout is not None and count != len(self.layout.tensors):
+                raise ValueError(f"statistics of {count:g} tensors")
+            request.told = message
             version = message.current if isinstance(message, Ack) else message.version
         elif isinstance(message, Error) and message.parts:
             version = message.version
@@ -574,7 +581,7 @@ class Dialogue:
             return
         late = sink.finish() if isinstance(sink, Into) else ()
         if request.into is not None and not isinstance(request.into, RowsInto):
-            request.into.connection = (self.client, self._epoch)
+            request.into.connection = self.connection
             request.into.now_at(version, request.wants, late)
         for other in self._unheard:  # the next answer may be coming into the same arrays already
             other.mark()

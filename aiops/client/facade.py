@@ -8,6 +8,7 @@ from typing import Any
 
 from aiops.bandwidth.byte_accounting import Ledger
 from aiops.client.backoff import check_timeout
+from aiops.client.calls import Calls
 from aiops.client.conversation import Conversation
 from aiops.client.dialogue import Dialogue
 from aiops.client.leased import Leased
@@ -49,6 +50,7 @@ class Facade:
             parallel_map=here.parallel_map,
         )
         self._asks = Conversation(self._talk)
+        self._calls = Calls(self._talk, self._asks)
         shards = self._talk.shards
         shards.host, shards.followers = self._host, tuple(followers)
 
@@ -60,17 +62,17 @@ class Facade:
     @property
     def policy(self) -> str:
         """The server's algorithm."""
-        return self._talk.welcome.policy if self._talk.welcome else ""
+        return self._talk.policy
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """Its settings."""
-        return self._talk.welcome.settings if self._talk.welcome else {}
+        return self._talk.settings
 
     @property
     def plan(self) -> Mapping[str, Any]:
         """The workers' part of the algorithm, as the server announced it."""
-        return self._talk.welcome.plan if self._talk.welcome else {}
+        return self._talk.plan
 
     @property
     def patience(self) -> float:
@@ -82,7 +84,7 @@ class Facade:
         return self._patience_for(None)
 
     def _patience_for(self, request: Request | None) -> float:
-        plan = self.plan
+        plan = self._talk.plan
         allowed = self.timeout + float(plan.get("patience", 0.0))
         slow = float(plan.get("seconds_per_byte", 0.0))
         if slow:
@@ -118,25 +120,7 @@ class Facade:
         the arrays are the same ones each time, except when the server may still be reading those
         (a push was given up, or is under way).
         """
-        if self._talk.layout is None:
-            raise UsageError("there is no room before the model is known: fetch or define it first")
         return self._talk.room()
-
-    def _check_direct(self) -> None:
-        """See that gradients are what the server wants pushed.
-
-        Raises
-        ------
-        UsageError
-            When its policy has its workers train by themselves.
-        """
-        routine = self.plan.get("routine", "direct")
-        if routine != "direct":
-            raise UsageError(
-                f"under {self.policy} workers take steps of their own (routine {routine!r}), and a"
-                " bare gradient would be taken for something else: use aiops.Worker, or follow the"
-                " plan with aiops.client.routines and carry()"
-            )
 
     @property
     def near(self) -> bool:

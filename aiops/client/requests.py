@@ -111,9 +111,6 @@ class News:
     gate: tuple[float, ...]
 
 
-_NO_NEWS = News(None, np.empty(0, np.float32), ())
-
-
 class Request:
     """Something asked of the server, from asking to its answer; kinds of it derive.
 
@@ -135,15 +132,15 @@ class Request:
         What its push carries coded.
     lent
         Its payloads that the server reads where they lie here.
-    news
-        What the answer says of the statistics.
+    told
+        The answer, if it says something of the statistics.
     on_done
         Called when the answer is there.
     """
 
     __slots__ = (
-        *("connection", "done", "encoded", "error", "have", "into", "lent", "news", "on_done"),
-        *("payloads", "result", "wants"),
+        *("connection", "done", "encoded", "error", "have", "into", "lent", "on_done"),
+        *("payloads", "result", "told", "wants"),
     )
 
     what: ClassVar[str] = ""
@@ -163,7 +160,7 @@ class Request:
         self.have = -1
         self.wants: Wants = ()
         self.lent: Lending | None = None
-        self.news: News = _NO_NEWS
+        self.told: Ack | messages.Params | None = None
         self.on_done: Callable[[], None] | None = None
 
     def message(self, id: int, talk: Dialogue) -> Message:
@@ -173,6 +170,14 @@ class Request:
     def finish(self, message: Any, talk: Dialogue) -> Any:
         """Return what an answer of the kind `answer` comes to, when all of it is there."""
         return None
+
+    @property
+    def news(self) -> News | None:
+        """What the answer says of the statistics, if it does."""
+        told = self.told
+        if told is None:
+            return None
+        return News(told.vbar, np.frombuffer(told.vbars, "<f4"), told.gate)
 
     def resolve(self, result: Any = None, error: AiopsError | None = None) -> None:
         """Take the answer, once."""
@@ -279,33 +284,33 @@ class Push(Request):
         )
         self.sent: messages.Push | None = None
 
-    def message(self, id: int, talk: Dialogue) -> messages.Push:
+    def message(self, id: int, talk: Dialogue) -> Message:
         """Return the push, which asks for what is not held now."""
         into = self.into
         if isinstance(into, Params):
-            talk.check_held(into)
-            self.have, self.wants = wants_of(into, self._wanted)
+            if into.connection != talk.connection:
+                talk.check_held(into)
+            if self._wanted is None and into.level is not None:  # the usual case
+                self.have, self.wants = into.level, ()
+            else:
+                self.have, self.wants = wants_of(into, self._wanted)
         asked = self.have, self._parts, self.wants, talk.increments, self._count
         self.sent = messages.Push(id, self._seq, into is not None, *asked)
         return self.sent
 
     def finish(self, message: Ack, talk: Dialogue) -> Receipt:
         """Return the receipt."""
-        return _receipt(message, talk.layout)
+        vbars: Mapping[str, float] = {}
+        if message.vbars and talk.layout is not None:
+            vbars = Means(talk.layout, message.vbars)
+        stale = message.staleness, message.mean_staleness
+        return Receipt(message.version, *stale, message.vbar, vbars, message.used)
 
 
-class Reapply(Request):
+class Reapply(Push):
     """Have the server apply this client's last gradient again; the result is a `Receipt`."""
 
-    __slots__ = ("_seq", "_wanted")
-    what = "the answer to its push"
-    answer = Ack
-
-    def __init__(
-        self, seq: int, into: Params | None, wanted: Ints | None, connection: tuple[str, int]
-    ) -> None:
-        super().__init__((), into, connection)
-        self._seq, self._wanted = seq, wanted
+    __slots__ = ()
 
     def message(self, id: int, talk: Dialogue) -> Message:
         """Return what takes the place of a push."""
@@ -315,10 +320,6 @@ class Reapply(Request):
             self.have, self.wants = wants_of(into, self._wanted)
         asked = self.have, self.wants, talk.increments
         return messages.Reapply(id, self._seq, into is not None, *asked)
-
-    def finish(self, message: Ack, talk: Dialogue) -> Receipt:
-        """Return the receipt."""
-        return _receipt(message, talk.layout)
 
 
 class Fetch(Request):
@@ -434,12 +435,6 @@ class Ping(Request):
     def message(self, id: int, talk: Dialogue) -> Message:
         """Return the question."""
         return messages.Ping(id)
-
-
-def _receipt(ack: Ack, layout: Layout | None) -> Receipt:
-    told = ack.vbars
-    vbars = Means(layout, told) if told and layout is not None else {}
-    return Receipt(ack.version, ack.staleness, ack.mean_staleness, ack.vbar, vbars, ack.used)
 
 
 def _lists(value: Any) -> Any:

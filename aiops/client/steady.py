@@ -235,7 +235,7 @@ class Steady:
         id, seq = self._numbers
         push = requests.Push(seq, parts, payloads, params, None, params.connection, 1)
         request = talk.ask(push, id)
-        left = _without(talk.outgoing(), sent)
+        left = without(talk.outgoing(), sent)
         self._params, self._gradients, self.failed = None, {}, True
         head = self._ack.size
         if not self.direct or came <= head:
@@ -269,7 +269,7 @@ def hear(talk: Hearer, came: list[memoryview]) -> bool:
     return any(map(len, came))
 
 
-def _without(buffers: list[Buffer], nbytes: int) -> list[Buffer]:
+def without(buffers: list[Buffer], nbytes: int) -> list[Buffer]:
     """Return what is left of buffers of which so many bytes have gone."""
     left: list[Buffer] = []
     for buffer in buffers:

@@ -4,18 +4,8 @@ A `Routine` says what is to travel. This says what a worker makes of that: what 
 goes on in the background, what becomes of a transfer that failed or that nobody waited out, and how
 to go on with a server that was restarted.
 
-Each thing that a worker can do is a script: a generator that yields orders, is sent what came of
-each (or has thrown into it what went wrong), and returns the result. A shell carries out orders,
-and decides nothing::
-
-    order = next(script)
-    while True:
-        try:
-            done = carry_out(order)      # await it, or block
-        except BaseException as error:
-            order = script.throw(error)
-        else:
-            order = script.send(done)
+Each thing that a worker can do is a script (`aiops.client.script`), whose orders a shell carries
+out: `Carry`, `Begin`, `Await` and `Offer`.
 
 A script may be broken off at any order. The next one goes on from what is known then: nothing is
 lost, and nothing is pushed twice.
@@ -24,16 +14,17 @@ lost, and nothing is pushed twice.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from aiops.client.dialogue import Dialogue
 from aiops.client.params import Params
-from aiops.client.requests import Receipt, Request
+from aiops.client.requests import Receipt
 from aiops.client.routines import Direct, Routine, Transfer, routine_for
+from aiops.client.script import Script
 from aiops.errors import NotReady, Refused, Restarted, StaleGradient, UsageError
 from aiops.model.layout import Array
 
@@ -88,9 +79,6 @@ class Offer:
 
 Order: TypeAlias = Carry | Begin | Await | Offer
 
-T = TypeVar("T")
-Script: TypeAlias = Generator[Order, Any, T]
-
 
 class Steps:
     """The steps of one worker.
@@ -110,6 +98,8 @@ class Steps:
         As `Worker`'s.
     routine
         What the client plan asks for.
+    direct
+        Whether each gradient travels as it is, and no script is needed for that.
 
     Raises
     ------
@@ -132,8 +122,7 @@ class Steps:
     @property
     def _plan(self) -> Mapping[str, Any]:
         """The client plan, which may be another one since the server was restarted."""
-        assert self._talk.welcome is not None
-        return self._talk.welcome.plan
+        return self._talk.plan
 
     # ------------------------------------------------------------ the scripts
 
@@ -146,65 +135,64 @@ class Steps:
             When it cannot.
         """
         if not again and self._plan.get("recompute"):
-            assert self._talk.welcome is not None
             raise UsageError(
-                f"{self._talk.welcome.policy} may ask for a gradient again: call step(function)"
+                f"{self._talk.policy} may ask for a gradient again: call step(function)"
                 " with a function params → gradients"
             )
 
-    def directly(self) -> bool:
-        """Say whether a step may be a steady exchange; if so, it begins now: see `exchanged`."""
-        if not self.direct or self.routine.under_way is not None:
-            return False
+    # A gradient that travels as it is takes no script: a shell exchanges it for the parameters.
+
+    def begin(self, *, again: bool) -> None:
+        """Begin such a step (`direct`): computing is over. Raises as `check` does."""
+        if not again and self._talk.plan.get("recompute"):
+            self.check(again=again)
         now = self._clock()
         self.compute_seconds += now - self._since
         self._since = now
-        return True
 
-    def exchanged(self, done: Receipt | Request | None) -> None:
-        """Take note of what came of it: a receipt, and the step is over; else go on with `step`."""
+    def took(self, receipt: Receipt) -> Receipt:
+        """Take what came of it, and the step is over; return it."""
         now = self._clock()
         self.idle_seconds += now - self._since
         self._since = now
-        if type(done) is Receipt:
-            self.last = done
-            self.steps += 1
+        self.last = receipt
+        self.steps += 1
+        return receipt
 
-    def step(
-        self, gradients: Gradients, *, again: bool, begun: Request | None = None
-    ) -> Script[Receipt | None]:
+    def failed(self, error: BaseException, *, again: bool) -> Script[Order, Receipt | None]:
+        """See what follows if it failed; returns what `step` does."""
+        self._count(idle=True)
+        try:
+            receipt = yield from self._recover(error, again)
+        finally:
+            self._count()
+        self.steps += receipt is not None
+        return receipt
+
+    def step(self, gradients: Gradients, *, again: bool) -> Script[Order, Receipt | None]:
         """Take the gradients of a mini-batch, computed at `params`.
-
-        ``begun``: the push that it is, if a steady exchange has begun it.
 
         Returns None, where it can be done ``again``, when they are to be computed again, at
         `params` as they are now.
         """
+        receipt: Receipt | None
         try:
-            receipt = yield from self._step(gradients, begun)
-        except Restarted:
-            yield from self._begin_anew()
-            if again and not self.routine.local:
-                self.recomputed += 1
-                return None
-            receipt = replace(self._nothing(), used=False)
-        except StaleGradient:
-            if not again:
-                raise
-            self.recomputed += 1
-            return None
+            try:
+                receipt = yield from self._step(gradients)
+            except (Restarted, StaleGradient) as error:
+                receipt = yield from self._recover(error, again)
         finally:
             self._count()
-        self.steps += 1
+        self.steps += receipt is not None
         return receipt
 
-    def refresh(self) -> Script[int]:
+    def refresh(self) -> Script[Order, int]:
         """Fetch the newest parameters; return their version."""
         yield from self._settle(wait=True)
         yield from self._carry(self.routine.refresh())
         return self.params.version
 
-    def flush(self) -> Script[None]:
+    def flush(self) -> Script[Order, None]:
         """Wait for what is on its way, and push the rest."""
         yield from self._settle(wait=True)
         rest = self.routine.rest()
@@ -213,15 +201,24 @@ class Steps:
 
     # ------------------------------------------------------------ inside
 
-    def _step(self, gradients: Gradients, begun: Request | None) -> Script[Receipt]:
+    def _recover(self, error: BaseException, again: bool) -> Script[Order, Receipt | None]:
+        """Go on after a gradient that was not taken; raise what nothing can be done about."""
+        if isinstance(error, Restarted):
+            yield from self._begin_anew()
+            if not again or self.routine.local:
+                return replace(self._nothing(), used=False)
+        elif not (again and isinstance(error, StaleGradient)):
+            raise error
+        self.recomputed += 1
+        return None
+
+    def _step(self, gradients: Gradients) -> Script[Order, Receipt]:
         routine = self.routine
         if self._errand is not None and self._errand.error is not None:
             yield from self._settle(wait=True)  # tell what failed before anything of this is done
         routine.apply(gradients)
         yield from self._settle(wait=routine.due)
         transfer = routine.transfer()
-        if transfer is not None and begun is not None:
-            transfer.request = begun
         if "gate" in self._plan:
             self._note_held(transfer)
         if transfer is not None and routine.waits:
@@ -243,7 +240,7 @@ class Steps:
         if transfer is None or transfer.into is None:
             ledger.skipped_fetch()
 
-    def _begin_anew(self) -> Script[None]:
+    def _begin_anew(self) -> Script[Order, None]:
         """Go on with a server that was restarted.
 
         Steps that were only taken here stay on top of its parameters. If it has come back without
@@ -260,7 +257,7 @@ class Steps:
                 self.routine.offered()
             yield from self._carry(self.routine.refresh())
 
-    def _carry(self, transfer: Transfer) -> Script[Receipt]:
+    def _carry(self, transfer: Transfer) -> Script[Order, Receipt]:
         """See to a transfer, and wait for it."""
         self._count()
         try:
@@ -282,7 +279,7 @@ class Steps:
         if isinstance(error, Refused | UsageError) or not self.routine.local:
             self.routine.failed()
 
-    def _settle(self, *, wait: bool) -> Script[None]:
+    def _settle(self, *, wait: bool) -> Script[Order, None]:
         """Merge what has arrived in the background; wait for it if need be."""
         errand = self._errand
         if errand is None:

@@ -11,8 +11,9 @@ from typing import Any, TypeAlias
 from aiops.client.blocking import Client
 from aiops.client.facade import WorkerFacade
 from aiops.client.params import Params
-from aiops.client.requests import Receipt, Request
-from aiops.client.steps import Await, Begin, Carry, Gradients, Offer, Order, Script, T
+from aiops.client.requests import Receipt
+from aiops.client.script import Script, T, play
+from aiops.client.steps import Await, Begin, Carry, Gradients, Offer, Order, Steps
 from aiops.client.transfer import Transfer
 from aiops.common.closing import Closing
 from aiops.errors import AiopsError, DeadlineExceeded, UsageError
@@ -97,6 +98,7 @@ class Worker(WorkerFacade, Closing):
     """
 
     _client: Client
+    _begun: Steps
 
     def __init__(
         self,
@@ -154,21 +156,28 @@ class Worker(WorkerFacade, Closing):
         """
         if self._closed:
             raise UsageError("this worker is closed")
-        steps, again = self._steps, callable(gradients)
-        steps.check(again=again)
-        while True:
+        steps, again = self._begun, callable(gradients)
+        if not steps.direct:
+            steps.check(again=again)
+        receipt = None
+        while receipt is None:
             given = gradients(self.params) if callable(gradients) else gradients
-            begun: Request | None = None
-            if steps.directly():
-                with self._lock:
-                    done = self._client.exchange_shortly(steps.params, given)
-                steps.exchanged(done)
-                if isinstance(done, Receipt):
-                    return done
-                begun = done
-            receipt = self._play(steps.step(given, again=again, begun=begun))
-            if receipt is not None:
-                return receipt
+            if steps.direct:
+                receipt = self._exchange(given, again)
+            else:
+                receipt = self._play(steps.step(given, again=again))
+        return receipt
+
+    def _exchange(self, gradients: Gradients, again: bool) -> Receipt | None:
+        """Take a step in which the gradient travels as it is."""
+        steps = self._begun
+        steps.begin(again=again)
+        try:
+            with self._lock:
+                receipt = self._client.exchange(steps.params, gradients)
+        except BaseException as error:
+            return self._play(steps.failed(error, again=again))
+        return steps.took(receipt)
 
     def refresh(self) -> int:
         """Bring `params` up to date without pushing; return their version.
@@ -241,22 +250,8 @@ class Worker(WorkerFacade, Closing):
         """Close it, without pushing the rest."""
         self.close(flush=False)
 
-    def _play(self, script: Script[T]) -> T:
-        """Carry out the orders of a script; return its result."""
-        try:
-            order = next(script)
-            while True:
-                try:
-                    done = self._carry_out(order)
-                except BaseException as error:
-                    order = script.throw(error)
-                else:
-                    order = script.send(done)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        finally:
-            script.close()
+    def _play(self, script: Script[Order, T]) -> T:
+        return play(script, self._carry_out)
 
     def _carry_out(self, order: Order) -> Any:
         match order:

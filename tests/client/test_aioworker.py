@@ -25,7 +25,7 @@ from aiops.errors import (
 from aiops.model.layout import Array
 from aiops.serving.server import Server
 from tests.support import PATIENCE
-from tests.test_layers import MODULES, imports
+from tests.test_rooms import MODULES, imports
 
 START: dict[str, Array] = {"w": np.zeros(8, np.float32), "b": np.full(3, 4, np.float64)}
 

@@ -230,7 +230,7 @@ class TestVersions:
         ):
             kept = []
             for _ in range(8):
-                kept.append(reader.fetch(reader._room(views=True)))
+                kept.append(reader.fetch(reader._do(reader._calls._room(views=True))))
                 trainer.step(ONES)
             assert [whole(params) for params in kept] == [-n for n in range(8)]
             assert [params.borrowed for params in kept] == [True] * 4 + [False] * 4
@@ -243,7 +243,7 @@ class TestVersions:
             Worker(server.url, MODEL) as trainer,
             Client(server.url) as reader,
         ):
-            params = reader.fetch(reader._room(views=True))
+            params = reader.fetch(reader._do(reader._calls._room(views=True)))
             for _ in range(3):
                 trainer.step(ONES)
             assert whole(params) == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +16,8 @@ from aiops.bandwidth.byte_accounting import Ledger
 from aiops.client.params import Params
 from aiops.client.requests import Receipt
 from aiops.client.routines import Transfer
-from aiops.client.steps import Await, Begin, Carry, Offer, Order, Script, Steps, T
+from aiops.client.script import play
+from aiops.client.steps import Await, Begin, Carry, Offer, Order, Steps
 from aiops.errors import (
     BadPush,
     ConnectionLost,
@@ -67,8 +68,8 @@ class Server:
         self.answered: dict[int, tuple[Transfer, Receipt | None]] = {}
         self.now = 0.0
         layout = Layout.of(START)
-        welcome = SimpleNamespace(plan=plan, policy="some-policy")
-        talk: Any = SimpleNamespace(welcome=welcome, ledger=Ledger(own=True), server="aiops://s")
+        about = {"plan": plan, "policy": "some-policy", "server": "aiops://s"}
+        talk: Any = SimpleNamespace(ledger=Ledger(own=True), **about)
         talk.ledger.layout = layout
         params = Params(layout)
         self._tell(params)
@@ -98,24 +99,6 @@ class Server:
     def see_to(self, errand: Errand) -> None:
         if not errand.over:
             errand.receipt, errand.over = self.carry(errand.transfer), True
-
-
-def play(script: Script[T], carry_out: Callable[[Order], Any]) -> T:
-    """Drive a script as a shell does."""
-    try:
-        order = next(script)
-        while True:
-            try:
-                done = carry_out(order)
-            except BaseException as error:
-                order = script.throw(error)
-            else:
-                order = script.send(done)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    finally:
-        script.close()
 
 
 class TestOrders:

@@ -243,11 +243,11 @@ class TestNobodyKnows:
                 eventually(lambda: waiting_at(server) == 1, "the first push")
                 sock = worker._client._connection.socket
                 assert sock is not None
-                worker._client._talk.welcome.plan["patience"] = 0.0  # type: ignore[index, union-attr]
+                worker._client._talk.plan["patience"] = 0.0  # type: ignore[index]
                 worker._client.interrupt()
                 with pytest.raises(ConnectionLost):
                     waiting.result(PATIENCE)
-                worker._client._connection._interrupted.clear()
+                worker._client._connection._interrupted = False
                 other.step(ones(other.params))
             assert value_of(server) == -1
             with ThreadPoolExecutor() as pool:

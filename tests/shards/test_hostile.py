@@ -155,7 +155,7 @@ def said(actor: Actor, message: Any) -> Request:
     request = Request("an answer", lambda id: message, lambda answer: answer)
     actor.talk._pending[message.id] = request
     views = [[memoryview(bytes(part.nbytes))] for part in message.parts]
-    actor.talk._out.extend(actor.talk.wire.send(message, views))
+    actor.talk.out.extend(actor.talk.wire.send(message, views))
     return request
 
 

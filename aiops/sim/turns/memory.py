@@ -197,12 +197,8 @@ class Seat:
 
         They are read where the server keeps them, if the routine leaves them as they are.
         """
-        assert self.talk.layout is not None
-        assert self.talk.welcome is not None
-        plan = self.talk.welcome.plan
-        params: Params = (
-            Leased(self.talk.layout) if self._server.handed else Params(self.talk.layout)
-        )
+        plan, layout = self.talk.plan, self.talk.known_layout
+        params = Leased(layout) if self._server.handed else Params(layout)
         self.ask(self.asks.fetch(params))
         if ahead:
             return params, Ahead(params)

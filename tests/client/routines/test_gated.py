@@ -10,11 +10,12 @@ import pytest
 from aiops.algorithms import find
 from aiops.bandwidth.gates import find as gate
 from aiops.client.params import Params
-from aiops.client.requests import News, Receipt, Request
+from aiops.client.requests import Receipt, Request
 from aiops.client.routines import Transfer, routine_for
 from aiops.client.routines.gated import Gated
 from aiops.errors import BadPush, UsageError
 from aiops.model.layout import Layout, dtype_named
+from aiops.wire import messages
 
 ACK = Receipt(1, 0, 0.0, None, {})
 """Of a push that was used."""
@@ -68,8 +69,8 @@ def news(routine: Gated, vbar: float | None, *vbars: float, told: tuple[float, .
     """Answer what is under way with statistics."""
     transfer = routine.under_way
     assert transfer is not None
-    request = Request("", lambda id: None, lambda message: None)  # type: ignore[arg-type,return-value]
-    request.news = News(vbar, np.array(vbars, np.float32), told)
+    request = Request()
+    request.told = messages.Params(0, 1, (), vbar, np.array(vbars, "<f4").tobytes(), told)
     transfer.request = request
     arrive(routine)
 
