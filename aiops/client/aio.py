@@ -17,8 +17,9 @@ from aiops.client.params import Params, Stamped
 from aiops.client.requests import Receipt, Request
 from aiops.client.script import T, play_awaiting
 from aiops.client.transfer import Transfer
+from aiops.common import forks
 from aiops.common.closing import AsyncClosing
-from aiops.errors import AiopsError, ConnectionLost, UsageError
+from aiops.errors import AiopsError, ConnectionLost
 from aiops.model.layout import Array
 from aiops.model.tables import Table
 from aiops.net.dns import addresses, first_reached
@@ -33,7 +34,8 @@ class AsyncClient(Facade, AsyncClosing):
     """A connection to a server, for asyncio. Use it as ``async with AsyncClient(url) as ps``.
 
     Calls may run concurrently: they are pipelined on one connection and answered as the server
-    gets to them. Concurrent calls must not share an ``into``.
+    gets to them. Concurrent calls must not share an ``into``. A client belongs to the process that
+    made it: in a fork every call raises `UsageError`.
 
     Parameters
     ----------
@@ -60,13 +62,14 @@ class AsyncClient(Facade, AsyncClosing):
         self._beat = min(_BEAT, timeout / 4)
         self._began = 0.0  # when the last steady exchange did
         self._watch: asyncio.TimerHandle | None = None  # the next look at whether it takes long
+        forks.note(self)
 
     # ------------------------------------------------------------ what it can do
 
     async def connect(self) -> Self:
         """Connect (``async with`` does it). Raises as `Client` does."""
         if self._closed:
-            raise UsageError("this client is closed")
+            raise self._unusable()
         if self._keeper is None:
             loop = asyncio.get_running_loop()
             self._ready = loop.create_future()
@@ -203,7 +206,9 @@ class AsyncClient(Facade, AsyncClosing):
         return loop.time() - began
 
     async def close(self) -> None:
-        """Say goodbye and close; may be called twice."""
+        """Say goodbye and close; may be called twice. In a fork it does nothing."""
+        if self._forked:
+            return
         self._closed = True
         connection, keeper = self._connection, self._keeper
         self._connection = self._keeper = None
@@ -289,6 +294,8 @@ class AsyncClient(Facade, AsyncClosing):
         attempts = self._attempts
         try:
             while True:
+                if self._forked:  # and this is its copy of the parent's event loop
+                    raise self._unusable()
                 error: AiopsError | OSError
                 try:
                     async with asyncio.timeout_at(attempts.until):

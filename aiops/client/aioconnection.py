@@ -11,6 +11,7 @@ from aiops.client.dialogue import Dialogue
 from aiops.client.params import Params
 from aiops.client.requests import Receipt, Request
 from aiops.client.steady import Steady, hear
+from aiops.common import forks
 from aiops.errors import AiopsError, ConnectionLost
 from aiops.model.layout import Array
 from aiops.net.socket_options import tune
@@ -77,6 +78,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         """Set the socket up, and say hello."""
         transport = cast(asyncio.Transport, transport)  # uvloop's derives from nothing of asyncio's
         self.transport = transport
+        forks.note(self)
         sock = transport.get_extra_info("socket")
         if sock is not None and self._shared is None:
             tune(sock)
@@ -219,6 +221,12 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self.transport.write(buffer)
         self.transport.close()
         await asyncio.wait([self.ended], timeout=_GOODBYE)
+
+    def forked(self) -> None:
+        """Let go of it in a fork, without its event loop, which shares more with the parent's."""
+        sock = self.transport.get_extra_info("socket") if self.transport is not None else None
+        if sock is not None:
+            forks.blank(sock.fileno())
 
     def end(self, error: AiopsError) -> None:
         """End the connection at once; what is unsent is thrown away."""

@@ -15,6 +15,7 @@ from aiops.client.requests import Receipt
 from aiops.client.script import Script, T, play_awaiting
 from aiops.client.steps import Await, Begin, Carry, Gradients, Offer, Order, Steps
 from aiops.client.transfer import Transfer
+from aiops.common import forks
 from aiops.common.closing import AsyncClosing
 from aiops.errors import ConnectionLost, UsageError
 from aiops.model.layout import Array
@@ -66,7 +67,8 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
     Steps are taken one at a time; rows and statistics may be asked for meanwhile. A step may be
     cancelled, and the worker goes on: what has been taken as a local step, or handed over, is
     neither lost nor counted twice. (As after a broken connection, nobody knows of a gradient that
-    travels as it is whether it is part of the model.)
+    travels as it is whether it is part of the model.) As a `Worker` it belongs to the process that
+    made it: in a fork every call raises `UsageError`, and `close` does nothing.
 
     Parameters
     ----------
@@ -100,7 +102,8 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
         self._client = AsyncClient(url, role="worker", token=token, name=name, timeout=timeout)
         self._initial, self._tables, self._views = params, tables, views
         self._errand: _Errand | None = None  # the last one
-        self._busy = self._closed = False
+        self._busy = False
+        forks.note(self)
 
     async def connect(self) -> Self:
         """Connect, and offer the model (``async with`` does it). Raises as `Worker` does."""
@@ -122,7 +125,7 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
         Returns and raises as `Worker.step` does.
         """
         if self._closed:
-            raise UsageError("this worker is closed")
+            self._check()
         with self._turn("step"):
             steps, again = self._steps, callable(gradients)
             if not steps.direct:
@@ -217,6 +220,8 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
     @contextlib.contextmanager
     def _turn(self, what: str) -> Iterator[None]:
         """Keep others out: a step is one whole, however often it waits."""
+        if self._forked:
+            self._check()
         if self._busy:
             raise UsageError(
                 f"a worker does one thing at a time, and another task is in the middle of a step:"

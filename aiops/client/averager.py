@@ -14,7 +14,7 @@ from aiops.client.backoff import check_timeout
 from aiops.client.replica import Arrays, Replica
 from aiops.client.rounds import Averages
 from aiops.client.turns import TurnLock
-from aiops.common import urls
+from aiops.common import forks, urls
 from aiops.common.closing import Closing
 from aiops.errors import DeadlineExceeded, UsageError
 from aiops.model.layout import Array
@@ -51,7 +51,13 @@ class AveragerFacade:
             timeout=timeout,
             host=host,
         )
-        self._closed = False
+        self._closed = self._forked = False
+        forks.note(self)
+
+    def forked(self) -> None:
+        """Refuse to work in a fork, where nothing averages."""
+        self._closed = self._forked = True
+        self.lock.forked()
 
     @property
     def steps(self) -> int:
@@ -86,6 +92,8 @@ class AveragerFacade:
         )
 
     def _check(self) -> None:
+        if self._forked:
+            raise forks.inherited("averager")
         if self._closed:
             raise UsageError("this averager is closed")
         if self._core.error is not None:
@@ -126,7 +134,9 @@ class ModelAverager(AveragerFacade, Closing):
       buffers (BatchNorm's statistics) stay each worker's own. float16 and bfloat16 are averaged,
       and travel, as float32.
 
-    The interval and all else come from the server's policy: see ``aiops policies average``.
+    The interval and all else come from the server's policy: see ``aiops policies average``. An
+    averager belongs to the process that made it: in a fork every call raises `UsageError`, and
+    `close` does nothing.
 
     Parameters
     ----------

@@ -13,8 +13,8 @@ from aiops.client.params import Params, Stamped
 from aiops.client.requests import Receipt, Request
 from aiops.client.script import T, play
 from aiops.client.transfer import Transfer
+from aiops.common import forks
 from aiops.common.closing import Closing
-from aiops.errors import UsageError
 from aiops.model.layout import Array
 from aiops.model.tables import Table
 
@@ -24,7 +24,7 @@ class Client(Facade, Closing):
 
     Every call has a deadline, reconnects with back-off if the connection is lost meanwhile, and
     applies a push exactly once however often it had to be sent. A client may be used by one thread
-    at a time.
+    at a time, and by the process that made it: in a fork every call raises `UsageError`.
 
     Parameters
     ----------
@@ -61,6 +61,7 @@ class Client(Facade, Closing):
     ) -> None:
         super().__init__(url, role=role, token=token, name=name, timeout=timeout, pongs=pongs)
         self._connection = Connection(self._talk, self._host, self._port)
+        forks.note(self)
         self._run(None)
 
     # ------------------------------------------------------------ what it can do
@@ -236,6 +237,8 @@ class Client(Facade, Closing):
 
         The client cannot be used afterwards, except to close it.
         """
+        if self._forked:
+            raise self._unusable()
         self._connection.interrupt()
 
     def stats(self) -> dict[str, Any]:
@@ -256,12 +259,21 @@ class Client(Facade, Closing):
         ConnectionLost
             When the connection is gone; the next call connects again.
         """
+        if self._forked:
+            raise self._unusable()
         self._connection.attend()
 
     def close(self) -> None:
-        """Say goodbye and close; may be called twice."""
+        """Say goodbye and close; may be called twice. In a fork it does nothing."""
+        if self._forked:
+            return
         self._closed = True
         self._connection.close()
+
+    def forked(self) -> None:
+        """Let go of the connection in a fork, and refuse to work there."""
+        super().forked()
+        self._connection.forked()
 
     # ------------------------------------------------------------ inside
 
@@ -277,6 +289,6 @@ class Client(Facade, Closing):
         if self._closed:
             if request is not None:
                 self._talk.abandon(request)
-            raise UsageError("this client is closed")
+            raise self._unusable()
         timeout = self.timeout if request is None else self._patience_for(request)
         return self._connection.carry(request, timeout, self.timeout)

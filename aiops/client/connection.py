@@ -20,6 +20,7 @@ from aiops.client.line import move as line_move
 from aiops.client.params import Params
 from aiops.client.requests import Receipt, Request
 from aiops.client.steady import Steady, hear, without
+from aiops.common import forks
 from aiops.errors import AiopsError, ConnectionLost, DeadlineExceeded
 from aiops.model.layout import Array
 from aiops.net.busy_poll import Spin
@@ -73,8 +74,8 @@ class Connection:
         self._lines: list[Line] = []  # to all shards, where there are several
         self._spin = Spin()
         self._poll: Any = None  # of the socket, where a system has that
-        self._interrupted = False
-        self._woken = threading.Event()  # when it is
+        self._interrupted = self._forked = False
+        self._woken = threading.Event()  # when it is interrupted
         self._last = 0.0  # when the last request was answered
         self.steady: Steady | None = None  # while nothing is under way, and the next may be one
         self._handed: _Handed | None = None  # what came of a steady exchange that was none
@@ -365,8 +366,17 @@ class Connection:
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
 
+    def forked(self) -> None:
+        """Let go of it in a fork, also in the midst of a call that the fork goes on with."""
+        self._forked, self.steady = True, None
+        for sock in (self.socket, self._dialling, *(line.socket for line in self._lines)):
+            if sock is not None:
+                sock.close()  # this process's descriptor: the connection stays as it is
+
     def _check_interrupted(self) -> None:
-        """Raise `ConnectionLost` after `interrupt`."""
+        """Raise `ConnectionLost` after `interrupt`, and `UsageError` in a fork."""
+        if self._forked:
+            raise forks.inherited("client")
         if self._interrupted:
             raise self._interruption()
 

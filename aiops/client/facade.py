@@ -16,7 +16,7 @@ from aiops.client.params import Params
 from aiops.client.requests import Receipt, Request
 from aiops.client.rows import RowsInto
 from aiops.client.steps import Steps
-from aiops.common import urls
+from aiops.common import forks, urls
 from aiops.errors import UsageError
 from aiops.net.environment import SURROUNDINGS
 
@@ -37,7 +37,7 @@ class Facade:
         (self._host, self._port), *followers = urls.parse_all(url)
         check_timeout(timeout)
         self.timeout = timeout
-        self._closed = False
+        self._closed = self._forked = False
         self._env = here = SURROUNDINGS.get()
         self._talk = Dialogue(
             urls.write(self._host, self._port),
@@ -53,6 +53,17 @@ class Facade:
         self._calls = Calls(self._talk, self._asks)
         shards = self._talk.shards
         shards.host, shards.followers = self._host, tuple(followers)
+
+    def forked(self) -> None:
+        """Let go of the connection in a fork, and refuse to work there."""
+        self._closed = self._forked = True
+        self._talk.ready = False
+        if self._talk.wire.shared is not None:
+            self._talk.wire.shared.lost()  # the server's segments, but for those that are read
+
+    def _unusable(self) -> UsageError:
+        """Return why it cannot be used, when it is closed."""
+        return forks.inherited("client") if self._forked else UsageError("this client is closed")
 
     @property
     def url(self) -> str:
@@ -148,6 +159,18 @@ class WorkerFacade:
 
     _client: Facade
     _begun: Steps | None = None  # once it is connected, and knows the parameters
+    _closed = _forked = False
+
+    def forked(self) -> None:
+        """Refuse to work in a fork; the client lets go of the connection."""
+        self._closed = self._forked = True
+
+    def _check(self) -> None:
+        """Raise `UsageError` when this worker cannot be used any more."""
+        if self._forked:
+            raise forks.inherited("worker")
+        if self._closed:
+            raise UsageError("this worker is closed")
 
     @property
     def _steps(self) -> Steps:

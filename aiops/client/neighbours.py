@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiops.averaging.ring_allreduce import Piece, Ring, proof, proves
-from aiops.common import urls
+from aiops.common import forks, urls
 from aiops.errors import ConnectionLost, DeadlineExceeded, RemoteProtocolError, Unauthorised
 from aiops.model.parts import Part
 from aiops.net.environment import SURROUNDINGS
@@ -62,6 +62,7 @@ class Link:
         tune(sock)
         self.sock, self.name, self.patience = sock, name, patience
         self.wire = Connection(side, _no_place, _LIMITS)
+        forks.note(self)
 
     async def receive(self) -> list[tuple[Message, Sink | None]]:
         """Receive what there is, or wait for something; return the messages now whole."""
@@ -107,6 +108,10 @@ class Link:
         self.wire.lost()
         self.sock.close()
 
+    def forked(self) -> None:
+        """Let go of it in a fork."""
+        forks.blank(self.sock.fileno())
+
 
 @dataclass(slots=True, eq=False)
 class _Stranger:
@@ -137,6 +142,7 @@ class Listener:
         self._strangers: list[_Stranger] = []  # the oldest first
         self._arrived = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        forks.note(self)
         self._start(self._accept())
 
     async def expect(self, told: Round, left: int, name: str) -> Link:
@@ -172,6 +178,10 @@ class Listener:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._socket.close()
+
+    def forked(self) -> None:
+        """Let go of it in a fork."""
+        forks.blank(self._socket.fileno())
 
     def _called(self, told: Round, left: int) -> Link | None:
         for stranger in self._strangers:

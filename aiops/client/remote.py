@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 
 from aiops.client.worker import Worker
@@ -17,7 +16,7 @@ class Remote(Closing):
 
     def _hold(self, worker: Worker) -> None:
         self.worker = worker
-        self._finalizer = weakref.finalize(self, _leave, worker, os.getpid())
+        self._finalizer = weakref.finalize(self, _leave, worker)
 
     @property
     def version(self) -> int:
@@ -39,7 +38,6 @@ class Remote(Closing):
         self.close()
 
 
-def _leave(worker: Worker, process: int) -> None:
-    """Say goodbye; but not from a forked process (a DataLoader's), which shares the connection."""
-    if os.getpid() == process:
-        worker.close(flush=False)
+def _leave(worker: Worker) -> None:
+    """Say goodbye; in a fork, such as a DataLoader's, that does nothing."""
+    worker.close(flush=False)

@@ -65,6 +65,9 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
     ``sasgd``, ``softsync`` and ``hardsync`` that is exactly the other learning rate. Policies that
     normalise gradients (``fasgd``) would undo it, so there `step` refuses such an ``lr``.
 
+    It belongs to the process that made it. A DataLoader's processes, which are forks, may hold it,
+    and harm nothing; but `step` and `refresh` raise `UsageError` there, and `close` does nothing.
+
     Parameters
     ----------
     params

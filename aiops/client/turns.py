@@ -22,6 +22,7 @@ class TurnLock:
         self._waiting: deque[Callable[[], None]] = deque()
         self._held = False
         self._owner: int | None = None
+        self._lapsed = False  # in a fork: a task that had it may let go of it once more
 
     @property
     def held(self) -> bool:
@@ -61,6 +62,8 @@ class TurnLock:
         """Let go of it, or hand it on."""
         self._owner = None
         with self._guard:
+            if self._lapsed and not self._held:
+                return
             assert self._held, "release() without acquire()"
             following = self._waiting.popleft() if self._waiting else None
             self._held = following is not None
@@ -107,6 +110,13 @@ class TurnLock:
             yield
         finally:
             self.release()
+
+    def forked(self) -> None:
+        """Be free in a fork, unless the thread that forked has it: there are no others."""
+        self._guard = threading.Lock()
+        self._waiting.clear()
+        self._held = self.mine
+        self._lapsed = True
 
     def _forget(self, granted: Callable[[], None]) -> bool:
         """Take a request back; return whether it was still waiting."""

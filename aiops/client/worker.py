@@ -15,8 +15,9 @@ from aiops.client.requests import Receipt
 from aiops.client.script import Script, T, play
 from aiops.client.steps import Await, Begin, Carry, Gradients, Offer, Order, Steps
 from aiops.client.transfer import Transfer
+from aiops.common import forks
 from aiops.common.closing import Closing
-from aiops.errors import AiopsError, DeadlineExceeded, UsageError
+from aiops.errors import AiopsError, DeadlineExceeded
 from aiops.model.layout import Array
 from aiops.model.tables import Table
 
@@ -55,7 +56,9 @@ class Worker(WorkerFacade, Closing):
     server's.
 
     One thread of its own keeps the connection answered while gradients are computed, and does what
-    the plan wants done in the background.
+    the plan wants done in the background. A worker belongs to the process that made it: a fork may
+    hold it (as a DataLoader's processes do), but every call there raises `UsageError`, and `close`
+    does nothing.
 
     Parameters
     ----------
@@ -124,7 +127,7 @@ class Worker(WorkerFacade, Closing):
         self._lock = threading.Lock()
         self._errands: queue.SimpleQueue[_Errand | None] = queue.SimpleQueue()
         self._errand: _Errand | None = None  # the last one
-        self._closed = False
+        forks.note(self)
         self._thread = threading.Thread(target=self._keep, name="aiops-worker", daemon=True)
         self._thread.start()
 
@@ -155,7 +158,7 @@ class Worker(WorkerFacade, Closing):
             When the server cannot be reached, or does not answer.
         """
         if self._closed:
-            raise UsageError("this worker is closed")
+            self._check()
         steps, again = self._begun, callable(gradients)
         if not steps.direct:
             steps.check(again=again)
@@ -185,6 +188,7 @@ class Worker(WorkerFacade, Closing):
         Local steps that the server does not know of yet stay on top of it. Under Downpour and SSP
         they are only on their way to the server then; under EASGD the worker goes to the centre.
         """
+        self._check()
         return self._play(self._steps.refresh())
 
     def fetch_rows(self, name: str, ids: Any, out: Array | None = None) -> Array:
@@ -250,10 +254,18 @@ class Worker(WorkerFacade, Closing):
         """Close it, without pushing the rest."""
         self.close(flush=False)
 
+    def forked(self) -> None:
+        """Refuse to work in a fork, where its thread is not, and its lock is never let go of."""
+        super().forked()
+        self._lock = threading.Lock()
+        self._errands = queue.SimpleQueue()
+
     def _play(self, script: Script[Order, T]) -> T:
         return play(script, self._carry_out)
 
     def _carry_out(self, order: Order) -> Any:
+        if self._forked:  # in the midst of a step: its thread does no errands here
+            self._check()
         match order:
             case Carry(transfer):
                 with self._lock:

@@ -3,25 +3,33 @@
 A `Segment` has no name. A process that receives its file descriptor, beside a message over a Unix
 socket, can map it. The system frees the memory when the last mapping and descriptor are closed,
 also by the death of a process. Since it cannot shrink, no access to a mapping can fault.
+
+A fork gets a private copy of each segment, as of all other memory.
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import weakref
 
 import numpy as np
 
+from aiops.common import forks
 from aiops.model.arena import Arena, aligned
 from aiops.model.layout import Bytes, Layout
 
 _SEALED = ("F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_SEAL")
+_MAP_FIXED = 0x10  # on every processor that Linux runs Python on; `mmap` does not offer it
 
 
 def available() -> bool:
     """Return whether this system supports such memory, as Linux does."""
     return hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")
+
+
+_LIBC = ctypes.CDLL(None) if available() else None  # loaded here: in a fork it might not be
 
 
 class Segment:
@@ -63,6 +71,20 @@ class Segment:
         except OSError as error:
             raise MemoryError(f"no shared memory of {nbytes} bytes: {error.strerror}") from None
         weakref.finalize(self, os.close, self.fd)
+        forks.note(self)
+
+    def forked(self) -> None:
+        """Map it privately, at the same address: what a fork writes there, others must not read."""
+        assert _LIBC is not None
+        _LIBC.mmap.restype = ctypes.c_void_p
+        _LIBC.mmap(
+            ctypes.c_void_p(self.data.ctypes.data),
+            ctypes.c_size_t(len(self.data)),
+            mmap.PROT_READ | mmap.PROT_WRITE,
+            mmap.MAP_PRIVATE | _MAP_FIXED,
+            self.fd,
+            ctypes.c_long(0),
+        )
 
 
 def attached(fd: int, nbytes: int, *, private: bool) -> Bytes:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from aiops.common import forks
 from aiops.net.cpu_count import usable
 
 MOST = 4
@@ -69,9 +69,13 @@ class ThreadPool:
 
     def __init__(self, helpers: int) -> None:
         self._helpers = helpers
+        self.forked()
+        forks.note(self)
+
+    def forked(self) -> None:
+        """Begin anew: a fork has none of its parent's threads, and one may have had the lock."""
         self._tasks: queue.SimpleQueue[_Task] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._process = os.getpid()
         self._lock = threading.Lock()
 
     @property
@@ -91,7 +95,7 @@ class ThreadPool:
             for piece in pieces:
                 piece()
             return
-        if len(self._threads) < self._helpers or self._process != os.getpid():
+        if len(self._threads) < self._helpers:
             self._start()
         task = _Task(pieces)
         for _ in range(min(self._helpers, len(pieces) - 1)):
@@ -101,9 +105,6 @@ class ThreadPool:
 
     def _start(self) -> None:
         with self._lock:
-            if self._process != os.getpid():  # a fork has none of its parent's threads
-                self._process, self._threads = os.getpid(), []
-                self._tasks = queue.SimpleQueue()
             while len(self._threads) < self._helpers:
                 thread = threading.Thread(target=self._help, name="aiops-helper", daemon=True)
                 self._threads.append(thread)

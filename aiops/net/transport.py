@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol, cast
 
+from aiops.common import forks
 from aiops.errors import AiopsError, ConnectionLost, RemoteProtocolError
 from aiops.net.socket_options import tune, unacknowledged
 from aiops.net.unix_socket import UnixSide
@@ -285,6 +286,12 @@ class MessageTransport(asyncio.BufferedProtocol):
         )
 
     # ------------------------------------------------------------ ending
+
+    def forked(self) -> None:
+        """Let go of it in a fork, without its event loop, which shares more with the parent's."""
+        sock = self.transport.get_extra_info("socket") if self.transport is not None else None
+        if sock is not None:
+            forks.blank(sock.fileno())
 
     def fault(self, error: AiopsError) -> None:
         """End the connection at once because of an error."""

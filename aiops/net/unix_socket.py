@@ -14,6 +14,7 @@ import socket
 import stat
 import struct
 
+from aiops.common import forks
 from aiops.model.layout import Bytes
 from aiops.model.shared_memory import Segment, attached, available
 
@@ -52,6 +53,7 @@ class UnixSide:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._sock = sock
+        forks.note(self)
 
     def pass_on(self, segment: Segment) -> bool:
         """Send a segment's descriptor; return whether the other side takes it."""
@@ -74,6 +76,10 @@ class UnixSide:
     def close(self) -> None:
         """End it; may be called twice."""
         self._sock.close()
+
+    def forked(self) -> None:
+        """Let go of it in a fork."""
+        forks.blank(self._sock.fileno())
 
 
 def welcome(sock: socket.socket) -> UnixSide | None:

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from aiops.common import forks
+
 __all__ = ["yielding"]
 
 _MOMENT = 50e-6
@@ -26,6 +28,11 @@ class _Holders:
         self._lock = threading.Lock()
         self._count = 0
         self._before = 0.0
+        forks.note(self)
+
+    def forked(self) -> None:
+        """Have a lock of its own in a fork: a thread of its parent may have had this one."""
+        self._lock = threading.Lock()
 
     def enter(self) -> None:
         with self._lock:

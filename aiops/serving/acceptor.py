@@ -189,6 +189,11 @@ class Acceptor:
         for peer in list(self.peers.values()):
             peer.link.fault(error)
 
+    def forked(self) -> None:
+        """Let go of all of them in a fork."""
+        for peer in self.peers.values():
+            peer.link.forked()
+
     def tell(self, why: str) -> None:
         """End all of them with a last word, each when it has been sent."""
         for peer in list(self.peers.values()):

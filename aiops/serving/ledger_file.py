@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from aiops.common import forks
 from aiops.serving import new_files
 
 EVERY = 1.0
@@ -53,6 +54,11 @@ class LedgerFile:
         except OSError as error:
             self._end(error, f"after {seconds:.0f} s")
             self.close()
+
+    def forked(self) -> None:
+        """Let go of it in a fork."""
+        if not self._file.closed:
+            forks.blank(self._file.fileno())
 
     def close(self) -> None:
         """End it; may be called twice."""

@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from aiops.common import forks
 from aiops.engine.engine import Engine
 from aiops.engine.events import Event, Initialised
 from aiops.engine.journal import Journal
@@ -142,6 +143,13 @@ class Persistence:
             new_files.discard(self._record)
         if self._ledger is not None:
             self._ledger.discard()
+
+    def forked(self) -> None:
+        """Let go of the files in a fork, whose copies of what is not written yet are not wanted."""
+        if self._record is not None and not self._record.closed:
+            forks.blank(self._record.fileno())
+        if self._ledger is not None:
+            self._ledger.forked()
 
     # ------------------------------------------------------------ the model
 

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from aiops.algorithms import find
-from aiops.common import urls
+from aiops.common import forks, urls
 from aiops.engine.engine import Engine
 from aiops.engine.events import Event, Stopping
 from aiops.engine.steady import Steady
@@ -116,7 +116,9 @@ class Server:
         self._listener: asyncio.Server | None = None
         self._ended: asyncio.Future[None] | None = None
         self._broken = False  # an update failed midway: the parameters cannot be trusted any more
+        self._forked = False  # this is a copy of it, in a fork
         self._changed: asyncio.Event | None = None  # set when something happens
+        forks.note(self)
 
     def _reaching(self, run: str) -> ShardLinks:
         """Return what reaches the followers."""
@@ -212,7 +214,8 @@ class Server:
         try:
             await self._ended
         finally:
-            await self._close()
+            if not self._forked:
+                await self._close()
 
     def stop(self) -> None:
         """Begin to end: take no more pushes, answer who waits, then close."""
@@ -230,6 +233,19 @@ class Server:
             asyncio.get_running_loop().call_later(_LEAD_ENDS, self.stop)
         else:
             self.stop()
+
+    def forked(self) -> None:
+        """Serve no more in a fork: the port, the connections and the files are the parent's."""
+        self._forked = self._broken = True
+        for sock in self._listener.sockets if self._listener is not None else ():
+            forks.blank(sock.fileno())
+        if self._unix_listener is not None:
+            self._unix_listener.forked()
+        self.connections.forked()
+        if self._links is not None:
+            self._links.forked()
+        if self._persistence is not None:
+            self._persistence.forked()
 
     def _end(self, why: str) -> None:
         """End as the brain wants it, with an error if there is a reason."""
@@ -395,6 +411,8 @@ async def serve(**settings: Any) -> AsyncIterator[Server]:
 
         async with aiops.serve(policy="fasgd", port=0) as server:
             print(server.url)
+
+    A fork of this process has no part in it: neither its port nor its connections nor its files.
 
     Parameters
     ----------

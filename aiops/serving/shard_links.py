@@ -164,6 +164,11 @@ class ShardLinks:
             else:
                 link.fault(ConnectionLost("the lead is shutting down"))
 
+    def forked(self) -> None:
+        """Let go of all of them in a fork."""
+        for link in self._by_link:
+            link.forked()
+
     # ------------------------------------------------------------ what links tell
 
     def link_made(self, link: MessageTransport) -> None:

@@ -7,6 +7,7 @@ import logging
 import socket
 from collections.abc import Callable, Coroutine, Iterable
 
+from aiops.common import forks
 from aiops.net.unix_socket import same_user
 
 _log = logging.getLogger("aiops.server")
@@ -64,3 +65,8 @@ class UnixListener:
             loop.remove_reader(sock)
             sock.close()
         self._listening.clear()
+
+    def forked(self) -> None:
+        """Let go of it in a fork."""
+        for sock in self._listening:
+            forks.blank(sock.fileno())

@@ -681,22 +681,6 @@ def test_an_optimizer_nobody_refers_to_says_goodbye(asgd: ServerThread) -> None:
         worker.step({"group0.param0": np.ones(1, np.float32)})
 
 
-def test_a_forked_process_does_not_say_goodbye(
-    asgd: ServerThread, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    p = weight(1.0)
-    with RemoteOptimizer([p], asgd.url) as opt:
-        finalizer = opt._finalizer.peek()
-        assert finalizer is not None
-        _, leave, arguments, _ = finalizer
-        with monkeypatch.context() as patched:
-            patched.setattr("aiops.client.remote.os.getpid", lambda: -1)
-            leave(*arguments)
-        p.grad = torch.ones(1)
-        opt.step()
-        assert p.item() == 0.5
-
-
 def test_without_torch_the_import_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "aiops.client.torch")

@@ -97,6 +97,21 @@ async def test_a_task_waits_for_it_without_blocking_its_loop() -> None:
     assert not lock.held
 
 
+def test_in_a_fork_it_is_free_of_who_is_not_there() -> None:
+    lock, had = TurnLock(), []
+    lock.request(lambda: had.append("a thread of the parent's"))
+    lock.request(lambda: had.append("another"))
+    lock._guard.acquire()
+    lock.forked()
+    with lock:
+        assert lock.mine
+        lock.forked()
+        assert lock.mine  # the thread that forked goes on
+    assert not lock.held
+    lock.release()  # by a task that had it, and that the fork goes on with
+    assert had == ["a thread of the parent's"]
+
+
 def test_threads_exclude_each_other() -> None:
     lock, seen, inside = TurnLock(), [], [0]
 

@@ -89,6 +89,14 @@ def test_several_may_ask_at_once() -> None:
     assert len(done) == 4 * 50 * 5
 
 
+def test_in_a_fork_a_lock_of_its_parent_is_not_waited_for() -> None:
+    hands = ThreadPool(1)
+    hands._lock.acquire()
+    hands.forked()
+    both = threading.Barrier(2)
+    hands.all([lambda: both.wait(PATIENCE)] * 2)
+
+
 def test_a_fork_starts_its_own() -> None:
     code = """
 import os, threading
