@@ -162,7 +162,9 @@ def test_a_fork_writes_nothing_to_the_files_of_its_parents_server(tmp_path: Path
     server.forked()
     server._persistence.note(Tick(2.0))
     assert server._persistence._record is not None
+    assert server._persistence._ledger is not None
     server._persistence._record.close()
+    server._persistence._ledger.close()
     assert record.read_bytes() == before
 
 
