@@ -14,10 +14,10 @@ from aiops._version import __version__
 
 if TYPE_CHECKING:
     from aiops import errors
-    from aiops.client.aio import AsyncClient
-    from aiops.client.aioworker import AsyncWorker
-    from aiops.client.blocking import Client
-    from aiops.client.worker import Worker
+    from aiops.client.asyncio.client import AsyncClient
+    from aiops.client.asyncio.worker import AsyncWorker
+    from aiops.client.sync.client import Client
+    from aiops.client.sync.worker import Worker
     from aiops.model.tables import Table
     from aiops.server import serve
 
@@ -34,11 +34,11 @@ __all__ = [
 
 # Loaded when first used, so that importing aiops costs next to nothing.
 _PUBLIC = {
-    "AsyncClient": "aiops.client.aio",
-    "AsyncWorker": "aiops.client.aioworker",
-    "Client": "aiops.client.blocking",
+    "AsyncClient": "aiops.client.asyncio.client",
+    "AsyncWorker": "aiops.client.asyncio.worker",
+    "Client": "aiops.client.sync.client",
     "Table": "aiops.model.tables",
-    "Worker": "aiops.client.worker",
+    "Worker": "aiops.client.sync.worker",
     "serve": "aiops.server",
     "errors": "aiops.errors",
     "client": "aiops.client",

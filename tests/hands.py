@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from aiops.client.outgoing import parts_of
+from aiops.client.encode_push import parts_of
 from aiops.client.params import Params
-from aiops.client.requests import Receipt
-from aiops.client.routines import Transfer, routine_for
+from aiops.client.request_kinds import Receipt
+from aiops.client.strategies import Transfer, strategy_for
 from aiops.model.layout import Array
 from aiops.store.snapshots import Lease
 from aiops.wire import messages
@@ -38,32 +38,32 @@ class Hand:
         self._into: Params | None = self.params
         inline.receive(peer, messages.Fetch(1, -1))
         self._into = None
-        self.routine = routine_for(inline.engine.plan, self.params)
+        self.strategy = strategy_for(inline.engine.plan, self.params)
 
     @property
     def waits(self) -> bool:
         """Whether it may not compute now."""
-        return self.blocked or (self.routine.under_way is not None and self.routine.waits)
+        return self.blocked or (self.strategy.under_way is not None and self.strategy.waits)
 
     def step(self, gradient: Gradient, rng: np.random.Generator) -> None:
         """Compute a gradient, and do what the routine says."""
         assert not self.waits
         self.steps += 1
-        self.routine.apply(gradient(self.params, rng))
+        self.strategy.apply(gradient(self.params, rng))
         self._go_on()
 
     def _go_on(self) -> None:
-        self.blocked = self.routine.due and self.routine.under_way is not None
+        self.blocked = self.strategy.due and self.strategy.under_way is not None
         if self.blocked:
             return
-        transfer = self.routine.transfer()
+        transfer = self.strategy.transfer()
         if transfer is not None:
             self.send(transfer)
 
     def finish(self) -> None:
         """Push what is left, as a worker does that is closed."""
-        if self.routine.under_way is None:
-            rest = self.routine.rest()
+        if self.strategy.under_way is None:
+            rest = self.strategy.rest()
             if rest is not None:
                 self.send(rest)
 
@@ -92,13 +92,13 @@ class Hand:
             return
         if isinstance(message, Error):
             self.refusals.append(message)
-            self.routine.failed()
+            self.strategy.failed()
             return
         receipt = None
         if isinstance(message, Ack):
             self.acks.append(message)
             receipt = Receipt(message.version, message.staleness, 0.0, None, {}, message.used)
-        self.routine.arrived(receipt)
+        self.strategy.arrived(receipt)
         if self.blocked:
             self._go_on()
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from aiops.algorithms import find
-from aiops.client import connection
+from aiops.client.sync import connection
 from aiops.engine.engine import Engine
 from aiops.engine.events import Applied, Apply, Event, Joined, Left, Options, Received, Reply
 from aiops.net.environment import SURROUNDINGS

@@ -58,8 +58,9 @@ ARROWS: Mapping[str, str] = {
 SHELLS = {"net", "serving", "client", "sim", "testing", "lab", "cli", "server", "__main__"}
 
 PURE_IN_SHELLS: Mapping[str, str] = {
-    "client": "params foreign leased outbox coding outgoing incoming rows requests dialogue branch"
-    " shards conversation transfer routines steps",
+    "client": "params dlpack leased outbox coding encode_push receive_params rows request_kinds"
+    " requests session shard_channel shards transfer strategies training_loop steady template"
+    " program calls",
 }
 """Modules (or packages) of a shell that are pure all the same."""
 
@@ -129,7 +130,7 @@ CIRCLES = {
     for names in (
         "engine.engine engine.statistics engine.steady",
         "wire.connection wire.shared_payloads wire.sinks",
-        "client.branch client.dialogue client.requests client.shards client.steady",
+        "client.shard_channel client.session client.request_kinds client.shards client.steady",
         "sim.virtual.pools sim.virtual.sharing",
         "sim.virtual.host sim.virtual.listener sim.virtual.loop sim.virtual.network"
         " sim.virtual.stream sim.virtual.transport sim.virtual.waiting",

@@ -4,7 +4,7 @@
   collected, ignored or refused, and whether its worker is answered now. It returns a `Decision`.
 * A **rule** is the mathematics of one update (`aiops.kernels.rule.Rule`); with it goes a learning
   rate per update.
-* A **client plan** tells the workers what to do (`aiops.client.routines`): a map of plain values,
+* A **client plan** tells the workers what to do (`aiops.client.strategies`): a map of plain values,
   sent in the handshake.
 
 An algorithm is a frozen dataclass derived from `Algorithm`: its fields are its settings, its
@@ -267,7 +267,7 @@ class Algorithm:
 
         Keys: ``recompute``, whether a worker computes a refused gradient again on newer parameters;
         ``linear``, whether a worker may scale its learning rate by scaling its gradient;
-        ``routine``, and the settings of that (`aiops.client.routines`).
+        ``routine``, and the settings of that (`aiops.client.strategies`).
         """
         return {"recompute": False, "linear": self.linear, "routine": "direct"}
 

@@ -1,8 +1,8 @@
 """Bandwidth gates: when a worker pushes and fetches, and what becomes of what it does not push.
 
 A `Gate` is a value, its settings; the server announces it in the client plan, and the worker's
-routine (`aiops.client.routines.gated`) asks `Gate.chances` before each transfer. What a user writes
-is ``--gate bfasgd:c_push=0.08,c_fetch=0.125,stamp=newest``.
+strategy (`aiops.client.strategies.gated`) asks `Gate.chances` before each transfer. What a user
+writes is ``--gate bfasgd:c_push=0.08,c_fetch=0.125,stamp=newest``.
 """
 
 from __future__ import annotations

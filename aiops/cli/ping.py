@@ -8,7 +8,7 @@ from aiops.common import formatting
 
 def ping(url: Url, token: Token = None, timeout: Timeout = 3.0) -> None:
     """Say in one line whether a server is alive; the exit status is 0 if it is."""
-    from aiops.client.blocking import Client
+    from aiops.client.sync.client import Client
 
     with Client(url, token=token, timeout=timeout) as client:
         took, report = client.ping(), client.stats()

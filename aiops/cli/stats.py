@@ -33,7 +33,7 @@ def stats(
     timeout: Timeout = 5.0,
 ) -> None:
     """Print a server's statistics; --watch: live; --json: one object per line."""
-    from aiops.client.blocking import Client
+    from aiops.client.sync.client import Client
 
     console = Console(highlight=False)
     with Client(url, token=token, timeout=timeout) as client:

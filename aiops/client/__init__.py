@@ -8,16 +8,16 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from aiops.client.aio import AsyncClient
-from aiops.client.aioworker import AsyncWorker
-from aiops.client.blocking import Client
+from aiops.client.asyncio.client import AsyncClient
+from aiops.client.asyncio.worker import AsyncWorker
 from aiops.client.params import Params
-from aiops.client.requests import Receipt
-from aiops.client.worker import Worker
+from aiops.client.request_kinds import Receipt
+from aiops.client.sync.client import Client
+from aiops.client.sync.worker import Worker
 
 if TYPE_CHECKING:
-    from aiops.client.aioaverager import AsyncModelAverager
-    from aiops.client.averager import ModelAverager
+    from aiops.client.asyncio.averager import AsyncModelAverager
+    from aiops.client.sync.averager import ModelAverager
 
 __all__ = [
     "AsyncClient",
@@ -31,8 +31,8 @@ __all__ = [
 ]
 
 _AVERAGERS = {
-    "AsyncModelAverager": "aiops.client.aioaverager",
-    "ModelAverager": "aiops.client.averager",
+    "AsyncModelAverager": "aiops.client.asyncio.averager",
+    "ModelAverager": "aiops.client.sync.averager",
 }
 
 

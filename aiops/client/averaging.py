@@ -10,10 +10,10 @@ import concurrent.futures
 import contextlib
 from typing import Any
 
+from aiops.client.fair_lock import FairLock
 from aiops.client.meeting import MeetingClient
 from aiops.client.replica import Replica
 from aiops.client.rounds import Rounds
-from aiops.client.turns import TurnLock
 from aiops.errors import AiopsError, ConnectionLost, DeadlineExceeded
 
 _WITHDRAWAL = 2.0  # seconds that the server has to hear that this worker averages no more
@@ -39,7 +39,7 @@ class Averaging:
     def __init__(
         self,
         replica: Replica,
-        lock: TurnLock,
+        lock: FairLock,
         *,
         url: str,
         token: str | None,

@@ -1,6 +1,6 @@
 """What can be asked of a client, sans-I/O: `Client` and `AsyncClient` drive this.
 
-Each call is a script (`aiops.client.script`): a generator that yields what is to be asked, is sent
+Each call is a script (`aiops.client.program`): a generator that yields what is to be asked, is sent
 what that came to, and returns the result. The faces wait, the one by blocking, the other by
 awaiting, and decide nothing.
 """
@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from aiops.client.conversation import Conversation
-from aiops.client.dialogue import Dialogue
 from aiops.client.leased import Leased
 from aiops.client.params import Params, Stamped
-from aiops.client.requests import Receipt, Request
-from aiops.client.script import Script, T
+from aiops.client.program import Program, T
+from aiops.client.request_kinds import Receipt, Request
+from aiops.client.requests import Requests
+from aiops.client.session import Session
 from aiops.client.transfer import Transfer
 from aiops.errors import UsageError
 from aiops.model.layout import Array
@@ -38,7 +38,7 @@ class Ask(NamedTuple):
     pushes: bool = False
 
 
-Call: TypeAlias = Script[Ask, T]
+Call: TypeAlias = Program[Ask, T]
 
 
 class Calls:
@@ -46,63 +46,63 @@ class Calls:
 
     Parameters
     ----------
-    talk
+    session
         Its dialogue with the server.
     asks
         Makes its requests.
     """
 
-    def __init__(self, talk: Dialogue, asks: Conversation) -> None:
-        self._talk, self._asks = talk, asks
+    def __init__(self, session: Session, asks: Requests) -> None:
+        self._session, self._requests = session, asks
 
     def offer(self, arrays: Mapping[str, Array], tables: Mapping[str, Table] | None) -> Call[bool]:
         """Offer a model; return whether it was taken."""
-        created, _version = yield Ask(partial(self._asks.define, arrays, tables))
+        created, _version = yield Ask(partial(self._requests.define, arrays, tables))
         return bool(created)
 
     def define(
         self, arrays: Mapping[str, Array], tables: Mapping[str, Table] | None, views: bool
     ) -> Call[Params]:
         """Offer a model; return the server's parameters."""
-        yield Ask(partial(self._asks.define, arrays, tables))
+        yield Ask(partial(self._requests.define, arrays, tables))
         params = yield from self._room(views)
-        yield Ask(partial(self._asks.fetch, params))
+        yield Ask(partial(self._requests.fetch, params))
         return params
 
     def fetch(self, into: Params | None) -> Call[Params]:
         """Return the server's parameters, in ``into`` or in new arrays."""
         params = into if into is not None else (yield from self._room())
-        yield Ask(partial(self._asks.fetch, params))
+        yield Ask(partial(self._requests.fetch, params))
         return params
 
     def push(self, params: Stamped, gradients: Mapping[str, Array]) -> Call[Receipt]:
         """Push gradients that were computed at ``params``; do not fetch."""
         self.check_direct()
-        receipt: Receipt = yield Ask(partial(self._asks.push, gradients, params, None), True)
+        receipt: Receipt = yield Ask(partial(self._requests.push, gradients, params, None), True)
         return receipt
 
     def exchange(
         self, params: Params, gradients: Mapping[str, Array], into: Params
     ) -> Call[Receipt]:
         """Push gradients computed at ``params``, and bring ``into`` up to date."""
-        receipt: Receipt = yield Ask(partial(self._asks.push, gradients, params, into), True)
+        receipt: Receipt = yield Ask(partial(self._requests.push, gradients, params, into), True)
         return receipt
 
     def carry(self, transfer: Transfer) -> Call[Receipt | None]:
         """Move what a routine wants moved; return None for a mere fetch."""
-        result = yield Ask(partial(transfer.ask, self._asks), True)
+        result = yield Ask(partial(transfer.ask, self._requests), True)
         return result if isinstance(result, Receipt) else None
 
     def fetch_rows(self, name: str, ids: Any, out: Array | None) -> Call[Array]:
         """Return rows of a table."""
         yield from self._know()
-        rows: Array = yield Ask(partial(self._asks.fetch_rows, name, ids, out))
+        rows: Array = yield Ask(partial(self._requests.fetch_rows, name, ids, out))
         return rows
 
     def push_rows(self, name: str, ids: Any, grads: Any, version: int | None) -> Call[Receipt]:
         """Push gradients of rows of a table."""
         yield from self._know()
-        push = partial(self._asks.push_rows, name, ids, grads, version=version)
+        push = partial(self._requests.push_rows, name, ids, grads, version=version)
         receipt: Receipt = yield Ask(push, True)
         return receipt
 
@@ -117,18 +117,18 @@ class Calls:
     ) -> Call[tuple[Receipt, Array]]:
         """Push gradients and fetch rows of the same table, in one round trip."""
         yield from self._know()
-        push = partial(self._asks.push_rows, name, ids, grads, version=version)
+        push = partial(self._requests.push_rows, name, ids, grads, version=version)
         both: tuple[Receipt, Array] = yield Ask(partial(push, wanted=next_ids, out=out), True)
         return both
 
     def stats(self) -> Call[dict[str, Any]]:
         """Return the server's statistics."""
-        report: dict[str, Any] = yield Ask(self._asks.stats)
+        report: dict[str, Any] = yield Ask(self._requests.stats)
         return report
 
     def ping(self) -> Call[None]:
         """See that the server answers."""
-        yield Ask(self._asks.ping)
+        yield Ask(self._requests.ping)
 
     def check_direct(self) -> None:
         """See that gradients are what the server wants pushed.
@@ -138,21 +138,21 @@ class Calls:
         UsageError
             When its policy has its workers train by themselves.
         """
-        routine = self._talk.plan.get("routine", "direct")
+        routine = self._session.plan.get("routine", "direct")
         if routine != "direct":
             raise UsageError(
-                f"under {self._talk.policy} workers take steps of their own (routine {routine!r}),"
-                " and a bare gradient would be taken for something else: use aiops.Worker, or"
-                " follow the plan with aiops.client.routines and carry()"
+                f"under {self._session.policy} workers take steps of their own (routine"
+                f" {routine!r}), and a bare gradient would be taken for something else: use"
+                " aiops.Worker, or follow the plan with aiops.client.strategies and carry()"
             )
 
     def _room(self, views: bool = False) -> Call[Params]:
         """Return room for the model."""
         yield from self._know()
-        layout = self._talk.known_layout
+        layout = self._session.known_layout
         return Leased(layout) if views else Params(layout)
 
     def _know(self) -> Call[None]:
         """Have the model described, if it is not known yet."""
-        if self._talk.layout is None:
-            yield Ask(self._asks.describe)
+        if self._session.layout is None:
+            yield Ask(self._requests.describe)

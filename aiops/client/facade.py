@@ -9,13 +9,13 @@ from typing import Any
 from aiops.bandwidth.byte_accounting import Ledger
 from aiops.client.backoff import check_timeout
 from aiops.client.calls import Calls
-from aiops.client.conversation import Conversation
-from aiops.client.dialogue import Dialogue
 from aiops.client.leased import Leased
 from aiops.client.params import Params
-from aiops.client.requests import Receipt, Request
-from aiops.client.rows import RowsInto
-from aiops.client.steps import Steps
+from aiops.client.request_kinds import Receipt, Request
+from aiops.client.requests import Requests
+from aiops.client.rows import RowsSink
+from aiops.client.session import Session
+from aiops.client.training_loop import TrainingLoop
 from aiops.common import forks, urls
 from aiops.errors import UsageError
 from aiops.net.environment import SURROUNDINGS
@@ -39,7 +39,7 @@ class Facade:
         self.timeout = timeout
         self._closed = self._forked = False
         self._env = here = SURROUNDINGS.get()
-        self._talk = Dialogue(
+        self._session = Session(
             urls.write(self._host, self._port),
             client=here.token_bytes(16).hex(),
             name=name or f"{role}-{here.identity()}",
@@ -49,17 +49,17 @@ class Facade:
             pongs=pongs,
             parallel_map=here.parallel_map,
         )
-        self._asks = Conversation(self._talk)
-        self._calls = Calls(self._talk, self._asks)
-        shards = self._talk.shards
+        self._requests = Requests(self._session)
+        self._calls = Calls(self._session, self._requests)
+        shards = self._session.shards
         shards.host, shards.followers = self._host, tuple(followers)
 
     def forked(self) -> None:
         """Let go of the connection in a fork, and refuse to work there."""
         self._closed = self._forked = True
-        self._talk.ready = False
-        if self._talk.wire.shared is not None:
-            self._talk.wire.shared.lost()  # the server's segments, but for those that are read
+        self._session.ready = False
+        if self._session.wire.shared is not None:
+            self._session.wire.shared.lost()  # the server's segments, but for those that are read
 
     def _unusable(self) -> UsageError:
         """Return why it cannot be used, when it is closed."""
@@ -68,22 +68,22 @@ class Facade:
     @property
     def url(self) -> str:
         """The server's URL."""
-        return self._talk.server
+        return self._session.server
 
     @property
     def policy(self) -> str:
         """The server's algorithm."""
-        return self._talk.policy
+        return self._session.policy
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """Its settings."""
-        return self._talk.settings
+        return self._session.settings
 
     @property
     def plan(self) -> Mapping[str, Any]:
         """The workers' part of the algorithm, as the server announced it."""
-        return self._talk.plan
+        return self._session.plan
 
     @property
     def patience(self) -> float:
@@ -95,19 +95,19 @@ class Facade:
         return self._patience_for(None)
 
     def _patience_for(self, request: Request | None) -> float:
-        plan = self._talk.plan
+        plan = self._session.plan
         allowed = self.timeout + float(plan.get("patience", 0.0))
         slow = float(plan.get("seconds_per_byte", 0.0))
         if slow:
-            layout = self._talk.layout
+            layout = self._session.layout
             nbytes = layout.nbytes if layout is not None else 0
             if request is not None:  # the offer of a model that is not known yet, or rows
                 nbytes += sum(len(view) for views in request.payloads for view in views)
-                nbytes += request.into.out.nbytes if isinstance(request.into, RowsInto) else 0
+                nbytes += request.into.out.nbytes if isinstance(request.into, RowsSink) else 0
             allowed += slow * nbytes
         return allowed
 
-    def begin(self, params: Params, clock: Callable[[], float]) -> Steps:
+    def begin(self, params: Params, clock: Callable[[], float]) -> TrainingLoop:
         """Begin to train at these parameters, as the plan says; return what a worker drives.
 
         Raises
@@ -115,8 +115,8 @@ class Facade:
         UsageError
             When they are read where the server keeps them, and the plan has them written to.
         """
-        steps = Steps(self._talk, params, clock)
-        if isinstance(params, Leased) and steps.routine.writes:
+        steps = TrainingLoop(self._session, params, clock)
+        if isinstance(params, Leased) and steps.strategy.writes:
             params.let_go()
             raise UsageError(
                 f"under {self.policy} with these settings workers change their parameters"
@@ -131,34 +131,34 @@ class Facade:
         the arrays are the same ones each time, except when the server may still be reading those
         (a push was given up, or is under way).
         """
-        return self._talk.room()
+        return self._session.room()
 
     @property
     def near(self) -> bool:
         """Whether the server is on this machine and memory is shared with it."""
-        return self._talk.wire.shared is not None
+        return self._session.wire.shared is not None
 
     @property
     def row_versions(self) -> Mapping[str, int]:
         """By table: the newest version of which this client has fetched rows."""
-        return dict(self._talk.rows.versions)
+        return dict(self._session.rows.versions)
 
     @property
     def traffic(self) -> tuple[int, int]:
         """Bytes received and sent so far, over all connections."""
-        return self._talk.traffic
+        return self._session.traffic
 
     @property
     def ledger(self) -> Ledger:
         """What became of every byte so far, by tensor and reason, over all connections."""
-        return self._talk.ledger
+        return self._session.ledger
 
 
 class WorkerFacade:
     """The face of a worker; derived classes carry out its orders."""
 
     _client: Facade
-    _begun: Steps | None = None  # once it is connected, and knows the parameters
+    _begun: TrainingLoop | None = None  # once it is connected, and knows the parameters
     _closed = _forked = False
 
     def forked(self) -> None:
@@ -173,7 +173,7 @@ class WorkerFacade:
             raise UsageError("this worker is closed")
 
     @property
-    def _steps(self) -> Steps:
+    def _steps(self) -> TrainingLoop:
         if self._begun is None:
             raise UsageError(
                 "this worker is not connected: use it as `async with AsyncWorker(...) as worker`,"

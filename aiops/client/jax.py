@@ -33,8 +33,8 @@ except ImportError as missing:
 
 from aiops.client.params import Params
 from aiops.client.remote import Remote
-from aiops.client.requests import Receipt
-from aiops.client.worker import Worker
+from aiops.client.request_kinds import Receipt
+from aiops.client.sync.worker import Worker
 from aiops.errors import UsageError, nearest
 from aiops.model.arena import aligned
 from aiops.model.layout import DTYPES, Array

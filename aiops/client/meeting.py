@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from aiops.client.aio import AsyncClient
+from aiops.client.asyncio.client import AsyncClient
 from aiops.errors import BadPush
 from aiops.model.layout import Array, Layout
 from aiops.wire import messages
@@ -15,7 +15,7 @@ class MeetingClient(AsyncClient):
 
     async def meet(self, host: str, port: int, rounds: int) -> messages.Round:
         """Wait for a round; with port 0, withdraw."""
-        told: messages.Round = await self._run(lambda: self._asks.meet(host, port, rounds))
+        told: messages.Round = await self._run(lambda: self._requests.meet(host, port, rounds))
         return told
 
     async def agree(self, arrays: Mapping[str, Array]) -> Layout:
@@ -26,17 +26,17 @@ class MeetingClient(AsyncClient):
         BadPush
             When the server's has other tensors; the text names the first difference.
         """
-        if self._talk.layout is not None:
-            difference = self._talk.layout.difference(Layout.of(arrays))
+        if self._session.layout is not None:
+            difference = self._session.layout.difference(Layout.of(arrays))
             if difference:
                 raise BadPush(f"{self.url}: the server's model is another one: {difference}")
         else:
             await self.define_again(arrays)
-        return self._talk.known_layout
+        return self._session.known_layout
 
     async def define_again(self, arrays: Mapping[str, Array]) -> None:
         """Offer the model, without fetching any."""
-        await self._run(lambda: self._asks.define(arrays))
+        await self._run(lambda: self._requests.define(arrays))
 
     @property
     def local_host(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 
-from aiops.client.worker import Worker
+from aiops.client.sync.worker import Worker
 from aiops.common.closing import Closing
 
 

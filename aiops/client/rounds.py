@@ -10,10 +10,10 @@ from typing import Any
 
 from aiops.averaging.ring_allreduce import LIMIT, Flat, Ring, fit
 from aiops.client.backoff import reason
+from aiops.client.fair_lock import FairLock
 from aiops.client.meeting import MeetingClient
-from aiops.client.neighbours import Listener, take_part
 from aiops.client.replica import Replica
-from aiops.client.turns import TurnLock
+from aiops.client.ring_transport import Listener, take_part
 from aiops.errors import (
     AiopsError,
     BadPush,
@@ -99,7 +99,7 @@ class Rounds:
         self,
         client: MeetingClient,
         replica: Replica,
-        lock: TurnLock,
+        lock: FairLock,
         timeout: float,
         host: str | None,
     ) -> None:

@@ -14,7 +14,7 @@ from aiops.wire.messages import TableRows
 from aiops.wire.sinks import Sink
 
 
-class RowsInto(Sink):
+class RowsSink(Sink):
     """The rows that a request asks for: a matrix of their own, or the caller's ``out``."""
 
     __slots__ = ("_data", "_named", "out")
@@ -55,7 +55,7 @@ class RowsPull(NamedTuple):
     named: NamedTable
     parts: Parts
     payloads: list[list[memoryview]]
-    into: RowsInto
+    into: RowsSink
 
 
 class RowsPush(NamedTuple):
@@ -68,7 +68,7 @@ class RowsPush(NamedTuple):
     base: int
     parts: Parts
     payloads: list[list[memoryview]]
-    into: RowsInto | None
+    into: RowsSink | None
 
 
 class Rows:
@@ -96,7 +96,7 @@ class Rows:
         """Return what asks for rows."""
         named = self.tables.named(name)
         wanted = named.check_ids(ids)
-        into = RowsInto(named, len(wanted), out)
+        into = RowsSink(named, len(wanted), out)
         parts = fetch_parts(named.table, len(wanted)) if len(wanted) else ()
         return RowsPull(named, parts, [[_bytes(wanted)]], into)
 
@@ -118,17 +118,17 @@ class Rows:
         gradients = named.check_gradients(grads, len(pushed))
         base = self.versions.get(name, 0) if version is None else int(version)
         payloads = [[_bytes(pushed)], [_bytes(gradients)]]
-        into: RowsInto | None = None
+        into: RowsSink | None = None
         count = 0
         if wanted is not None:
             asked = named.check_ids(wanted)
             count = len(asked)
-            into = RowsInto(named, count, out)
+            into = RowsSink(named, count, out)
             if count:
                 payloads.insert(1, [_bytes(asked)])
         return RowsPush(named, base, push_parts(named.table, len(pushed), count), payloads, into)
 
-    def came(self, named: NamedTable, message: TableRows, into: RowsInto) -> Array:
+    def came(self, named: NamedTable, message: TableRows, into: RowsSink) -> Array:
         """Return the rows that an answer has brought, and note by which connection they came.
 
         Raises

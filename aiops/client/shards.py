@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from aiops.client.branch import Branch
-from aiops.client.incoming import Into, PortionInto
 from aiops.client.params import Params
-from aiops.client.requests import Request
+from aiops.client.receive_params import ParameterSink, PortionSink
+from aiops.client.request_kinds import Request
+from aiops.client.shard_channel import ShardChannel
 from aiops.errors import Refused, RemoteProtocolError, Unauthorised, UsageError
 from aiops.kernels.parallel import ParallelMap
 from aiops.model.layout import Layout
@@ -25,7 +25,7 @@ from aiops.wire.messages import Message, Push, ShardParts
 from aiops.wire.sinks import Discard, Sink
 
 if TYPE_CHECKING:
-    from aiops.client.dialogue import Dialogue
+    from aiops.client.session import Session
     from aiops.wire.fields import ShardTable
 
 
@@ -34,7 +34,7 @@ class Shards:
 
     Parameters
     ----------
-    talk
+    session
         The dialogue, which is with the lead.
     wire
         Makes this side's end of a connection.
@@ -54,16 +54,16 @@ class Shards:
     """
 
     def __init__(
-        self, talk: Dialogue, wire: Callable[[SinkFor], Connection], parallel_map: ParallelMap
+        self, session: Session, wire: Callable[[SinkFor], Connection], parallel_map: ParallelMap
     ) -> None:
-        self._talk, self._make_wire, self._parallel_map = talk, wire, parallel_map
-        self.branches: list[Branch] = []
+        self._session, self._make_wire, self._parallel_map = session, wire, parallel_map
+        self.branches: list[ShardChannel] = []
         self.host = ""
         self.followers: tuple[tuple[str, int], ...] = ()
         self.placement: Placement | None = None
         self._used: list[int] = []  # those that hold any of the model
-        self._intos: dict[int, Into] = {}  # answers of which portions may come
-        self._partial: dict[int, tuple[Message, Into]] = {}  # answers that lack portions
+        self._intos: dict[int, ParameterSink] = {}  # answers of which portions may come
+        self._partial: dict[int, tuple[Message, ParameterSink]] = {}  # answers that lack portions
 
     # ------------------------------------------------------------ the connections
 
@@ -78,13 +78,13 @@ class Shards:
         where = [(host or self.host, port) for host, port, _start in shards]
         if self.followers and len(self.followers) != len(where):
             raise Unauthorised(
-                f"{self._talk.server} has {len(where) + 1} shards, not the"
+                f"{self._session.server} has {len(where) + 1} shards, not the"
                 f" {len(self.followers) + 1} of this URL: name all of them, the lead first, or the"
                 " lead alone"
             )
         where = list(self.followers) or where
         self.branches = [
-            Branch(self._talk, shard, host, port, self._make_wire)
+            ShardChannel(self._session, shard, host, port, self._make_wire)
             for shard, (host, port) in enumerate(where, 1)
         ]
         if defined:
@@ -153,11 +153,11 @@ class Shards:
             pieces, theirs = divided[branch.shard]
             if pieces:
                 branch.push(ShardParts(push.id, 0, tuple(pieces)), theirs)
-        return self._talk.wire.send(replace(push, parts=parts), views)
+        return self._session.wire.send(replace(push, parts=parts), views)
 
     # ------------------------------------------------------------ answers
 
-    def place(self, request: Request, id: int, parts: Parts) -> Into:
+    def place(self, request: Request, id: int, parts: Parts) -> ParameterSink:
         """Make room for an answer of the lead's, of which the others send their portions.
 
         Raises
@@ -165,7 +165,7 @@ class Shards:
         RemoteProtocolError
             When it cannot be right.
         """
-        placement, server = self.placement, self._talk.server
+        placement, server = self.placement, self._session.server
         assert placement is not None
         try:
             pieces = placement.announced_pieces(parts, increments=True)
@@ -174,7 +174,7 @@ class Shards:
         whole = tuple(part for theirs in pieces for part in theirs)
         assert isinstance(request.into, Params)
         asked = request.have, request.wants
-        into = Into(request.into, whole, *asked, server, self._parallel_map, placement.all)
+        into = ParameterSink(request.into, whole, *asked, server, self._parallel_map, placement.all)
         into.missing = {shard for shard in range(1, len(pieces)) if pieces[shard]}
         self._intos[id] = into
         return into
@@ -187,7 +187,7 @@ class Shards:
         RemoteProtocolError
             When it is another one than the lead has announced.
         """
-        if not self._talk.waits_for(portion.id):
+        if not self._session.waits_for(portion.id):
             return Discard()
         into = self._intos.get(portion.id)
         if into is None:
@@ -197,27 +197,27 @@ class Shards:
         expected = [n for n, part in enumerate(into.parts) if low <= part.start < high]
         if shard not in into.missing or not into.announced(expected, portion.parts):
             raise RemoteProtocolError(
-                f"shard {shard} of {self._talk.server} sent other parts than its lead announced"
+                f"shard {shard} of {self._session.server} sent other parts than its lead announced"
             )
-        return PortionInto(into, expected[0])
+        return PortionSink(into, expected[0])
 
     def hear_portion(self, shard: int, portion: ShardParts, sink: Sink | None) -> None:
         """A portion of an answer is in place; with the last of them the answer is heard."""
         into = self._intos.get(portion.id)
-        if into is None or not isinstance(sink, PortionInto):
+        if into is None or not isinstance(sink, PortionSink):
             return
         into.missing.discard(shard)
         if not into.missing and portion.id in self._partial:
             message, whole = self._partial.pop(portion.id)
-            self._talk.hear_answer(message, whole)
+            self._session.hear_answer(message, whole)
 
     def complete(self, message: Message, sink: Sink | None) -> Message | None:
         """Return an answer with all of its parts; None if portions of it are still to come."""
-        if isinstance(sink, Into) and sink.missing:
+        if isinstance(sink, ParameterSink) and sink.missing:
             self._partial[message.id] = message, sink
             return None
         self._intos.pop(message.id, None)
-        if self.placement is not None and isinstance(sink, Into):
+        if self.placement is not None and isinstance(sink, ParameterSink):
             return replace(message, parts=sink.parts)  # type: ignore[call-arg]
         return message
 

@@ -1,7 +1,7 @@
 """The steady exchange: a gradient of the whole model for the whole model, over and over.
 
 Most of what a worker says and hears is the same message with other numbers in it. After one such
-exchange in the general way (`aiops.client.conversation`), both headers are known by heart: the next
+exchange in the general way (`aiops.client.requests`), both headers are known by heart: the next
 push is packed from a template, and an answer that matches the other needs no decoding. ::
 
     buffers = steady.begin(params, gradients)    # None: this one goes the general way
@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
-from aiops.client import requests
-from aiops.client.outgoing import parts_of
+from aiops.client import request_kinds
+from aiops.client.encode_push import parts_of
 from aiops.client.params import Params
-from aiops.client.requests import Means, Receipt, Request
+from aiops.client.request_kinds import Means, Receipt, Request
 from aiops.client.template import Template
 from aiops.wire import messages
 from aiops.wire.connection import Buffer
@@ -38,7 +38,7 @@ from aiops.wire.messages import Push
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from aiops.client.dialogue import Dialogue
+    from aiops.client.session import Session
     from aiops.model.layout import Array, Layout
 
 ROOM: Final = 64 * 1024
@@ -62,7 +62,7 @@ class Steady:
 
     Parameters
     ----------
-    talk
+    session
         The conversation, which is with one server.
     layout
         The model.
@@ -89,8 +89,8 @@ class Steady:
         When one of them has no fields of constant width.
     """
 
-    def __init__(self, talk: Dialogue, layout: Layout, push: Push, ack: bytes) -> None:
-        self._talk, self._layout, nbytes = talk, layout, layout.nbytes
+    def __init__(self, session: Session, layout: Layout, push: Push, ack: bytes) -> None:
+        self._session, self._layout, nbytes = session, layout, layout.nbytes
         header = messages.encode(push)
         self._push = Template(header, nbytes, _PUSH)
         self._ack = Template(ack, nbytes, _ACK, [("vbar",), ("vbars",)])
@@ -101,7 +101,7 @@ class Steady:
         self._bounds = tuple(bound for field in self._push.bounds for bound in field)
         self._most = tuple(most for _least, most in self._ack.bounds[1:5])
         self._tensors = tuple((t.name, t.dtype, t.shape) for t in layout.tensors)
-        self._connection = talk.connection
+        self._connection = session.connection
         self.size = self._ack.size + nbytes
         self.direct = self.size > ROOM  # received where it belongs
         self._whole = memoryview(bytearray(self._ack.size if self.direct else self.size))
@@ -150,8 +150,8 @@ class Steady:
             views = [b"", gradients.arena.data]
         else:
             return None
-        talk = self._talk
-        id, seq = talk.next_id, talk.seq + 1
+        session = self._session
+        id, seq = session.next_id, session.seq + 1
         low0, high0, low1, high1, low2, high2, low3, high3 = self._bounds
         if not (
             (low0 <= id <= high0 and low1 <= seq <= high1)
@@ -160,7 +160,7 @@ class Steady:
             self.failed = True  # one of them needs another width: learn that
             return None
         views[0] = self._push.pack(id, seq, have, age)
-        talk.next_id, talk.seq = id + 1, seq  # whatever happens now, they have been used
+        session.next_id, session.seq = id + 1, seq  # whatever happens now, they have been used
         self._params, self._gradients, self._numbers = params, gradients, (id, seq)
         self._have, self._age = have, age
         return views
@@ -189,13 +189,13 @@ class Steady:
         found = self._read() if came == self.size else None
         if found is None:
             return None
-        params, talk = self._params, self._talk
+        params, session = self._params, self._session
         assert params is not None
         _id, version, current, age, staleness, mean, *statistics = found
         if not self.direct:
             params.arena.data.data[:] = self._payload
         params.level, params.age = current, age
-        talk.count_steady(self._numbers[1], self._nbytes, self._overhead, self._parts)
+        session.count_steady(self._numbers[1], self._nbytes, self._overhead, self._parts)
         self._params = None
         vbar = statistics[0] if statistics else None
         vbars = Means(self._layout, statistics[1]) if self._has_vbars else {}
@@ -228,14 +228,14 @@ class Steady:
         -------
         The request, what is still to be sent of it, and what is to be heard.
         """
-        params, gradients, talk = self._params, self._gradients, self._talk
+        params, gradients, session = self._params, self._gradients, self._session
         assert params is not None
         params.level = self._have
         parts, payloads = parts_of(self._layout, gradients, self._age)
         id, seq = self._numbers
-        push = requests.Push(seq, parts, payloads, params, None, params.connection, 1)
-        request = talk.ask(push, id)
-        left = without(talk.outgoing(), sent)
+        push = request_kinds.Push(seq, parts, payloads, params, None, params.connection, 1)
+        request = session.ask(push, id)
+        left = without(session.outgoing(), sent)
         self._params, self._gradients, self.failed = None, {}, True
         head = self._ack.size
         if not self.direct or came <= head:
@@ -254,17 +254,17 @@ class Hearer(Protocol):
         """Take note of received bytes."""
 
 
-def hear(talk: Hearer, came: list[memoryview]) -> bool:
+def hear(session: Hearer, came: list[memoryview]) -> bool:
     """Have a conversation hear what came of an exchange that was handed over.
 
-    Returns whether that was anything. Raises what `Conversation.received` does.
+    Returns whether that was anything. Raises what `Session.received` does.
     """
     for view in came:
         while view:
-            room = talk.next_buffer()
+            room = session.next_buffer()
             count = min(len(room), len(view))
             room[:count] = view[:count]
-            talk.received(count)
+            session.received(count)
             view = view[count:]
     return any(map(len, came))
 

@@ -45,9 +45,9 @@ except ImportError as missing:
 
 from aiops.client.params import Params
 from aiops.client.remote import Remote
-from aiops.client.requests import Receipt
+from aiops.client.request_kinds import Receipt
+from aiops.client.sync.worker import Worker
 from aiops.client.torch_params import fetch_into, finish_copies, sort_out, to_array, to_tensor
-from aiops.client.worker import Worker
 from aiops.errors import UsageError
 from aiops.model.layout import Array
 

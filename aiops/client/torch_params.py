@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch as _torch
 
-from aiops.client.blocking import Client
+from aiops.client.sync.client import Client
 from aiops.errors import UsageError, nearest
 from aiops.model.layout import Array, dtype_named
 

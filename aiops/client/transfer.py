@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from aiops.client.conversation import Conversation
 from aiops.client.params import Params, Stamped
-from aiops.client.requests import Request
+from aiops.client.request_kinds import Request
+from aiops.client.requests import Requests
 from aiops.model.layout import Array, Ints
 
 
@@ -41,7 +41,7 @@ class Transfer:
     again: bool = False
     request: Request | None = None
 
-    def ask(self, asks: Conversation) -> Request:
+    def ask(self, asks: Requests) -> Request:
         """Ask for it. Asked again (nobody knows what became of it), it is the same push."""
         if self.request is not None:
             self.request = asks.again(self.request)

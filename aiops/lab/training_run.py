@@ -26,7 +26,7 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from aiops.client.aio import AsyncClient
+from aiops.client.asyncio.client import AsyncClient
 from aiops.common.closing import AsyncClosing
 from aiops.lab.processes import ONE_THREAD, SupervisedProcess, Supervisor, command
 from aiops.net import signals

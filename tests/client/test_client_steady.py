@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiops.client import Client, Params
-from aiops.client.requests import Receipt
+from aiops.client.request_kinds import Receipt
 from aiops.errors import AiopsError, BadPush, ConnectionLost
 from aiops.model.layout import Array
 from aiops.wire import messages
@@ -103,7 +103,7 @@ class Half:
 
     def state(self) -> dict[str, Any]:
         """All there is to compare."""
-        params, talk = self.params.copy(), self.client._talk
+        params, talk = self.params.copy(), self.client._session
         store = self.server.engine.store
         assert store is not None
         return {
@@ -414,7 +414,7 @@ def test_what_breaks_in_uses_up_the_number(at: str, model: str) -> None:
     with Twins(model) as twins:
         twins.push()
         for half in twins.halves:
-            seq, sock = half.client._talk.seq, half.socket
+            seq, sock = half.client._session.seq, half.socket
             real = getattr(sock, at)
 
             def broken(*given: Any, real: Any = real) -> int:
@@ -424,8 +424,8 @@ def test_what_breaks_in_uses_up_the_number(at: str, model: str) -> None:
             setattr(sock, at, broken)
             with pytest.raises(KeyboardInterrupt):
                 half.client.exchange(half.params, half.gradient)
-            assert half.client._talk.seq == seq + 1
-            assert half.client._talk._pending == {}
+            assert half.client._session.seq == seq + 1
+            assert half.client._session._pending == {}
         twins.both(fetch_anew)
         twins.push()
         assert twins.halves[0].params.version == 3, "both pushes are part of the model"

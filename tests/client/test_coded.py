@@ -16,7 +16,7 @@ import pytest
 import aiops
 from aiops.client import AsyncWorker, Client, Worker
 from aiops.client.params import Params
-from aiops.client.routines import routine_for
+from aiops.client.strategies import strategy_for
 from aiops.engine.journal import replay
 from aiops.errors import BadPush, UsageError
 from aiops.model.layout import Array
@@ -69,7 +69,7 @@ def with_async_client(url: str) -> Iterator[tuple[Step, Any]]:
 
 def _following(client: Any) -> Iterator[tuple[Step, Any]]:
     """Follow the plan with a bare client."""
-    routine = routine_for(client.plan, client.define(START))
+    routine = strategy_for(client.plan, client.define(START))
 
     def step(compute: Compute) -> Any:
         routine.apply(compute(routine.params))

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import aiops
 from aiops.algorithms import find
-from aiops.client.conversation import Conversation
-from aiops.client.dialogue import Dialogue
 from aiops.client.params import Params
-from aiops.client.requests import Receipt, Request
+from aiops.client.request_kinds import Receipt, Request
+from aiops.client.requests import Requests
+from aiops.client.session import Session
 from aiops.engine.engine import Engine
 from aiops.engine.events import Applied, Apply, Event, Joined, Left, Options, Received, Reply
 from aiops.errors import (
@@ -148,10 +148,10 @@ class Pair:
     ) -> None:
         self.server = server or Server()
         self.nonces = 0
-        self.talk = Dialogue(
+        self.session = Session(
             URL, client="me", name="w0", role=role, token=token, nonce=self._nonce, pongs=False
         )
-        self.asks = Conversation(self.talk)
+        self.requests = Requests(self.session)
         self.up = b""  # to the server
         self.sizes: list[int] = []
         self.received: list[bytes] = []
@@ -163,18 +163,18 @@ class Pair:
     def connect(self) -> None:
         """Open a connection, and say what a client says on it."""
         self.server.connected()
-        self.up = b"".join(self.talk.connected())
+        self.up = b"".join(self.session.connected())
 
     def cut(self) -> None:
         """Lose the connection, and what is under way on it."""
         self.up = b""
         self.server.down = b""
-        self.talk.lost()
+        self.session.lost()
         self.server.lost()
 
     def move(self, up: int | None = None, down: int | None = None) -> bool:
         """Deliver so many bytes each way (None: all); return whether there were any."""
-        self.up += b"".join(self.talk.outgoing())
+        self.up += b"".join(self.session.outgoing())
         up = len(self.up) if up is None else up
         sent, self.up = self.up[:up], self.up[up:]
         if sent:
@@ -183,11 +183,11 @@ class Pair:
         came, self.server.down = self.server.down[:down], self.server.down[down:]
         rest = came
         while rest:
-            room = self.talk.next_buffer()
+            room = self.session.next_buffer()
             count = min(len(room), len(rest))
             room[:count], rest = rest[:count], rest[count:]
-            self.talk.received(count)
-        self.up += b"".join(self.talk.outgoing())
+            self.session.received(count)
+        self.up += b"".join(self.session.outgoing())
         return bool(sent or came)
 
     def settle(self) -> None:
@@ -206,17 +206,17 @@ class Pair:
         return request.value()
 
     def room(self) -> Params:
-        assert self.talk.layout is not None
-        return Params(self.talk.layout)
+        assert self.session.layout is not None
+        return Params(self.session.layout)
 
 
 def ready(server: Server | None = None, role: str = "worker") -> tuple[Pair, Params]:
     """A pair that has a model, and the client's parameters."""
     pair = Pair(server, role=role)
     pair.connect()
-    pair.ask(pair.asks.define(ARRAYS))
+    pair.ask(pair.requests.define(ARRAYS))
     params = pair.room()
-    pair.ask(pair.asks.fetch(params))
+    pair.ask(pair.requests.fetch(params))
     return pair, params
 
 
@@ -233,7 +233,7 @@ def count_bytes(ask: Callable[[Pair, Params], Request]) -> tuple[int, int]:
     """How many bytes a request is, and its answer."""
     pair, params = ready()
     ask(pair, params)
-    pair.up += b"".join(pair.talk.outgoing())
+    pair.up += b"".join(pair.session.outgoing())
     up = len(pair.up)
     pair.move(None, 0)
     return up, len(pair.server.down)
@@ -256,43 +256,43 @@ class TestTogether:
         pair = Pair(Server(token=token), token=token)
         pair.sizes = sizes
         pair.connect()
-        early = pair.asks.describe()
+        early = pair.requests.describe()
         with pytest.raises(NotReady):
             pair.ask(early)
-        assert pair.ask(pair.asks.define(ARRAYS)) == (True, 0)
-        assert pair.ask(pair.asks.define(ARRAYS)) == (False, 0)
+        assert pair.ask(pair.requests.define(ARRAYS)) == (True, 0)
+        assert pair.ask(pair.requests.define(ARRAYS)) == (False, 0)
         params = pair.room()
         assert params.version == -1
-        assert pair.ask(pair.asks.fetch(params)) is True
+        assert pair.ask(pair.requests.fetch(params)) is True
         assert (params.version, values(params)) == (0, stepped(0))
-        assert pair.ask(pair.asks.push(ONES, params, None)) == Receipt(1, 0, 0.0, None, {})
-        assert pair.ask(pair.asks.push(ONES, params, params)) == Receipt(2, 1, 1.0, None, {})
+        assert pair.ask(pair.requests.push(ONES, params, None)) == Receipt(1, 0, 0.0, None, {})
+        assert pair.ask(pair.requests.push(ONES, params, params)) == Receipt(2, 1, 1.0, None, {})
         assert (params.version, values(params)) == (2, stepped(2))
-        assert pair.ask(pair.asks.fetch(params)) is False
-        assert pair.ask(pair.asks.ping()) is None
-        report = pair.ask(pair.asks.stats())
+        assert pair.ask(pair.requests.fetch(params)) is False
+        assert pair.ask(pair.requests.ping()) is None
+        report = pair.ask(pair.requests.stats())
         assert (report["version"], report["workers"][0]["pushes"]) == (2, 2)
         assert isinstance(report["waited_for"], list)
-        pair.up += b"".join(pair.talk.leave())
+        pair.up += b"".join(pair.session.leave())
         pair.settle()
         assert [type(m) for m in pair.server.heard[-1:]] == [messages.Leave]
         assert pair.server.engine.crew.present() == []
         assert pair.server.engine.intake.pool.out == 0
         traffic = pair.server.wire.traffic
-        assert pair.talk.traffic == (traffic.bytes_out, traffic.bytes_in)
+        assert pair.session.traffic == (traffic.bytes_out, traffic.bytes_in)
 
     def test_versions_are_the_tensors_own(self) -> None:
         pair, params = ready()
-        pair.ask(pair.asks.push({"w": ONES["w"]}, params, params))
-        pair.ask(pair.asks.push({"w": ONES["w"], "b": ONES["b"]}, params, params))
+        pair.ask(pair.requests.push({"w": ONES["w"]}, params, params))
+        pair.ask(pair.requests.push({"w": ONES["w"], "b": ONES["b"]}, params, params))
         versions = dict(zip(params.layout.index, params.versions.tolist(), strict=True))
         assert (params.version, versions) == (2, {"s": 0, "w": 2, "b": 1})
-        receipt = pair.ask(pair.asks.push(ONES, params, None))
+        receipt = pair.ask(pair.requests.push(ONES, params, None))
         assert receipt.staleness == 0, "each part says the version of its own tensors"
 
     def test_the_statistic_comes_by_name(self) -> None:
         pair, params = ready(Server("fasgd"))
-        receipt = pair.ask(pair.asks.push(ONES, params, None))
+        receipt = pair.ask(pair.requests.push(ONES, params, None))
         assert set(receipt.vbars) == set(ARRAYS)
         sizes = {name: array.size for name, array in ARRAYS.items()}
         mean = sum(receipt.vbars[name] * sizes[name] for name in sizes) / sum(sizes.values())
@@ -301,17 +301,17 @@ class TestTogether:
     def test_who_defines_first_defines(self) -> None:
         server = Server()
         first, params = ready(server)
-        first.ask(first.asks.push(ONES, params, None))
+        first.ask(first.requests.push(ONES, params, None))
         second = Pair(server)
-        second.talk.client = "you"
+        second.session.client = "you"
         second.connect()
         other = {name: array + 1 for name, array in reversed(ARRAYS.items())}
-        assert second.ask(second.asks.define(other)) == (False, 1)
+        assert second.ask(second.requests.define(other)) == (False, 1)
         theirs = second.room()
-        second.ask(second.asks.fetch(theirs))
+        second.ask(second.requests.fetch(theirs))
         assert values(theirs) == stepped(1)
         with pytest.raises(BadPush, match="another one: its 'w' has shape"):
-            second.ask(second.asks.define({**ARRAYS, "w": np.zeros(3, np.float32)}))
+            second.ask(second.requests.define({**ARRAYS, "w": np.zeros(3, np.float32)}))
 
     def test_a_refused_push_leaves_everything_as_it_was(self) -> None:
         pair, params = ready()
@@ -319,38 +319,38 @@ class TestTogether:
         with pytest.raises(
             BadPush, match=r"^aiops://memory:7171: 'w' holds nan at \[1, 0\]"
         ) as got:
-            pair.ask(pair.asks.push(bad, params, params))
+            pair.ask(pair.requests.push(bad, params, params))
         assert got.value.details == {"tensor": "w", "value": "nan"}
         assert (params.version, values(params), pair.server.version) == (0, stepped(0), 0)
-        assert pair.ask(pair.asks.push(ONES, params, params)).version == 1
+        assert pair.ask(pair.requests.push(ONES, params, params)).version == 1
 
     def test_a_gradient_to_be_computed_again_brings_the_parameters(self) -> None:
         server = Server("hardsync", settings={"admission": "reject"}, workers=1)
         pair, params = ready(server)
         other = params.copy()
-        pair.ask(pair.asks.push(ONES, params, params))
+        pair.ask(pair.requests.push(ONES, params, params))
         with pytest.raises(StaleGradient, match="compute it again"):
-            pair.ask(pair.asks.push(ONES, other, other))
+            pair.ask(pair.requests.push(ONES, other, other))
         assert (other.version, values(other)) == (1, stepped(1))
-        assert pair.ask(pair.asks.push(ONES, other, other)).version == 2
+        assert pair.ask(pair.requests.push(ONES, other, other)).version == 2
 
     def test_an_observer_may_not_push(self) -> None:
         server = Server()
         ready(server)
         pair = Pair(server, role="observer")
-        pair.talk.client = "watching"
+        pair.session.client = "watching"
         pair.connect()
         pair.settle()
         params = pair.room()
-        pair.ask(pair.asks.fetch(params))
+        pair.ask(pair.requests.fetch(params))
         with pytest.raises(BadPush, match="an observer may not push"):
-            pair.ask(pair.asks.push(ONES, params, None))
+            pair.ask(pair.requests.push(ONES, params, None))
         assert values(params) == stepped(0)
 
     def test_requests_are_pipelined(self) -> None:
         pair, params = ready()
-        requests = [pair.asks.push(ONES, params, None) for _ in range(5)]
-        last = pair.asks.fetch(params)
+        requests = [pair.requests.push(ONES, params, None) for _ in range(5)]
+        last = pair.requests.fetch(params)
         pair.settle()
         assert [request.value().version for request in requests] == [1, 2, 3, 4, 5]
         assert last.value() is True
@@ -358,7 +358,7 @@ class TestTogether:
 
     def test_done_is_told_once(self) -> None:
         pair, _params = ready()
-        request = pair.asks.ping()
+        request = pair.requests.ping()
         told: list[bool] = []
         request.on_done = lambda: told.append(request.done)
         pair.settle()
@@ -370,9 +370,9 @@ class TestTogether:
         server = Server()
         ready(server)
         pair = Pair(server)
-        pair.talk.client = "early"
-        ping, stats = pair.asks.ping(), pair.asks.stats()
-        assert pair.talk.waiting_for == "its welcome"
+        pair.session.client = "early"
+        ping, stats = pair.requests.ping(), pair.requests.stats()
+        assert pair.session.waiting_for == "its welcome"
         pair.connect()
         pair.move(None, 0)
         assert [m.kind for m in server.heard[-1:]] == ["hello"]
@@ -380,10 +380,10 @@ class TestTogether:
         assert ping.done
         assert stats.done
         assert [m.kind for m in server.heard[-3:]] == ["hello", "ping", "stats"]
-        waiting = pair.asks.stats()
-        assert pair.talk.waiting_for == "the statistics"
-        pair.talk.abandon(waiting)
-        assert pair.talk.waiting_for == "nothing"
+        waiting = pair.requests.stats()
+        assert pair.session.waiting_for == "the statistics"
+        pair.session.abandon(waiting)
+        assert pair.session.waiting_for == "nothing"
 
     def test_a_ping_is_answered(self) -> None:
         pair, _params = ready()
@@ -406,7 +406,7 @@ class TestTogether:
 
     def test_a_name_must_fit_into_a_greeting(self) -> None:
         with pytest.raises(UsageError, match="1026 bytes long"):
-            Dialogue(
+            Session(
                 URL,
                 client="c" * 32,
                 name="ä" * 513,
@@ -418,8 +418,8 @@ class TestTogether:
 
 
 class TestLostConnections:
-    PUSH_UP, PUSH_DOWN = count_bytes(lambda pair, params: pair.asks.push(ONES, params, params))
-    FETCH_DOWN = count_bytes(lambda pair, params: pair.asks.fetch(pair.room()))[1]
+    PUSH_UP, PUSH_DOWN = count_bytes(lambda pair, params: pair.requests.push(ONES, params, params))
+    FETCH_DOWN = count_bytes(lambda pair, params: pair.requests.fetch(pair.room()))[1]
 
     @pytest.mark.parametrize("down", [0, 1, 40, PUSH_DOWN - 1])
     def test_a_push_cut_anywhere_is_applied_once(self, down: int) -> None:
@@ -429,7 +429,7 @@ class TestLostConnections:
 
     def check_push(self, up: int, down: int) -> None:
         pair, params = ready()
-        request = pair.asks.push(ONES, params, params)
+        request = pair.requests.push(ONES, params, params)
         pair.move(up, down)
         assert not request.done
         arrived = pair.server.version
@@ -443,7 +443,7 @@ class TestLostConnections:
         assert (params.version, values(params)) == (1, stepped(1))
         pushed = [m.seq for m in pair.server.heard if isinstance(m, messages.Push)]
         assert pushed == [1] * (1 + arrived), "it is sent again under the same number"
-        assert pair.ask(pair.asks.push(ONES, params, None)).version == 2
+        assert pair.ask(pair.requests.push(ONES, params, None)).version == 2
         assert pair.server.heard[-1].seq == 2  # type: ignore[attr-defined]
 
     def test_a_fetch_cut_anywhere_is_made_again_in_full(self) -> None:
@@ -453,9 +453,9 @@ class TestLostConnections:
     @staticmethod
     def check_fetch(down: int) -> None:
         pair, params = ready()
-        pair.ask(pair.asks.push(ONES, params, None))
+        pair.ask(pair.requests.push(ONES, params, None))
         held = params.arena.data.copy()
-        request = pair.asks.fetch(params)
+        request = pair.requests.fetch(params)
         pair.move(None, down)
         touched = bool((params.arena.data != held).any())
         assert params.version == -1 or not touched, "half of it must not pass for a version"
@@ -470,8 +470,8 @@ class TestLostConnections:
 
     def test_half_a_fetch_marks_the_parameters(self) -> None:
         pair, params = ready()
-        pair.ask(pair.asks.push(ONES, params, None))
-        pair.asks.fetch(params)
+        pair.ask(pair.requests.push(ONES, params, None))
+        pair.requests.fetch(params)
         pair.move(None, self.FETCH_DOWN - 1)
         pair.cut()
         assert params.version == -1
@@ -484,7 +484,7 @@ class TestLostConnections:
     def test_a_push_that_is_being_applied_when_the_connection_is_lost(self, finished: str) -> None:
         pair, params = ready()
         pair.server.hold = True
-        request = pair.asks.push(ONES, params, params)
+        request = pair.requests.push(ONES, params, params)
         pair.settle()
         pair.cut()
         if finished == "while it is away":
@@ -506,16 +506,16 @@ class TestLostConnections:
         """Its answer brings the parameters, which cannot be read just now; it waits for them."""
         server = Server()
         pair, params = ready(server)
-        request = pair.asks.push(ONES, params, params)
+        request = pair.requests.push(ONES, params, params)
         pair.move(None, 0)
         pair.cut()
         other = Pair(server)
-        other.talk.client = "you"
+        other.session.client = "you"
         other.connect()
         other.settle()
         server.hold = True
         second = params.copy()
-        other.asks.push(ONES, second, None)
+        other.requests.push(ONES, second, None)
         other.settle()
         assert server.engine.store is not None
         assert not server.engine.store.readable
@@ -529,8 +529,8 @@ class TestLostConnections:
     @pytest.mark.parametrize("up", range(0, 3 * PUSH_UP + 1, 7))
     def test_several_pushes_are_sent_again_in_order(self, up: int) -> None:
         pair, params = ready()
-        requests = [pair.asks.push(ONES, params, None) for _ in range(3)]
-        last = pair.asks.fetch(params)
+        requests = [pair.requests.push(ONES, params, None) for _ in range(3)]
+        last = pair.requests.fetch(params)
         pair.move(up, 0)
         arrived = pair.server.version
         pair.cut()
@@ -546,20 +546,20 @@ class TestLostConnections:
         pair = Pair()
         pair.connect()
         pair.settle()
-        request = pair.asks.define(ARRAYS)
-        pair.up += b"".join(pair.talk.outgoing())
+        request = pair.requests.define(ARRAYS)
+        pair.up += b"".join(pair.session.outgoing())
         pair.move(len(pair.up) - 3, 0)
         pair.cut()
         other = Pair(pair.server)
-        other.talk.client = "you"
+        other.session.client = "you"
         other.connect()
-        assert other.ask(other.asks.define(ONES)) == (True, 0)
+        assert other.ask(other.requests.define(ONES)) == (True, 0)
         pair.connect()
         assert pair.ask(request) == (False, 0)
 
     def test_lost_again_and_again(self) -> None:
         pair, params = ready()
-        request = pair.asks.push(ONES, params, params)
+        request = pair.requests.push(ONES, params, params)
         for up in range(0, 200, 17):
             pair.move(up, 0)
             pair.cut()
@@ -572,18 +572,18 @@ class TestLostConnections:
 
     def test_traffic_counts_over_all_connections(self) -> None:
         pair, _params = ready()
-        before = pair.talk.traffic
+        before = pair.session.traffic
         pair.cut()
         pair.connect()
         pair.settle()
         traffic = pair.server.wire.traffic
         came, went = traffic.bytes_out, traffic.bytes_in
-        assert pair.talk.traffic == (before[0] + came, before[1] + went)
+        assert pair.session.traffic == (before[0] + came, before[1] + went)
 
     def test_giving_up(self) -> None:
         pair, params = ready()
-        requests = [pair.asks.push(ONES, params, None), pair.asks.ping()]
-        pair.talk.fail(ConnectionLost("the end"))
+        requests = [pair.requests.push(ONES, params, None), pair.requests.ping()]
+        pair.session.fail(ConnectionLost("the end"))
         for request in requests:
             with pytest.raises(ConnectionLost, match="the end"):
                 request.value()
@@ -592,14 +592,14 @@ class TestLostConnections:
 
     def test_nothing_is_said_to_nobody(self) -> None:
         pair = Pair()
-        assert pair.talk.leave() == []
+        assert pair.session.leave() == []
         pair.connect()
-        assert pair.talk.leave() == []
+        assert pair.session.leave() == []
 
     def test_the_server_closes(self) -> None:
         pair, _params = ready()
         with pytest.raises(ConnectionLost, match="aiops://memory:7171 closed the connection"):
-            pair.talk.received(0)
+            pair.session.received(0)
 
 
 class TestTokens:
@@ -617,19 +617,19 @@ class TestTokens:
 
     def test_a_server_without_the_token_is_told_nothing(self) -> None:
         pair = Pair(Server(), token="s3cret")
-        request = pair.asks.define(ARRAYS)
+        request = pair.requests.define(ARRAYS)
         pair.connect()
         with pytest.raises(Unauthorised, match="asked for no token"):
             pair.settle()
         assert not request.done
-        assert not pair.talk.ready
-        assert pair.talk.outgoing() == []
+        assert not pair.session.ready
+        assert pair.session.outgoing() == []
         assert [m.kind for m in pair.server.heard] == ["hello"]
 
     def test_a_server_that_pretends(self) -> None:
         """It challenges, but cannot show that it knows the token."""
         pair = Pair(token="s3cret")
-        request = pair.asks.define(ARRAYS)
+        request = pair.requests.define(ARRAYS)
         pair.connect()
         pair.server.wire.state = "greeted"
         pair.server.say(messages.Challenge(0, b"x" * 16))
@@ -641,7 +641,7 @@ class TestTokens:
         with pytest.raises(Unauthorised, match="does not know the token"):
             pair.move(0, None)
         assert not request.done
-        assert not pair.talk.ready
+        assert not pair.session.ready
         assert b"define" not in pair.up
 
     def test_an_earlier_challenge_is_no_challenge(self) -> None:
@@ -659,7 +659,7 @@ class TestTokens:
         for _ in range(2):
             pair.connect()
             pair.settle()
-            assert pair.talk.ready
+            assert pair.session.ready
             pair.cut()
         proofs = [m.proof for m in pair.server.heard if isinstance(m, messages.Prove)]
         assert len(set(proofs)) == 2
@@ -671,7 +671,7 @@ class TestAnotherServer:
         pair.cut()
         pair.server = ready()[0].server
         pair.connect()
-        assert pair.ask(pair.asks.push(ONES, params, params)).version == 1
+        assert pair.ask(pair.requests.push(ONES, params, params)).version == 1
 
     @pytest.mark.parametrize(
         ("arrays", "why"),
@@ -686,8 +686,8 @@ class TestAnotherServer:
         held = values(params)
         other = Pair()
         other.connect()
-        other.ask(other.asks.define(arrays))
-        request = pair.asks.push(ONES, params, params)
+        other.ask(other.requests.define(arrays))
+        request = pair.requests.push(ONES, params, params)
         pair.cut()
         pair.server = other.server
         pair.connect()
@@ -701,10 +701,10 @@ class TestAnotherServer:
         arrays = {"a": np.zeros(2, np.float32), "z": np.zeros(3, np.float32)}
         pair = Pair()
         pair.connect()
-        pair.ask(pair.asks.define(arrays))
+        pair.ask(pair.requests.define(arrays))
         other = Pair()
         other.connect()
-        other.ask(other.asks.define(dict(reversed(arrays.items()))))
+        other.ask(other.requests.define(dict(reversed(arrays.items()))))
         pair.cut()
         pair.server = other.server
         pair.connect()
@@ -713,57 +713,57 @@ class TestAnotherServer:
 
     def test_a_server_that_forgot_everything(self) -> None:
         pair, params = ready()
-        pair.ask(pair.asks.push(ONES, params, params))
-        request = pair.asks.push(ONES, params, params)
+        pair.ask(pair.requests.push(ONES, params, params))
+        request = pair.requests.push(ONES, params, params)
         pair.cut()
         pair.server = Server()
         pair.connect()
         with pytest.raises(NotReady):
             pair.ask(request)
-        assert pair.ask(pair.asks.define(params)) == (True, 0)
+        assert pair.ask(pair.requests.define(params)) == (True, 0)
         with pytest.raises(BadPush, match="computed at version 1, but the server is at 0"):
-            pair.ask(pair.asks.push(ONES, params, params))
-        assert pair.ask(pair.asks.fetch(params)) is True
-        assert pair.ask(pair.asks.push(ONES, params, params)).version == 1
+            pair.ask(pair.requests.push(ONES, params, params))
+        assert pair.ask(pair.requests.fetch(params)) is True
+        assert pair.ask(pair.requests.push(ONES, params, params)).version == 1
         assert values(params) == stepped(2)
 
 
 class TestAbandonedRequests:
     def test_a_late_answer_is_thrown_away(self) -> None:
         pair, params = ready()
-        pair.ask(pair.asks.push(ONES, params, None))
-        request = pair.asks.fetch(params)
+        pair.ask(pair.requests.push(ONES, params, None))
+        request = pair.requests.fetch(params)
         pair.move(None, 0)
-        pair.talk.abandon(request)
+        pair.session.abandon(request)
         held = params.arena.data.copy()
         pair.settle()
         assert not request.done
         assert (params.version, (params.arena.data == held).all()) == (0, True)
-        assert pair.ask(pair.asks.fetch(params)) is True
+        assert pair.ask(pair.requests.fetch(params)) is True
         assert (params.version, values(params)) == (1, stepped(1))
 
     def test_an_answer_half_of_which_has_come_leaves_a_mark(self) -> None:
         pair, params = ready()
-        pair.ask(pair.asks.push(ONES, params, None))
-        request = pair.asks.fetch(params)
+        pair.ask(pair.requests.push(ONES, params, None))
+        request = pair.requests.fetch(params)
         pair.move(None, TestLostConnections.FETCH_DOWN - 5)
-        pair.talk.abandon(request)
+        pair.session.abandon(request)
         pair.settle()
         assert not request.done
         assert params.version == -1
-        assert pair.ask(pair.asks.fetch(params)) is True
+        assert pair.ask(pair.requests.fetch(params)) is True
         assert (params.version, values(params)) == (1, stepped(1))
 
     def test_an_abandoned_push_is_not_sent_again(self) -> None:
         pair, params = ready()
-        request = pair.asks.push(ONES, params, params)
+        request = pair.requests.push(ONES, params, params)
         pair.move(10, 0)
-        pair.talk.abandon(request)
+        pair.session.abandon(request)
         pair.cut()
         pair.connect()
         pair.settle()
         assert pair.server.version == 0
-        assert pair.ask(pair.asks.push(ONES, params, params)).version == 1, (
+        assert pair.ask(pair.requests.push(ONES, params, params)).version == 1, (
             "a number may be skipped"
         )
 
@@ -775,7 +775,7 @@ class TestServersThatBreakTheRules:
     def asked(ask: Callable[[Pair, Params], Request]) -> tuple[Pair, Params, Request]:
         pair, params = ready()
         request = ask(pair, params)
-        pair.talk.outgoing()  # the real server does not hear it
+        pair.session.outgoing()  # the real server does not hear it
         return pair, params, request
 
     ANSWERS: Mapping[str, Callable[[int], Message]] = {
@@ -786,18 +786,18 @@ class TestServersThatBreakTheRules:
         "pong": messages.Pong,
     }
     ASKED: Mapping[str, Callable[[Pair, Params], Request]] = {
-        "ack": lambda pair, params: pair.asks.push(ONES, params, params),
-        "params": lambda pair, params: pair.asks.fetch(params),
-        "report": lambda pair, params: pair.asks.stats(),
-        "pong": lambda pair, params: pair.asks.ping(),
-        "model": lambda pair, params: pair.asks.define(ARRAYS),
+        "ack": lambda pair, params: pair.requests.push(ONES, params, params),
+        "params": lambda pair, params: pair.requests.fetch(params),
+        "report": lambda pair, params: pair.requests.stats(),
+        "pong": lambda pair, params: pair.requests.ping(),
+        "model": lambda pair, params: pair.requests.define(ARRAYS),
     }
 
     @pytest.mark.parametrize("given", ANSWERS)
     @pytest.mark.parametrize("wanted", ASKED)
     def test_an_answer_of_another_kind(self, wanted: str, given: str) -> None:
         pair, _params, request = self.asked(self.ASKED[wanted])
-        pair.server.say(self.ANSWERS[given](pair.talk.next_id - 1))
+        pair.server.say(self.ANSWERS[given](pair.session.next_id - 1))
         pair.settle()
         assert request.done
         if given == wanted and given != "model":
@@ -806,8 +806,8 @@ class TestServersThatBreakTheRules:
             assert isinstance(request.error, RemoteProtocolError)
 
     def test_a_description_may_be_answered_by_nothing_else(self) -> None:
-        pair, _params, request = self.asked(lambda pair, params: pair.asks.describe())
-        pair.server.say(messages.Pong(pair.talk.next_id - 1))
+        pair, _params, request = self.asked(lambda pair, params: pair.requests.describe())
+        pair.server.say(messages.Pong(pair.session.next_id - 1))
         with pytest.raises(RemoteProtocolError, match="with a 'pong'"):
             pair.ask(request)
 
@@ -848,14 +848,14 @@ class TestServersThatBreakTheRules:
     @staticmethod
     def said(pair: Pair, parts: tuple[Part, ...]) -> None:
         """A header is enough: no payload is waited for."""
-        id = pair.talk.next_id - 1
+        id = pair.session.next_id - 1
         head = messages.encode(messages.Params(id, 1, parts))
         pair.server.down += b"\xce" + len(head).to_bytes(4, "big") + head
 
     @pytest.mark.parametrize("vbars", [b"123", b"1234", b"x" * 16])
     def test_statistics_of_another_model(self, vbars: bytes) -> None:
         pair, _params, request = self.asked(self.ASKED["ack"])
-        pair.server.say(messages.Ack(pair.talk.next_id - 1, 1, 1, True, 0, 0.0, 0.5, vbars))
+        pair.server.say(messages.Ack(pair.session.next_id - 1, 1, 1, True, 0, 0.0, 0.5, vbars))
         with pytest.raises(RemoteProtocolError, match="with a 'ack'"):
             pair.ask(request)
 
@@ -867,7 +867,7 @@ class TestServersThatBreakTheRules:
         pair.server.say(Error(78, "refused", "no", {}, False))
         pair.settle()
         assert params.version == 0
-        assert pair.ask(pair.asks.ping()) is None
+        assert pair.ask(pair.requests.ping()) is None
 
     def test_a_fatal_error_is_raised_where_the_driver_sees_it(self) -> None:
         pair, _params, request = self.asked(self.ASKED["pong"])
@@ -896,7 +896,7 @@ class TestServersThatBreakTheRules:
         with pytest.raises(RemoteProtocolError, match=URL):
             pair.move(0, None)
         pair, _params, request = self.asked(self.ASKED["model"])
-        pair.server.say(messages.Model(pair.talk.next_id - 1, False, 0, rows))
+        pair.server.say(messages.Model(pair.session.next_id - 1, False, 0, rows))
         with pytest.raises((RemoteProtocolError, Refused), match=URL):
             pair.ask(request)
 
@@ -914,7 +914,7 @@ class TestServersThatBreakTheRules:
     def test_any_bytes_in_the_midst_of_a_conversation(self, noise: bytes, after: int) -> None:
         """An error that the driver expects, or nothing; and the next connection puts it right."""
         pair, params = ready()
-        request = pair.asks.push(ONES, params, params)
+        request = pair.requests.push(ONES, params, params)
         pair.move(None, after)
         rest, pair.server.down = pair.server.down, b""
         try:
@@ -932,5 +932,5 @@ class TestServersThatBreakTheRules:
 
     def test_its_layout_is_the_servers(self) -> None:
         pair, _params = ready()
-        assert pair.talk.layout is not None
-        assert pair.talk.layout.rows == Layout.of(ARRAYS).rows
+        assert pair.session.layout is not None
+        assert pair.session.layout.rows == Layout.of(ARRAYS).rows

@@ -1,4 +1,4 @@
-"""Gradients and models that are other frameworks' tensors: `aiops.client.foreign`."""
+"""Gradients and models that are other frameworks' tensors: `aiops.client.dlpack`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import aiops
-from aiops.client.foreign import on_host
+from aiops.client.dlpack import on_host
 from aiops.errors import UsageError
 from aiops.model.layout import Array
 from tests.support import ServerThread

@@ -477,7 +477,7 @@ class TestHostile:
 
     def say(self, client: Client, message: aiops.wire.messages.Message) -> None:
         assert client._connection.socket is not None
-        for buffer in client._talk.wire.send(message):
+        for buffer in client._session.wire.send(message):
             client._connection.socket.sendall(buffer)
 
     @pytest.mark.parametrize("speech", ["silence", "nothing", "no descriptor", "a file"])

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from aiops.bandwidth.byte_accounting import Ledger
 from aiops.client.params import Params
-from aiops.client.requests import Receipt
-from aiops.client.routines import Transfer
-from aiops.client.script import play
-from aiops.client.steps import Await, Begin, Carry, Offer, Order, Steps
+from aiops.client.program import drive
+from aiops.client.request_kinds import Receipt
+from aiops.client.strategies import Transfer
+from aiops.client.training_loop import Join, Offer, Op, Send, SendInBackground, TrainingLoop
 from aiops.errors import (
     BadPush,
     ConnectionLost,
@@ -49,7 +49,7 @@ PLANS: Mapping[str, Mapping[str, Any]] = {
 """Plans whose workers keep their steps until they have arrived; the server adds up what comes."""
 
 
-class Errand:
+class BackgroundTransfer:
     """A transfer in the background, of which the test says when it is over."""
 
     def __init__(self, transfer: Transfer) -> None:
@@ -73,7 +73,7 @@ class Server:
         talk.ledger.layout = layout
         params = Params(layout)
         self._tell(params)
-        self.steps = Steps(talk, params, lambda: self.now)
+        self.steps = TrainingLoop(talk, params, lambda: self.now)
 
     def carry(self, transfer: Transfer) -> Receipt | None:
         """Apply it, unless that has been done, and answer."""
@@ -96,7 +96,7 @@ class Server:
         params.version = self.version
         params.held[:] = params.versions[:] = self.version
 
-    def see_to(self, errand: Errand) -> None:
+    def see_to(self, errand: BackgroundTransfer) -> None:
         if not errand.over:
             errand.receipt, errand.over = self.carry(errand.transfer), True
 
@@ -106,12 +106,12 @@ class TestOrders:
 
     def drive(
         self, server: Server, *answers: Any, again: bool = True
-    ) -> tuple[Receipt | None, list[Order]]:
+    ) -> tuple[Receipt | None, list[Op]]:
         """Take a step, answering each order in turn; a callable carries the order out."""
-        orders: list[Order] = []
+        orders: list[Op] = []
         queue = list(answers)
 
-        def carry_out(order: Order) -> Any:
+        def carry_out(order: Op) -> Any:
             orders.append(order)
             server.now += 1
             answer = queue.pop(0)
@@ -119,14 +119,14 @@ class TestOrders:
                 raise answer
             return answer(order) if callable(answer) else answer
 
-        receipt = play(server.steps.step(ONES, again=again), carry_out)
+        receipt = drive(server.steps.step(ONES, again=again), carry_out)
         assert not queue
         return receipt, orders
 
     def test_a_gradient_travels_and_is_answered(self) -> None:
         server = Server(DIRECT)
         receipt, [order] = self.drive(server, lambda order: server.carry(order.transfer))
-        assert isinstance(order, Carry)
+        assert isinstance(order, Send)
         assert order.transfer.arrays is ONES
         assert receipt is server.steps.last
         assert server.steps.steps == server.steps.params.version == 1
@@ -163,7 +163,7 @@ class TestOrders:
         fetch: Any = lambda order: server.carry(order.transfer)  # noqa: E731
         server.version = 7
         receipt, orders = self.drive(server, Restarted("anew"), fetch, again=again)
-        assert [type(order) for order in orders] == [Carry, Carry]
+        assert [type(order) for order in orders] == [Send, Send]
         assert server.steps.params.version == 7
         assert (receipt is None) == again, "the gradient belonged to other parameters"
         assert receipt is None or not receipt.used
@@ -179,21 +179,21 @@ class TestOrders:
                 server.model = {name: array.copy() for name, array in order.params.items()}
             return taken
 
-        play(server.steps.step(ONES, again=False), fetch)  # a local step: nothing travels
+        drive(server.steps.step(ONES, again=False), fetch)  # a local step: nothing travels
         receipt, orders = self.drive(server, Restarted("anew"), NotReady("none"), offer, fetch)
-        assert [type(order) for order in orders] == [Carry, Carry, Offer, Carry]
+        assert [type(order) for order in orders] == [Send, Send, Offer, Send]
         assert receipt is not None
         assert not receipt.used
         assert server.steps.params["w"][0] == -2, "each step counts once"
-        play(server.steps.flush(), fetch)
+        drive(server.steps.flush(), fetch)
         assert server.model["w"][0] == -2
 
     def test_what_failed_in_the_background_is_told_before_anything_is_done(self) -> None:
         server = Server(PLANS["local-free"])
-        errands: list[Errand] = []
+        errands: list[BackgroundTransfer] = []
 
-        def begin(order: Begin) -> Errand:
-            errands.append(Errand(order.transfer))
+        def begin(order: SendInBackground) -> BackgroundTransfer:
+            errands.append(BackgroundTransfer(order.transfer))
             return errands[-1]
 
         receipt, _orders = self.drive(server, begin)
@@ -209,23 +209,26 @@ class TestOrders:
 
     def test_a_wait_is_ordered_only_for_what_is_not_over(self) -> None:
         server = Server(PLANS["local-cycles"])
-        answered: list[Errand] = []
+        answered: list[BackgroundTransfer] = []
 
-        def begin(order: Begin) -> Errand:
-            answered.append(Errand(order.transfer))
+        def begin(order: SendInBackground) -> BackgroundTransfer:
+            answered.append(BackgroundTransfer(order.transfer))
             return answered[-1]
 
-        def wait(order: Await) -> None:
+        def wait(order: Join) -> None:
             assert order.errand is answered[0]
             server.see_to(answered[0])
 
         assert [type(order) for order in self.drive(server)[1]] == []
-        assert [type(order) for order in self.drive(server, begin)[1]] == [Begin]
+        assert [type(order) for order in self.drive(server, begin)[1]] == [SendInBackground]
         assert [type(order) for order in self.drive(server)[1]] == []
-        assert [type(order) for order in self.drive(server, wait, begin)[1]] == [Await, Begin]
+        assert [type(order) for order in self.drive(server, wait, begin)[1]] == [
+            Join,
+            SendInBackground,
+        ]
         server.see_to(answered[1])
         assert [type(order) for order in self.drive(server)[1]] == []
-        assert [type(order) for order in self.drive(server, begin)[1]] == [Begin]
+        assert [type(order) for order in self.drive(server, begin)[1]] == [SendInBackground]
 
 
 Event = st.sampled_from(
@@ -242,23 +245,23 @@ class Chaos:
 
     def __init__(self, server: Server, events: list[str]) -> None:
         self.server, self.events = server, events
-        self.errands: list[Errand] = []
+        self.errands: list[BackgroundTransfer] = []
 
     def next(self) -> str:
         return self.events.pop() if self.events else "answer"
 
-    def carry_out(self, order: Order) -> Any:
+    def carry_out(self, order: Op) -> Any:
         event = self.next()
-        if isinstance(order, Begin):
-            self.errands.append(Errand(order.transfer))
+        if isinstance(order, SendInBackground):
+            self.errands.append(BackgroundTransfer(order.transfer))
             return self.errands[-1]
-        if isinstance(order, Await):
+        if isinstance(order, Join):
             if event in ("closed", "interrupted"):
                 raise Broken
-            assert isinstance(order.errand, Errand)
+            assert isinstance(order.errand, BackgroundTransfer)
             self.end(order.errand, event)
             return None
-        assert isinstance(order, Carry)
+        assert isinstance(order, Send)
         if event == "refused" and id(order.transfer) not in self.server.answered:
             raise BadPush("no")
         if event in ("lost before", "interrupted"):
@@ -268,7 +271,7 @@ class Chaos:
             raise ConnectionLost("cut") if event == "lost after" else Broken
         return receipt
 
-    def end(self, errand: Errand, event: str) -> None:
+    def end(self, errand: BackgroundTransfer, event: str) -> None:
         if errand.over:
             return
         if event == "refused" and id(errand.transfer) not in self.server.answered:
@@ -292,23 +295,23 @@ class TestBrokenOff:
     def test_every_step_arrives_once(self, plan: str, events: list[str], idle: list[str]) -> None:
         server = Server(PLANS[plan])
         chaos = Chaos(server, events)
-        taken, apply = 0, server.steps.routine.apply
+        taken, apply = 0, server.steps.strategy.apply
 
         def counted(gradients: Mapping[str, Any]) -> None:
             nonlocal taken
             apply(gradients)
             taken += 1
 
-        server.steps.routine.apply = counted  # type: ignore[method-assign]
+        server.steps.strategy.apply = counted  # type: ignore[method-assign]
         for _ in range(12):
             with contextlib.suppress(BadPush, ConnectionLost, Broken):
-                play(server.steps.step(ONES, again=False), chaos.carry_out)
+                drive(server.steps.step(ONES, again=False), chaos.carry_out)
             if idle and chaos.errands:
                 chaos.end(chaos.errands[-1], idle.pop())
         flushed = False
         while not flushed:
             with contextlib.suppress(BadPush, ConnectionLost, Broken):
-                play(server.steps.flush(), chaos.carry_out)
+                drive(server.steps.flush(), chaos.carry_out)
                 flushed = True
         np.testing.assert_array_equal(server.model["w"], np.float32(-taken))
         np.testing.assert_array_equal(server.model["b"], -taken)

@@ -7,12 +7,12 @@ import threading
 
 import pytest
 
-from aiops.client.turns import TurnLock
+from aiops.client.fair_lock import FairLock
 from tests.support import PATIENCE
 
 
 def test_one_at_a_time_and_handed_on_in_order() -> None:
-    lock, order = TurnLock(), []
+    lock, order = FairLock(), []
     for name in "abc":
         lock.request(lambda name=name: order.append(name))  # type: ignore[misc]
     assert order == ["a"]
@@ -25,7 +25,7 @@ def test_one_at_a_time_and_handed_on_in_order() -> None:
 
 
 def test_who_lets_go_only_to_take_it_again_comes_after_who_waits() -> None:
-    lock, had = TurnLock(), []
+    lock, had = FairLock(), []
     with lock:
         lock.request(lambda: had.append("waiting"))
     assert had == ["waiting"]
@@ -37,7 +37,7 @@ def test_who_lets_go_only_to_take_it_again_comes_after_who_waits() -> None:
 
 
 def test_a_request_taken_back_is_passed_over() -> None:
-    lock, had = TurnLock(), []
+    lock, had = FairLock(), []
 
     def first() -> None:
         had.append("first")
@@ -50,7 +50,7 @@ def test_a_request_taken_back_is_passed_over() -> None:
 
 
 def test_a_request_taken_back_too_late_lets_go() -> None:
-    lock = TurnLock()
+    lock = FairLock()
 
     def granted() -> None:
         pass
@@ -62,7 +62,7 @@ def test_a_request_taken_back_too_late_lets_go() -> None:
 
 
 def test_a_wait_has_an_end() -> None:
-    lock = TurnLock()
+    lock = FairLock()
     lock.request(lambda: None)
     assert not lock.acquire(timeout=0.01)
     lock.release()
@@ -70,14 +70,14 @@ def test_a_wait_has_an_end() -> None:
 
 
 def test_no_thread_waits_for_itself() -> None:
-    lock = TurnLock()
+    lock = FairLock()
     with lock, pytest.raises(RuntimeError, match="has the lock already"):
         lock.acquire()
     assert not lock.held
 
 
 async def test_a_task_waits_for_it_without_blocking_its_loop() -> None:
-    lock, order = TurnLock(), []
+    lock, order = FairLock(), []
 
     async def hold(name: str) -> None:
         async with lock.awaited():
@@ -98,7 +98,7 @@ async def test_a_task_waits_for_it_without_blocking_its_loop() -> None:
 
 
 def test_in_a_fork_it_is_free_of_who_is_not_there() -> None:
-    lock, had = TurnLock(), []
+    lock, had = FairLock(), []
     lock.request(lambda: had.append("a thread of the parent's"))
     lock.request(lambda: had.append("another"))
     lock._guard.acquire()
@@ -113,7 +113,7 @@ def test_in_a_fork_it_is_free_of_who_is_not_there() -> None:
 
 
 def test_threads_exclude_each_other() -> None:
-    lock, seen, inside = TurnLock(), [], [0]
+    lock, seen, inside = FairLock(), [], [0]
 
     def run() -> None:
         for _ in range(500):

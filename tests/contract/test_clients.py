@@ -13,8 +13,8 @@ import pytest
 
 import aiops
 from aiops import kernels, testing
-from aiops.client.requests import Receipt
-from aiops.client.routines import Routine, routine_for
+from aiops.client.request_kinds import Receipt
+from aiops.client.strategies import LocalStrategy, strategy_for
 from aiops.errors import StaleGradient
 from aiops.model.layout import Array
 from aiops.serving.server import Server
@@ -40,7 +40,7 @@ def with_worker(url: str) -> Iterator[Step]:
 def with_client(url: str) -> Iterator[Step]:
     """Follow the plan with a bare client: every transfer is waited for."""
     with aiops.Client(url, role="worker", timeout=PATIENCE) as client:
-        routine = routine_for(client.plan, client.define(START))
+        routine = strategy_for(client.plan, client.define(START))
 
         def step(compute: Compute) -> Receipt:
             while True:
@@ -65,7 +65,7 @@ async def with_async_worker(url: str) -> AsyncIterator[AsyncStep]:
 @contextlib.asynccontextmanager
 async def with_async_client(url: str) -> AsyncIterator[AsyncStep]:
     async with aiops.AsyncClient(url, role="worker", timeout=PATIENCE) as client:
-        routine = routine_for(client.plan, await client.define(START))
+        routine = strategy_for(client.plan, await client.define(START))
 
         async def step(compute: Compute) -> Receipt:
             while True:
@@ -81,7 +81,7 @@ async def with_async_client(url: str) -> AsyncIterator[AsyncStep]:
         yield step
 
 
-def _over(routine: Routine, transfer: Any, receipt: Receipt | None) -> Receipt:
+def _over(routine: LocalStrategy, transfer: Any, receipt: Receipt | None) -> Receipt:
     if transfer is not None:
         routine.arrived(receipt)
     return receipt or Receipt(routine.params.version, 0, 0.0, None, {}, pushed=False)

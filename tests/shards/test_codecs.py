@@ -26,13 +26,13 @@ def trained(shards: int, model: Any, codec: str, steps: int = 4) -> Params:
     world.actors.append(actor)
     actor.connect()
     world.settle()
-    done(world, actor, actor.asks.define(model))
-    assert actor.talk.layout is not None
-    params, random = Params(actor.talk.layout), np.random.default_rng(3)
-    done(world, actor, actor.asks.fetch(params))
+    done(world, actor, actor.requests.define(model))
+    assert actor.session.layout is not None
+    params, random = Params(actor.session.layout), np.random.default_rng(3)
+    done(world, actor, actor.requests.fetch(params))
     for _ in range(steps):
         grads = {name: random.normal(size=a.shape).astype("f4") for name, a in params.items()}
-        receipt = done(world, actor, actor.asks.push(grads, params, params))
+        receipt = done(world, actor, actor.requests.push(grads, params, params))
     assert receipt.version == params.version == steps
     if shards > 1:
         assert world.lead_brain.report()[1]["version"] == steps
@@ -71,15 +71,15 @@ def test_a_bad_value_in_a_piece_is_named(codec: str) -> None:
     world.actors.append(actor)
     actor.connect()
     world.settle()
-    done(world, actor, actor.asks.define(CUT))
-    assert actor.talk.layout is not None
-    params = Params(actor.talk.layout)
-    done(world, actor, actor.asks.fetch(params))
+    done(world, actor, actor.requests.define(CUT))
+    assert actor.session.layout is not None
+    params = Params(actor.session.layout)
+    done(world, actor, actor.requests.fetch(params))
     grads = ones(params)
     grads["big"][400, 7] = np.nan
     with pytest.raises(Exception, match=r"'big' holds nan at \[400, 7\]"):
-        actor.asks.push(grads, params, params)
-    assert done(world, actor, actor.asks.push(ones(params), params, params)).version == 1
+        actor.requests.push(grads, params, params)
+    assert done(world, actor, actor.requests.push(ones(params), params, params)).version == 1
 
 
 @pytest.mark.parametrize("bound", [1 << 20, 100])
@@ -94,14 +94,14 @@ def test_a_gradient_is_applied_again(bound: int) -> None:
         each.actors.append(actor)
         actor.connect()
         each.settle()
-        done(each, actor, actor.asks.define({"w": np.zeros((30, 2), np.float32)}))
-        assert actor.talk.layout is not None
-        params = Params(actor.talk.layout)
-        done(each, actor, actor.asks.fetch(params))
-        done(each, actor, actor.asks.push(ones(params, 3), params, params))
-        used = [done(each, actor, actor.asks.reapply(params, params)).used for _ in range(3)]
-        done(each, actor, actor.asks.push(ones(params, 2), params, params))
-        used.append(done(each, actor, actor.asks.reapply(params, params)).used)
+        done(each, actor, actor.requests.define({"w": np.zeros((30, 2), np.float32)}))
+        assert actor.session.layout is not None
+        params = Params(actor.session.layout)
+        done(each, actor, actor.requests.fetch(params))
+        done(each, actor, actor.requests.push(ones(params, 3), params, params))
+        used = [done(each, actor, actor.requests.reapply(params, params)).used for _ in range(3)]
+        done(each, actor, actor.requests.push(ones(params, 2), params, params))
+        used.append(done(each, actor, actor.requests.reapply(params, params)).used)
         assert used == [bound > 100] * 4
         ends.append((params.version, params["w"].tobytes()))
         for host in each.hosts:

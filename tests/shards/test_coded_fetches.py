@@ -47,19 +47,19 @@ class Training:
         self.world.actors.append(actor)
         actor.connect()
         self.world.settle()
-        done(self.world, actor, actor.asks.define(model))
-        assert actor.talk.layout is not None
-        params = Params(actor.talk.layout)
-        done(self.world, actor, actor.asks.fetch(params))
+        done(self.world, actor, actor.requests.define(model))
+        assert actor.session.layout is not None
+        params = Params(actor.session.layout)
+        done(self.world, actor, actor.requests.fetch(params))
         return actor, params
 
     def step(self, number: int, wanted: Any = None) -> None:
         actor, params = self.actors[number]
         grads = {n: self.random.normal(size=a.shape).astype(a.dtype) for n, a in params.items()}
-        before = actor.talk.traffic[0]
-        receipt = done(self.world, actor, actor.asks.push(grads, params, params, wanted))
+        before = actor.session.traffic[0]
+        receipt = done(self.world, actor, actor.requests.push(grads, params, params, wanted))
         self.heard.append((receipt.version, receipt.staleness, params.version))
-        self.brought = actor.talk.traffic[0] - before
+        self.brought = actor.session.traffic[0] - before
 
     def shadow(self) -> bytes:
         """What the shards hold together."""
@@ -110,17 +110,17 @@ def test_what_a_reader_holds_is_the_shadow(shards: int, codec: str) -> None:
     assert training.brought < raw * 0.8, "it came as increments"
     late, params = training.joined(CUT, "late")
     assert params.own().data.tobytes() == training.shadow()
-    assert late.talk.traffic[0] > raw
+    assert late.session.traffic[0] > raw
 
 
 def test_some_tensors_only_and_then_the_others() -> None:
     training = Training(3, CUT, "int8")
-    layout = training.actors[0][0].talk.layout
+    layout = training.actors[0][0].session.layout
     assert layout is not None
     for step in range(6):
         training.step(0, wanted=np.array([layout.index["big"]]) if step % 3 else None)
     actor, params = training.actors[0]
-    done(training.world, actor, actor.asks.fetch(params))
+    done(training.world, actor, actor.requests.fetch(params))
     assert params.own().data.tobytes() == training.shadow()
 
 
@@ -157,7 +157,7 @@ def test_values_that_run_away_are_sent_as_they_are() -> None:
     grads = ones(params)
     grads["big"][-1] = 5e17
     for _ in range(5):
-        done(training.world, actor, actor.asks.push(grads, params, params))
+        done(training.world, actor, actor.requests.push(grads, params, params))
     assert params["big"][-1, 0] < -1e18
     assert params.own().data.tobytes() == training.shadow()
 
@@ -168,7 +168,7 @@ def test_a_shard_that_is_gone_while_the_shadow_follows() -> None:
     training.step(0)
     actor, params = training.actors[0]
     world = training.world
-    request = actor.asks.push(ones(params), params, params)
+    request = actor.requests.push(ones(params), params, params)
     actor.flush()
     delta_replies = world.engine.answers.delta_replies
     assert delta_replies is not None
@@ -186,8 +186,8 @@ def test_a_shard_that_sends_other_increments_than_announced(what: str) -> None:
     for _ in range(3):
         training.step(0)
     actor, params = training.actors[0]
-    assert actor.talk.shards.placement is not None
-    (branch,) = actor.talk.shards.branches
+    assert actor.session.shards.placement is not None
+    (branch,) = actor.session.shards.branches
     seen: list[Part] = []
 
     def place(message: Any) -> Any:
@@ -206,7 +206,7 @@ def test_a_shard_that_sends_other_increments_than_announced(what: str) -> None:
         return branch._place(message)
 
     branch.wire.place = place
-    actor.asks.push(ones(params), params, params)
+    actor.requests.push(ones(params), params, params)
     actor.flush()
     with pytest.raises(RemoteProtocolError):
         training.world.settle()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aiops.client.params import Params
-from aiops.client.requests import Request
+from aiops.client.request_kinds import Request
 from aiops.errors import BadPush, RemoteProtocolError
 from aiops.model.parts import Part
 from aiops.wire import messages
@@ -32,10 +32,10 @@ def joined(world: World, name: str) -> tuple[Actor, Params]:
     world.actors.append(actor)
     actor.connect()
     world.settle()
-    done(world, actor, actor.asks.define(MODEL))
-    assert actor.talk.layout is not None
-    params = Params(actor.talk.layout)
-    done(world, actor, actor.asks.fetch(params))
+    done(world, actor, actor.requests.define(MODEL))
+    assert actor.session.layout is not None
+    params = Params(actor.session.layout)
+    done(world, actor, actor.requests.fetch(params))
     return actor, params
 
 
@@ -54,7 +54,7 @@ def unharmed(world: World, version: int) -> None:
     actor, params = joined(world, "somebody else")
     assert params.version == version
     assert all((a == -version).all() for a in params.values())
-    receipt = done(world, actor, actor.asks.push(ones(params), params, params))
+    receipt = done(world, actor, actor.requests.push(ones(params), params, params))
     assert receipt.version == version + 1
     assert all((a == -version - 1).all() for a in params.values())
     for host in world.hosts:
@@ -73,8 +73,8 @@ def test_a_bad_value_in_one_portion_refuses_all_of_it(
     grads["w"].reshape(-1)[place] = value
     where = [place // 2, place % 2]
     with pytest.raises(BadPush, match=rf"'w' holds .* at \[{where[0]}, {where[1]}\]"):
-        done(world, actor, actor.asks.push(grads, params, params))
-    done(world, actor, actor.asks.push(ones(params), params, params))
+        done(world, actor, actor.requests.push(grads, params, params))
+    done(world, actor, actor.requests.push(ones(params), params, params))
     unharmed(world, 1)
 
 
@@ -97,7 +97,7 @@ def test_a_bad_value_in_one_portion_refuses_all_of_it(
 )
 def test_a_portion_that_is_not_what_was_announced(world: World, change: Any) -> None:
     actor, params = joined(world, "worker")
-    [branch] = actor.talk.shards.branches
+    [branch] = actor.session.shards.branches
     say = branch.push
 
     def lie(portion: ShardParts, payloads: Any) -> None:
@@ -107,9 +107,9 @@ def test_a_portion_that_is_not_what_was_announced(world: World, change: Any) -> 
 
     branch.push = lie  # type: ignore[method-assign]
     with pytest.raises(BadPush):
-        done(world, actor, actor.asks.push(ones(params), params, params))
+        done(world, actor, actor.requests.push(ones(params), params, params))
     branch.push = say  # type: ignore[method-assign]
-    done(world, actor, actor.asks.push(ones(params), params, params))
+    done(world, actor, actor.requests.push(ones(params), params, params))
     unharmed(world, 1)
 
 
@@ -136,11 +136,11 @@ def replace_version(part: Part, version: int) -> Part:
 )
 def test_a_push_that_is_announced_wrongly(world: World, parts: Any) -> None:
     actor, _params = joined(world, "worker")
-    assert actor.talk.shards.placement is not None
-    assert actor.talk.shards.placement.edges == [0, 128, 256]
+    assert actor.session.shards.placement is not None
+    assert actor.session.shards.placement.edges == [0, 128, 256]
     request = said(actor, Push(1000, 1, False, -1, parts))
     portion = ShardParts(1000, 0, (Part(128, 256, "raw", 128, 0),))
-    actor.talk.shards.branches[0].push(portion, [[memoryview(bytes(128))]])
+    actor.session.shards.branches[0].push(portion, [[memoryview(bytes(128))]])
     actor.flush()
     world.settle()
     with pytest.raises(BadPush):
@@ -153,15 +153,15 @@ def test_a_push_that_is_announced_wrongly(world: World, parts: Any) -> None:
 def said(actor: Actor, message: Any) -> Request:
     """Have a client say something to the lead as it is."""
     request = Request("an answer", lambda id: message, lambda answer: answer)
-    actor.talk._pending[message.id] = request
+    actor.session._pending[message.id] = request
     views = [[memoryview(bytes(part.nbytes))] for part in message.parts]
-    actor.talk.out.extend(actor.talk.wire.send(message, views))
+    actor.session.out.extend(actor.session.wire.send(message, views))
     return request
 
 
 def test_portions_that_nobody_expects_wait_and_are_forgotten(world: World) -> None:
     actor, _params = joined(world, "worker")
-    [branch] = actor.talk.shards.branches
+    [branch] = actor.session.shards.branches
     for id in (77, 78, 79):
         portion = ShardParts(id, 0, (Part(128, 256, "raw", 128, 0),))
         branch.push(portion, [[memoryview(bytes(128))]])
@@ -174,8 +174,8 @@ def test_portions_that_nobody_expects_wait_and_are_forgotten(world: World) -> No
 
 def test_a_push_whose_portion_never_comes_is_overdue(world: World) -> None:
     actor, params = joined(world, "worker")
-    actor.talk.shards.branches[0].push = lambda portion, payloads: None  # type: ignore[method-assign]
-    actor.asks.push(ones(params), params, params)
+    actor.session.shards.branches[0].push = lambda portion, payloads: None  # type: ignore[method-assign]
+    actor.requests.push(ones(params), params, params)
     actor.flush()
     world.settle()
     lead = world.lead_brain
@@ -190,7 +190,7 @@ def test_a_push_whose_portion_never_comes_is_overdue(world: World) -> None:
 
 def test_nobody_else_gives_orders(world: World) -> None:
     actor, _params = joined(world, "worker")
-    [(_talk, _line), (_branch, line)] = actor.lines
+    [(_session, _line), (_branch, line)] = actor.lines
     order = Connection("client", lambda message: None)
     order.state = "lead open"
     for buffer in order.send(messages.FinishPush(1, False)):

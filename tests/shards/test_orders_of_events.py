@@ -34,7 +34,7 @@ class Checker:
         self.asked = ""
 
     def __call__(self, actor: Actor) -> Any:
-        talk, random = actor.talk, actor.world.random
+        talk, random = actor.session, actor.world.random
         if actor.request is not None:
             result = actor.request.value()
             if self.asked == "push":
@@ -43,22 +43,22 @@ class Checker:
                 self.check(self.params)
         if not talk.ready or talk.layout is None:
             self.asked = "define"
-            return actor.asks.define(self.model)
+            return actor.requests.define(self.model)
         if self.params is None:
             self.params = Params(talk.layout)
             self.asked = "fetch"
-            return actor.asks.fetch(self.params)
+            return actor.requests.fetch(self.params)
         if not self.left:
             return None
         self.asked = random.choice(("push", "push", "exchange", "fetch"))
         if self.asked == "fetch":
-            return actor.asks.fetch(self.params)
+            return actor.requests.fetch(self.params)
         self.left -= 1
         self.sent += self.number
         grads = {name: np.full(a.shape, self.number, a.dtype) for name, a in self.params.items()}
         into = self.params if self.asked == "exchange" else None
         self.asked = "push"
-        return actor.asks.push(grads, self.params, into)
+        return actor.requests.push(grads, self.params, into)
 
     @staticmethod
     def check(params: Params) -> None:

@@ -55,12 +55,12 @@ def trained(
         actor.done = True
         actor.connect()
         world.settle()
-        request = actor.ask(actor.asks.define(model()))
+        request = actor.ask(actor.requests.define(model()))
         world.settle()
         request.value()
-        assert actor.talk.layout is not None
-        params.append(Params(actor.talk.layout))
-        request = actor.ask(actor.asks.fetch(params[-1]))
+        assert actor.session.layout is not None
+        params.append(Params(actor.session.layout))
+        request = actor.ask(actor.requests.fetch(params[-1]))
         world.settle()
         request.value()
     open_: list[Any] = [None] * WORKERS
@@ -78,7 +78,7 @@ def trained(
         if step % 4 == 3 and policy not in ("diloco", "fedbuff", "easgd", "hardsync"):
             grads = {name: grads[name] for name in ("w", "half", "big")}
         into = None if step % 5 == 4 else mine
-        open_[number] = actor.ask(actor.asks.push(grads, mine, into))
+        open_[number] = actor.ask(actor.requests.push(grads, mine, into))
         world.settle()
     for shard, host in enumerate(world.hosts):
         assert not host.kernels, shard
@@ -87,9 +87,9 @@ def trained(
     world.actors.append(late)
     late.connect()
     world.settle()
-    assert late.talk.layout is not None
-    last = Params(late.talk.layout)
-    request = late.ask(late.asks.fetch(last))
+    assert late.session.layout is not None
+    last = Params(late.session.layout)
+    request = late.ask(late.requests.fetch(last))
     world.settle()
     request.value()
     return last.numpy(), receipts, last.version
@@ -102,18 +102,18 @@ def test_a_gradient_to_be_computed_again_brings_the_parameters() -> None:
     world.actors = [actor]
     actor.connect()
     world.settle()
-    for request in (actor.asks.define(model()),):
+    for request in (actor.requests.define(model()),):
         actor.ask(request)
         world.settle()
-    assert actor.talk.layout is not None
-    params = Params(actor.talk.layout)
-    actor.ask(actor.asks.fetch(params))
+    assert actor.session.layout is not None
+    params = Params(actor.session.layout)
+    actor.ask(actor.requests.fetch(params))
     world.settle()
     grads = {name: np.ones_like(array) for name, array in params.items()}
-    actor.ask(actor.asks.push(grads, params, None))
+    actor.ask(actor.requests.push(grads, params, None))
     world.settle()
     assert params.version == 0
-    request = actor.ask(actor.asks.push(grads, params, params))
+    request = actor.ask(actor.requests.push(grads, params, params))
     world.settle()
     assert isinstance(request.error, StaleGradient)
     assert params.version == 1
@@ -171,14 +171,14 @@ def test_a_model_that_the_lead_holds_alone(codecs: tuple[str, ...], policy: str)
     world.actors = [actor]
     actor.connect()
     world.settle()
-    actor.ask(actor.asks.define(model()))
+    actor.ask(actor.requests.define(model()))
     world.settle()
-    assert actor.talk.layout is not None
-    params = Params(actor.talk.layout)
+    assert actor.session.layout is not None
+    params = Params(actor.session.layout)
     grads = {name: np.ones_like(array) for name, array in model().items()}
     for number in range(6):
         request = actor.ask(
-            actor.asks.push(grads, params, params) if number else actor.asks.fetch(params)
+            actor.requests.push(grads, params, params) if number else actor.requests.fetch(params)
         )
         world.settle()
         request.value()

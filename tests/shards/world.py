@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any
 
 from aiops.algorithms import find
-from aiops.client.branch import Branch
-from aiops.client.conversation import Conversation
-from aiops.client.dialogue import Dialogue
+from aiops.client.requests import Requests
+from aiops.client.session import Session
+from aiops.client.shard_channel import ShardChannel
 from aiops.engine.engine import Engine
 from aiops.engine.events import (
     Applied,
@@ -220,7 +220,7 @@ class Actor:
 
     def __init__(self, world: World, name: str, script: Callable[[Actor], Any]) -> None:
         self.world, self.name, self.script = world, name, script
-        self.talk = Dialogue(
+        self.session = Session(
             name,
             client=name,
             name=name,
@@ -229,7 +229,7 @@ class Actor:
             nonce=lambda: bytes(16),
             pongs=False,
         )
-        self.asks = Conversation(self.talk)
+        self.requests = Requests(self.session)
         self.lines: list[tuple[Any, Line]] = []
         self.request: Any = None
         self.done = False
@@ -237,24 +237,24 @@ class Actor:
 
     def connect(self) -> None:
         line = self.world.lead.accept(self)
-        self.lines = [(self.talk, line)]
-        line.up.say(self.talk.connected())
+        self.lines = [(self.session, line)]
+        line.up.say(self.session.connected())
 
     def hang_up(self) -> None:
-        for _talk, line in self.lines:
+        for _session, line in self.lines:
             line.cut()
         self.lines = []
-        self.talk.lost()
+        self.session.lost()
 
     def flush(self) -> None:
-        for branch in self.talk.shards.branches[len(self.lines) - 1 :] if self.lines else ():
+        for branch in self.session.shards.branches[len(self.lines) - 1 :] if self.lines else ():
             line = self.world.followers[branch.shard - 1].accept(self)
             self.lines.append((branch, line))
             line.up.say(branch.connected())
         for talk, line in self.lines:
             line.up.say(talk.outgoing())
 
-    def arrive(self, talk: Dialogue | Branch, line: Line, count: int) -> None:
+    def arrive(self, talk: Session | ShardChannel, line: Line, count: int) -> None:
         buffer, pipe = talk.next_buffer(), line.down
         count = min(count, len(buffer), len(pipe.bytes))
         buffer[:count] = pipe.bytes[:count]
@@ -357,8 +357,8 @@ class World:
                 actor.hang_up()
             else:  # the client notices, the other servers do not yet
                 left, actor.lines = actor.lines, []
-                actor.talk.lost()
-                for line in [line for _talk, line in left if not line.dead]:
+                actor.session.lost()
+                for line in [line for _session, line in left if not line.dead]:
                     line.up.closed = line.down.closed = True
                     line.down.bytes.clear()
             return True
@@ -388,7 +388,7 @@ class World:
     def stuck(self) -> str:
         """Say who waits for what."""
         return "; ".join(
-            f"{actor.name} waits for {actor.talk.waiting_for}"
+            f"{actor.name} waits for {actor.session.waiting_for}"
             for actor in self.actors
             if not actor.done
         )

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiops.client.incoming import Into, wants_of
 from aiops.client.params import Params
+from aiops.client.receive_params import ParameterSink, wants_of
 from aiops.codecs.choice import CodecChoice
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Ints, Layout
@@ -87,7 +87,7 @@ class Model:
 
 def deliver(params: Params, parts: Parts, payloads: Any, have: int, wants: Any = ()) -> None:
     """Have the payloads of an answer arrive."""
-    sink = Into(params, parts, have, wants, "the server")
+    sink = ParameterSink(params, parts, have, wants, "the server")
     for number, views in enumerate(payloads):
         data = b"".join(views)
         assert len(data) == parts[number].nbytes

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aiops.client.incoming import Into, wants_of
 from aiops.client.params import Params
+from aiops.client.receive_params import Into, wants_of
 from aiops.errors import BadPush, RemoteProtocolError
 from aiops.model.arena import Arena
 from aiops.model.layout import Ints, Layout

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiops.client.incoming import Into
 from aiops.client.leased import Leased
 from aiops.client.params import Params
+from aiops.client.receive_params import Into
 from aiops.engine.admission import Admission
 from aiops.engine.receive import CodedIncoming, RawIncoming
 from aiops.errors import RemoteProtocolError

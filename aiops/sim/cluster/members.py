@@ -9,8 +9,8 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 
 from aiops.algorithms import find
-from aiops.client.aioaverager import AsyncModelAverager
-from aiops.client.aioworker import AsyncWorker
+from aiops.client.asyncio.averager import AsyncModelAverager
+from aiops.client.asyncio.worker import AsyncWorker
 from aiops.common.closing import AsyncClosing
 from aiops.model.layout import Array
 from aiops.serving.config import Config

@@ -206,7 +206,7 @@ class Dispatcher(Closing):
         taken = {now}
         for distance, client in enumerate(self._drawn):
             seat = self.seats[client]
-            if client in taken or client in self._ahead or seat.routine.under_way is not None:
+            if client in taken or client in self._ahead or seat.strategy.under_way is not None:
                 continue
             taken.add(client)
             iteration = self.iteration + 1 + distance

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
-from aiops.client.conversation import Conversation
-from aiops.client.dialogue import Dialogue, stream
 from aiops.client.leased import Leased
 from aiops.client.params import Params
-from aiops.client.requests import Receipt, Request
-from aiops.client.routines import Routine, Transfer, routine_for
+from aiops.client.request_kinds import Receipt, Request
+from aiops.client.requests import Requests
+from aiops.client.session import Session, stream
+from aiops.client.strategies import LocalStrategy, Transfer, strategy_for
 from aiops.engine.engine import Engine
 from aiops.engine.events import Applied, Apply, Drop, Event, Joined, Left, Received, Reply, Warm
 from aiops.errors import Refused, StaleGradient, UsageError
@@ -77,7 +77,7 @@ class MemoryServer:
         self._wires[peer].lost()
         self.post(Left(self.now, peer))
 
-    def receive(self, peer: int, talk: Dialogue, buffers: list[Buffer]) -> None:
+    def receive(self, peer: int, talk: Session, buffers: list[Buffer]) -> None:
         """Have what a client has to say arrive."""
         wire = self._wires[peer]
         if not isinstance(wire, HandedWire):
@@ -174,7 +174,7 @@ class Seat:
         self._carried: Request | None = None
         self._receipt: Receipt | None = None
         self._blocked = False  # a gradient is applied, and its transfer waits for the last one's
-        self.talk = Dialogue(
+        self.session = Session(
             URL,
             client=name,
             name=name,
@@ -184,29 +184,29 @@ class Seat:
             pongs=False,
             wire=partial(HandedWire, "client") if server.handed else stream,
         )
-        self.asks = Conversation(self.talk)
+        self.requests = Requests(self.session)
         self.steps = self.recomputed = 0
         self.refused = False  # the last gradient was: it is to be computed again
         self.peer = server.connect(self)
-        server.receive(self.peer, self.talk, self.talk.connected())
-        self.ask(self.asks.define(initial))
-        self.params, self.routine = self._model(ahead)
+        server.receive(self.peer, self.session, self.session.connected())
+        self.ask(self.requests.define(initial))
+        self.params, self.strategy = self._model(ahead)
 
-    def _model(self, ahead: bool) -> tuple[Params, Routine]:
+    def _model(self, ahead: bool) -> tuple[Params, LocalStrategy]:
         """Fetch the parameters; return them, with the routine that trains them.
 
         They are read where the server keeps them, if the routine leaves them as they are.
         """
-        plan, layout = self.talk.plan, self.talk.known_layout
+        plan, layout = self.session.plan, self.session.known_layout
         params = Leased(layout) if self._server.handed else Params(layout)
-        self.ask(self.asks.fetch(params))
+        self.ask(self.requests.fetch(params))
         if ahead:
             return params, Ahead(params)
-        routine = routine_for(plan, params)
+        routine = strategy_for(plan, params)
         if isinstance(params, Leased) and routine.writes:
             mine = params.copy()
             params.let_go()
-            return mine, routine_for(plan, mine)
+            return mine, strategy_for(plan, mine)
         return params, routine
 
     def _nonce(self) -> bytes:
@@ -215,13 +215,13 @@ class Seat:
 
     def receive(self, buffers: list[Buffer]) -> None:
         """Have bytes arrive."""
-        _pour(self.talk, self.talk.received, buffers, self._server.pieces)
+        _pour(self.session, self.session.received, buffers, self._server.pieces)
 
     def take(self, parcel: Parcel) -> None:
         """Have a message arrive."""
-        assert isinstance(self.talk.wire, HandedWire)
-        self.talk.wire.inbox.append(parcel)
-        self.talk.received(parcel.nbytes)
+        assert isinstance(self.session.wire, HandedWire)
+        self.session.wire.inbox.append(parcel)
+        self.session.received(parcel.nbytes)
 
     def ask(self, request: Request) -> object:
         """Send a request, and return its result.
@@ -238,12 +238,12 @@ class Seat:
         return result
 
     def _send(self) -> None:
-        self._server.receive(self.peer, self.talk, self.talk.outgoing())
+        self._server.receive(self.peer, self.session, self.session.outgoing())
 
     @property
     def waits(self) -> bool:
         """Whether it may compute no gradient before something has arrived."""
-        return self._blocked or (self.routine.under_way is not None and self.routine.waits)
+        return self._blocked or (self.strategy.under_way is not None and self.strategy.waits)
 
     def step(self, gradient: Gradient) -> Receipt | None:
         """Compute one gradient, and do what the routine says; return what has become of a push."""
@@ -254,23 +254,23 @@ class Seat:
         assert not self.waits, "it has to wait for an answer first"
         self.steps += 1
         self.refused = False
-        self.routine.apply(gradients)
-        self._blocked = self.routine.due and self.routine.under_way is not None
+        self.strategy.apply(gradients)
+        self._blocked = self.strategy.due and self.strategy.under_way is not None
         return None if self._blocked else self._move()
 
     def _move(self) -> Receipt | None:
-        transfer = self.routine.transfer()
+        transfer = self.strategy.transfer()
         return None if transfer is None else self._carry(transfer)
 
     def finish(self) -> None:
         """Push the rest."""
-        rest = self.routine.rest()
+        rest = self.strategy.rest()
         if rest is not None:
             self._carry(rest)
 
     def _carry(self, transfer: Transfer) -> Receipt | None:
         self._receipt = None
-        self._carried = transfer.ask(self.asks)
+        self._carried = transfer.ask(self.requests)
         self._send()
         return self._receipt
 
@@ -283,15 +283,15 @@ class Seat:
         try:
             result = request.value()
         except StaleGradient:
-            self.routine.failed()
+            self.strategy.failed()
             self.recomputed += 1
             self.refused = True
             return
         except Refused:
-            self.routine.failed()
+            self.strategy.failed()
             raise
         receipt = self._receipt = result if isinstance(result, Receipt) else None
-        self.routine.arrived(receipt)
+        self.strategy.arrived(receipt)
         if self._blocked:
             self._blocked = False
             self._move()

@@ -8,11 +8,11 @@ import numpy as np
 
 from aiops.algorithms.local_training import InnerOptimizer
 from aiops.client.params import Params
-from aiops.client.routines import Routine, routine_for
+from aiops.client.strategies import LocalStrategy, strategy_for
 from aiops.model.layout import Layout
 
 
-def routine_of(dtype: str = "float64", **plan: Any) -> Routine:
+def routine_of(dtype: str = "float64", **plan: Any) -> LocalStrategy:
     params = Params(Layout([("w", dtype, (2,)), ("b", dtype, (1,))]))
     params.arena.data[:] = 0
     params.version = 0
@@ -20,15 +20,15 @@ def routine_of(dtype: str = "float64", **plan: Any) -> Routine:
         optimizer="sgd", lr=1.0, schedule=plan.pop("schedule", "constant")
     ).plan()
     plan = {"routine": "accumulate", "push_every": 2, "fetch_every": 4, "inner": inner, **plan}
-    return routine_for(plan, params)
+    return strategy_for(plan, params)
 
 
-def step(routine: Routine, value: float, *names: str) -> None:
+def step(routine: LocalStrategy, value: float, *names: str) -> None:
     names = names or ("w", "b")
     routine.apply({name: np.full_like(routine.params[name], value) for name in names})
 
 
-def fetched(routine: Routine, value: float, version: int, connection: int = 1) -> None:
+def fetched(routine: LocalStrategy, value: float, version: int, connection: int = 1) -> None:
     transfer = routine.under_way
     assert transfer is not None
     assert transfer.into is not None
@@ -39,7 +39,7 @@ def fetched(routine: Routine, value: float, version: int, connection: int = 1) -
     routine.arrived(None)
 
 
-def pushed(routine: Routine) -> tuple[dict[str, list[float]], list[int]]:
+def pushed(routine: LocalStrategy) -> tuple[dict[str, list[float]], list[int]]:
     transfer = routine.transfer()
     assert transfer is not None
     assert transfer.arrays is not None

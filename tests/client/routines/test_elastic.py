@@ -6,21 +6,21 @@ import numpy as np
 
 from aiops.algorithms.local_training import InnerOptimizer
 from aiops.client.params import Params
-from aiops.client.requests import Receipt
-from aiops.client.routines import Routine, routine_for
+from aiops.client.request_kinds import Receipt
+from aiops.client.strategies import LocalStrategy, strategy_for
 from aiops.model.layout import Layout
 
 
-def routine_of(kappa: float = 0.9) -> Routine:
+def routine_of(kappa: float = 0.9) -> LocalStrategy:
     params = Params(Layout([("w", "float64", (2,))]))
     params["w"][:] = 0
     params.version = 0
     inner = InnerOptimizer(optimizer="sgd", lr=1.0).plan()
     plan = {"routine": "elastic", "push_every": 1, "moving_rate": kappa, "inner": inner}
-    return routine_for(plan, params)
+    return strategy_for(plan, params)
 
 
-def answer(routine: Routine, centre: float, version: int, current: int) -> None:
+def answer(routine: LocalStrategy, centre: float, version: int, current: int) -> None:
     transfer = routine.under_way
     assert transfer is not None
     assert transfer.into is not None

@@ -10,9 +10,9 @@ import pytest
 from aiops.algorithms import find
 from aiops.bandwidth.gates import find as gate
 from aiops.client.params import Params
-from aiops.client.requests import Receipt, Request
-from aiops.client.routines import Transfer, routine_for
-from aiops.client.routines.gated import Gated
+from aiops.client.request_kinds import Receipt, Request
+from aiops.client.strategies import Transfer, strategy_for
+from aiops.client.strategies.gated import Gated
 from aiops.errors import BadPush, UsageError
 from aiops.model.layout import Layout, dtype_named
 from aiops.wire import messages
@@ -34,7 +34,7 @@ def routine_of(spec: str, dtype: str = "float64", worker: int = 1, **sizes: int)
     params.connection = ("me", 1)
     algorithm = find("fasgd").make({})
     plan = {**algorithm.plan(None), **gate(spec).plan(algorithm), "worker": worker}
-    routine = routine_for(plan, params)
+    routine = strategy_for(plan, params)
     assert isinstance(routine, Gated)
     return routine
 
@@ -485,7 +485,7 @@ class TestPlans:
     def test_that_cannot_be(self, plan: dict[str, Any], words: str) -> None:
         params = Params(Layout([("w", "float32", (2,))]))
         with pytest.raises(UsageError, match=words):
-            routine_for({"routine": "gated", **plan}, params)
+            strategy_for({"routine": "gated", **plan}, params)
 
 
 class TestLocal:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aiops.algorithms.local_training import InnerOptimizer
 from aiops.client.params import Params
-from aiops.client.routines import Routine, routine_for
+from aiops.client.strategies import LocalStrategy, strategy_for
 from aiops.model.layout import Layout
 
 SGD = InnerOptimizer(optimizer="sgd", lr=1.0).plan()
@@ -25,16 +25,16 @@ def params_of(dtype: str = "float64", **sizes: int) -> Params:
     return params
 
 
-def routine_of(params: Params | None = None, **plan: Any) -> Routine:
+def routine_of(params: Params | None = None, **plan: Any) -> LocalStrategy:
     plan = {"routine": "local", "push_every": 1, "inner": SGD, **plan}
-    return routine_for(plan, params or params_of())
+    return strategy_for(plan, params or params_of())
 
 
-def step(routine: Routine, value: float = -1.0) -> None:
+def step(routine: LocalStrategy, value: float = -1.0) -> None:
     routine.apply({name: np.full_like(w, value) for name, w in routine.params.items()})
 
 
-def answer(routine: Routine, value: float, version: int = 1) -> None:
+def answer(routine: LocalStrategy, value: float, version: int = 1) -> None:
     """Have the server's parameters come."""
     transfer = routine.under_way
     assert transfer is not None

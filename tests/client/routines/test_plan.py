@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aiops.client.params import Params
-from aiops.client.routines import routine_for
+from aiops.client.strategies import strategy_for
 from aiops.errors import UsageError
 from aiops.model.layout import Layout
 
@@ -30,7 +30,7 @@ def params() -> Params:
 
 @pytest.mark.parametrize("routine", GOOD)
 def test_a_good_plan(routine: str) -> None:
-    assert routine_for({"routine": routine, **GOOD[routine]}, params()).params.version == 0
+    assert strategy_for({"routine": routine, **GOOD[routine]}, params()).params.version == 0
 
 
 @pytest.mark.parametrize(
@@ -60,22 +60,22 @@ def test_a_good_plan(routine: str) -> None:
 )
 def test_a_bad_plan_is_refused_with_a_sentence(routine: str, change: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        routine_for({"routine": routine, **GOOD[routine], **change}, params())
+        strategy_for({"routine": routine, **GOOD[routine], **change}, params())
 
 
 @pytest.mark.parametrize("name", ["telepathy", None, ["local"], 3])
 def test_a_routine_that_is_not_known(name: Any) -> None:
     with pytest.raises(UsageError, match="which this client does not know"):
-        routine_for({"routine": name}, params())
+        strategy_for({"routine": name}, params())
 
 
 def test_fragments_are_of_tensors_that_have_values() -> None:
     plan = {"routine": "local", **GOOD["local"], "push_every": 1, "overlap": "none"}
-    routine = routine_for({**plan, "fragments": 2}, params())
+    routine = strategy_for({**plan, "fragments": 2}, params())
     routine.apply({"a": np.ones(2, np.float32), "c": np.ones(1, np.float32)})
     transfer = routine.transfer()
     assert transfer is not None
     assert transfer.arrays is not None
     assert list(transfer.arrays) == ["a"]
     with pytest.raises(UsageError, match="3 fragments, but it has only 2 tensors"):
-        routine_for({**plan, "fragments": 3}, params())
+        strategy_for({**plan, "fragments": 3}, params())

@@ -56,9 +56,9 @@ def test_every_count_is_that_of_bytes(policy: str, gate: str) -> None:
             if not seat.waits:
                 seat.step(gradient)
         for seat, row in zip(seats, engine.report()["workers"], strict=True):
-            assert (row["bytes_fetched"], row["bytes_pushed"]) == seat.talk.traffic
+            assert (row["bytes_fetched"], row["bytes_pushed"]) == seat.session.traffic
         report = engine.report()
-        talks = [seat.talk.ledger.report() for seat in seats]
+        talks = [seat.session.ledger.report() for seat in seats]
         reports.append((report["ledger"], report["workers"], report["version"], talks))
     assert reports[0] == reports[1]
 

@@ -136,7 +136,7 @@ class TestRuns:
         assert (delta_replies is not None) == bool(fetch)
         assert store is not None
         for seat in run.seats:
-            seat.ask(seat.asks.fetch(seat.params))
+            seat.ask(seat.requests.fetch(seat.params))
             current = delta_replies.shadow.current if delta_replies else store.current
             assert seat.params.version == current.number
             assert seat.params.arena.data.tobytes() == current.arena.data.tobytes()
@@ -146,7 +146,7 @@ class TestRuns:
         push, fetch = codecs
         run = Run(gate=gate, push_codec=push, fetch_codec=fetch).train(40)
         for seat, row in zip(run.seats, run.engine.report()["workers"], strict=True):
-            received, sent = seat.talk.traffic
+            received, sent = seat.session.traffic
             assert (row["bytes_fetched"], row["bytes_pushed"]) == (received, sent)
             assert sent > sum(array.nbytes for array in START.values()), "it offered a model"
 
@@ -201,7 +201,7 @@ def train_digits(steps: int, **options: Any) -> tuple[float, int]:
         rows = rng.integers(0, len(x), 16)
         return model.gradients(params, x[rows], DIGITS.train_y[rows])[1]
 
-    offered = sum(sum(seat.talk.traffic) for seat in seats)
+    offered = sum(sum(seat.session.traffic) for seat in seats)
     for _ in range(steps):
         seats[rng.integers(4)].step(gradient)
     for seat in seats:
@@ -210,7 +210,7 @@ def train_digits(steps: int, **options: Any) -> tuple[float, int]:
     assert store is not None
     test = DIGITS.test_x.reshape(len(DIGITS.test_x), -1)
     accuracy = model.accuracy(store.current.arena.views, test, DIGITS.test_y)
-    return 1 - accuracy, sum(sum(seat.talk.traffic) for seat in seats) - offered
+    return 1 - accuracy, sum(sum(seat.session.traffic) for seat in seats) - offered
 
 
 class TestLearning:

@@ -1,8 +1,9 @@
 """The worker's part of an algorithm, sans-I/O: what the client plan says, carried out.
 
-A `Routine` is handed one gradient per mini-batch. It takes the local part of the step, and says
-what is to travel; others (`aiops.client.steps` for a worker, the simulator, a test) have it moved,
-and come back with the answer. Nothing of that stands in the training loop. For each gradient::
+A `LocalStrategy` is handed one gradient per mini-batch. It takes the local part of the step, and
+says what is to travel; others (`aiops.client.training_loop` for a worker, the simulator, a test)
+have it moved, and come back with the answer. Nothing of that stands in the training loop. For each
+gradient::
 
     routine.apply(gradients)                    # the worker's own step, if it takes any
     if routine.due and routine.under_way:       # no second transfer before the first has arrived
@@ -12,14 +13,14 @@ and come back with the answer. Nothing of that stands in the training loop. For 
         ...wait for it...; routine.arrived(receipt)
 
 At most one transfer is under way. Between these calls a shell may pass on what has arrived as soon
-as it likes, but not between computing a gradient and applying it: it belongs to `Routine.params` as
-they were.
+as it likes, but not between computing a gradient and applying it: it belongs to
+`LocalStrategy.params` as they were.
 
 The plan's keys: ``routine`` names the routine; ``push_every``, ``fetch_every`` (steps), ``inner``
 (an optimiser and its settings, `aiops.algorithms.optimizers`), ``overlap``, ``limit``,
 ``fragments``, ``in_step``, ``mix``, ``moving_rate``, ``lookahead``, ``gate`` and ``worker`` are
 explained where they are used. A plan comes from a server, so its values are checked
-(`aiops.client.routines.plan`).
+(`aiops.client.strategies.plan`).
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiops.client.params import Params
-from aiops.client.routines.base import Direct, Routine
+from aiops.client.strategies.base import Direct, LocalStrategy
 from aiops.client.transfer import Transfer
 from aiops.errors import UsageError, nearest
 
-__all__ = ["Direct", "Routine", "Transfer", "routine_for"]
+__all__ = ["Direct", "LocalStrategy", "Transfer", "strategy_for"]
 
 
-def routine_for(plan: Mapping[str, Any], params: Params) -> Routine:
+def strategy_for(plan: Mapping[str, Any], params: Params) -> LocalStrategy:
     """Return the routine that a client plan asks for.
 
     Parameters
@@ -59,32 +60,32 @@ def routine_for(plan: Mapping[str, Any], params: Params) -> Routine:
     return _ROUTINES[name](plan, params)
 
 
-def _accumulate(plan: Mapping[str, Any], params: Params) -> Routine:
-    from aiops.client.routines.accumulate import Accumulate
+def _accumulate(plan: Mapping[str, Any], params: Params) -> LocalStrategy:
+    from aiops.client.strategies.accumulate import Accumulate
 
     return Accumulate(plan, params)
 
 
-def _local(plan: Mapping[str, Any], params: Params) -> Routine:
-    from aiops.client.routines.local import Local
+def _local(plan: Mapping[str, Any], params: Params) -> LocalStrategy:
+    from aiops.client.strategies.local import Local
 
     return Local(plan, params)
 
 
-def _elastic(plan: Mapping[str, Any], params: Params) -> Routine:
-    from aiops.client.routines.elastic import Elastic
+def _elastic(plan: Mapping[str, Any], params: Params) -> LocalStrategy:
+    from aiops.client.strategies.elastic import Elastic
 
     return Elastic(plan, params)
 
 
-def _gated(plan: Mapping[str, Any], params: Params) -> Routine:
-    from aiops.client.routines.gated import Gated
+def _gated(plan: Mapping[str, Any], params: Params) -> LocalStrategy:
+    from aiops.client.strategies.gated import Gated
 
     return Gated(plan, params)
 
 
 # Workers whose gradients travel as they are need no kernels, so these are imported when wanted.
-_ROUTINES: Mapping[str, Callable[[Mapping[str, Any], Params], Routine]] = {
+_ROUTINES: Mapping[str, Callable[[Mapping[str, Any], Params], LocalStrategy]] = {
     "direct": lambda plan, params: Direct(params),
     "accumulate": _accumulate,
     "local": _local,

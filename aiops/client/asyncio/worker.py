@@ -8,12 +8,20 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Self, TypeAlias
 
-from aiops.client.aio import AsyncClient
+from aiops.client.asyncio.client import AsyncClient
 from aiops.client.facade import WorkerFacade
 from aiops.client.params import Params
-from aiops.client.requests import Receipt
-from aiops.client.script import Script, T, play_awaiting
-from aiops.client.steps import Await, Begin, Carry, Gradients, Offer, Order, Steps
+from aiops.client.program import Program, T, drive_awaiting
+from aiops.client.request_kinds import Receipt
+from aiops.client.training_loop import (
+    Gradients,
+    Join,
+    Offer,
+    Op,
+    Send,
+    SendInBackground,
+    TrainingLoop,
+)
 from aiops.client.transfer import Transfer
 from aiops.common import forks
 from aiops.common.closing import AsyncClosing
@@ -26,7 +34,7 @@ __all__ = ["AsyncCompute", "AsyncWorker"]
 AsyncCompute: TypeAlias = Callable[[Params], Gradients | Awaitable[Gradients]]
 
 
-class _Errand:
+class _BackgroundTransfer:
     """A transfer that a task of its own sees to, while gradients are computed."""
 
     def __init__(self, client: AsyncClient, transfer: Transfer) -> None:
@@ -101,7 +109,7 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
     ) -> None:
         self._client = AsyncClient(url, role="worker", token=token, name=name, timeout=timeout)
         self._initial, self._tables, self._views = params, tables, views
-        self._errand: _Errand | None = None  # the last one
+        self._errand: _BackgroundTransfer | None = None  # the last one
         self._busy = False
         forks.note(self)
 
@@ -143,7 +151,9 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
                 await asyncio.sleep(0)  # let what was begun go out, and others have their turn
             return receipt
 
-    async def _exchange(self, steps: Steps, gradients: Gradients, again: bool) -> Receipt | None:
+    async def _exchange(
+        self, steps: TrainingLoop, gradients: Gradients, again: bool
+    ) -> Receipt | None:
         """Take a step in which the gradient travels as it is."""
         steps.begin(again=again)
         try:
@@ -233,19 +243,19 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
         finally:
             self._busy = False
 
-    async def _play(self, script: Script[Order, T]) -> T:
-        return await play_awaiting(script, self._carry_out)
+    async def _play(self, script: Program[Op, T]) -> T:
+        return await drive_awaiting(script, self._carry_out)
 
-    async def _carry_out(self, order: Order) -> Any:
+    async def _carry_out(self, order: Op) -> Any:
         match order:
-            case Carry(transfer):
+            case Send(transfer):
                 return await self._client.carry(transfer)
             case Offer(params):
                 return await self._client.offer(params, self._tables)
-            case Begin(transfer):
-                self._errand = _Errand(self._client, transfer)
+            case SendInBackground(transfer):
+                self._errand = _BackgroundTransfer(self._client, transfer)
                 return self._errand
-            case Await(errand):
-                assert isinstance(errand, _Errand)
+            case Join(errand):
+                assert isinstance(errand, _BackgroundTransfer)
                 await asyncio.wait([errand.task])  # which has a deadline of its own
                 return None

@@ -39,7 +39,7 @@ class Hearer(Protocol):
         """Return what is to be sent now, and forget it."""
 
 
-class Line:
+class ShardSocket:
     """One socket.
 
     Parameters
@@ -94,7 +94,7 @@ class Line:
         return True
 
 
-def move(lines: Sequence[Line], seconds: float) -> bool:
+def move(lines: Sequence[ShardSocket], seconds: float) -> bool:
     """Send and receive on all lines at once; return whether anything came.
 
     Waits at most so many seconds until something can be done.

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiops.client.calls import Ask, Call
-from aiops.client.connection import Connection
 from aiops.client.facade import Facade
 from aiops.client.params import Params, Stamped
-from aiops.client.requests import Receipt, Request
-from aiops.client.script import T, play
+from aiops.client.program import T, drive
+from aiops.client.request_kinds import Receipt, Request
+from aiops.client.sync.connection import Connection
 from aiops.client.transfer import Transfer
 from aiops.common import forks
 from aiops.common.closing import Closing
@@ -60,7 +60,7 @@ class Client(Facade, Closing):
         pongs: bool = False,
     ) -> None:
         super().__init__(url, role=role, token=token, name=name, timeout=timeout, pongs=pongs)
-        self._connection = Connection(self._talk, self._host, self._port)
+        self._connection = Connection(self._session, self._host, self._port)
         forks.note(self)
         self._run(None)
 
@@ -144,7 +144,7 @@ class Client(Facade, Closing):
         ------
         As `push`; after a `StaleGradient`, the parameters are up to date.
         """
-        if self._talk.plan.get("routine", "direct") != "direct":
+        if self._session.plan.get("routine", "direct") != "direct":
             self._calls.check_direct()
         request: Receipt | Request | None = None
         if into is None or into is params:
@@ -152,7 +152,7 @@ class Client(Facade, Closing):
             if self._connection.steady is not None:
                 request = self._connection.exchange(params, gradients)
         if request is None:
-            request = self._asks.push(gradients, params, into)
+            request = self._requests.push(gradients, params, into)
         elif isinstance(request, Receipt):
             return request
         receipt: Receipt = self._run(request)
@@ -229,7 +229,7 @@ class Client(Facade, Closing):
         return self._do(self._calls.exchange_rows(name, ids, grads, next_ids, out, version))
 
     def carry(self, transfer: Transfer) -> Receipt | None:
-        """Move what a routine wants moved (`aiops.client.routines`); None for a mere fetch."""
+        """Move what a routine wants moved (`aiops.client.strategies`); None for a mere fetch."""
         return self._do(self._calls.carry(transfer))
 
     def interrupt(self) -> None:
@@ -279,7 +279,7 @@ class Client(Facade, Closing):
 
     def _do(self, call: Call[T]) -> T:
         """Carry out a call, and wait for what it comes to."""
-        return play(call, self._ask)
+        return drive(call, self._ask)
 
     def _ask(self, order: Ask) -> Any:
         return self._run(None if self._closed else order.make())
@@ -288,7 +288,7 @@ class Client(Facade, Closing):
         """Return what a request came to (None: wait until the server said welcome)."""
         if self._closed:
             if request is not None:
-                self._talk.abandon(request)
+                self._session.abandon(request)
             raise self._unusable()
         timeout = self.timeout if request is None else self._patience_for(request)
         return self._connection.carry(request, timeout, self.timeout)

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 from aiops.client.params import Params
-from aiops.client.requests import Receipt
-from aiops.client.routines.base import Routine
-from aiops.client.routines.flat import Model, note_version, rounded, take_over, wide
-from aiops.client.routines.plan import Plan
+from aiops.client.request_kinds import Receipt
+from aiops.client.strategies.base import LocalStrategy
+from aiops.client.strategies.flat import Model, note_version, rounded, take_over, wide
+from aiops.client.strategies.plan import Plan
 from aiops.client.transfer import Transfer
 from aiops.model.layout import Array
 
 
-class Elastic(Routine):
+class Elastic(LocalStrategy):
     """Every ``push_every`` steps push the position x, and move towards the centre θ.
 
     The server moves first, θ' = θ + d with d = κ(x − θ), and answers with θ'; the same d is

@@ -8,12 +8,20 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from aiops.client.blocking import Client
 from aiops.client.facade import WorkerFacade
 from aiops.client.params import Params
-from aiops.client.requests import Receipt
-from aiops.client.script import Script, T, play
-from aiops.client.steps import Await, Begin, Carry, Gradients, Offer, Order, Steps
+from aiops.client.program import Program, T, drive
+from aiops.client.request_kinds import Receipt
+from aiops.client.sync.client import Client
+from aiops.client.training_loop import (
+    Gradients,
+    Join,
+    Offer,
+    Op,
+    Send,
+    SendInBackground,
+    TrainingLoop,
+)
 from aiops.client.transfer import Transfer
 from aiops.common import forks
 from aiops.common.closing import Closing
@@ -28,7 +36,7 @@ Compute: TypeAlias = Callable[[Params], Gradients]
 _BEAT = 2.0  # seconds between looks at a connection that nobody is using, at most
 
 
-class _Errand:
+class _BackgroundTransfer:
     """A transfer that the worker's own thread sees to, while gradients are computed."""
 
     def __init__(self, transfer: Transfer) -> None:
@@ -101,7 +109,7 @@ class Worker(WorkerFacade, Closing):
     """
 
     _client: Client
-    _begun: Steps
+    _begun: TrainingLoop
 
     def __init__(
         self,
@@ -125,8 +133,8 @@ class Worker(WorkerFacade, Closing):
             raise
         self._tables = tables  # to be offered again to a server that has lost its model
         self._lock = threading.Lock()
-        self._errands: queue.SimpleQueue[_Errand | None] = queue.SimpleQueue()
-        self._errand: _Errand | None = None  # the last one
+        self._errands: queue.SimpleQueue[_BackgroundTransfer | None] = queue.SimpleQueue()
+        self._errand: _BackgroundTransfer | None = None  # the last one
         forks.note(self)
         self._thread = threading.Thread(target=self._keep, name="aiops-worker", daemon=True)
         self._thread.start()
@@ -260,26 +268,26 @@ class Worker(WorkerFacade, Closing):
         self._lock = threading.Lock()
         self._errands = queue.SimpleQueue()
 
-    def _play(self, script: Script[Order, T]) -> T:
-        return play(script, self._carry_out)
+    def _play(self, script: Program[Op, T]) -> T:
+        return drive(script, self._carry_out)
 
-    def _carry_out(self, order: Order) -> Any:
+    def _carry_out(self, order: Op) -> Any:
         if self._forked:  # in the midst of a step: its thread does no errands here
             self._check()
         match order:
-            case Carry(transfer):
+            case Send(transfer):
                 with self._lock:
                     return self._client.carry(transfer)
             case Offer(params):
                 with self._lock:
                     return self._client.offer(params, self._tables)
-            case Begin(transfer):
-                self._errand = _Errand(transfer)
+            case SendInBackground(transfer):
+                self._errand = _BackgroundTransfer(transfer)
                 self._errands.put(self._errand)
                 return self._errand
-            case Await(errand):
+            case Join(errand):
                 limit = self._client.patience + _BEAT
-                assert isinstance(errand, _Errand)
+                assert isinstance(errand, _BackgroundTransfer)
                 if not errand.done.wait(limit):
                     raise DeadlineExceeded(
                         f"{self.url} did not answer a push in the background within {limit:g} s"

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, TypeAlias, TypeVar
 
-OrderT = TypeVar("OrderT")
+OpT = TypeVar("OpT")
 T = TypeVar("T")
 
-Script: TypeAlias = Generator[OrderT, Any, T]
+Program: TypeAlias = Generator[OpT, Any, T]
 
 
-def play(script: Script[OrderT, T], carry_out: Callable[[OrderT], Any]) -> T:
+def drive(script: Program[OpT, T], carry_out: Callable[[OpT], Any]) -> T:
     """Carry out the orders of a script; return its result."""
     try:
         order = next(script)
@@ -34,9 +34,7 @@ def play(script: Script[OrderT, T], carry_out: Callable[[OrderT], Any]) -> T:
         script.close()
 
 
-async def play_awaiting(
-    script: Script[OrderT, T], carry_out: Callable[[OrderT], Awaitable[Any]]
-) -> T:
+async def drive_awaiting(script: Program[OpT, T], carry_out: Callable[[OpT], Awaitable[Any]]) -> T:
     """Do the same where carrying out an order is awaited."""
     try:
         order = next(script)

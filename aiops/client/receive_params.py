@@ -46,7 +46,7 @@ def wants_of(params: Params, wanted: Ints | None) -> tuple[int, Wants]:
     return params.version, tuple(runs)
 
 
-class Into(Sink):
+class ParameterSink(Sink):
     """The sink of one answer: raw parts go straight into the arena, increments beside it.
 
     The arrays of raw parts are a mixture of two versions until all has come, and are marked so;
@@ -269,7 +269,7 @@ class Into(Sink):
         return tuple(late)
 
 
-class PortionInto(Sink):
+class PortionSink(Sink):
     """The sink of one shard's portion of an answer.
 
     Parameters
@@ -280,7 +280,7 @@ class PortionInto(Sink):
         Which of its parts is the portion's first.
     """
 
-    def __init__(self, into: Into, first: int) -> None:
+    def __init__(self, into: ParameterSink, first: int) -> None:
         self._into, self._first = into, first
 
     def view(self, part: int, offset: int) -> memoryview:

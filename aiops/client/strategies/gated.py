@@ -9,9 +9,9 @@ import numpy as np
 
 from aiops.bandwidth.gates import Gate
 from aiops.client.params import Params, Stamp
-from aiops.client.requests import Receipt
-from aiops.client.routines.base import Routine
-from aiops.client.routines.flat import (
+from aiops.client.request_kinds import Receipt
+from aiops.client.strategies.base import LocalStrategy
+from aiops.client.strategies.flat import (
     Intake,
     Model,
     note_version,
@@ -20,13 +20,13 @@ from aiops.client.routines.flat import (
     take_over,
     zeros,
 )
-from aiops.client.routines.plan import Plan
+from aiops.client.strategies.plan import Plan
 from aiops.client.transfer import Transfer
 from aiops.errors import UsageError
 from aiops.model.layout import Array, Ints
 
 
-class Gated(Routine):
+class Gated(LocalStrategy):
     """One decision per direction after each mini-batch, for the model or for each tensor.
 
     What is not fetched keeps its true version, so that the staleness of its next gradient is

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Mapping
 from typing import cast
 
-from aiops.client.branch import Branch
-from aiops.client.dialogue import Dialogue
 from aiops.client.params import Params
-from aiops.client.requests import Receipt, Request
+from aiops.client.request_kinds import Receipt, Request
+from aiops.client.session import Session
+from aiops.client.shard_channel import ShardChannel
 from aiops.client.steady import Steady, hear
 from aiops.common import forks
 from aiops.errors import AiopsError, ConnectionLost
@@ -29,7 +29,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     Parameters
     ----------
-    talk
+    session
         The conversation whose bytes it carries, or the branch of it.
     shared
         What both sides will have shown each other, if it is within one machine.
@@ -50,12 +50,12 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def __init__(
         self,
-        talk: Dialogue | Branch,
+        session: Session | ShardChannel,
         shared: SharedPayloads | None = None,
         side: UnixSide | None = None,
         host: str = "",
     ) -> None:
-        self._talk, self._shared, self._side = talk, shared, side
+        self._session, self._shared, self._side = session, shared, side
         self.host = host
         self._lead = self
         self.branches: list[AsyncConnection] = []
@@ -83,14 +83,14 @@ class AsyncConnection(asyncio.BufferedProtocol):
         if sock is not None and self._shared is None:
             tune(sock)
         transport.set_write_buffer_limits(high=_CHUNK // 2)
-        self._views = [memoryview(buffer) for buffer in self._talk.connected(self._shared)]
+        self._views = [memoryview(buffer) for buffer in self._session.connected(self._shared)]
         self.flush()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Offer the conversation's buffer."""
         if self._steady is not None:
             return self._steady.room[self._came :]
-        return self._talk.next_buffer()
+        return self._session.next_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take what was received; send what follows from it."""
@@ -98,7 +98,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self._received_steadily(nbytes)
             return
         try:
-            self._talk.received(nbytes)
+            self._session.received(nbytes)
         except AiopsError as error:
             self.end(error)
             return
@@ -117,10 +117,10 @@ class AsyncConnection(asyncio.BufferedProtocol):
         What becomes the receipt, or, if it turns out to be no such exchange, the request that it is
         in the general way, which is then under way. None: nothing has been done.
         """
-        talk, transport = self._talk, self.transport
-        if not isinstance(talk, Dialogue) or transport is None or not talk.idle:
+        session, transport = self._session, self.transport
+        if not isinstance(session, Session) or transport is None or not session.idle:
             return None
-        steady = talk.steady
+        steady = session.steady
         if self._full or self._views or steady is None or steady.direct or self._steady is not None:
             return None
         buffers = steady.begin(params, gradients)
@@ -151,13 +151,13 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def hand_over(self) -> Request | None:
         """Have a steady exchange that is under way go on in the general way; return its request."""
         steady, done, self._steady = self._steady, self._done, None
-        if steady is None or not isinstance(self._talk, Dialogue):
+        if steady is None or not isinstance(self._session, Session):
             return None
         request, _unsent, heard = steady.hand_over(steady.says, self._came)
         if done is not None and not done.done():
             done.set_result(request)
         try:
-            hear(self._talk, heard)
+            hear(self._session, heard)
         except AiopsError as error:
             self.end(error)
         else:
@@ -172,7 +172,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Note that it has ended."""
         why = f": {exc}" if exc else ""
-        self.end(ConnectionLost(f"{self._talk.server} closed the connection{why}"))
+        self.end(ConnectionLost(f"{self._session.server} closed the connection{why}"))
 
     def pause_writing(self) -> None:
         """The transport is full."""
@@ -190,11 +190,11 @@ class AsyncConnection(asyncio.BufferedProtocol):
             branch._flush()
 
     def _flush(self) -> None:
-        if self.transport is not None and self._deaf != self._talk.waiting:
-            self._deaf = self._talk.waiting
+        if self.transport is not None and self._deaf != self._session.waiting:
+            self._deaf = self._session.waiting
             if not self.transport.is_closing():
                 (self.transport.pause_reading if self._deaf else self.transport.resume_reading)()
-        self._views.extend(memoryview(buffer) for buffer in self._talk.outgoing())
+        self._views.extend(memoryview(buffer) for buffer in self._session.outgoing())
         views = self._views
         while views and not self._full and self.transport is not None:
             if self.transport.is_closing():
@@ -217,7 +217,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         """Say goodbye, unless in mid-message (it would be a part of that), and close."""
         if self.transport is None or self.unsent:
             return
-        for buffer in self._talk.leave():
+        for buffer in self._session.leave():
             self.transport.write(buffer)
         self.transport.close()
         await asyncio.wait([self.ended], timeout=_GOODBYE)

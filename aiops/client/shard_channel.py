@@ -19,15 +19,15 @@ from aiops.wire.shared_payloads import SharedPayloads
 from aiops.wire.sinks import Discard, Sink
 
 if TYPE_CHECKING:
-    from aiops.client.dialogue import Dialogue
+    from aiops.client.session import Session
 
 
-class Branch:
+class ShardChannel:
     """One branch, for as long as its connection.
 
     Parameters
     ----------
-    talk
+    session
         The conversation with the lead.
     shard
         Which of the shards this is, from 1.
@@ -39,16 +39,16 @@ class Branch:
 
     def __init__(
         self,
-        talk: Dialogue,
+        session: Session,
         shard: int,
         host: str,
         port: int,
         wire: Callable[[SinkFor], Connection],
     ) -> None:
-        self._talk, self.shard, self.host, self.port = talk, shard, host, port
+        self._session, self.shard, self.host, self.port = session, shard, host, port
         self.server = f"shard {shard} at {host}:{port}"
         self.wire = wire(self._place)
-        self.wire.traffic = talk.wire.traffic  # all is counted together
+        self.wire.traffic = session.wire.traffic  # all is counted together
         self.attached = False
         self._out: list[Buffer] = []
         self._hello: messages.ShardHello | None = None
@@ -58,7 +58,7 @@ class Branch:
 
     def connected(self, shared: SharedPayloads | None = None) -> list[Buffer]:
         """Begin on its connection; return what to send."""
-        self._hello = self._talk.follow()
+        self._hello = self._session.follow()
         self._say(self._hello)
         return self.outgoing()
 
@@ -82,7 +82,7 @@ class Branch:
         return self.wire.next_buffer()
 
     def received(self, nbytes: int) -> None:
-        """Take note of received bytes; raises as `Dialogue.received` does."""
+        """Take note of received bytes; raises as `Session.received` does."""
         if nbytes == 0:
             raise ConnectionLost(f"{self.server} closed the connection")
         self._hear_all(self.wire.received(nbytes))
@@ -118,7 +118,7 @@ class Branch:
     def _place(self, message: Message) -> Sink | None:
         if not isinstance(message, ShardParts):
             return Discard()
-        return self._talk.shards.place_portion(self.shard, message)
+        return self._session.shards.place_portion(self.shard, message)
 
     def _hear_all(self, heard: list[tuple[Message, Sink | None]]) -> None:
         for message, sink in heard:
@@ -130,32 +130,32 @@ class Branch:
         if isinstance(message, Challenge):
             assert self._hello is not None
             self._challenge = message
-            token = self._talk.token
+            token = self._session.token
             self._say(handshake.answer(message, self._hello, token, self.server))
         elif isinstance(message, ShardWelcome):
             assert self._hello is not None
-            given = self._challenge, self._talk.token, self.server
+            given = self._challenge, self._session.token, self.server
             handshake.check_welcome(message, self._hello, *given)
             self.attached = True
-            self._talk.branch_attached()
+            self._session.branch_attached()
         elif isinstance(message, Ping):
             self._say(messages.Pong(message.id))
         elif isinstance(message, ShardParts):
             if not message.parts:
                 raise RemoteProtocolError(f"{self.server} sent a portion of nothing")
-            self._talk.shards.hear_portion(self.shard, message, sink)
+            self._session.shards.hear_portion(self.shard, message, sink)
 
 
-def following(talk: Dialogue, run: str, epoch: int, nonce: bytes) -> messages.ShardHello:
+def following(session: Session, run: str, epoch: int, nonce: bytes) -> messages.ShardHello:
     """Return how a client introduces itself to a follower."""
     return messages.ShardHello(
         id=0,
         protocol=messages.PROTOCOL,
-        client=talk.client,
+        client=session.client,
         epoch=epoch,
-        name=talk.name,
+        name=session.name,
         run=run,
-        pongs=talk.pongs,
+        pongs=session.pongs,
         nonce=nonce,
         agent=f"aiops-python/{__version__}",
     )

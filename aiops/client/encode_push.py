@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from aiops.client.coding import Coding, Encoded
-from aiops.client.foreign import on_host
+from aiops.client.dlpack import on_host
 from aiops.client.params import Params
 from aiops.codecs import raw
 from aiops.errors import UsageError, nearest

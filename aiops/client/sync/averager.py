@@ -9,101 +9,13 @@ import threading
 from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any
 
-from aiops.client.averaging import Averaging
-from aiops.client.backoff import check_timeout
-from aiops.client.replica import Arrays, Replica
+from aiops.client.averager_facade import FAREWELL, AveragerFacade
 from aiops.client.rounds import Averages
-from aiops.client.turns import TurnLock
-from aiops.common import forks, urls
 from aiops.common.closing import Closing
 from aiops.errors import DeadlineExceeded, UsageError
 from aiops.model.layout import Array
 
 __all__ = ["Averages", "ModelAverager"]
-
-FAREWELL = 1.0
-"""Seconds that a round under way gets at the end: Ctrl-C is to work within two."""
-
-
-class AveragerFacade:
-    """What the blocking and the async averager have in common; parameters as theirs."""
-
-    def __init__(
-        self,
-        url: str,
-        params: Mapping[str, Array] | Any,
-        *,
-        token: str | None,
-        name: str | None,
-        timeout: float,
-        host: str | None,
-    ) -> None:
-        self.url = urls.write(*urls.parse(url))
-        check_timeout(timeout)
-        self.timeout = timeout
-        self.lock = TurnLock()
-        self._core = Averaging(
-            _replica_of(params),
-            self.lock,
-            url=url,
-            token=token,
-            name=name,
-            timeout=timeout,
-            host=host,
-        )
-        self._closed = self._forked = False
-        forks.note(self)
-
-    def forked(self) -> None:
-        """Refuse to work in a fork, where nothing averages."""
-        self._closed = self._forked = True
-        self.lock.forked()
-
-    @property
-    def steps(self) -> int:
-        """How many steps have been taken."""
-        return self._core.steps
-
-    @property
-    def lr(self) -> float:
-        """The learning rate that the server was started with (``--lr``), for your own updates."""
-        return float(self._core.rounds.plan["lr"])
-
-    @property
-    def plan(self) -> Mapping[str, Any]:
-        """The policy's settings, as the server announced them."""
-        return self._core.rounds.plan
-
-    @property
-    def stats(self) -> Averages:
-        """What became of the averages so far."""
-        return self._core.rounds.stats
-
-    @property
-    def traffic(self) -> tuple[int, int]:
-        """Bytes received from, and sent to, the server and the other workers so far."""
-        return self._core.rounds.traffic
-
-    def __repr__(self) -> str:
-        stats = self.stats
-        return (
-            f"<{type(self).__name__} at {self.url}: {self.steps} steps, {stats.rounds} averages,"
-            f" {stats.workers} workers in the last>"
-        )
-
-    def _check(self) -> None:
-        if self._forked:
-            raise forks.inherited("averager")
-        if self._closed:
-            raise UsageError("this averager is closed")
-        if self._core.error is not None:
-            raise self._core.error
-
-    def _late(self, what: str) -> DeadlineExceeded:
-        return DeadlineExceeded(
-            f"{what} was not over in {self.timeout:g} s: {self.url} or another worker does not"
-            " answer; timeout=... allows more"
-        )
 
 
 class ModelAverager(AveragerFacade, Closing):
@@ -309,16 +221,3 @@ class ModelAverager(AveragerFacade, Closing):
             if isinstance(error, DeadlineExceeded):
                 raise
             raise self._late(what) from None
-
-
-def _replica_of(params: Any) -> Replica:
-    if isinstance(params, Mapping):
-        return Arrays(params)
-    if hasattr(params, "named_parameters"):
-        from aiops.client.torch_replica import Module
-
-        return Module(params)
-    raise UsageError(
-        f"params must be a mapping of NumPy arrays or a torch.nn.Module, not"
-        f" {type(params).__name__}"
-    )

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 from aiops.client.params import Params, Stamp
-from aiops.client.requests import Receipt
-from aiops.client.routines.base import Routine
-from aiops.client.routines.flat import Model, difference, note_version, ranges, wide
-from aiops.client.routines.plan import Plan
+from aiops.client.request_kinds import Receipt
+from aiops.client.strategies.base import LocalStrategy
+from aiops.client.strategies.flat import Model, difference, note_version, ranges, wide
+from aiops.client.strategies.plan import Plan
 from aiops.client.transfer import Transfer
 from aiops.errors import UsageError
 from aiops.model.layout import Array, Layout
 
 
-class Local(Routine):
+class Local(LocalStrategy):
     """Push start − end of some local steps, and go on from what the server makes of it.
 
     With x the local model and a the anchor (what of x is not news to the server): to hand over,

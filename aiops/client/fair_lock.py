@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 
 
-class TurnLock:
+class FairLock:
     """A fair lock: a context manager for threads, `awaited` for tasks of an event loop."""
 
     def __init__(self) -> None:

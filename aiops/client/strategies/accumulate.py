@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiops.client.params import Params, Stamp
-from aiops.client.requests import Receipt
-from aiops.client.routines.base import Routine
-from aiops.client.routines.flat import Model, ranges, rounded, take_over, zeros
-from aiops.client.routines.plan import Plan
+from aiops.client.request_kinds import Receipt
+from aiops.client.strategies.base import LocalStrategy
+from aiops.client.strategies.flat import Model, ranges, rounded, take_over, zeros
+from aiops.client.strategies.plan import Plan
 from aiops.client.transfer import Transfer
 from aiops.model.layout import Array
 
 
-class Accumulate(Routine):
+class Accumulate(LocalStrategy):
     """Apply gradients locally, and push their sum (Dean et al. 2012, algorithm 7.1).
 
     The plan: push every ``push_every`` steps, fetch every ``fetch_every``; ``inner`` is the local

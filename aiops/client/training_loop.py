@@ -1,11 +1,11 @@
 """What a worker does around its mini-batches, sans-I/O: `Worker` and `AsyncWorker` drive this.
 
-A `Routine` says what is to travel. This says what a worker makes of that: what it waits for, what
-goes on in the background, what becomes of a transfer that failed or that nobody waited out, and how
-to go on with a server that was restarted.
+A `LocalStrategy` says what is to travel. This says what a worker makes of that: what it waits for,
+what goes on in the background, what becomes of a transfer that failed or that nobody waited out,
+and how to go on with a server that was restarted.
 
-Each thing that a worker can do is a script (`aiops.client.script`), whose orders a shell carries
-out: `Carry`, `Begin`, `Await` and `Offer`.
+Each thing that a worker can do is a script (`aiops.client.program`), whose orders a shell carries
+out: `Send`, `SendInBackground`, `Join` and `Offer`.
 
 A script may be broken off at any order. The next one goes on from what is known then: nothing is
 lost, and nothing is pushed twice.
@@ -20,11 +20,11 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from aiops.client.dialogue import Dialogue
 from aiops.client.params import Params
-from aiops.client.requests import Receipt
-from aiops.client.routines import Direct, Routine, Transfer, routine_for
-from aiops.client.script import Script
+from aiops.client.program import Program
+from aiops.client.request_kinds import Receipt
+from aiops.client.session import Session
+from aiops.client.strategies import Direct, LocalStrategy, Transfer, strategy_for
 from aiops.errors import NotReady, Refused, Restarted, StaleGradient, UsageError
 from aiops.model.layout import Array
 
@@ -33,7 +33,7 @@ Gradients: TypeAlias = Mapping[str, Array]
 _log = logging.getLogger("aiops.client")
 
 
-class Errand(Protocol):
+class BackgroundTransfer(Protocol):
     """A transfer in the background, which the shell sees to."""
 
     @property
@@ -50,24 +50,24 @@ class Errand(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Carry:
+class Send:
     """Move this, and wait for the answer: its `Receipt`, or None for a mere fetch."""
 
     transfer: Transfer
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
-    """Have this moved in the background; the answer is its `Errand`."""
+class SendInBackground:
+    """Have this moved in the background; the answer is its `BackgroundTransfer`."""
 
     transfer: Transfer
 
 
 @dataclass(frozen=True, slots=True)
-class Await:
+class Join:
     """Wait until this errand is over."""
 
-    errand: Errand
+    errand: BackgroundTransfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +77,15 @@ class Offer:
     params: Params
 
 
-Order: TypeAlias = Carry | Begin | Await | Offer
+Op: TypeAlias = Send | SendInBackground | Join | Offer
 
 
-class Steps:
+class TrainingLoop:
     """The steps of one worker.
 
     Parameters
     ----------
-    talk
+    session
         Its conversation with the server, which has said welcome.
     params
         The server's parameters; the routine's from here on.
@@ -107,22 +107,22 @@ class Steps:
         When the plan asks for what this client does not know, or the model cannot be trained so.
     """
 
-    def __init__(self, talk: Dialogue, params: Params, clock: Callable[[], float]) -> None:
-        self._talk, self._clock = talk, clock
+    def __init__(self, session: Session, params: Params, clock: Callable[[], float]) -> None:
+        self._session, self._clock = session, clock
         self.params = params
-        self.routine: Routine = routine_for(self._plan, params)
+        self.strategy: LocalStrategy = strategy_for(self._plan, params)
         self.last: Receipt | None = None
         self.steps = 0
         self.recomputed = 0
         self.idle_seconds = self.compute_seconds = 0.0
         self._since = clock()
-        self._errand: Errand | None = None
-        self.direct = type(self.routine) is Direct and "gate" not in self._plan
+        self._errand: BackgroundTransfer | None = None
+        self.direct = type(self.strategy) is Direct and "gate" not in self._plan
 
     @property
     def _plan(self) -> Mapping[str, Any]:
         """The client plan, which may be another one since the server was restarted."""
-        return self._talk.plan
+        return self._session.plan
 
     # ------------------------------------------------------------ the scripts
 
@@ -136,7 +136,7 @@ class Steps:
         """
         if not again and self._plan.get("recompute"):
             raise UsageError(
-                f"{self._talk.policy} may ask for a gradient again: call step(function)"
+                f"{self._session.policy} may ask for a gradient again: call step(function)"
                 " with a function params → gradients"
             )
 
@@ -144,7 +144,7 @@ class Steps:
 
     def begin(self, *, again: bool) -> None:
         """Begin such a step (`direct`): computing is over. Raises as `check` does."""
-        if not again and self._talk.plan.get("recompute"):
+        if not again and self._session.plan.get("recompute"):
             self.check(again=again)
         now = self._clock()
         self.compute_seconds += now - self._since
@@ -159,7 +159,7 @@ class Steps:
         self.steps += 1
         return receipt
 
-    def failed(self, error: BaseException, *, again: bool) -> Script[Order, Receipt | None]:
+    def failed(self, error: BaseException, *, again: bool) -> Program[Op, Receipt | None]:
         """See what follows if it failed; returns what `step` does."""
         self._count(idle=True)
         try:
@@ -169,7 +169,7 @@ class Steps:
         self.steps += receipt is not None
         return receipt
 
-    def step(self, gradients: Gradients, *, again: bool) -> Script[Order, Receipt | None]:
+    def step(self, gradients: Gradients, *, again: bool) -> Program[Op, Receipt | None]:
         """Take the gradients of a mini-batch, computed at `params`.
 
         Returns None, where it can be done ``again``, when they are to be computed again, at
@@ -186,34 +186,34 @@ class Steps:
         self.steps += receipt is not None
         return receipt
 
-    def refresh(self) -> Script[Order, int]:
+    def refresh(self) -> Program[Op, int]:
         """Fetch the newest parameters; return their version."""
         yield from self._settle(wait=True)
-        yield from self._carry(self.routine.refresh())
+        yield from self._carry(self.strategy.refresh())
         return self.params.version
 
-    def flush(self) -> Script[Order, None]:
+    def flush(self) -> Program[Op, None]:
         """Wait for what is on its way, and push the rest."""
         yield from self._settle(wait=True)
-        rest = self.routine.rest()
+        rest = self.strategy.rest()
         if rest is not None:
             yield from self._carry(rest)
 
     # ------------------------------------------------------------ inside
 
-    def _recover(self, error: BaseException, again: bool) -> Script[Order, Receipt | None]:
+    def _recover(self, error: BaseException, again: bool) -> Program[Op, Receipt | None]:
         """Go on after a gradient that was not taken; raise what nothing can be done about."""
         if isinstance(error, Restarted):
             yield from self._begin_anew()
-            if not again or self.routine.local:
+            if not again or self.strategy.local:
                 return replace(self._nothing(), used=False)
         elif not (again and isinstance(error, StaleGradient)):
             raise error
         self.recomputed += 1
         return None
 
-    def _step(self, gradients: Gradients) -> Script[Order, Receipt]:
-        routine = self.routine
+    def _step(self, gradients: Gradients) -> Program[Op, Receipt]:
+        routine = self.strategy
         if self._errand is not None and self._errand.error is not None:
             yield from self._settle(wait=True)  # tell what failed before anything of this is done
         routine.apply(gradients)
@@ -224,13 +224,13 @@ class Steps:
         if transfer is not None and routine.waits:
             return (yield from self._carry(transfer))
         if transfer is not None:
-            self._errand = yield Begin(transfer)
+            self._errand = yield SendInBackground(transfer)
         yield from self._settle(wait=routine.waits)
         return self._nothing() if self.last is None else replace(self.last, pushed=False)
 
     def _note_held(self, transfer: Transfer | None) -> None:
         """Tell the ledger what the gates kept from travelling after a mini-batch."""
-        tensors, ledger = self.params.layout.tensors, self._talk.ledger
+        tensors, ledger = self.params.layout.tensors, self._session.ledger
         pushed = transfer.arrays if transfer is not None else None
         if pushed is not None and len(pushed) < len(tensors):
             held = [index for index, tensor in enumerate(tensors) if tensor.name not in pushed]
@@ -240,34 +240,34 @@ class Steps:
         if transfer is None or transfer.into is None:
             ledger.skipped_fetch()
 
-    def _begin_anew(self) -> Script[Order, None]:
+    def _begin_anew(self) -> Program[Op, None]:
         """Go on with a server that was restarted.
 
         Steps that were only taken here stay on top of its parameters. If it has come back without
         any, it is offered these: what is then lost is the optimiser's state and the tables' rows.
         """
-        server = self._talk.server
+        server = self._session.server
         _log.warning("%s was restarted: going on with its parameters", server)
-        self.routine.restarted()
+        self.strategy.restarted()
         try:
-            yield from self._carry(self.routine.refresh())
+            yield from self._carry(self.strategy.refresh())
         except NotReady:
             _log.warning("%s has no model any more: it is offered this worker's", server)
-            if (yield Offer(self.routine.offer())):
-                self.routine.offered()
-            yield from self._carry(self.routine.refresh())
+            if (yield Offer(self.strategy.offer())):
+                self.strategy.offered()
+            yield from self._carry(self.strategy.refresh())
 
-    def _carry(self, transfer: Transfer) -> Script[Order, Receipt]:
+    def _carry(self, transfer: Transfer) -> Program[Op, Receipt]:
         """See to a transfer, and wait for it."""
         self._count()
         try:
-            receipt = yield Carry(transfer)
+            receipt = yield Send(transfer)
         except BaseException as error:
             self._failed(error)
             raise
         finally:
             self._count(idle=True)
-        self.routine.arrived(receipt)
+        self.strategy.arrived(receipt)
         return self._note(receipt)
 
     def _failed(self, error: BaseException) -> None:
@@ -276,29 +276,29 @@ class Steps:
         What may have been applied stays under way, and is carried again: the server knows its
         number. (A gradient that travels as it is is its owner's again in any case.)
         """
-        if isinstance(error, Refused | UsageError) or not self.routine.local:
-            self.routine.failed()
+        if isinstance(error, Refused | UsageError) or not self.strategy.local:
+            self.strategy.failed()
 
-    def _settle(self, *, wait: bool) -> Script[Order, None]:
+    def _settle(self, *, wait: bool) -> Program[Op, None]:
         """Merge what has arrived in the background; wait for it if need be."""
         errand = self._errand
         if errand is None:
-            if self.routine.under_way is not None:  # the wait for it was broken off
-                yield from self._carry(self.routine.under_way)
+            if self.strategy.under_way is not None:  # the wait for it was broken off
+                yield from self._carry(self.strategy.under_way)
             return
         if not (wait or errand.over):
             return
         self._count()
         try:
             if not errand.over:
-                yield Await(errand)
+                yield Join(errand)
         finally:
             self._count(idle=True)
         self._errand = None
         if errand.error is not None:
             self._failed(errand.error)
             raise errand.error
-        self.routine.arrived(errand.receipt)
+        self.strategy.arrived(errand.receipt)
         if errand.receipt is not None:
             self._note(errand.receipt)
 

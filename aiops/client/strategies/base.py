@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from aiops.client.params import Params
-from aiops.client.requests import Receipt
+from aiops.client.request_kinds import Receipt
 from aiops.client.transfer import Transfer
 from aiops.model.layout import Array
 
 
-class Routine:
-    """One worker's part. Derive and override; see `aiops.client.routines` for the order of calls.
+class LocalStrategy:
+    """One worker's part. Derive and override; see `aiops.client.strategies` for the order of calls.
 
     Attributes
     ----------
@@ -93,7 +93,7 @@ class Routine:
         """Hear that the server took the offer."""
 
 
-class Direct(Routine):
+class Direct(LocalStrategy):
     """Push each gradient as it is, and wait for the parameters after it."""
 
     local = False

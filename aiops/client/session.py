@@ -2,14 +2,14 @@
 
 A driver connects, moves bytes, and waits; nothing else is left to it::
 
-    request = Conversation(talk).fetch(params)      # or push, define, stats, ...
-    send(talk.connected())                 # a (new) connection is there
-    talk.received(recv_into(talk.next_buffer()))
-    send(talk.outgoing())                  # whenever anything has been said or heard
-    talk.lost()                            # the connection is gone: connect again
+    request = Requests(session).fetch(params)      # or push, define, stats, ...
+    send(session.connected())                 # a (new) connection is there
+    session.received(recv_into(session.next_buffer()))
+    send(session.outgoing())                  # whenever anything has been said or heard
+    session.lost()                            # the connection is gone: connect again
     ... until request.done
 
-What a request asks is made by `aiops.client.conversation.Conversation`; here it is sent, as often
+What a request asks is made by `aiops.client.requests.Requests`; here it is sent, as often
 as it takes, and answered once.
 """
 
@@ -21,13 +21,13 @@ from typing import Any
 
 from aiops._version import __version__
 from aiops.bandwidth.byte_accounting import Ledger
-from aiops.client.branch import following
 from aiops.client.coding import Coding
-from aiops.client.incoming import Into
 from aiops.client.outbox import Outbox
 from aiops.client.params import Params
-from aiops.client.requests import Push, Request
-from aiops.client.rows import Rows, RowsInto
+from aiops.client.receive_params import ParameterSink
+from aiops.client.request_kinds import Push, Request
+from aiops.client.rows import Rows, RowsSink
+from aiops.client.shard_channel import following
 from aiops.client.shards import Shards
 from aiops.client.steady import LARGEST, Steady
 from aiops.codecs.choice import CodecChoice
@@ -64,7 +64,7 @@ def stream(place: SinkFor) -> Connection:
     return Connection("client", place, _LIMITS)
 
 
-class Dialogue:
+class Session:
     """One client's conversation with one server, over as many connections as it takes.
 
     Parameters
@@ -135,7 +135,7 @@ class Dialogue:
         self.layout: Layout | None = None
         self.rows = Rows()
         self.coding: Coding | None = None
-        self._unheard: list[Into] = []  # parameters that are being received
+        self._unheard: list[ParameterSink] = []  # parameters that are being received
         self._coming: Request | None = None  # the last whose answer has begun to come
         self._header = b""  # of an answer to a push that is coming, while one is to be learnt
         self.steady: Steady | None = None  # what has been learnt of pushes and their answers
@@ -429,7 +429,7 @@ class Dialogue:
             return Discard()
         self._coming = request
         parts: Parts = message.parts  # type: ignore[attr-defined]
-        if isinstance(request.into, RowsInto):
+        if isinstance(request.into, RowsSink):
             sink = request.into.sink(parts)
             if sink is None:
                 raise RemoteProtocolError(f"{self.server} sent other rows than were asked for")
@@ -438,7 +438,7 @@ class Dialogue:
             into = self.shards.place(request, message.id, parts)
         else:
             asked = request.have, request.wants
-            into = Into(request.into, parts, *asked, self.server, self._parallel_map)
+            into = ParameterSink(request.into, parts, *asked, self.server, self._parallel_map)
             if type(request) is Push and (self.steady is None or self.steady.failed):
                 self._header = self.wire.header
         self._unheard.append(into)
@@ -514,7 +514,7 @@ class Dialogue:
         self.answered += 1
         self.ledger.answered(message, not isinstance(sink, Discard))
         request = self._pending.pop(message.id, None)
-        if isinstance(sink, Into):
+        if isinstance(sink, ParameterSink):
             self._unheard.remove(sink)
         if request is self._coming:
             self._coming = None
@@ -552,7 +552,12 @@ class Dialogue:
         layout = self.layout
         if not (
             (self._learning and type(message) is Ack and message.used and not message.gate)
-            and (isinstance(sink, Into) and sink.plain and push is not None and layout is not None)
+            and (
+                isinstance(sink, ParameterSink)
+                and sink.plain
+                and push is not None
+                and layout is not None
+            )
             and (push.count == 1 and not push.wants and push.have >= 0 and len(push.parts) == 1)
             and push.parts[0][:4] == (0, layout.nbytes, RAW, layout.nbytes)
             and (self.coding is None and not self.increments and self.shards.placement is None)
@@ -579,8 +584,8 @@ class Dialogue:
             version = message.version
         else:
             return
-        late = sink.finish() if isinstance(sink, Into) else ()
-        if request.into is not None and not isinstance(request.into, RowsInto):
+        late = sink.finish() if isinstance(sink, ParameterSink) else ()
+        if request.into is not None and not isinstance(request.into, RowsSink):
             request.into.connection = self.connection
             request.into.now_at(version, request.wants, late)
         for other in self._unheard:  # the next answer may be coming into the same arrays already

@@ -15,7 +15,7 @@ import numpy as np
 from aiops import kernels
 from aiops.algorithms import optimizers
 from aiops.algorithms.schedules import Schedule
-from aiops.client.outgoing import gather
+from aiops.client.encode_push import gather
 from aiops.client.params import Params
 from aiops.errors import BadPush
 from aiops.model.layout import Array, Ints, Layout, compute_dtype
@@ -102,7 +102,7 @@ class Intake:
         Raises
         ------
         UsageError, BadPush
-            As `Routine.apply`; nothing has changed.
+            As `LocalStrategy.apply`; nothing has changed.
         """
         layout = self._layout
         whole = isinstance(gradients, Params) and gradients.layout is layout

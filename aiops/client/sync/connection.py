@@ -13,13 +13,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from aiops.client.backoff import Attempts, overdue, reason
-from aiops.client.branch import Branch
-from aiops.client.dialogue import Dialogue
-from aiops.client.line import RECEIVE, SEND, Line, send_some
-from aiops.client.line import move as line_move
 from aiops.client.params import Params
-from aiops.client.requests import Receipt, Request
+from aiops.client.request_kinds import Receipt, Request
+from aiops.client.session import Session
+from aiops.client.shard_channel import ShardChannel
 from aiops.client.steady import Steady, hear, without
+from aiops.client.sync.shard_socket import RECEIVE, SEND, ShardSocket, send_some
+from aiops.client.sync.shard_socket import move as line_move
 from aiops.common import forks
 from aiops.errors import AiopsError, ConnectionLost, DeadlineExceeded
 from aiops.model.layout import Array
@@ -59,19 +59,19 @@ class Connection:
 
     Parameters
     ----------
-    talk
+    session
         The conversation.
     host, port
         Where the server is.
     """
 
-    def __init__(self, talk: Dialogue, host: str, port: int) -> None:
-        self._talk, self._host, self._port = talk, host, port
+    def __init__(self, session: Session, host: str, port: int) -> None:
+        self._session, self._host, self._port = session, host, port
         self._env = SURROUNDINGS.get()
         self.socket: socket.socket | None = None
         self._dialling: socket.socket | None = None  # what is being connected
         self._near: UnixSide | None = None  # on a connection within this machine
-        self._lines: list[Line] = []  # to all shards, where there are several
+        self._lines: list[ShardSocket] = []  # to all shards, where there are several
         self._spin = Spin()
         self._poll: Any = None  # of the socket, where a system has that
         self._interrupted = self._forked = False
@@ -114,7 +114,7 @@ class Connection:
             fault = error
         except BaseException:  # it came in mid-message
             if steady.under_way:
-                self._talk.abandon(steady.hand_over(sent, came)[0])
+                self._session.abandon(steady.hand_over(sent, came)[0])
             self.hang_up()
             raise
         request, unsent, heard = steady.hand_over(sent, came)
@@ -126,7 +126,7 @@ class Connection:
     ) -> tuple[int, Exception | None]:
         """Receive the rest of an answer; return how much has come, and what went wrong."""
         if not came:
-            return 0, ConnectionLost(f"{self._talk.server} closed the connection")
+            return 0, ConnectionLost(f"{self._session.server} closed the connection")
         rest = steady.rest(came)
         while rest:
             wanted = rest[:RECEIVE]
@@ -137,7 +137,7 @@ class Connection:
             except OSError as error:
                 return came, error
             if not count:
-                return came, ConnectionLost(f"{self._talk.server} closed the connection")
+                return came, ConnectionLost(f"{self._session.server} closed the connection")
             came += count
             if count < len(wanted):
                 break  # it took a beat
@@ -148,16 +148,16 @@ class Connection:
         """Go on where a steady exchange has left off; return whether anything had come."""
         if handed.fault is None:
             self._send(handed.unsent, until)
-        heard = hear(self._talk, handed.heard)
+        heard = hear(self._session, handed.heard)
         if handed.fault is not None:
             raise handed.fault
         return heard
 
     def _settled(self) -> None:
         """Nothing is under way: have the next push go the shortest way, if it may."""
-        talk = self._talk
-        if talk.steady is not None and talk.idle and not self._lines:
-            self.steady = talk.steady
+        session = self._session
+        if session.steady is not None and session.idle and not self._lines:
+            self.steady = session.steady
 
     def carry(self, request: Request | None, timeout: float, attempting: float) -> Any:
         """Move bytes until a request is answered; return its result.
@@ -182,16 +182,16 @@ class Connection:
         AiopsError
             What the server refuses the request with.
         """
-        talk, now, self.steady = self._talk, time.monotonic(), None
+        session, now, self.steady = self._session, time.monotonic(), None
         handed = self._handed
         until = timeout + (handed.began if handed and handed.request is request else now)
         hurried = now - self._last < _MOMENT  # then so is the next, and takes along what can wait
         attempts, trying = None, now + min(timeout, attempting)
         try:
-            while not (request.done if request is not None else talk.ready):
+            while not (request.done if request is not None else session.ready):
                 if self._interrupted:
                     raise self._interruption()
-                ready = talk.ready
+                ready = session.ready
                 try:
                     self._move(until if ready else trying, attempting / 4)
                 except DeadlineExceeded:
@@ -203,19 +203,19 @@ class Connection:
                     if ready:  # it was there until now
                         trying = min(until, time.monotonic() + attempting)
                     if attempts is None:
-                        attempts = Attempts(talk.server, self._env.below, trying)
+                        attempts = Attempts(session.server, self._env.below, trying)
                     attempts.until = trying
                     self._wait(attempts.pause(time.monotonic(), error))
         except BaseException:  # whatever it was, it may have come in mid-message
             if request is not None:
-                talk.abandon(request)
+                session.abandon(request)
             self.hang_up()
             raise
-        if talk.shards.branches or talk.out or (talk.back and not hurried):
+        if session.shards.branches or session.out or (session.back and not hurried):
             self._send_the_rest(until)
         self._last = time.monotonic()
-        if talk.steady is not None and talk.idle and not self._lines:
-            self.steady = talk.steady
+        if session.steady is not None and session.idle and not self._lines:
+            self.steady = session.steady
         if request is None:
             return None
         if request.error is not None:
@@ -239,26 +239,26 @@ class Connection:
         handed, self._handed = self._handed, None
         if handed is not None and self._go_on(handed, until):
             return
-        if self._talk.shards.branches:
+        if self._session.shards.branches:
             self._move_all(until)
             return
         if self._lines:  # what was asked of all shards turned out to lie on the lead
             self._send(self._lines[0].rest(), until)
             self._keep_lines([])
             self._lines.clear()
-        self._send(self._talk.outgoing(), until)
+        self._send(self._session.outgoing(), until)
         self._receive(until)
 
     def _send_the_rest(self, until: float) -> None:
         """Send what answers are left over (a pong, say); the next call sees if it cannot."""
-        if self._talk.shards.branches:
+        if self._session.shards.branches:
             try:
                 while any(line.unsent for line in self._lines):
                     line_move(self._lines, min(_BEAT, self._left(until)))
             except (AiopsError, OSError):
                 self.hang_up()
             return
-        out = self._talk.outgoing()
+        out = self._session.outgoing()
         if out and self.socket is not None:
             try:
                 self._send(out, until)
@@ -271,18 +271,18 @@ class Connection:
         if lead is None:
             raise self._unconnected()
         if not self._lines:
-            self._lines = [Line(lead, self._talk)]
-        branches = self._talk.shards.branches
+            self._lines = [ShardSocket(lead, self._session)]
+        branches = self._session.shards.branches
         if len(branches) < len(self._lines) - 1:
             self._keep_lines(branches)
         for branch in branches[len(self._lines) - 1 :]:
-            line = Line(self._reached_branch(branch, until), branch)
+            line = ShardSocket(self._reached_branch(branch, until), branch)
             line.say(branch.connected())
             self._lines.append(line)
         while not line_move(self._lines, min(_BEAT, self._left(until))):
             pass
 
-    def _reached_branch(self, branch: Branch, until: float) -> socket.socket:
+    def _reached_branch(self, branch: ShardChannel, until: float) -> socket.socket:
         """Return a socket that is connected to another shard."""
         try:
             sock = self._dialled(self._addresses(branch.host, until), branch.port, until)
@@ -313,7 +313,7 @@ class Connection:
             self._settled()
         except (AiopsError, OSError) as error:
             self.hang_up()
-            raise ConnectionLost(f"{self._talk.server}: {reason(error)}") from error
+            raise ConnectionLost(f"{self._session.server}: {reason(error)}") from error
 
     # ------------------------------------------------------------ ending
 
@@ -327,9 +327,9 @@ class Connection:
             self._near.close()
             self._near = None
         self._close_lines()
-        self._talk.lost()
+        self._session.lost()
 
-    def _keep_lines(self, branches: Sequence[Branch]) -> None:
+    def _keep_lines(self, branches: Sequence[ShardChannel]) -> None:
         """Close those to shards that turned out to hold nothing."""
         others = [line for line in self._lines[1:] if line.hearer not in branches]
         for line in others:
@@ -349,7 +349,7 @@ class Connection:
         try:
             sock.settimeout(_ASIDE)
             midway = any(line.unsent for line in self._lines)
-            for buffer in self._talk.leave() if not midway else ():
+            for buffer in self._session.leave() if not midway else ():
                 sock.sendall(buffer)
         except OSError:
             pass  # it is gone already: nobody is there to say goodbye to
@@ -381,10 +381,10 @@ class Connection:
             raise self._interruption()
 
     def _interruption(self) -> ConnectionLost:
-        return ConnectionLost(f"{self._talk.server}: this client was interrupted")
+        return ConnectionLost(f"{self._session.server}: this client was interrupted")
 
     def _unconnected(self) -> ConnectionLost:
-        return ConnectionLost(f"{self._talk.server}: there is no connection")
+        return ConnectionLost(f"{self._session.server}: there is no connection")
 
     def _wait(self, seconds: float) -> None:
         """Wait before connecting again, unless this is interrupted."""
@@ -406,7 +406,7 @@ class Connection:
         shared = None
         if self._near is not None:
             shared = SharedPayloads(partial(self._near.attach, private=False), self._near.pass_on)
-        self._send(self._talk.connected(shared), until)
+        self._send(self._session.connected(shared), until)
 
     def _reached(self, until: float) -> socket.socket:
         """Return a socket that is connected to the server; on this machine, if it is here."""
@@ -472,7 +472,7 @@ class Connection:
                 self._left(until)
 
     def _receive(self, until: float) -> None:
-        sock, wire = self.socket, self._talk.wire
+        sock, wire = self.socket, self._session.wire
         if sock is None:
             raise self._unconnected()
         # Of a payload all is waited for that is taken; of anything else what is there is taken.
@@ -487,10 +487,10 @@ class Connection:
                 break
             except BlockingIOError:
                 self._left(until)
-        self._talk.received(count)
+        self._session.received(count)
 
     def _left(self, until: float) -> float:
         left = until - time.monotonic()
         if left <= 0:
-            raise overdue(self._talk.server, self._talk.waiting_for, "in time")
+            raise overdue(self._session.server, self._session.waiting_for, "in time")
         return left

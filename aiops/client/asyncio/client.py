@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Self
 
-from aiops.client.aioconnection import AsyncConnection
+from aiops.client.asyncio.connection import AsyncConnection
 from aiops.client.backoff import Attempts, overdue, reason
-from aiops.client.branch import Branch
 from aiops.client.calls import Ask, Call
 from aiops.client.facade import Facade
 from aiops.client.params import Params, Stamped
-from aiops.client.requests import Receipt, Request
-from aiops.client.script import T, play_awaiting
+from aiops.client.program import T, drive_awaiting
+from aiops.client.request_kinds import Receipt, Request
+from aiops.client.shard_channel import ShardChannel
 from aiops.client.transfer import Transfer
 from aiops.common import forks
 from aiops.common.closing import AsyncClosing
@@ -113,7 +113,7 @@ class AsyncClient(Facade, AsyncClosing):
         """Push, and bring ``params`` up to date, in one round trip. See `Client.exchange`."""
         if self._connection is None:
             await self.connect()
-        if self._talk.plan.get("routine", "direct") != "direct":
+        if self._session.plan.get("routine", "direct") != "direct":
             self._calls.check_direct()
         connection = self._connection
         if connection is not None and (into is None or into is params):
@@ -164,7 +164,7 @@ class AsyncClient(Facade, AsyncClosing):
             connection.hand_over()
 
     async def carry(self, transfer: Transfer) -> Receipt | None:
-        """Move what a routine wants moved (`aiops.client.routines`); None for a mere fetch."""
+        """Move what a routine wants moved (`aiops.client.strategies`); None for a mere fetch."""
         return await self._do(self._calls.carry(transfer))
 
     async def fetch_rows(self, name: str, ids: Any, out: Array | None = None) -> Array:
@@ -226,15 +226,15 @@ class AsyncClient(Facade, AsyncClosing):
         finally:
             if connection is not None:
                 connection.end(ConnectionLost("closed"))
-            self._talk.lost()
-            self._talk.fail(ConnectionLost("this client was closed before the answer came"))
+            self._session.lost()
+            self._session.fail(ConnectionLost("this client was closed before the answer came"))
 
     # ------------------------------------------------------------ inside
 
     async def _do(self, call: Call[T]) -> T:
         """Carry out a call, and await what it comes to."""
         await self.connect()
-        return await play_awaiting(call, self._ask)
+        return await drive_awaiting(call, self._ask)
 
     async def _ask(self, order: Ask) -> Any:
         if not order.pushes:
@@ -283,7 +283,7 @@ class AsyncClient(Facade, AsyncClosing):
         next; if its answer is being received, the rest would be written under the owner's hands.
         The connection is ended, and made anew for whoever else waits for an answer on it.
         """
-        coming = self._talk.abandon(request)
+        coming = self._session.abandon(request)
         connection = self._connection
         if connection is not None and (coming or (request.payloads and connection.unsent)):
             connection.end(ConnectionLost("a request was given up in mid-message"))
@@ -304,14 +304,14 @@ class AsyncClient(Facade, AsyncClosing):
                     error = lost
                 else:
                     assert self._connection is not None
-                    attempts.made(loop.time(), self._talk.answered)
+                    attempts.made(loop.time(), self._session.answered)
                     error = await self._connection.ended
                     self._connection = None
-                    self._talk.lost()
+                    self._session.lost()
                     if not isinstance(error, ConnectionLost):
                         raise error
                     now = loop.time()
-                    attempts.lost(now, self._talk.answered, now + self.timeout)
+                    attempts.lost(now, self._session.answered, now + self.timeout)
                 await asyncio.sleep(attempts.pause(loop.time(), error))
         except AiopsError as final:
             self._give_up(final)
@@ -321,18 +321,18 @@ class AsyncClient(Facade, AsyncClosing):
         transport, connection = await self._reached()
         self._connection = connection
         try:
-            while not self._talk.ready:
+            while not self._session.ready:
                 connection.heard.clear()
                 if connection.ended.done():
                     raise connection.ended.result()
-                for branch in self._talk.shards.branches[len(connection.branches) :]:
+                for branch in self._session.shards.branches[len(connection.branches) :]:
                     await self._reach_branch(branch, connection)
                 await connection.heard.wait()
         except BaseException:
             self._connection = None
             connection.end(ConnectionLost("it is not complete"))
             transport.abort()
-            self._talk.lost()
+            self._session.lost()
             raise
         if self._ready is not None and not self._ready.done():
             self._ready.set_result(None)
@@ -348,14 +348,14 @@ class AsyncClient(Facade, AsyncClosing):
         loop = asyncio.get_running_loop()
         near = self._env.nearby(host, self._port)
         if near is None:
-            return await self._env.dialled(lambda: AsyncConnection(self._talk), host, self._port)
+            return await self._env.dialled(lambda: AsyncConnection(self._session), host, self._port)
         side = None
         try:
             await _readable(near)
             side = welcomed(near)
             shared = SharedPayloads(partial(side.attach, private=False), side.pass_on)
             return await loop.create_unix_connection(
-                lambda: AsyncConnection(self._talk, shared, side, host), sock=near
+                lambda: AsyncConnection(self._session, shared, side, host), sock=near
             )
         except BaseException:
             near.close()
@@ -363,7 +363,7 @@ class AsyncClient(Facade, AsyncClosing):
                 side.close()
             raise
 
-    async def _reach_branch(self, branch: Branch, lead: AsyncConnection) -> None:
+    async def _reach_branch(self, branch: ShardChannel, lead: AsyncConnection) -> None:
         """Connect to another shard of the model."""
 
         async def reach(host: str) -> None:
@@ -385,7 +385,7 @@ class AsyncClient(Facade, AsyncClosing):
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(error)
             self._ready.exception()  # it may be that nobody waits for it
-        self._talk.fail(error)
+        self._session.fail(error)
 
 
 async def _readable(sock: socket.socket) -> None:

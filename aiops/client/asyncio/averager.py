@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any, Self
 
-from aiops.client.averager import FAREWELL, AveragerFacade
+from aiops.client.averager_facade import FAREWELL, AveragerFacade
 from aiops.common.closing import AsyncClosing
 from aiops.errors import DeadlineExceeded, UsageError
 from aiops.model.layout import Array

@@ -1,0 +1,446 @@
+"""What a client asks of a server, and what it hears.
+
+A `Request` lives from asking to its answer. Each kind of them says as which message it is sent, as
+often as it takes (`Request.message`), by which kind of message it is answered (`Request.answer`),
+and what it comes to then (`Request.finish`). `aiops.client.requests.Requests` makes them,
+and `aiops.client.session.Session` sends them and hears the answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from aiops.client.coding import Encoded
+from aiops.client.outbox import Lending
+from aiops.client.params import Params
+from aiops.client.receive_params import wants_of
+from aiops.client.rows import RowsPull, RowsPush, RowsSink
+from aiops.common.frozen import value
+from aiops.errors import AiopsError
+from aiops.model.layout import Array, Ints, Layout
+from aiops.model.parts import Parts, Wants
+from aiops.wire import messages
+from aiops.wire.fields import MAX_COUNT
+from aiops.wire.messages import Ack, Message, Model, Report, TableRows
+
+if TYPE_CHECKING:
+    from aiops.client.session import Session
+
+
+class Means(Mapping[str, float]):
+    """The mean of the statistic per tensor, as it was told; read when somebody looks at it.
+
+    Parameters
+    ----------
+    layout
+        The tensors.
+    told
+        float32, little endian, in arena order.
+    """
+
+    __slots__ = ("_layout", "_told")
+
+    def __init__(self, layout: Layout, told: bytes) -> None:
+        self._layout, self._told = layout, told
+
+    def __getitem__(self, name: str) -> float:
+        return float(np.frombuffer(self._told, "<f4")[self._layout.index[name]])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layout.index)
+
+    def __len__(self) -> int:
+        return len(self._layout.index)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+@value
+class Receipt:
+    """What became of a push.
+
+    Attributes
+    ----------
+    version
+        The model version after it.
+    staleness
+        Updates between the parameters the gradient was computed on and its use: the largest over
+        the tensors pushed.
+    mean_staleness
+        The same, as the mean weighted by the tensors' bytes.
+    vbar
+        The mean of the algorithm's statistic over all parameters, or None if it keeps none.
+    vbars
+        The same per tensor.
+    used
+        Whether the gradient is part of the model; False: the policy ignored it (it was too stale).
+    pushed
+        False when a step was made by the worker alone, as the policy has it, and nothing travelled:
+        the rest is then what the last push came to.
+    """
+
+    version: int
+    staleness: int
+    mean_staleness: float
+    vbar: float | None
+    vbars: Mapping[str, float]
+    used: bool = True
+    pushed: bool = True
+
+
+@value
+class News:
+    """What an answer says, beside the parameters, for the bandwidth gates.
+
+    Attributes
+    ----------
+    vbar
+        The mean of the algorithm's statistic over all parameters, or None if it keeps none.
+    vbars
+        float32, the same per tensor in arena order; empty if it keeps none.
+    gate
+        c_push and c_fetch, where a budget has the server choose them.
+    """
+
+    vbar: float | None
+    vbars: Array
+    gate: tuple[float, ...]
+
+
+class Request:
+    """Something asked of the server, from asking to its answer; kinds of it derive.
+
+    Attributes
+    ----------
+    what
+        The answer, in words.
+    answer
+        The kind of message that it is.
+    payloads
+        The views of each part that is sent.
+    into
+        Where parameters, or rows, are to be received.
+    have, wants
+        What of ``into`` was asked for last: the version held, and of which tensors (none: all).
+    connection
+        Of a push: by which came what it was computed at.
+    encoded
+        What its push carries coded.
+    lent
+        Its payloads that the server reads where they lie here.
+    told
+        The answer, if it says something of the statistics.
+    on_done
+        Called when the answer is there.
+    """
+
+    __slots__ = (
+        *("connection", "done", "encoded", "error", "have", "into", "lent", "on_done"),
+        *("payloads", "result", "told", "wants"),
+    )
+
+    what: ClassVar[str] = ""
+    answer: ClassVar[type[Message]] = Message
+
+    def __init__(
+        self,
+        payloads: Sequence[Sequence[memoryview]] = (),
+        into: Params | RowsSink | None = None,
+        connection: tuple[str, int] = ("", 0),
+    ) -> None:
+        self.payloads, self.into, self.connection = payloads, into, connection
+        self.done = False
+        self.result: Any = None
+        self.error: AiopsError | None = None
+        self.encoded: Encoded = []
+        self.have = -1
+        self.wants: Wants = ()
+        self.lent: Lending | None = None
+        self.told: Ack | messages.Params | None = None
+        self.on_done: Callable[[], None] | None = None
+
+    def message(self, id: int, session: Session) -> Message:
+        """Return what is sent, on the connection that there is now."""
+        raise NotImplementedError
+
+    def finish(self, message: Any, session: Session) -> Any:
+        """Return what an answer of the kind `answer` comes to, when all of it is there."""
+        return None
+
+    @property
+    def news(self) -> News | None:
+        """What the answer says of the statistics, if it does."""
+        told = self.told
+        if told is None:
+            return None
+        return News(told.vbar, np.frombuffer(told.vbars, "<f4"), told.gate)
+
+    def resolve(self, result: Any = None, error: AiopsError | None = None) -> None:
+        """Take the answer, once."""
+        if self.done:
+            return
+        self.done, self.result, self.error = True, result, error
+        if error is None:
+            self.payloads = ()  # it is not asked again
+        if self.on_done is not None:
+            self.on_done()
+
+    def value(self) -> Any:
+        """Return the result, or raise the error."""
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+class Define(Request):
+    """Offer a model; the result is (whether it was taken, the version)."""
+
+    __slots__ = ("_parts", "_sparse", "_tensors")
+    what = "the answer to its offer of a model"
+    answer = Model
+
+    def __init__(
+        self,
+        tensors: Sequence[tuple[str, str, tuple[int, ...]]],
+        parts: Parts,
+        payloads: Sequence[Sequence[memoryview]],
+        sparse: Any,
+    ) -> None:
+        super().__init__(payloads)
+        self._tensors, self._parts, self._sparse = tuple(tensors), parts, sparse
+
+    def message(self, id: int, session: Session) -> Message:
+        """Return the offer."""
+        return messages.Define(id, self._tensors, self._parts, self._sparse)
+
+    def finish(self, message: Model, session: Session) -> tuple[bool, int]:
+        """Learn the model that there is."""
+        session.learn(message)
+        return message.created, message.version
+
+
+class Describe(Request):
+    """Ask for the model's tensors; the result is None."""
+
+    __slots__ = ()
+    what = "the model's description"
+    answer = Model
+
+    def message(self, id: int, session: Session) -> Message:
+        """Return the question."""
+        return messages.Describe(id)
+
+    def finish(self, message: Model, session: Session) -> None:
+        """Learn the model."""
+        session.learn(message)
+
+
+class Push(Request):
+    """Push gradients; the result is a `Receipt`.
+
+    Parameters
+    ----------
+    seq
+        Its sequence number: the same however often it is sent.
+    parts, payloads
+        The gradients as they travel.
+    into, wanted
+        Where the parameters after it are received, and of which tensors (None: of all).
+    connection
+        By which came what it was computed at.
+    count
+        Of how many mini-batches it is.
+
+    Attributes
+    ----------
+    sent
+        The message as it was sent last.
+    """
+
+    __slots__ = ("_count", "_parts", "_seq", "_wanted", "sent")
+    what = "the answer to its push"
+    answer = Ack
+
+    def __init__(
+        self,
+        seq: int,
+        parts: Parts,
+        payloads: Sequence[Sequence[memoryview]],
+        into: Params | None,
+        wanted: Ints | None,
+        connection: tuple[str, int],
+        count: int,
+    ) -> None:
+        super().__init__(payloads, into, connection)
+        self._seq, self._parts, self._wanted, self._count = (
+            seq,
+            parts,
+            wanted,
+            min(count, MAX_COUNT),
+        )
+        self.sent: messages.Push | None = None
+
+    def message(self, id: int, session: Session) -> Message:
+        """Return the push, which asks for what is not held now."""
+        into = self.into
+        if isinstance(into, Params):
+            if into.connection != session.connection:
+                session.check_held(into)
+            if self._wanted is None and into.level is not None:  # the usual case
+                self.have, self.wants = into.level, ()
+            else:
+                self.have, self.wants = wants_of(into, self._wanted)
+        asked = self.have, self._parts, self.wants, session.increments, self._count
+        self.sent = messages.Push(id, self._seq, into is not None, *asked)
+        return self.sent
+
+    def finish(self, message: Ack, session: Session) -> Receipt:
+        """Return the receipt."""
+        vbars: Mapping[str, float] = {}
+        if message.vbars and session.layout is not None:
+            vbars = Means(session.layout, message.vbars)
+        stale = message.staleness, message.mean_staleness
+        return Receipt(message.version, *stale, message.vbar, vbars, message.used)
+
+
+class Reapply(Push):
+    """Have the server apply this client's last gradient again; the result is a `Receipt`."""
+
+    __slots__ = ()
+
+    def message(self, id: int, session: Session) -> Message:
+        """Return what takes the place of a push."""
+        into = self.into
+        if isinstance(into, Params):
+            session.check_held(into)
+            self.have, self.wants = wants_of(into, self._wanted)
+        asked = self.have, self.wants, session.increments
+        return messages.Reapply(id, self._seq, into is not None, *asked)
+
+
+class Fetch(Request):
+    """Ask for the parameters (of some tensors); the result is whether they changed."""
+
+    __slots__ = ("_params", "_wanted")
+    what = "the parameters it fetches"
+    answer = messages.Params
+
+    def __init__(self, into: Params, wanted: Ints | None) -> None:
+        super().__init__((), into)
+        self._params, self._wanted = into, wanted
+
+    def message(self, id: int, session: Session) -> Message:
+        """Return the fetch, which asks for what is not held now."""
+        session.check_held(self._params)
+        self.have, self.wants = wants_of(self._params, self._wanted)
+        return messages.Fetch(id, self.have, self.wants, session.increments)
+
+    def finish(self, message: messages.Params, session: Session) -> bool:
+        """Say whether there was anything new."""
+        return bool(message.parts)
+
+
+class FetchRows(Request):
+    """Ask for rows of a table; the result is an array, ``[len(ids), width]``."""
+
+    __slots__ = ("_rows",)
+    what = "the rows it fetches"
+    answer = TableRows
+
+    def __init__(self, rows: RowsPull) -> None:
+        super().__init__(rows.payloads, rows.into)
+        self._rows = rows
+
+    def message(self, id: int, session: Session) -> Message:
+        """Return the fetch."""
+        return messages.FetchRows(id, self._rows.named.index, self._rows.parts)
+
+    def finish(self, message: TableRows, session: Session) -> Array:
+        """Return the rows."""
+        return session.rows.came(self._rows.named, message, self._rows.into)
+
+
+class PushRows(Request):
+    """Push gradients of rows; the result is a `Receipt`, with rows wanted (it, the rows)."""
+
+    __slots__ = ("_rows", "_seq")
+    what = "the answer to its push of rows"
+    answer = TableRows
+
+    def __init__(self, seq: int, rows: RowsPush, connection: tuple[str, int]) -> None:
+        super().__init__(rows.payloads, rows.into, connection)
+        self._seq, self._rows = seq, rows
+
+    def message(self, id: int, session: Session) -> Message:
+        """Return the push."""
+        rows = self._rows
+        return messages.PushRows(id, self._seq, rows.named.index, rows.base, rows.parts)
+
+    def finish(self, message: TableRows, session: Session) -> Any:
+        """Return the receipt, or both."""
+        stale = message.staleness
+        receipt = Receipt(message.version, stale, float(stale), None, {})
+        if self._rows.into is None:
+            return receipt
+        return receipt, session.rows.came(self._rows.named, message, self._rows.into)
+
+
+class Meet(Request):
+    """Be ready to average (or, with port 0, no longer); the result is a `messages.Round`."""
+
+    __slots__ = ("_said",)
+    what = "the others of a round"
+    answer = messages.Round
+
+    def __init__(self, host: str, port: int, rounds: int, digest: bytes, nonce: bytes) -> None:
+        super().__init__()
+        self._said = host, port, rounds, digest, nonce
+
+    def message(self, id: int, session: Session) -> Message:
+        """Return what says so."""
+        return messages.JoinRound(id, *self._said)
+
+    def finish(self, message: messages.Round, session: Session) -> messages.Round:
+        """Return the round."""
+        return message
+
+
+class Stats(Request):
+    """Ask for the server's statistics; the result is a dict."""
+
+    __slots__ = ()
+    what = "the statistics"
+    answer = Report
+
+    def message(self, id: int, session: Session) -> Message:
+        """Return the question."""
+        return messages.Stats(id)
+
+    def finish(self, message: Report, session: Session) -> Any:
+        """Return them."""
+        return _lists(message.report)
+
+
+class Ping(Request):
+    """Ask whether the server is alive; the result is None."""
+
+    __slots__ = ()
+    what = "a sign of life"
+    answer = messages.Pong
+
+    def message(self, id: int, session: Session) -> Message:
+        """Return the question."""
+        return messages.Ping(id)
+
+
+def _lists(value: Any) -> Any:
+    """Turn the wire's tuples into lists, as people expect in JSON-like values."""
+    if isinstance(value, tuple):
+        return [_lists(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _lists(item) for key, item in value.items()}
+    return value
