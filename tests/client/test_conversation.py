@@ -242,7 +242,7 @@ def count_bytes(ask: Callable[[Pair, Params], Request]) -> tuple[int, int]:
 def test_a_push_says_no_more_batches_than_it_may() -> None:
     pair, params = ready()
     for count, said in ((1, 1), (MAX_COUNT, MAX_COUNT), (MAX_COUNT + 1, MAX_COUNT)):
-        pair.ask(pair.asks.push(ONES, params, params, count=count))
+        pair.ask(pair.requests.push(ONES, params, params, count=count))
         message = pair.server.heard[-1]
         assert isinstance(message, messages.Push)
         assert message.count == said

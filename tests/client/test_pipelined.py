@@ -50,9 +50,9 @@ class Slow(Seat):
         """Lose the connection, and have another one; the answers under way are lost."""
         self.kept = None
         self._server.disconnect(self.peer)
-        self.talk.lost()
+        self.session.lost()
         self.peer = self._server.connect(self)
-        self._server.receive(self.peer, self.talk, self.talk.connected())
+        self._server.receive(self.peer, self.session, self.session.connected())
         self.say()
 
 
@@ -96,9 +96,9 @@ class Fixture:
             if self.rng.random() < 0.6:
                 at = seat.params.copy()
                 at.versions[:] = 0
-                found.append(seat.asks.push(pushed, at, seat.params, wanted))
+                found.append(seat.requests.push(pushed, at, seat.params, wanted))
             else:
-                found.append(seat.asks.fetch(seat.params, wanted))
+                found.append(seat.requests.fetch(seat.params, wanted))
         return found
 
     def check(self) -> None:
@@ -136,7 +136,7 @@ def test_what_is_said_to_be_held_is_held(codec: tuple[str, ...], seed: int) -> N
         for request in requests:
             assert request.done
             request.value()
-    seat.ask(seat.asks.fetch(seat.params))
+    seat.ask(seat.requests.fetch(seat.params))
     run.check()
     assert (seat.params.held == max(run.versions)).all()
     assert run.engine.report()["gradients"] == pushes, "each was applied once"

@@ -467,7 +467,7 @@ def begun() -> World:
     world.actors.append(actor)
     actor.connect()
     world.settle()
-    done(world, actor, actor.asks.define(MODEL))
+    done(world, actor, actor.requests.define(MODEL))
     return world
 
 
