@@ -1,4 +1,4 @@
-"""Every error that aiops raises; the name says whose fault it is.
+"""Every error that aiops raises, by the side that caused it.
 
 ::
 
@@ -8,13 +8,13 @@
     ├── ProtocolError               a peer broke the rules of docs/wire.md
     │   ├── LocalProtocolError      ... and it was this side
     │   └── RemoteProtocolError     ... and it was the other side
-    ├── ConnectionLost              nobody's: the peer or the network went away
+    ├── ConnectionLost              the network's: the peer or the connection went away
     │   └── DeadlineExceeded        ... or did not answer in time (also a TimeoutError)
-    └── Refused                     the server understood, and said no; nothing was changed
+    └── Refused                     the server understood and refused; nothing was changed
         ├── BadPush                 wrong tensor, shape, dtype or value in what was sent
         ├── StaleGradient           the policy wants this gradient recomputed on newer parameters
         │   └── Restarted           ... or the server was restarted since it was computed
-        ├── NotReady                nobody has defined the model yet
+        ├── NotReady                no worker has defined the model yet
         ├── Unauthorised            the token is missing or wrong
         └── Unavailable             the server is full or shutting down; try later
 
@@ -67,7 +67,7 @@ class ConflictError(UsageError):
 
 
 class ProtocolError(AiopsError):
-    """The rules of the wire were broken."""
+    """A peer broke the rules of the wire protocol."""
 
 
 class LocalProtocolError(ProtocolError):
@@ -87,13 +87,13 @@ class DeadlineExceeded(ConnectionLost, TimeoutError):
 
 
 class Refused(AiopsError):
-    """The server understood the request and said no; its parameters are untouched."""
+    """The server understood the request and refused it; its parameters are unchanged."""
 
     code: ClassVar[str] = "refused"
 
 
 class BadPush(Refused):
-    """What was pushed does not fit the model, or holds a value no model survives."""
+    """A push does not fit the model, or holds a value that would ruin the parameters."""
 
     code = "bad-push"
 
@@ -105,9 +105,9 @@ class StaleGradient(Refused):
 
 
 class Restarted(StaleGradient):
-    """The server was restarted, and its versions are others: fetch, and compute the gradient again.
+    """The server was restarted, and its versions differ: fetch, and compute the gradient again.
 
-    It is the client that finds this out, when it connects again; nothing was pushed.
+    The client finds this out when it connects again; nothing was pushed.
     """
 
     code = "restarted"
@@ -138,7 +138,7 @@ _BY_CODE: Mapping[str, type[Refused]] = {
 
 
 def refusal(code: str, text: str, details: Mapping[str, Any] | None = None) -> Refused:
-    """Make the error that a peer's ``error`` message speaks of (unknown code: a plain refusal)."""
+    """Return the error of a peer's ``error`` message; an unknown code gives a plain refusal."""
     return _BY_CODE.get(code, Refused)(
         text, **{str(key): value for key, value in (details or {}).items()}
     )
@@ -148,7 +148,7 @@ _LISTED = 20  # known names that an error lists: it must stay a sentence for a m
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the half sentence that helps with a misspelt word: ``did you mean 'fasgd'?``."""
+    """Return a hint for a misspelt word, as half a sentence: ``did you mean 'fasgd'?``."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     if close:

@@ -1,7 +1,7 @@
-"""Test what you build on aiops: in virtual time, over a network in memory, with faults on demand.
+"""Tests of programs on aiops: in virtual time, over a network in memory, with faults on demand.
 
-Servers and clients are the real ones. What they wait for takes no time, and the same test does the
-same every time, on every machine::
+Servers and clients are the real ones. Waiting takes no real time, and a test runs the same way
+every time, on every machine::
 
     import aiops
     from aiops import testing
@@ -13,14 +13,14 @@ same every time, on every machine::
 
     testing.run(main())
 
-`docs/testing.md` shows how; this module is all that is needed:
+`docs/testing.md` has examples. The module offers:
 
-- `run` runs a coroutine in virtual time, and `virtual` makes of a coroutine function a test that
-  does; `network` is what its connections cross;
-- `play` has faults happen at stated times, and `Network.after` between two bytes;
-- `until` waits until something is so;
-- `Cluster` and `simulate` train a whole cluster: how long does it take, how idle are the workers,
-  what staleness do they see, what is learnt (with `Links`, `Cut`, `Silence`, `Kill`, `Join`, the
+- `run`, which runs a coroutine in virtual time, and `virtual`, which makes a coroutine function a
+  test that does; `network` returns the network that its connections cross;
+- `play`, which schedules faults, and `Network.after`, which places one between two bytes;
+- `until`, which waits until a condition holds;
+- `Cluster` and `simulate`, which train a whole cluster and return its time, the workers' idle time
+  and staleness, and the learning curve (with `StarTopology`, `Cut`, `Silence`, `Kill`, `Join`, the
   models of compute time `Fixed`, `LogNormal`, `Straggler`, `Diurnal`, and the workload
   `Deadweight`; `aiops.lab.workloads.PerceptronWorkload` is one on real data).
 """
@@ -33,20 +33,22 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from aiops.errors import UsageError
-from aiops.sim.cluster.computing import Computing, Diurnal, Fixed, LogNormal, Straggler
-from aiops.sim.cluster.course import simulate
-from aiops.sim.cluster.outcome import Labour, Outcome, Sample
-from aiops.sim.cluster.spec import Cluster, Cut, Join, Kill, Links, Silence
+from aiops.sim.cluster.compute_time import Computing, Diurnal, Fixed, LogNormal, Straggler
+from aiops.sim.cluster.result import ClusterResult, ClusterSample, WorkerUsage
+from aiops.sim.cluster.run import simulate
+from aiops.sim.cluster.spec import Cluster, Cut, Join, Kill, Silence, StarTopology
 from aiops.sim.cluster.workload import Deadweight, Workload
-from aiops.sim.virtual import faults, waiting
+from aiops.sim.virtual import condition, faults
 from aiops.sim.virtual.host import Host
+from aiops.sim.virtual.links import SimulatedLink
 from aiops.sim.virtual.loop import Deadlock, VirtualLoop
 from aiops.sim.virtual.network import Network
-from aiops.sim.virtual.sharing import Line
 from aiops.sim.virtual.world import World
 
 __all__ = [
     "Cluster",
+    "ClusterResult",
+    "ClusterSample",
     "Computing",
     "Cut",
     "Deadlock",
@@ -56,16 +58,14 @@ __all__ = [
     "Host",
     "Join",
     "Kill",
-    "Labour",
-    "Line",
-    "Links",
     "LogNormal",
     "Network",
-    "Outcome",
-    "Sample",
     "Silence",
+    "SimulatedLink",
+    "StarTopology",
     "Straggler",
     "VirtualLoop",
+    "WorkerUsage",
     "Workload",
     "network",
     "play",
@@ -79,7 +79,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 LIMIT = 86400.0
-"""Virtual seconds that a test may take, unless it says otherwise: a day."""
+"""Virtual seconds that `run` allows by default: a day."""
 
 
 def run(
@@ -92,9 +92,9 @@ def run(
 ) -> T:
     """Run a coroutine in virtual time, and return its result.
 
-    Time moves only when everybody waits, and then to the next thing that is due. Servers and
-    clients that are made in it take their clocks and their entropy from it. An exception in a
-    callback is raised here, and not only logged.
+    Time moves only when every task waits, and then to the next timer or arrival. Servers and
+    clients that are made in the coroutine take their clocks and their entropy from it. An exception
+    in a callback is raised here, and not only logged.
 
     >>> async def main():
     ...     await asyncio.sleep(3600)
@@ -105,20 +105,21 @@ def run(
     Parameters
     ----------
     main
-        What to run. Tasks that it leaves behind are cancelled.
+        The coroutine. Tasks that it leaves behind are cancelled.
     seed
         Of everything that is random.
     limit
         Virtual seconds that it may take.
     pieces
-        At most so many bytes arrive at once, a random number of them each time; None: all.
+        The most bytes that arrive at once, a random number each time; None: all there are.
     apply_seconds
-        How long a server works on an update, of the bytes that it touches; None: no time.
+        From the bytes that an update touches to the seconds that a server takes for it; None: no
+        time.
 
     Raises
     ------
     Deadlock
-        When everybody waits and no timer runs; the text says who waits where.
+        When every task waits and no timer runs; the text lists the tasks and where each waits.
     DeadlineExceeded
         When the limit is reached.
     """
@@ -131,7 +132,7 @@ def run(
 
 
 def virtual(**settings: Any) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callable[P, T]]:
-    """Make of a coroutine function one that runs it in virtual time, such as a test.
+    """Make a coroutine function an ordinary one, such as a test, that runs in virtual time.
 
     >>> @virtual(seed=3)
     ... async def test_an_hour(seconds=3600.0):
@@ -142,7 +143,7 @@ def virtual(**settings: Any) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], 
     Parameters
     ----------
     settings
-        As of `run`.
+        Keyword arguments of `run`.
     """
 
     def wrap(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
@@ -156,9 +157,9 @@ def virtual(**settings: Any) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], 
 
 
 async def until(check: Callable[[], bool], what: str, limit: float = 60.0) -> None:
-    """Wait, in virtual time, until something is so.
+    """Wait, in virtual time, until a condition holds.
 
-    It is looked at whenever nothing more happens at a moment, before time goes on.
+    The condition is checked whenever time is about to go on.
 
     >>> async def main():
     ...     done = []
@@ -171,27 +172,27 @@ async def until(check: Callable[[], bool], what: str, limit: float = 60.0) -> No
     Parameters
     ----------
     check
-        Says whether it is so. What it raises is raised here.
+        The condition. An exception of it is raised here.
     what
-        What is waited for, for the error.
+        The condition in words, for the error.
     limit
         Virtual seconds.
 
     Raises
     ------
     DeadlineExceeded
-        When it is not so within the limit; the text says who waits where.
+        When it does not hold within the limit; the text lists the tasks and where each waits.
     UsageError
         Outside of `run`.
     """
-    await waiting.until(network().loop, check, what, limit)
+    await condition.until(network().loop, check, what, limit)
 
 
 def network() -> Network:
     """Return the network that the connections of the running coroutine cross.
 
-    Describe its hosts (`Network.add`), be on one (`Network.at`), break one (`Network.cut`), now or
-    between two bytes (`Network.after`).
+    `Network.add` describes a host, `Network.at` places tasks and connections on one, `Network.cut`
+    breaks its connections, and `Network.after` does so between two bytes.
 
     Raises
     ------
@@ -199,15 +200,16 @@ def network() -> Network:
         Outside of `run`.
     """
     here = asyncio.get_running_loop()
-    if not isinstance(here, VirtualLoop) or here.network is None:
+    found = here.network if isinstance(here, VirtualLoop) else None
+    if not isinstance(found, Network):
         raise UsageError(
             "there is no simulated network here: use it in a coroutine that run() runs"
         )
-    return here.network
+    return found
 
 
 def play(script: str) -> None:
-    """Have faults happen at stated times from now: see `aiops.sim.virtual.faults.play`.
+    """Schedule faults: one a line, as seconds from now, a fault, and a host's name.
 
     >>> async def main():
     ...     play('''
@@ -220,6 +222,6 @@ def play(script: str) -> None:
     Raises
     ------
     UsageError
-        When a line makes no sense, or outside of `run`.
+        When a line cannot be read, or outside of `run`.
     """
     faults.play(network(), script)

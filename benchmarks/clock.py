@@ -33,12 +33,12 @@ from aiops.lab.slow_link import DEPTH, SlowLink
 from aiops.serving.config import Config
 from aiops.testing import (
     Cluster,
+    ClusterResult,
     Computing,
     Deadweight,
     Fixed,
-    Links,
     LogNormal,
-    Outcome,
+    StarTopology,
     Straggler,
     simulate,
 )
@@ -92,7 +92,7 @@ def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dic
     return record("benchmark", "clock", options, {"cases": rows}, about)
 
 
-def _row(case: Any, rounds: list[dict[str, float]], outcome: Outcome) -> dict[str, Any]:
+def _row(case: Any, rounds: list[dict[str, float]], outcome: ClusterResult) -> dict[str, Any]:
     policy, pace, workers = case
     seconds = report.spread([found["seconds"] for found in rounds])
     return {
@@ -124,7 +124,7 @@ def _cluster(options: Options, policy: str, pace: str, workers: int) -> Cluster:
         workers=workers,
         workload=Deadweight(options.kib << 10),
         computing=paces[pace],
-        links=Links(server=options.rate, latency=options.delay, burst=DEPTH),
+        links=StarTopology(server=options.rate, latency=options.delay, burst=DEPTH),
         gradients=options.gradients * workers,
         patience=_PATIENCE,
         seed=options.seed,

@@ -1,4 +1,4 @@
-"""The cluster benchmark: how fast virtual time passes, in messages a second on one core.
+"""The cluster benchmark: the speed of virtual time, in messages a second on one core.
 
     python -m benchmarks.cluster [--clients 64] [--many 1000] [--seconds 2] [--rounds 5]
                                  [--json out.json] [--plot out.png]
@@ -6,8 +6,8 @@
 *bare* is what the simulation itself takes: protocols that answer each other with 100 bytes (the
 many, with 4,000) over the network in memory, without limits and at 1 Gbit/s. The others are real
 clients and a real server over it (pings, exchanges of 400 bytes), and a whole simulated cluster;
-there most of the time is the clients' and the server's own. *many* are on one link with lines of
-their own, and keep it full: hundreds of messages share it at any time. Time is the processor's.
+there most of the time is the clients' and the server's own. *many* share the server's link and keep
+it full: hundreds of messages are on it at any time. Time is the processor's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,15 @@ from aiops.lab.figures import Figure, Panel
 from aiops.lab.run_record import machine, record
 from aiops.serving.config import Config
 from aiops.sim.virtual.world import World
-from aiops.testing import Cluster, Deadweight, Host, Line, Links, LogNormal, simulate
+from aiops.testing import (
+    Cluster,
+    Deadweight,
+    Host,
+    LogNormal,
+    SimulatedLink,
+    StarTopology,
+    simulate,
+)
 from benchmarks import plots, report
 from benchmarks.compare import Cell
 
@@ -37,7 +45,7 @@ _GBIT = 125e6  # bytes per second
 _LATENCY = 1e-4
 _THINK = 1e-3  # seconds between two requests of a client
 _PORT = 7171
-_ASKED = 64  # calls between two looks at the clock
+_ASKED = 64  # calls of `up` between two readings of the clock
 _BLOCK = 4000  # bytes of a message of the many
 _MANY = ", many"  # a case's name ends so
 _FULL = 40_000  # bytes of a model of which many workers fill the server's link
@@ -45,7 +53,7 @@ _FULL = 40_000  # bytes of a model of which many workers fill the server's link
 
 @dataclass(frozen=True)
 class Options:
-    """The options of the benchmark."""
+    """The settings of a measurement."""
 
     clients: int = 64
     many: int = 1000
@@ -54,7 +62,7 @@ class Options:
 
 
 class _Time:
-    """A span of the processor's seconds. Its clock is slow, so it is looked at now and then."""
+    """A limit in seconds of the processor. Its clock is slow, so it is read now and then."""
 
     def __init__(self, seconds: float) -> None:
         self._end, self._asked, self._is_up = time.process_time() + seconds, 0, False
@@ -139,9 +147,10 @@ def _measure(
 ) -> float:
     world = World()
     if rate is not None:
-        world.network.add(Host("server", (Line(rate),), (Line(rate),), _LATENCY))
-        for number in range(options.clients):
-            world.network.add(Host(f"client-{number}", (Line(rate),), (Line(rate),)))
+        names = {"server": _LATENCY, **{f"client-{n}": 0.0 for n in range(options.clients)}}
+        for name, latency in names.items():
+            up, down = SimulatedLink(rate), SimulatedLink(rate)
+            world.network.add(Host(name, (up,), (down,), latency))
 
     async def main() -> None:
         await run(world, options.clients, _Time(options.seconds))
@@ -156,7 +165,7 @@ def _crowded(options: Options) -> Options:
 
 
 def _cluster(options: Options, nbytes: int = 400) -> float:
-    links = Links(worker="1Gbit/s", server="1Gbit/s", latency=_LATENCY)
+    links = StarTopology(worker="1Gbit/s", server="1Gbit/s", latency=_LATENCY)
     cluster = Cluster(
         server=Config(policy="fasgd"),
         workers=options.clients,

@@ -1,4 +1,4 @@
-"""The simulation benchmark: a simulation's time beside that of its inevitable parts.
+"""The simulation benchmark: the speed of a simulation beside that of its gradients and updates.
 
     taskset -c 0 python -m benchmarks.simulation [--clients 16] [--batch-size 8] [--policy fasgd]
                               [--dataset mnist] [--rounds 15] [--iterations 400]
@@ -40,7 +40,7 @@ _WARM = 200  # iterations before the first round
 
 @dataclass(frozen=True)
 class Options:
-    """The options of the benchmark."""
+    """The settings of a measurement."""
 
     policy: str = "fasgd"
     dataset: str = "mnist"
@@ -121,7 +121,7 @@ class _Parts:
         dispatcher, store = running.dispatcher, running.engine.store
         assert store is not None
         self._task, self._batches = dispatcher.task, dispatcher.batches
-        self._params = [seat.params for seat in dispatcher.seats]
+        self._params = [worker.params for worker in dispatcher.workers]
         self._room = self._params[0].like()
         layout = store.layout
         self._kernels = [kernels.build(store.rule, s.dtype) for s in layout.sections]

@@ -100,7 +100,7 @@ def room_of(module: str) -> str:
 
 
 def is_pure(module: str) -> bool:
-    """Whether a module may neither wait nor draw lots."""
+    """Return True if a module may neither wait nor draw random numbers."""
     room, *rest = module.split(".")[1:]
     return room not in SHELLS or bool(rest and rest[0] in PURE_IN_SHELLS.get(room, "").split())
 
@@ -131,9 +131,6 @@ CIRCLES = {
         "engine.engine engine.statistics engine.steady",
         "wire.connection wire.shared_payloads wire.sinks",
         "client.shard_channel client.session client.request_kinds client.shards client.steady",
-        "sim.virtual.pools sim.virtual.sharing",
-        "sim.virtual.host sim.virtual.listener sim.virtual.loop sim.virtual.network"
-        " sim.virtual.stream sim.virtual.transport sim.virtual.waiting",
     )
 }
 """Circles among files that are still there: none may come, and those that go leave this list."""

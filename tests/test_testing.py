@@ -157,7 +157,7 @@ class TestUntil:
                 said.append(name)
 
         tasks = [asyncio.create_task(one(name)) for name in "ab"]
-        await testing.until(lambda: bool(said), "somebody spoke")
+        await testing.until(lambda: bool(said), "a host spoke")
         assert said == list("ababababab")
         await asyncio.gather(*tasks)
 

@@ -1,1 +1,1 @@
-"""Model averaging from worker to worker."""
+"""Model averaging from worker to worker, sans-I/O."""

@@ -1,18 +1,18 @@
-"""One worker's part in averaging a model with others, sans-I/O: a ring, no server in the middle.
+"""Ring all-reduce, sans-I/O: one worker's part in averaging a model with others, without a server.
 
-The k workers of a round stand in a ring, by rank, and each sends only to the next. The model is cut
-into k segments. Segment s sets out from worker s; every worker that it reaches takes its own values
-into the mean, and after k − 1 hops the last one has the mean of all. That mean goes round another
-k − 1 hops. So each worker sends 2(k − 1)/k times the model, whatever k is (reduce-scatter and
-all-gather; Patarasuk & Yuan 2009, *Bandwidth optimal all-reduce algorithms*). A segment travels in
-chunks, so that sending, receiving and adding overlap.
+The k workers of a round form a ring, by rank, and each sends only to the next. The model is cut
+into k segments. Segment s starts at worker s; every worker that it reaches adds its own values to
+the mean, and after k − 1 hops the last one has the mean of all. That mean travels another k − 1
+hops. So each worker sends 2(k − 1)/k times the model (reduce-scatter and all-gather; Patarasuk &
+Yuan 2009, *Bandwidth optimal all-reduce algorithms*). A segment travels in chunks, so that sending,
+receiving and adding overlap.
 
 A driver does only this::
 
     ring = Ring(rank, counts, flat)
     for piece in ring.begin(): send(piece)             # to the next worker
-    view = ring.room(start, stop, hop)                 # a chunk comes from the one before: fill it
-    piece = ring.received(start, hop)                  # ... and send on what comes of it, if any
+    view = ring.room(start, stop, hop)                 # a chunk comes from the last worker: fill it
+    piece = ring.received(start, hop)                  # ... and send the result on, if any
     ... until ring.done; then flat holds the mean
 
 The mean is a running one, m ← m + (x − m)/n, as each worker's x joins n − 1 others:
@@ -41,14 +41,14 @@ from aiops.wire.messages import WIRE_NAME
 from aiops.wire.state_machine import Side
 
 CHUNK = 256 * 1024
-"""Most bytes of a chunk: it is still in the cache when it is added and sent on."""
+"""The most bytes of a chunk: it is still in the cache when it is added and sent on."""
 
 LIMIT = 1e18
-"""What a value's magnitude must stay below, as in a push."""
+"""The bound on the magnitude of a value, as in a push."""
 
 
 class Piece(NamedTuple):
-    """A chunk to send: the bytes [start, stop) of a `Flat`, and how many hops it will have made."""
+    """A chunk to send: the bytes [start, stop) of a `Flat`, and the hops it will have made."""
 
     start: int
     stop: int
@@ -84,7 +84,7 @@ class Flat:
         self.runs: tuple[Array, ...] = tuple(run for run in halves if run.size)
 
     def load(self, arena: Arena) -> None:
-        """Take over the values of a model."""
+        """Copy the values of a model."""
         for mine, given in zip(self.sections, arena.sections, strict=True):
             np.copyto(mine, given, casting="unsafe")  # from narrower to wider: nothing is lost
 
@@ -108,7 +108,7 @@ def fit(values: Array) -> bool:
 
 @dataclass(slots=True)
 class _Chunk:
-    """The bytes [start, stop): whose segment they are of, and how far they are."""
+    """The state of one chunk: the bytes [start, stop), their segment, and their next hop."""
 
     start: int
     stop: int
@@ -128,21 +128,21 @@ class Ring:
         Per worker, in ring order, whether its model counts. One that does not (a newcomer's)
         receives the mean of the others.
     flat
-        This worker's values; afterwards the mean. Leave them alone meanwhile.
+        This worker's values; afterwards the mean. Do not change them meanwhile.
     chunk
-        Most bytes of a chunk; the same on all workers.
+        The most bytes of a chunk; the same on all workers.
 
     Attributes
     ----------
     done
         Whether all of the mean has come.
     to_send
-        How many chunks this worker sends in all.
+        The number of chunks that this worker sends in all.
     """
 
     def __init__(self, rank: int, counts: Sequence[bool], flat: Flat, chunk: int = CHUNK) -> None:
         assert 0 <= rank < len(counts), "a worker of the ring"
-        assert any(counts), "somebody's model must count"
+        assert any(counts), "at least one model counts"
         self.rank, self._counts, self._data = rank, tuple(counts), flat.data.data
         size = len(counts)
         self._last = 2 * (size - 1)  # the hops after which a chunk stays where it is
@@ -166,11 +166,11 @@ class Ring:
 
     @property
     def done(self) -> bool:
-        """Whether all of the mean has come."""
+        """True once all of the mean has come."""
         return not self._missing
 
     def begin(self) -> list[Piece]:
-        """Return what this worker sends first: its own segment."""
+        """Return the first chunks to send: those of this worker's own segment."""
         if self._last == 0:
             return []
         return [
@@ -178,7 +178,7 @@ class Ring:
         ]
 
     def room(self, start: int, stop: int, hop: int) -> memoryview:
-        """Return where a chunk that is coming belongs.
+        """Return the buffer of a chunk that is coming.
 
         Raises
         ------
@@ -196,12 +196,12 @@ class Ring:
         return self._data[start:stop]
 
     def received(self, start: int, hop: int) -> Piece | None:
-        """Take in the chunk that has filled its `room`; return what is to be sent on, if anything.
+        """Process the chunk that has filled its `room`; return the chunk to send on, if any.
 
         Raises
         ------
         RemoteProtocolError
-            When it holds a value that no model survives; the round cannot go on.
+            When it holds a value that is not finite or too large; the round cannot go on.
         """
         chunk, size = self._chunks[start], len(self._counts)
         assert chunk.expects == hop, "room() was asked first"
@@ -233,14 +233,14 @@ class Ring:
             own += mean
 
     def _first_hop(self, segment: int) -> int:
-        """Return after how many hops a segment's chunks come here first."""
+        """Return the hops after which a segment's chunks first come here."""
         size = len(self._counts)
         if size == 1:
             return 0
         return (self.rank - segment) % size or size
 
     def _sends(self, segment: int) -> int:
-        """Return how often this worker sends a chunk of a segment."""
+        """Return the number of times that this worker sends a chunk of a segment."""
         size = len(self._counts)
         place = (self.rank - segment) % size
         return (size > 1) + (place + size < self._last)
@@ -249,11 +249,11 @@ class Ring:
         return Piece(chunk.start, chunk.stop, hop, self._data[chunk.start : chunk.stop])
 
 
-# ---------------------------------------------------------------- who is who in a round
+# ---------------------------------------------------------------- proofs of identity
 
 
 def proof(secret: bytes, side: Side, number: int, rank: int) -> bytes:
-    """Return the HMAC-SHA256 by which a worker shows that it was told a round's secret.
+    """Return the HMAC-SHA256 by which a worker proves that it has a round's secret.
 
     The worker that connects is the ``"client"``. Secret and number are new in every round.
     """

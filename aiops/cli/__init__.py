@@ -1,1 +1,1 @@
-"""The commands."""
+"""The commands of ``aiops``: flags in, tables or JSON out."""

@@ -1,4 +1,4 @@
-"""``aiops bandwidth``: train with gates, codecs and budgets, and see what a byte buys."""
+"""``aiops bandwidth``: train with gates, codecs and budgets, and measure what a byte buys."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ FetchCodec = Annotated[list[str] | None, typer.Option(help="The same; repeat to 
 Budget = Annotated[
     list[str] | None, typer.Option("--bandwidth-budget", help="2MB/s; repeat to sweep; 'none'.")
 ]
-Workers = Annotated[int | None, typer.Option(help="How many workers; default 4.")]
-PerProcess = Annotated[int | None, typer.Option(help="How many of them share a process.")]
+Workers = Annotated[int | None, typer.Option(help="Number of workers; default 4.")]
+PerProcess = Annotated[int | None, typer.Option(help="Workers in each process.")]
 DatasetName = Annotated[str | None, typer.Option(help="mnist, digits, cifar10 or synthetic.")]
 Hidden = Annotated[int | None, typer.Option(help="Units of the hidden layer.")]
 BatchSize = Annotated[int | None, typer.Option(help="Examples in a mini-batch.")]
 Gradients = Annotated[int | None, typer.Option(help="Mini-batches in all, shared equally.")]
 Seed = Annotated[list[int] | None, typer.Option(help="Repeat for several runs of each.")]
 Link = Annotated[str | None, typer.Option(help="A slow link to the server, such as 20Mbit/s.")]
-Delay = Annotated[float | None, typer.Option(help="Seconds that a byte travels on it.")]
-Samples = Annotated[int | None, typer.Option(help="Looks at the test error while it trains.")]
-Again = Annotated[bool, typer.Option("--again", help="Run also what has been run already.")]
+Delay = Annotated[float | None, typer.Option(help="Delay of the link in seconds.")]
+Samples = Annotated[int | None, typer.Option(help="Tests of the parameters while it trains.")]
+Again = Annotated[bool, typer.Option("--again", help="Repeat cases that have been run already.")]
 Out = Annotated[Path, typer.Option(help="Results: FILE.json; tables and plots go beside it.")]
-Plot = Annotated[bool, typer.Option("--plot/--no-plot", help="Whether to draw.")]
+Plot = Annotated[bool, typer.Option("--plot/--no-plot", help="Draw plots.")]
 
 
 def bandwidth(
@@ -72,11 +72,11 @@ def bandwidth(
     plot: Plot = True,
     as_json: Json = False,
 ) -> None:
-    """Train with real processes over TCP, and see what a byte buys.
+    """Train with real processes over TCP, and measure what a byte buys.
 
-    Flags that may be repeated are swept, each value with each; other flags hold for every run, also
-    for those of a preset. What has been run is in --out, and is not run again. Ctrl-C keeps what is
-    finished.
+    Flags that may be repeated are swept: every combination of their values is run. Other flags
+    hold for every run, including those of a preset. Results are kept in --out, and finished runs
+    are not repeated. Ctrl-C keeps finished runs.
     """
     fixed = {
         "policy": policy,
@@ -114,7 +114,7 @@ def _codecs(values: list[str] | None) -> list[tuple[str, ...]] | None:
 def _cases(
     preset: str | None, fixed: dict[str, Any], swept: dict[str, list[Any] | None]
 ) -> list[BandwidthCase]:
-    """Return what is to be run, checked."""
+    """Return the cases to run, checked."""
     from dataclasses import replace
     from itertools import product
 
@@ -138,7 +138,7 @@ def _cases(
 
 
 def _run(cases: list[BandwidthCase], out: Path, plot: bool, *, again: bool, as_json: bool) -> int:
-    """Run what has not been run; show all; return the exit status."""
+    """Run the cases that have no result yet; show all; return the exit status."""
     from aiops.lab.experiments.bandwidth import plots
     from aiops.lab.experiments.bandwidth.results import Results, write_csv
 
@@ -204,13 +204,13 @@ def _carry_out(cases: Sequence[BandwidthCase], results: Results, console: Consol
 
 
 def _say(console: Console, case: BandwidthCase, error: AiopsError) -> None:
-    """Tell of a run that failed; the others go on."""
+    """Print the error of a run; the others go on."""
     lines = [f"{case.name}: {error}", *map(str, error.details.get("stderr", ())[-4:])]
     console.print("\n    ".join(lines), style="red", markup=False)
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """Lay the runs out: what each came to, and how much less it sent than the first."""
+    """Return a table of the runs, with the factor by which each sent less than the first."""
     shown = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
     shown.add_column("run", overflow="fold")
     for name in ("error", "pushed", "fetched", "less", "saved", "time", "waited"):

@@ -1,4 +1,4 @@
-"""``aiops bench``: the benchmarks of the source repository."""
+"""``aiops bench``: the benchmarks of the repository."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Compare = Annotated[
     typer.Option(
         "--compare",
         metavar="OLD NEW",
-        help="Show what regressed between two reports of one benchmark, or two folders of reports"
-        " (exit status 1: something).",
+        help="Show regressions between two reports of one benchmark, or two folders of reports"
+        " (exit status 1: there are some).",
     ),
 ]
 
@@ -38,7 +38,7 @@ def _group(context: typer.Context, compare: Compare = None) -> None:
         return
     if context.invoked_subcommand is not None:
         raise UsageError(
-            "--compare reads what was written before and runs nothing: leave out"
+            "--compare reads written reports and runs nothing: leave out"
             f" {context.invoked_subcommand}"
         )
     raise typer.Exit(_module("compare").main(*compare))
@@ -64,7 +64,7 @@ def gpu(context: typer.Context) -> None:
 
 @app.command(context_settings=_PASS_ON)
 def codecs(context: typer.Context) -> None:
-    """Measure how fast tensors are encoded and decoded, and how long they become."""
+    """Measure the speed and the compression of the codecs."""
     _run("codecs", context.args)
 
 
@@ -76,13 +76,13 @@ def link(context: typer.Context) -> None:
 
 @app.command(context_settings=_PASS_ON)
 def clock(context: typer.Context) -> None:
-    """Measure how well simulated runs predict the time that real ones take."""
+    """Measure the error of simulated times against real runs."""
     _run("clock", context.args)
 
 
 @app.command(context_settings=_PASS_ON)
 def cluster(context: typer.Context) -> None:
-    """Measure how many messages a second cross a simulated cluster."""
+    """Measure the messages per second of a simulated cluster."""
     _run("cluster", context.args)
 
 
@@ -94,7 +94,7 @@ def tables(context: typer.Context) -> None:
 
 @app.command(context_settings=_PASS_ON)
 def algorithms(context: typer.Context) -> None:
-    """Train with every policy, and measure what it learns, waits for, and loses."""
+    """Train with every policy, and measure accuracy, idle time and losses."""
     _run("algorithms", context.args)
 
 
@@ -112,7 +112,7 @@ def pipelining(context: typer.Context) -> None:
 
 @app.command(context_settings=_PASS_ON)
 def policies(context: typer.Context) -> None:
-    """Measure what a step costs under every policy, beside asgd."""
+    """Measure the cost of a step under every policy, beside asgd."""
     _run("policies", context.args)
 
 
@@ -130,25 +130,25 @@ def memory(context: typer.Context) -> None:
 
 @app.command(context_settings=_PASS_ON)
 def soak(context: typer.Context) -> None:
-    """Measure whether a server's memory grows, over minutes and hours of a mixed load."""
+    """Measure the growth of a server's memory over minutes and hours of a mixed load."""
     _run("soak", context.args)
 
 
 @app.command(name="all", context_settings=_PASS_ON)
 def everything(context: typer.Context) -> None:
-    """Run all benchmarks, one after the other; --quick takes a look at each."""
+    """Run all benchmarks, one after the other; --quick runs a short form of each."""
     _run("suite", context.args)
 
 
 @app.command(context_settings=_PASS_ON)
 def plot(context: typer.Context) -> None:
-    """Draw reports that were written before."""
+    """Draw the figures of written reports."""
     _run("redraw", context.args)
 
 
 @app.command(context_settings=_PASS_ON)
 def startup(context: typer.Context) -> None:
-    """Measure how soon a server that was just started answers its first push."""
+    """Measure the time from the start of a server to its first answer to a push."""
     _run("startup", context.args)
 
 

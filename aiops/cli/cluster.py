@@ -1,4 +1,4 @@
-"""``aiops cluster``: how long would so many workers take, over such links? In virtual time."""
+"""``aiops cluster``: a training run of many workers over given links, in virtual time."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from aiops.common.jsonable import plain
 from aiops.errors import UsageError
 
 if TYPE_CHECKING:
-    from aiops.sim.cluster.computing import Computing
-    from aiops.sim.cluster.outcome import Outcome
-    from aiops.sim.cluster.spec import Cluster, Happening
+    from aiops.sim.cluster.compute_time import Computing
+    from aiops.sim.cluster.result import ClusterResult
+    from aiops.sim.cluster.spec import Cluster, ClusterEvent
     from aiops.sim.cluster.workload import Workload
 
 T = TypeVar("T")
 
-_TELL = 0.1  # seconds between two looks at how far it is
+_TELL = 0.1  # seconds between two updates of the progress bar
 
 Policy = Annotated[str, typer.Option(help="Algorithm: a name, or package.module:Class.")]
 Lr = Annotated[float | None, typer.Option(help="Learning rate; default the policy's.")]
@@ -37,39 +37,33 @@ Gate = Annotated[str, typer.Option(help="As the server's: bfasgd:c_push=0.08, pe
 PushCodec = Annotated[list[str] | None, typer.Option(help="How gradients travel; may be repeated.")]
 FetchCodec = Annotated[list[str] | None, typer.Option(help="How parameters travel.")]
 Budget = Annotated[str | None, typer.Option("--bandwidth-budget", help="2MB/s, all together.")]
-Workers = Annotated[int, typer.Option(help="How many workers (the papers' λ).")]
+Workers = Annotated[int, typer.Option(help="Number of workers (the papers' λ).")]
 Compute = Annotated[float, typer.Option(help="Seconds that a mini-batch takes (the median).")]
 Sigma = Annotated[float, typer.Option(help="Spread of its logarithm; 0: always the same.")]
-Slow = Annotated[
-    list[str] | None, typer.Option(help="WORKER:TIMES, for one that takes as many times as long.")
-]
+Slow = Annotated[list[str] | None, typer.Option(help="WORKER:TIMES: it takes TIMES as long.")]
 Diurnal = Annotated[str | None, typer.Option(help="PERIOD:DEPTH: slower by day, in seconds.")]
 Link = Annotated[str | None, typer.Option(help="Each worker's link: 1Gbit/s.")]
-ServerLink = Annotated[str | None, typer.Option(help="The server's, which all of them share.")]
-Latency = Annotated[float, typer.Option(help="Seconds that anything travels, each way.")]
-Jitter = Annotated[float, typer.Option(help="Seconds that it may travel longer.")]
-Apply = Annotated[float, typer.Option(help="Seconds that the server takes for an update.")]
-Model = Annotated[
-    str | None, typer.Option(help="A model of so many bytes that learns nothing: 64MiB.")
-]
-DatasetName = Annotated[str, typer.Option(help="Else a perceptron, on mnist, digits or cifar10.")]
+ServerLink = Annotated[str | None, typer.Option(help="The server's link, which all share.")]
+Latency = Annotated[float, typer.Option(help="Delay in seconds, each way.")]
+Jitter = Annotated[float, typer.Option(help="Random extra delay, up to these seconds.")]
+Apply = Annotated[float, typer.Option(help="Seconds of an update on the server.")]
+Model = Annotated[str | None, typer.Option(help="A model of this size that learns nothing: 64MiB.")]
+DatasetName = Annotated[str, typer.Option(help="Without --model: mnist, digits or cifar10.")]
 Hidden = Annotated[int, typer.Option(help="Units of its hidden layer.")]
 BatchSize = Annotated[int, typer.Option(help="Examples in a mini-batch (µ).")]
 Gradients = Annotated[int | None, typer.Option(help="Mini-batches in all; default 100 a worker.")]
-Seconds = Annotated[float | None, typer.Option(help="Virtual seconds, if those are over before.")]
+Seconds = Annotated[float | None, typer.Option(help="Virtual seconds, if they end earlier.")]
 CutAt = Annotated[
     list[str] | None, typer.Option("--cut", help="SECONDS:WORKER: its connection is reset.")
 ]
 SilenceAt = Annotated[
     list[str] | None,
-    typer.Option(
-        "--silence", help="SECONDS:WORKER:HOW_LONG: nothing comes from it, nor reaches it."
-    ),
+    typer.Option("--silence", help="SECONDS:WORKER:DURATION: nothing comes from it or reaches it."),
 ]
 KillAt = Annotated[
-    list[str] | None, typer.Option("--kill", help="SECONDS:WORKER: it ceases to be.")
+    list[str] | None, typer.Option("--kill", help="SECONDS:WORKER: its machine fails.")
 ]
-JoinAt = Annotated[list[str] | None, typer.Option("--join", help="SECONDS:HOW_MANY more come.")]
+JoinAt = Annotated[list[str] | None, typer.Option("--join", help="SECONDS:NUMBER of new workers.")]
 Seed = Annotated[int, typer.Option(help="Equal seeds give equal results, to the last bit.")]
 
 
@@ -106,13 +100,12 @@ def cluster(
 ) -> None:
     """Simulate a cluster in virtual time: real server and workers, simulated machines and links.
 
-    Says how long it would take, how idle the workers are, what staleness they see, and what is
-    learnt: for example 64 workers on 1 Gbit/s, with --workers 64 --link 1Gbit/s --server-link
-    1Gbit/s --model 64MiB. Ctrl-C ends it, and shows what it has come to so far; the exit status is
-    then 130.
+    Prints the time of the run, the workers' idle time and staleness, and the accuracy. 64 workers
+    on 1 Gbit/s are: --workers 64 --link 1Gbit/s --server-link 1Gbit/s --model 64MiB. Ctrl-C ends
+    the run and prints its result so far; the exit status is then 130.
     """
     from aiops.serving.config import Config
-    from aiops.sim.cluster.spec import Cluster, Links
+    from aiops.sim.cluster.spec import Cluster, StarTopology
 
     server = Config(
         policy=policy,
@@ -130,7 +123,7 @@ def cluster(
             workers=workers,
             workload=_workload(model, dataset, hidden, batch_size),
             computing=_computing(compute, sigma, slow or (), diurnal),
-            links=Links(worker=link, server=server_link, latency=latency, jitter=jitter),
+            links=StarTopology(worker=link, server=server_link, latency=latency, jitter=jitter),
             apply_seconds=apply,
             schedule=_schedule(cut or (), silence or (), kill or (), join or ()),
             gradients=100 * workers if gradients is None and seconds is None else gradients,
@@ -158,7 +151,7 @@ def _workload(model: str | None, dataset: str, hidden: int, batch_size: int) -> 
 
 
 def _computing(seconds: float, sigma: float, slow: Sequence[str], diurnal: str | None) -> Computing:
-    from aiops.sim.cluster.computing import Diurnal, Fixed, LogNormal, Straggler
+    from aiops.sim.cluster.compute_time import Diurnal, Fixed, LogNormal, Straggler
 
     found: Computing = LogNormal(seconds, sigma) if sigma else Fixed(seconds)
     for worker, times in _pairs("--slow", "WORKER:TIMES", slow, int, float):
@@ -171,18 +164,18 @@ def _computing(seconds: float, sigma: float, slow: Sequence[str], diurnal: str |
 
 def _schedule(
     cut: Sequence[str], silence: Sequence[str], kill: Sequence[str], join: Sequence[str]
-) -> tuple[Happening, ...]:
+) -> tuple[ClusterEvent, ...]:
     from aiops.sim.cluster.spec import Cut, Join, Kill, Silence
 
-    found: list[Happening] = []
+    found: list[ClusterEvent] = []
     found += [Cut(*pair) for pair in _pairs("--cut", "SECONDS:WORKER", cut, float, int)]
-    form = "SECONDS:WORKER:HOW_LONG"
+    form = "SECONDS:WORKER:DURATION"
     found += [
         Silence(at, worker, seconds)
         for at, (worker, seconds) in _pairs("--silence", form, silence, float, _worker_and_seconds)
     ]
     found += [Kill(*pair) for pair in _pairs("--kill", "SECONDS:WORKER", kill, float, int)]
-    found += [Join(*pair) for pair in _pairs("--join", "SECONDS:HOW_MANY", join, float, int)]
+    found += [Join(*pair) for pair in _pairs("--join", "SECONDS:NUMBER", join, float, int)]
     return tuple(found)
 
 
@@ -207,9 +200,9 @@ def _pairs(
     return found
 
 
-def _carry_out(what: Cluster) -> Outcome:
-    """Run it to its end, or until Ctrl-C; show on stderr how far it is, once it has begun."""
-    from aiops.sim.cluster.course import simulate
+def _carry_out(what: Cluster) -> ClusterResult:
+    """Run it to its end, or until Ctrl-C; show its progress on stderr once it has begun."""
+    from aiops.sim.cluster.run import simulate
 
     columns = (TextColumn("{task.fields[done]:,} mini-batches"), BarColumn())
     times = (TimeElapsedColumn(), TimeRemainingColumn())
@@ -236,14 +229,14 @@ def _carry_out(what: Cluster) -> Outcome:
 
 
 def _share(what: Cluster, done: int, seconds: float) -> float:
-    """Return how much of it is over: of the mini-batches or of the time, what ends it first."""
+    """Return the finished share of the run: of mini-batches or of time, the larger."""
     shares = [done / what.gradients] if what.gradients else []
     shares += [seconds / what.seconds] if what.seconds else []
     return max(shares, default=0.0)
 
 
-def _report(outcome: Outcome) -> dict[str, Any]:
-    """Return it as JSON has it: all but the parameters."""
+def _report(outcome: ClusterResult) -> dict[str, Any]:
+    """Return the result as JSON values, without the parameters."""
     found = {field.name: getattr(outcome, field.name) for field in dataclasses.fields(outcome)}
     del found["params"]
     found["workers"] = [
@@ -257,7 +250,7 @@ def _report(outcome: Outcome) -> dict[str, Any]:
     return told
 
 
-def _table(outcome: Outcome) -> Table:
+def _table(outcome: ClusterResult) -> Table:
     shown = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     shown.add_column(style="dim")
     shown.add_column(overflow="fold")
@@ -285,7 +278,7 @@ def _table(outcome: Outcome) -> Table:
 
 
 def _span(shares: Sequence[float]) -> str:
-    """Say how much it differs from worker to worker."""
+    """Return the smallest and the largest share."""
     if not shares:
-        return "nobody worked"
+        return "no worker took part"
     return f"{formatting.percent(min(shares))} to {formatting.percent(max(shares))} of each"

@@ -1,4 +1,4 @@
-"""``aiops demo``: train a real model with real processes, and see it happen."""
+"""``aiops demo``: train a real model with real processes, and watch it live."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from aiops.lab.workloads import Dataset
 
 Policy = Annotated[str, typer.Option(help="Algorithm: a name, or package.module:Class.")]
-Workers = Annotated[int, typer.Option(help="How many workers.")]
+Workers = Annotated[int, typer.Option(help="Number of workers.")]
 DatasetName = Annotated[str, typer.Option(help="digits, mnist, cifar10 or synthetic.")]
 Steps = Annotated[int | None, typer.Option(help="Mini-batches in all; default by data set.")]
 BatchSize = Annotated[int | None, typer.Option(help="Examples each; default by data set.")]
@@ -31,8 +31,8 @@ Seed = Annotated[int, typer.Option(help="Of the initial parameters and the mini-
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout, the rest on stderr.")
 ]
-Out = Annotated[Path, typer.Option(help="Where the plot goes: a folder, or a .png, .svg or .pdf.")]
-Plot = Annotated[bool, typer.Option("--plot/--no-plot", help="Whether to draw one.")]
+Out = Annotated[Path, typer.Option(help="Folder or file (.png, .svg, .pdf) of the plot.")]
+Plot = Annotated[bool, typer.Option("--plot/--no-plot", help="Draw a plot.")]
 
 
 def demo(
@@ -50,8 +50,8 @@ def demo(
 ) -> None:
     """Train the papers' perceptron: one server and several workers, real processes.
 
-    Shows a live table and saves a plot. Ctrl-C stops it and shows what there is. The exit status
-    is 0 when training came to its end, 1 when a process failed, 130 after Ctrl-C.
+    Shows a live table and saves a plot. Ctrl-C stops it and prints the results so far. The exit
+    status is 0 when training came to its end, 1 when a process failed, 130 after Ctrl-C.
     """
     from aiops.lab.demo import plot as figure
     from aiops.lab.demo.settings import DemoSettings
@@ -98,14 +98,14 @@ def _run(settings: DemoSettings, data: Dataset, plot: Path | None, *, as_json: b
 
 
 def _report(failed: AiopsError) -> None:
-    """Say what went wrong, with the last words of the process that failed."""
+    """Print the error, and the last lines of stderr of the process that failed."""
     for line in failed.details.get("stderr", ()):
         print(f"  | {line}", file=sys.stderr)
     print(f"aiops: {failed}", file=sys.stderr)
 
 
 def _draw(record: DemoRecord, path: Path) -> str | None:
-    """Save the plot; that it cannot be is no reason to lose the results."""
+    """Save the plot; a failure to do so is reported and does not end the command."""
     from aiops.lab.demo.plot import save
 
     try:

@@ -36,13 +36,13 @@ Jobs = Annotated[int, typer.Option(help="Runs at the same time; 0: one per proce
 Out = Annotated[
     Path | None, typer.Option(help="Folder of the results; default out/NAME, out/NAME-full.")
 ]
-Anew = Annotated[bool, typer.Option("--anew", help="Run again what other versions have run.")]
-Estimate = Annotated[bool, typer.Option("--estimate", help="Only say how long it would take.")]
+Anew = Annotated[bool, typer.Option("--anew", help="Repeat runs that other versions have made.")]
+Estimate = Annotated[bool, typer.Option("--estimate", help="Only print the estimated time.")]
 
 
 @app.command("list")
 def list_(as_json: Json = False) -> None:
-    """Name the experiments, and what their sources claim."""
+    """List the experiments, and the claims of their sources."""
     from aiops.lab.experiments.catalog import EXPERIMENTS
 
     rows: list[dict[str, Any]] = [
@@ -82,7 +82,7 @@ def run(
 ) -> None:
     """Run an experiment, in parallel processes; write its curves, a summary, and a figure.
 
-    What has been run is kept in --out and is not run again. Ctrl-C keeps what is finished.
+    Finished runs are kept in --out and are not repeated. Ctrl-C keeps finished runs.
     """
     from aiops.lab.experiments.catalog import find
     from aiops.lab.experiments.runs import RunFolder
@@ -103,9 +103,9 @@ def run(
     console = Console(stderr=True, highlight=False)
     with _Screen(console) as screen:
         course = ExperimentScheduler(experiment, scale, RunFolder(place, name, anew=anew), screen)
-        _say_what_is_foreign(course, console)
+        _print_foreign(course, console)
         if full or estimate:
-            _say_how_long(course, jobs, console)
+            _print_estimate(course, jobs, console)
         if estimate:
             return
         status = _carry_out(course, jobs, screen)
@@ -113,13 +113,13 @@ def run(
     raise typer.Exit(status)
 
 
-def _say_what_is_foreign(course: ExperimentScheduler, console: Console) -> None:
+def _print_foreign(course: ExperimentScheduler, console: Console) -> None:
     for what, count in course.folder.foreign(course.wanted()).items():
         text = f"kept runs made with {what}: {count} (--anew makes them again)"
         console.print(text, style="yellow", markup=False, soft_wrap=True)
 
 
-def _say_how_long(course: ExperimentScheduler, jobs: int, console: Console) -> None:
+def _print_estimate(course: ExperimentScheduler, jobs: int, console: Console) -> None:
     from aiops.lab.experiments import run_planning
 
     cases = course.foreseen()
@@ -130,7 +130,7 @@ def _say_how_long(course: ExperimentScheduler, jobs: int, console: Console) -> N
 
 
 class _Screen:
-    """A progress bar on stderr, and above it what has failed."""
+    """A progress bar on stderr, and above it the errors of failed runs."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -162,7 +162,7 @@ def _carry_out(course: ExperimentScheduler, jobs: int, screen: _Screen) -> int:
 
 
 def _show(course: ExperimentScheduler, command: str, *, draw: bool, as_json: bool) -> None:
-    """Write and print what has been found; drawing takes longer than one waits after Ctrl-C."""
+    """Write and print the findings; after Ctrl-C without the figure, which takes seconds."""
     from aiops.lab.experiments import report
 
     experiment, scale, folder = course.experiment, course.scale, course.folder
@@ -187,7 +187,7 @@ def _show(course: ExperimentScheduler, command: str, *, draw: bool, as_json: boo
 
 
 def table(findings: Findings) -> Table:
-    """Lay out the rows."""
+    """Return the findings as a table."""
     shown = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
     names = dict.fromkeys(name for row in findings.table for name in row)
     for name in names:

@@ -1,4 +1,4 @@
-"""Ctrl-C for what can end in order: the first one asks it to, the second one acts as ever."""
+"""Ctrl-C for commands that can end in order: the first one asks for it, the second one kills."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from types import FrameType
 
 INTERRUPTED = 130
-"""Exit status of what Ctrl-C has ended."""
+"""Exit status after Ctrl-C."""
 
 
 @contextmanager
 def interrupts(stop: Callable[[], None]) -> Iterator[None]:
-    """Have a first Ctrl-C call ``stop``; outside the main thread, which hears none, do nothing."""
+    """Let the first Ctrl-C call ``stop``; outside the main thread do nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

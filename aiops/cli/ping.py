@@ -1,4 +1,4 @@
-"""``aiops ping``: is it alive?"""
+"""``aiops ping``: check that a server answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from aiops.common import formatting
 
 
 def ping(url: Url, token: Token = None, timeout: Timeout = 3.0) -> None:
-    """Say in one line whether a server is alive; the exit status is 0 if it is."""
+    """Check that a server is alive, and print one line about it; the exit status is then 0."""
     from aiops.client.sync.client import Client
 
     with Client(url, token=token, timeout=timeout) as client:

@@ -1,4 +1,4 @@
-"""``aiops policies``: which algorithms there are, and what one of them does."""
+"""``aiops policies``: the list of algorithms, and the page of each."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from aiops.algorithms import BUILT_IN, available, find
 from aiops.algorithms.base import Algorithm
 from aiops.cli import policy_catalog, policy_docstring
 from aiops.cli.policy_catalog import TOPICS
-from aiops.cli.policy_docstring import Block
-from aiops.cli.policy_settings import OWN, Group, grouped
+from aiops.cli.policy_docstring import DocBlock
+from aiops.cli.policy_settings import OWN, SettingGroup, grouped
 from aiops.errors import UsageError, nearest
 
 Name = Annotated[
     str | None,
     typer.Argument(
-        help="Tell everything about this one, or package.module:Class; or about what many share:"
+        help="Explain this one, or package.module:Class; or a topic that many share:"
         f" {', '.join(TOPICS)}."
     ),
 ]
@@ -63,7 +63,7 @@ def _found(name: str) -> type[Algorithm]:
 
 
 def _loaded() -> tuple[dict[str, type[Algorithm]], dict[str, str]]:
-    """Return all algorithms by name, and why those of other packages could not be loaded."""
+    """Return all algorithms by name, and the errors of those that could not be loaded."""
     kinds, broken = {}, {}
     for name in available():
         try:
@@ -91,13 +91,13 @@ def _list(console: Console, kinds: dict[str, type[Algorithm]], broken: dict[str,
         _entry(console, name, why, width)
     for command, what in (
         ("aiops policies NAME", "equations, settings, source"),
-        (f"aiops policies {'|'.join(TOPICS)}", "what many share"),
+        (f"aiops policies {'|'.join(TOPICS)}", "topics that many share"),
     ):
         console.print(Text.assemble((command, "bold"), ("  " + what, "dim")), soft_wrap=True)
 
 
 def _entry(console: Console, name: str, text: str, width: int) -> None:
-    """Print a line of the list: one, whatever its length, where grep may read it."""
+    """Print an entry of the list; outside a terminal as one line of any length, for grep."""
     if console.is_terminal:
         _line(console, name, text, width)
     else:
@@ -114,7 +114,7 @@ def _line(console: Console, name: str, text: str, width: int) -> None:
 
 def _show(console: Console, name: str, kind: type[Algorithm]) -> None:
     page, known = policy_docstring.read(kind.__doc__), policy_catalog.facts(kind)
-    command = policy_catalog.command(name, kind)  # first of all: it refuses what cannot work
+    command = policy_catalog.command(name, kind)  # may raise, so first
     console.print(Text.assemble((name, "bold cyan"), ("  " + policy_catalog.family(kind), "dim")))
     console.print()
     console.print(_prose(page.summary or "It has no docstring."))
@@ -163,7 +163,7 @@ def _show_topic(console: Console, topic: str, as_json: bool) -> None:
         _blocks(console, blocks)
 
 
-def _settings(console: Console, group: Group) -> None:
+def _settings(console: Console, group: SettingGroup) -> None:
     own = group.title == OWN
     title = Text("Settings" if own else group.title, style="bold")
     console.print(title.append("  as --set key=value" if own else "", style="not bold dim"))
@@ -177,7 +177,7 @@ def _settings(console: Console, group: Group) -> None:
     console.print(Padding(table, (0, 0, 1, 2), expand=False))
 
 
-def _blocks(console: Console, blocks: Iterable[Block]) -> None:
+def _blocks(console: Console, blocks: Iterable[DocBlock]) -> None:
     """Print the blocks of a docstring, formulas and examples set in."""
     for block in blocks:
         if block.kind == "text":
@@ -189,7 +189,7 @@ def _blocks(console: Console, blocks: Iterable[Block]) -> None:
             console.print(Padding(Text(block.text, style=style), (0, 0, 1, 4), expand=False))
 
 
-def _table(console: Console, block: Block) -> None:
+def _table(console: Console, block: DocBlock) -> None:
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0), pad_edge=False)
     for number, head in enumerate(block.rows[0]):
         table.add_column(_plain(head), style="bold" if number == 0 else "", no_wrap=number == 0)
@@ -199,7 +199,7 @@ def _table(console: Console, block: Block) -> None:
 
 
 def _prose(text: str) -> Text:
-    """Return it without marks, titles in italics, references as what one types to follow them."""
+    """Return it without markup; titles are in italics, references are commands to type."""
     parts = re.split(r"\*([^*]+)\*", policy_docstring.plain(text, _reference))
     return Text.assemble(*((part, "italic" if n % 2 else "") for n, part in enumerate(parts)))
 

@@ -1,4 +1,4 @@
-"""All algorithms under their headings, and what one may ask of each before reading its page."""
+"""The catalogue of algorithms: families, shared topics, and the facts of each algorithm."""
 
 from __future__ import annotations
 
@@ -15,33 +15,35 @@ FAMILIES: Mapping[str, str] = {
     "synchronous or bounded": "Every gradient used is of the current version, or little older.",
     "asynchronous": "Gradients are used however stale they are, all alike.",
     "staleness-aware": "Gradients are used however stale they are, each according to that.",
-    "local training": "Workers step by themselves, and exchange how far they have come.",
+    "local training": "Workers step by themselves, and exchange the changes of their parameters.",
 }
-"""The headings in their order, each with what is common to those under it."""
+"""The families in their order, each with the property that its algorithms share."""
 
 TOPICS: Mapping[str, str] = {
     "optimizers": "aiops.algorithms.optimizers",
     "schedules": "aiops.algorithms.schedules",
     "modulations": "aiops.algorithms.modulation",
 }
-"""What several algorithms share, and the module whose docstring explains it."""
+"""Topics that several algorithms share, and the modules whose docstrings explain them."""
 
 WORKERS = 4
-"""How many workers the facts are worked out for."""
+"""The number of workers that the facts assume."""
 
-_PUSHES = 1000  # by one worker alone; a policy that lets it go as far lets it go for ever
+_PUSHES = 1000  # by one worker alone; a policy that allows these never makes it wait
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What an algorithm with its default settings asks of workers and server.
+class PolicyFacts:
+    """The behaviour of an algorithm with its default settings.
 
-    ``waits_for``
-        Whom a worker waits for.
-    ``worker``
-        What a worker does, other workers left aside.
-    ``memory``
-        What the server keeps for each parameter, besides the parameters.
+    Attributes
+    ----------
+    waits_for
+        The workers that a worker waits for.
+    worker
+        The actions of one worker.
+    memory
+        The values that the server keeps for each parameter, besides the parameters.
     """
 
     waits_for: str
@@ -84,23 +86,23 @@ def command(name: str, kind: type[Algorithm]) -> str:
     return f"aiops serve --policy {name}"
 
 
-def facts(kind: type[Algorithm]) -> Facts:
-    """Find out, with default settings, by asking its policy, its plan and its rule.
+def facts(kind: type[Algorithm]) -> PolicyFacts:
+    """Return the facts of an algorithm, found by running its policy and reading its plan and rule.
 
     >>> from aiops.algorithms.hardsync import Hardsync
     >>> facts(Hardsync)
-    Facts(waits_for='all workers', worker='pushes each gradient', memory='1: a sum')
+    PolicyFacts(waits_for='all workers', worker='pushes each gradient', memory='1: a sum')
     """
     algorithm = kind()
     plan = algorithm.plan(WORKERS)
     waits, collects = _watch(algorithm.policy(WORKERS))
-    if waits != "nobody" and plan.get("limit"):
+    if waits != "no worker" and plan.get("limit"):
         waits += f", computing on for up to {plan['limit']} steps"
-    return Facts(waits, _worker(plan), _memory(algorithm, collects))
+    return PolicyFacts(waits, _worker(plan), _memory(algorithm, collects))
 
 
 def _watch(policy: Policy) -> tuple[str, bool]:
-    """Push for one worker alone: return whom it waits for, and whether gradients are collected."""
+    """Push for one worker alone; return the workers it waits for, and if gradients are summed."""
     policy.workers_changed(frozenset(range(1, WORKERS + 1)))
     collects = False
     for count in range(1, _PUSHES):
@@ -114,7 +116,7 @@ def _watch(policy: Policy) -> tuple[str, bool]:
             (n for n in range(1, WORKERS) if policy.push(n + 1, 0).divide is not None), WORKERS
         )
         return ("all workers" if needed >= WORKERS else f"the first {needed} of {WORKERS}"), True
-    return "nobody", collects
+    return "no worker", collects
 
 
 def _worker(plan: Mapping[str, Any]) -> str:
@@ -133,8 +135,8 @@ def _steps(count: int) -> str:
 def _local(plan: Mapping[str, Any]) -> str:
     inner = plan["inner"]["optimizer"]
     if plan.get("overlap") == "free":
-        return f"steps by itself ({inner}), pushes how far it came as soon as it can"
-    return f"steps by itself ({inner}), pushes how far it came {_steps(plan['push_every'])}"
+        return f"steps by itself ({inner}), pushes its change as soon as it can"
+    return f"steps by itself ({inner}), pushes its change {_steps(plan['push_every'])}"
 
 
 _ROUTINES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
@@ -160,7 +162,7 @@ def _memory(algorithm: Algorithm, collects: bool) -> str:
 
 @functools.cache
 def references() -> Mapping[str, str]:
-    """Return the page that explains what docstrings refer to: an algorithm's name, or a topic."""
+    """Return, by the references of docstrings, the page of each: an algorithm's name or a topic."""
     classes = {kind.__name__: name for name, kind in built_in().items()}
     topics = {module: topic for topic, module in TOPICS.items()}
     return {**classes, **topics}

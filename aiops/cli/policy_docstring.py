@@ -1,4 +1,4 @@
-"""Reading a docstring: its paragraphs, formulas, tables, examples and sections."""
+"""Parser of docstrings: paragraphs, formulas, tables, examples and sections."""
 
 from __future__ import annotations
 
@@ -17,13 +17,17 @@ _REFERENCE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 
 
 @dataclass(frozen=True)
-class Block:
-    """A piece of a docstring.
+class DocBlock:
+    """One block of a docstring.
 
-    ``text``
-        One paragraph as one line; of formulas, code and examples the lines as they stand.
-    ``rows``
-        Of a table: its cells, the header first.
+    Attributes
+    ----------
+    kind
+        Its kind.
+    text
+        A paragraph as one line; formulas, code and examples with their lines.
+    rows
+        The cells of a table, the header first.
     """
 
     kind: Kind
@@ -32,16 +36,16 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Page:
-    """A docstring: its first line, what follows, and its sections by heading."""
+class DocPage:
+    """A docstring: its first line, the blocks after it, and its sections by heading."""
 
     summary: str
-    body: list[Block] = field(default_factory=list)
-    sections: Mapping[str, list[Block]] = field(default_factory=dict)
+    body: list[DocBlock] = field(default_factory=list)
+    sections: Mapping[str, list[DocBlock]] = field(default_factory=dict)
 
 
-def read(docstring: str | None) -> Page:
-    """Return a docstring's parts; of an empty one none.
+def read(docstring: str | None) -> DocPage:
+    """Return the parts of a docstring; an empty one has none.
 
     >>> page = read('''It halves.
     ...
@@ -49,14 +53,14 @@ def read(docstring: str | None) -> Page:
     ...
     ... Source
     ... ------
-    ... Nobody.
+    ... Euclid.
     ... ''')
     >>> page.summary, page.body[0].text, page.sections["Source"][0].text
-    ('It halves.', 'θ ← θ/2', 'Nobody.')
+    ('It halves.', 'θ ← θ/2', 'Euclid.')
     """
     lines = inspect.cleandoc(docstring or "").splitlines()
     if not lines:
-        return Page("")
+        return DocPage("")
     parts: dict[str, list[str]] = {"": []}
     heading = ""
     for number, line in enumerate(lines[1:], 1):
@@ -67,7 +71,7 @@ def read(docstring: str | None) -> Page:
         elif not (set(line) == {"-"} and lines[number - 1] == heading):
             parts[heading].append(line)
     sections = {name: _blocks(text) for name, text in parts.items()}
-    return Page(lines[0], sections.pop(""), sections)
+    return DocPage(lines[0], sections.pop(""), sections)
 
 
 def summary(kind: type) -> str:
@@ -75,8 +79,8 @@ def summary(kind: type) -> str:
     return (inspect.getdoc(kind) or "").partition("\n")[0]
 
 
-def _blocks(lines: list[str]) -> list[Block]:
-    found: list[Block] = []
+def _blocks(lines: list[str]) -> list[DocBlock]:
+    found: list[DocBlock] = []
     at = 0
     while at < len(lines):
         if not lines[at].strip():
@@ -88,8 +92,8 @@ def _blocks(lines: list[str]) -> list[Block]:
     return found
 
 
-def _next(lines: list[str], at: int) -> tuple[Callable[[list[str]], Block], int]:
-    """Return what the block that begins at a line is made with, and where it ends."""
+def _next(lines: list[str], at: int) -> tuple[Callable[[list[str]], DocBlock], int]:
+    """Return the parser of the block that begins at a line, and the line after it."""
     line = lines[at]
     if line.startswith(_MATH):
         return _math, _indented(lines, at + 1)
@@ -105,32 +109,32 @@ def _next(lines: list[str], at: int) -> tuple[Callable[[list[str]], Block], int]
 
 
 def _indented(lines: list[str], at: int) -> int:
-    """Return where the indented lines (and the empty ones among them) end."""
+    """Return the line after the indented lines and the empty ones among them."""
     while at < len(lines) and (not lines[at].strip() or lines[at].startswith(" ")):
         at += 1
     return at
 
 
-def _text(lines: list[str]) -> Block:
-    return Block("text", " ".join(line.strip() for line in lines).removesuffix("::"))
+def _text(lines: list[str]) -> DocBlock:
+    return DocBlock("text", " ".join(line.strip() for line in lines).removesuffix("::"))
 
 
-def _math(lines: list[str]) -> Block:
+def _math(lines: list[str]) -> DocBlock:
     inline = lines[0].removeprefix(_MATH).strip()
     rest = textwrap.dedent("\n".join(lines[1:])).strip("\n")
-    return Block("math", "\n".join(part for part in (inline, rest) if part))
+    return DocBlock("math", "\n".join(part for part in (inline, rest) if part))
 
 
-def _code(lines: list[str]) -> Block:
-    return Block("code", textwrap.dedent("\n".join(lines)).strip("\n"))
+def _code(lines: list[str]) -> DocBlock:
+    return DocBlock("code", textwrap.dedent("\n".join(lines)).strip("\n"))
 
 
-def _example(lines: list[str]) -> Block:
-    return Block("example", "\n".join(lines))
+def _example(lines: list[str]) -> DocBlock:
+    return DocBlock("example", "\n".join(lines))
 
 
-def _table(lines: list[str]) -> Block:
-    """Read a table whose columns are those of its rules; a row without a first cell goes on."""
+def _table(lines: list[str]) -> DocBlock:
+    """Read a table; its rules give the columns, a row without a first cell continues the last."""
     starts = [match.start() for match in re.finditer("=+", lines[0])]
     bounds = list(zip(starts, [*starts[1:], None], strict=True))
     rows: list[list[str]] = []
@@ -142,35 +146,35 @@ def _table(lines: list[str]) -> Block:
             rows.append(cells)
         else:
             rows[-1] = [f"{a} {b}".strip() for a, b in zip(rows[-1], cells, strict=True)]
-    return Block("table", rows=tuple(map(tuple, rows)))
+    return DocBlock("table", rows=tuple(map(tuple, rows)))
 
 
-# ---------------------------------------------------------------- marks within a line
+# ---------------------------------------------------------------- markup within a line
 
 
 def plain(text: str, say: Callable[[str], str] = str) -> str:
-    """Return it without marks, except those of titles: ``*...*``.
+    """Return a text without markup, except that of titles: ``*...*``.
 
     Parameters
     ----------
     text
         Of a docstring: ````code````, ```Reference```, ``*title*``.
     say
-        From what a reference names to the words that stand for it.
+        From the name in a reference to the words in its place.
     """
     text = _REFERENCE.sub(lambda match: say(match[1]), text)
     return re.sub(r"\\(.)", r"\1", text.replace("``", ""))
 
 
 def marked(text: str, link: Callable[[str], str | None]) -> str:
-    """Return it as Markdown.
+    """Return a text as Markdown.
 
     Parameters
     ----------
     text
         As for `plain`.
     link
-        From what a reference names to the Markdown that stands for it; None: show it as code.
+        From the name in a reference to the Markdown in its place; None: show it as code.
     """
     text = _REFERENCE.sub(lambda match: link(match[1]) or f"``{match[1]}``", text)
     return text.replace("``", "`")

@@ -19,12 +19,12 @@ HEADINGS: Mapping[type[Algorithm], str] = {
     Optimised: "The server's optimiser",
     Algorithm: "Learning rate and clipping",
 }
-"""What the settings of each shared base are listed under, in this order."""
+"""The headings of the settings of each shared base, in this order."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting; ``meaning`` as its docstring has it."""
+    """One setting of an algorithm, with its meaning from the docstring."""
 
     name: str
     type: str
@@ -33,14 +33,14 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Group:
-    """Settings that stand together under a heading."""
+class SettingGroup:
+    """Settings that are listed under one heading."""
 
     title: str
     settings: list[Setting]
 
 
-def grouped(algorithm: type[Algorithm]) -> list[Group]:
+def grouped(algorithm: type[Algorithm]) -> list[SettingGroup]:
     """Return all settings: its own (which its page explains), then each base's; none empty.
 
     >>> from aiops.algorithms.fasgd import FASGD
@@ -50,7 +50,7 @@ def grouped(algorithm: type[Algorithm]) -> list[Group]:
     """
     meanings = described(algorithm)
     explained = [name for name in own_settings(algorithm) if not _below(algorithm, name)]
-    own = list(dict.fromkeys(["lr", *explained]))  # an algorithm means its own by it, always
+    own = list(dict.fromkeys(["lr", *explained]))  # lr has another meaning in each algorithm
     found: dict[str, list[Setting]] = {OWN: []}
     for base in (b for b in algorithm.__mro__[1:] if issubclass(b, Algorithm)):
         found.setdefault(_heading(base), [])
@@ -62,7 +62,7 @@ def grouped(algorithm: type[Algorithm]) -> list[Group]:
         found[OWN if owner is algorithm else _heading(owner)].append(setting)
     found[OWN].sort(key=lambda setting: own.index(setting.name))
     order = list(HEADINGS.values())
-    groups = [Group(title, settings) for title, settings in found.items() if settings]
+    groups = [SettingGroup(title, settings) for title, settings in found.items() if settings]
     return sorted(groups, key=lambda g: order.index(g.title) if g.title in order else -1)
 
 
@@ -101,7 +101,7 @@ def _descriptions(page: str) -> Iterator[tuple[str, str]]:
 
 
 def _below(algorithm: type[Algorithm], name: str) -> bool:
-    """Whether the page only points to what a base says of a setting."""
+    """Return True if the page only refers to a base's explanation of a setting."""
     text = described(algorithm)[name].rstrip(".").lower()
     return text.endswith("see below") and _owner(algorithm, name) is not algorithm
 
@@ -111,6 +111,6 @@ def _heading(base: type[Algorithm]) -> str:
 
 
 def _owner(algorithm: type[Algorithm], name: str) -> type[Algorithm]:
-    """Return the class that brought a setting in: a default given later does not change that."""
+    """Return the class that introduced a setting; a subclass may only change its default."""
     bases = [base for base in algorithm.__mro__ if name in vars(base).get("__annotations__", ())]
     return bases[-1]

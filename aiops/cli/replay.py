@@ -13,7 +13,7 @@ import typer
 from aiops.cli.flags import Json
 from aiops.errors import UsageError
 
-Journal = Annotated[Path, typer.Argument(help="What `aiops serve --record` wrote.")]
+Journal = Annotated[Path, typer.Argument(help="A file of `aiops serve --record`.")]
 Save = Annotated[
     Path | None, typer.Option("--save", help="Write the final model to this .safetensors file.")
 ]
@@ -27,8 +27,9 @@ def replay(
 ) -> None:
     """Run a recorded run again, to bit-identical parameters.
 
-    Prints what it ended with. The exit status is 2 when the replay departs from the record, or the
-    file is no journal; a record that was cut short replays up to the cut, which is said.
+    Prints the final version and the SHA-256 of the parameters. The exit status is 2 when the
+    replay departs from the record, or the file is no journal; a record that was cut short is
+    replayed up to the cut, and the output tells.
 
     Each file is one run: a server that was started again with the same --record FILE has gone on
     in FILE.2, then in FILE.3.
@@ -38,7 +39,7 @@ def replay(
     from aiops.serving.config import Config
     from aiops.serving.safetensors_io import write_model
 
-    Config(kernels=kernels)  # refuses a name that is none
+    Config(kernels=kernels)  # raises for an unknown name
     began = time.perf_counter()
     try:
         with journal.open("rb") as file:
@@ -75,4 +76,4 @@ def _print(found: Mapping[str, Any], *, as_json: bool) -> None:
     if found["saved"]:
         print(f"saved     {found['saved']}")
     if not found["complete"]:
-        print("The record was cut short: this is how far it goes.")
+        print("The record was cut short: this is its state at the cut.")

@@ -28,7 +28,7 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
 
 
 def _merge_settings(context: typer.Context, values: dict[str, Any]) -> None:
-    """Have every source change those of the algorithm's settings that it names, and no others.
+    """Merge the algorithm's settings of all sources; each source changes those that it names.
 
     ``lr`` is one of them: ``--set lr=...`` wins over a file's.
     """
@@ -121,7 +121,7 @@ def _log_to_stderr(config: Config) -> None:
     logger.addHandler(handler)
     logger.setLevel(config.log_level.upper())
     logging.captureWarnings(True)
-    for other in ("asyncio", "py.warnings"):  # whatever they have to say, in the same format
+    for other in ("asyncio", "py.warnings"):  # their records, in the same format
         logging.getLogger(other).addHandler(handler)
 
 

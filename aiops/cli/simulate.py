@@ -1,4 +1,4 @@
-"""``aiops simulate``: thousands of clients on one machine, and the same result every time."""
+"""``aiops simulate``: thousands of clients on one machine, in turns, with reproducible results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from aiops.errors import UsageError
 from aiops.net.cpu_count import usable
 
 if TYPE_CHECKING:
-    from aiops.sim.turns.result import Outcome
+    from aiops.sim.turns.result import SimulationResult
     from aiops.sim.turns.run import Run
 
 Policy = Annotated[str, typer.Option(help="Algorithm: a name, or package.module:Class.")]
@@ -32,39 +32,39 @@ Gate = Annotated[str, typer.Option(help="As the server's: bfasgd:c_push=0.08, pe
 Recall = Annotated[int, typer.Option(help="Bytes of gradients kept for skipped=reapply.")]
 PushCodec = Annotated[list[str] | None, typer.Option(help="How gradients travel; may be repeated.")]
 FetchCodec = Annotated[list[str] | None, typer.Option(help="How parameters travel.")]
-FetchLag = Annotated[int, typer.Option(help="Versions that these may be behind; 0: as is best.")]
-Clients = Annotated[int, typer.Option(help="How many clients (the papers' λ).")]
+FetchLag = Annotated[int, typer.Option(help="Versions that these may be behind; 0: automatic.")]
+Clients = Annotated[int, typer.Option(help="Number of clients (the papers' λ).")]
 BatchSize = Annotated[int, typer.Option(help="Examples in a mini-batch (µ).")]
 Iterations = Annotated[int, typer.Option(help="Mini-batches in all.")]
 DatasetName = Annotated[str, typer.Option(help="mnist, digits, cifar10 or synthetic.")]
 Hidden = Annotated[int, typer.Option(help="Units of the hidden layer.")]
 Selection = Annotated[
-    str, typer.Option(help="Who is next: uniform, round-robin, softmax:add=-1, recorded:FILE.")
+    str, typer.Option(help="Rule of turns: uniform, round-robin, softmax:add=-1, recorded:FILE.")
 ]
-Wait = Annotated[bool, typer.Option(help="Whether clients wait for the answer to a push.")]
+Wait = Annotated[bool, typer.Option(help="Clients wait for the answer to a push.")]
 Order = Annotated[str, typer.Option(help="Mini-batches: random, or sequential as in FRED.")]
-Samples = Annotated[int, typer.Option(help="Looks at the validation error on the way.")]
+Samples = Annotated[int, typer.Option(help="Validations on the way.")]
 Seed = Annotated[int, typer.Option(help="Equal seeds give equal results, to the last bit.")]
 Jobs = Annotated[int, typer.Option(help="Gradients computed at a time; 0: one per processor.")]
 Kernels = Annotated[str, typer.Option(help="'numba', 'numpy' or 'auto'; all give the same bits.")]
 Keep = Annotated[
-    Path | None, typer.Option("--checkpoint", help="Write all of it here every minute, to resume.")
+    Path | None, typer.Option("--checkpoint", help="Write a checkpoint here every minute.")
 ]
 Resume = Annotated[
     Path | None,
     typer.Option(
-        help="Go on from this checkpoint to the same result; flags that are not given are as they"
-        " were. It is trusted like code."
+        help="Continue from this checkpoint to the same result; flags that are not given keep their"
+        " values. It is trusted like code."
     ),
 ]
 Turns = Annotated[
-    Path | None, typer.Option(help="Write who was selected: --selection recorded:FILE repeats it.")
+    Path | None, typer.Option(help="Record the turns; --selection recorded:FILE repeats them.")
 ]
 Save = Annotated[Path | None, typer.Option(help="Write the final model: FILE.safetensors.")]
 
 
 _EVERY = 60.0  # seconds between two checkpoints, at least
-_SHARE = 20  # of the time at most one part in so many goes into checkpoints
+_SHARE = 20  # at most a twentieth of the time goes into checkpoints
 
 
 def simulate(
@@ -98,17 +98,17 @@ def simulate(
     """Simulate clients and a server in memory: the server's own code, deterministic, no clock.
 
     Each iteration one client computes the gradient of a mini-batch, pushes it, and fetches.
-    Ctrl-C ends it after the turn, shows what it has come to so far, and writes the checkpoint; the
-    exit status is then 130. A second one ends it at once.
+    Ctrl-C ends the run after the turn, prints its result so far, and writes the checkpoint; the
+    exit status is then 130. A second Ctrl-C ends it at once.
     """
     from aiops.lab.workloads import PerceptronTask
     from aiops.serving.config import Config
     from aiops.serving.safetensors_io import check_writable
+    from aiops.sim.turns.client_selection import RecordingSelection
     from aiops.sim.turns.run import Run
-    from aiops.sim.turns.selection import Noted
     from aiops.sim.turns.simulation import Simulation
 
-    Config(kernels=kernels, recall=recall, fetch_lag=fetch_lag)  # refuses what cannot be
+    Config(kernels=kernels, recall=recall, fetch_lag=fetch_lag)  # raises for invalid values
     if save is not None:
         check_writable(save)
     if record_turns is not None:
@@ -144,7 +144,7 @@ def simulate(
         wanted = Simulation(**_as_it_was(resume, settings, context))
         task = PerceptronTask(wanted.dataset, wanted.hidden)
         run = Run.load(resume, task, wanted, jobs=_jobs(jobs))
-    noted = Noted(run.dispatcher.selection) if record_turns is not None else None
+    noted = RecordingSelection(run.dispatcher.selection) if record_turns is not None else None
     with run:
         if noted is not None:
             run.dispatcher.selection = noted
@@ -164,7 +164,7 @@ def simulate(
 
 
 def _check_checkpoint(path: Path | None, resume: Path | None) -> None:
-    """See that a checkpoint can be written, and that none is overwritten that was not read."""
+    """Check that a checkpoint can be written, and overwrites none but the one that was read."""
     if path is None:
         return
     if path.exists() and (resume is None or not path.samefile(resume)):
@@ -181,7 +181,7 @@ def _check_folder(flag: str, path: Path) -> None:
 
 
 def _as_it_was(path: Path, settings: Mapping[str, Any], context: typer.Context) -> dict[str, Any]:
-    """Return a checkpoint's settings, with those that the command line has said otherwise."""
+    """Return a checkpoint's settings, changed by those of the command line."""
     from aiops.sim.turns.checkpoint import simulation_of
     from aiops.sim.turns.simulation import Simulation
 
@@ -201,8 +201,8 @@ def _jobs(jobs: int) -> int:
     return jobs or usable()
 
 
-def _carry_out(run: Run, checkpoint: Path | None) -> Outcome:
-    """Run it to its end, or until Ctrl-C; show how far it is on stderr."""
+def _carry_out(run: Run, checkpoint: Path | None) -> SimulationResult:
+    """Run it to its end, or until Ctrl-C; show its progress on stderr."""
     columns = (TextColumn("{task.completed:,} of {task.total:,} iterations"), BarColumn())
     times = (TimeElapsedColumn(), TimeRemainingColumn())
     due = time.monotonic() + _EVERY
@@ -220,7 +220,7 @@ def _carry_out(run: Run, checkpoint: Path | None) -> Outcome:
 
         try:
             outcome = run.go_on(tell)
-        except UsageError:  # between two turns: there is nobody whose turn it is
+        except UsageError:  # between two turns: no client can be selected
             if checkpoint is not None:
                 run.save(checkpoint)
             raise
@@ -238,7 +238,7 @@ def _save(run: Run, path: Path) -> None:
     write_model(path, store.current.arena.views, store.version)
 
 
-def _table(outcome: Outcome) -> Table:
+def _table(outcome: SimulationResult) -> Table:
     run, last = outcome.simulation, outcome.curve[-1]
     shown = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     shown.add_column(style="dim")

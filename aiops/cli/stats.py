@@ -78,7 +78,7 @@ def _line(report: Mapping[str, Any]) -> str:
 
 
 def tables(url: str, report: Mapping[str, Any]) -> RenderableType:
-    """Lay a report out for people."""
+    """Return a report as tables."""
     parts = (
         *(_facts(report), *_file_errors(report)),
         *(*_budget(report), *_profile(report), *_shards(report)),
@@ -99,7 +99,7 @@ def _heading(url: str, report: Mapping[str, Any]) -> Text:
 def _chosen(report: Mapping[str, Any]) -> dict[str, Any]:
     """Return the learning rate, and the settings that are not the algorithm's defaults."""
     settings: dict[str, Any] = report["settings"]
-    # Others' own algorithms are not looked up: a stranger's server names them.
+    # An algorithm of another package is not imported because a server names it.
     known = report["policy"] in BUILT_IN
     defaults = find(report["policy"])().settings() if known else {}
     return {k: v for k, v in settings.items() if k == "lr" or defaults.get(k) != v}
@@ -138,13 +138,13 @@ def _file_errors(report: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 
 def _budget(report: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """Lay out what crosses under a bandwidth budget, in a line."""
+    """Return a line about the bandwidth budget, if there is one."""
     budget = report.get("budget")
     if not budget:
         return
     limits = [
-        f"{formatting.nbytes(budget[key])}/s{whose}"
-        for key, whose in (("bytes_per_second", ""), ("worker_bytes_per_second", " each"))
+        f"{formatting.nbytes(budget[key])}/s{suffix}"
+        for key, suffix in (("bytes_per_second", ""), ("worker_bytes_per_second", " each"))
         if budget[key]
     ]
     text = Text("budget  ", style="dim")
@@ -152,7 +152,7 @@ def _budget(report: Mapping[str, Any]) -> Iterator[RenderableType]:
     used, peak = (formatting.nbytes(budget[key]) for key in ("used", "peak"))
     text.append(f"  last second {used}, busiest {peak}")
     if budget["utilisation"] is not None:
-        text.append(f", {formatting.percent(budget['utilisation'])} used while somebody waited")
+        text.append(f", {formatting.percent(budget['utilisation'])} used while bytes waited")
     if budget["c_push"] is not None:
         text.append(f"  c_push {budget['c_push']:.3g}  c_fetch {budget['c_fetch']:.3g}")
     yield ""
@@ -160,7 +160,7 @@ def _budget(report: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 
 def _profile(report: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """Say where a server's time goes, in a line, if it counts (--profile)."""
+    """Return a line about the shares of a server's time, if it runs with --profile."""
     profile = report.get("profile")
     if not profile:
         return
@@ -172,7 +172,7 @@ def _profile(report: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 
 def _shards(report: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """Lay the servers out that the model is spread over, one to a line."""
+    """Return a table of the shards, if there are several."""
     shards = report.get("shards")
     if not shards:
         return
@@ -195,7 +195,7 @@ def _shards(report: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 
 def _tables(report: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """Lay the sparse tables out, one to a line."""
+    """Return a table of the sparse tables, if there are any."""
     if not report["tables"]:
         return
     table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
@@ -217,7 +217,7 @@ def _tables(report: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 
 def _staleness(report: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """Draw the histogram as bars, the shortest way to see a tail."""
+    """Return the histogram of staleness as bars."""
     counts = {int(tau): count for tau, count in report["staleness"].items()}
     if not counts:
         return

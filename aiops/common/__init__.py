@@ -1,1 +1,1 @@
-"""What every room may use: URLs, readable figures, loading an object by its name."""
+"""Helpers that any room may use: URLs, readable figures, loading an object by its name."""

@@ -1,4 +1,4 @@
-"""What is closed when its ``with`` block ends."""
+"""Base classes of objects that are closed when their ``with`` block ends."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Self
 
 
 class Closing:
-    """A base for what has a `close`: ``with`` calls it, however the block ends."""
+    """A base for classes with a `close`: ``with`` calls it, however the block ends."""
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release all resources."""
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Do this instead when the block failed; if nothing else is said, `close`."""
+        """Release all resources after the block failed; by default as `close` does."""
         self.close()
 
     def __enter__(self) -> Self:
@@ -33,18 +33,18 @@ class Closing:
 
 
 class AsyncClosing:
-    """The same for ``async with``, which connects first; what cannot connect is closed, too."""
+    """The same for ``async with``, which connects first, and closes if that fails."""
 
     async def connect(self) -> Self:
-        """Have it ready; if nothing else is said, it is."""
+        """Make it ready; by default there is nothing to do."""
         return self
 
     async def close(self) -> None:
-        """Let go of everything."""
+        """Release all resources."""
         raise NotImplementedError
 
     async def abandon(self) -> None:
-        """Do this instead when the block failed; if nothing else is said, `close`."""
+        """Release all resources after the block failed; by default as `close` does."""
         await self.close()
 
     async def __aenter__(self) -> Self:

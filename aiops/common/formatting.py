@@ -1,4 +1,4 @@
-"""Figures as people read them."""
+"""Numbers as text for people: bytes, durations, percentages, sparklines."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def percent(share: float) -> str:
 
 
 def optional(value: float | None, form: str) -> str:
-    """Format a figure that may be missing.
+    """Format a number that may be missing.
 
     >>> optional(0.01234, ".3g"), optional(None, ".3g")
     ('0.0123', '–')
@@ -56,7 +56,7 @@ def optional(value: float | None, form: str) -> str:
 
 
 def sparkline(values: Sequence[float], width: int = 32) -> str:
-    """Draw figures as a line of small bars, the last ``width`` of them; what is no number is a gap.
+    """Draw the last ``width`` values as a line of small bars; a value that is not finite is a gap.
 
     >>> sparkline([3, 2, 1, 0])
     '█▆▃▁'

@@ -1,4 +1,4 @@
-"""Values as JSON has them."""
+"""Conversion of values to JSON."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it: a dataclass by its fields and its name.
+    """Return a value as JSON types: a dataclass becomes its fields and its class's name.
 
-    What is not finite becomes None: JSON has no word for it.
+    A float that is not finite becomes None: JSON cannot express it.
 
     >>> plain((1, None, float("nan")))
     [1, None, None]
@@ -19,7 +19,7 @@ def plain(value: Any) -> Any:
     Raises
     ------
     TypeError
-        When it is something else than dataclasses, mappings, sequences, text and numbers.
+        When it holds anything else than dataclasses, mappings, sequences, text and numbers.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}

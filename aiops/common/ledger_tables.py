@@ -1,4 +1,4 @@
-"""A server's ledger, for people: what crossed, what did not, and which tensors it was."""
+"""A server's ledger as tables: bytes that crossed, bytes that were saved, the busiest tensors."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rich.table import Table
 
 from aiops.common import formatting
 
-_TENSORS = 12  # that a screen has room for
+_TENSORS = 12  # rows that fit a screen
 
 
-class Saved(NamedTuple):
-    """A tensor's bytes: what crossed each way, and what did not have to."""
+class TensorTraffic(NamedTuple):
+    """The bytes of one tensor: pushed, fetched, and saved."""
 
     name: str
     pushed: int
@@ -23,25 +23,25 @@ class Saved(NamedTuple):
 
 
 def saved(account: Mapping[str, Any]) -> int:
-    """Return the bytes that did not have to cross, both ways: by codecs, gates and versions."""
+    """Return the bytes that codecs, gates and versions saved, both ways."""
     pushed, fetched = account["pushed"], account["fetched"]
     coded = pushed["raw"] - pushed["payload"] + fetched["raw"] - fetched["payload"]
     held = pushed["reapplied"] + pushed["skipped"] + fetched["not_wanted"]
     return int(coded + held + fetched["not_modified"])
 
 
-def by_tensor(account: Mapping[str, Any]) -> Iterator[Saved]:
-    """Yield each tensor's line, the busiest first."""
+def by_tensor(account: Mapping[str, Any]) -> Iterator[TensorTraffic]:
+    """Yield the traffic of each tensor, the busiest first."""
     columns = account["tensors"]
     for place, name in enumerate(columns["names"]):
         row = {key: column[place] for key, column in columns.items() if key != "more"}
         coded = row["pushed_raw"] - row["pushed"] + row["fetched_raw"] - row["fetched"]
         held = row["reapplied"] + row["skipped"] + row["not_wanted"] + row["not_modified"]
-        yield Saved(name, row["pushed"], row["fetched"], coded + held)
+        yield TensorTraffic(name, row["pushed"], row["fetched"], coded + held)
 
 
 def tables(account: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """Lay a ledger out: a line for each way, and one for each of the busiest tensors."""
+    """Yield a table of both directions, and one of the busiest tensors."""
     if not account["pushed"]["bytes"]:
         return
     yield ""
@@ -69,7 +69,7 @@ def _ways(account: Mapping[str, Any]) -> Table:
     return table
 
 
-def _tensors(account: Mapping[str, Any], lines: list[Saved]) -> Table:
+def _tensors(account: Mapping[str, Any], lines: list[TensorTraffic]) -> Table:
     table = _table("tensor", "pushed", "fetched", "saved")
     for line in lines[:_TENSORS]:
         table.add_row(line.name, *map(formatting.nbytes, line[1:]))

@@ -1,4 +1,4 @@
-"""What a text such as ``package.module:Class`` stands for."""
+"""Import of objects by a text such as ``package.module:Class``."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from aiops.errors import UsageError
 
 
 def imported(place: str, what: str) -> Any:
-    """Return what lies at ``package.module:name``; ``what`` asks for it, for people.
+    """Return the object at ``package.module:name``; errors begin with ``what``.
 
     Raises
     ------
     UsageError
-        When it is not written so, or nothing lies there.
+        When the text has another form, or there is no such object.
     """
     module_name, colon, attribute = place.partition(":")
     if not colon:

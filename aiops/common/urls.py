@@ -1,4 +1,4 @@
-"""Addresses: ``aiops://host:port``."""
+"""URLs of servers: ``aiops://host:port``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from aiops.errors import UsageError
 
 PORT = 7171
-"""The port of a server that was not told another."""
+"""The default port of a server."""
 
 
 def parse(url: str) -> tuple[str, int]:
@@ -51,7 +51,7 @@ def write(host: str, port: int) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether nobody outside this machine can reach that host."""
+    """Return whether a host can be reached from this machine only."""
     if host == "localhost":
         return True
     try:

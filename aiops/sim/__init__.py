@@ -1,6 +1,6 @@
-"""Two simulators of the same server and clients, neither of which is a second implementation.
+"""Two simulators of the server and its clients; both run the same code as real runs.
 
-``turns``: an order of clients and no clock, for thousands of them (FRED's model). ``virtual``: an
-event loop with a clock of its own, and a network in memory, on which real servers and clients run;
+``turns``: clients in turn, without a clock, for thousands of them (FRED's model). ``virtual``: an
+event loop with a clock of its own and a network in memory, on which real servers and clients run;
 ``cluster``: a whole training run there.
 """

@@ -127,7 +127,7 @@ class TestMean:
         assert all(flat.data.tobytes() == before for flat in flats)
 
     def test_a_sum_divided_would_not_give_equal_models_back(self) -> None:
-        """What the running mean is for: this value is lost by (x + x + x) / 3 in float32."""
+        """The reason for the running mean: (x + x + x) / 3 loses this value in float32."""
         values = np.random.default_rng(0).normal(size=10_000).astype(np.float32)
         thirds = (values + values + values) / np.float32(3)
         assert (thirds != values).any()

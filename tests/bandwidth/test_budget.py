@@ -153,7 +153,7 @@ async def exchange(url: str, nbytes: int, until: float) -> int:
 
 
 def utilisation(server: Server) -> float:
-    """Return the share of the budget that crossed while somebody waited for it."""
+    """Return the share of the budget that crossed while bytes waited."""
     share: float | None = server.engine.report()["budget"]["utilisation"]
     assert share is not None, "nobody ever waited"
     return share
@@ -290,11 +290,11 @@ class TestShown:
         inline = Inline("fasgd", budget=1000 * KB, worker_budget=300 * KB, gate="bfasgd")
         inline.define({"w": np.zeros(10, np.float32)})
         inline.join(1)
-        assert "used while somebody waited" not in shown(inline)
+        assert "used while bytes waited" not in shown(inline)
         inline.post(BudgetTick(2.0, 27 * KB, 270 * KB, 290 * KB, 500 * KB, 1, True))
         text = shown(inline)
         assert "budget  1.0 MB/s, 300 kB/s each  last second 270 kB, busiest 290 kB" in text
-        assert "90.0% used while somebody waited" in text
+        assert "90.0% used while bytes waited" in text
         assert "c_push 0  c_fetch 0" in text
 
     def test_without_a_budget(self) -> None:

@@ -120,7 +120,7 @@ def test_what_is_refused_is_one_line(
     [
         (("--slow", "x"), "--slow 'x': write WORKER:TIMES"),
         (("--cut", "1"), "--cut '1': write SECONDS:WORKER"),
-        (("--silence", "1:2"), "--silence '1:2': write SECONDS:WORKER:HOW_LONG"),
+        (("--silence", "1:2"), "--silence '1:2': write SECONDS:WORKER:DURATION"),
         (("--kill", "1:9"), "there are workers 0 to 2 by then"),
         (("--workers", "0"), "0 workers cannot train"),
         (("--policy", "softsync", "--set", "n=9"), "n = 9 groups cannot be made of 3 workers"),

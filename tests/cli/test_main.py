@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,12 +27,11 @@ from aiops.wire.compiled import COMPILED
 from tests.support import Process, ServerThread
 
 START = {"w": np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4), "b": np.zeros(4, np.float32)}
-COMMANDS = ("serve", "demo", "stats", "ping", "replay", "policies", "bench")
 
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended."""
+    """The end of a command: its exit status and output."""
 
     status: int
     out: str
@@ -65,7 +65,7 @@ def aiops_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 
 
 def train(server: ServerThread, steps: int = 5) -> None:
-    with aiops.Worker(server.url, START, name="somebody") as worker:
+    with aiops.Worker(server.url, START, name="worker-1") as worker:
         for _ in range(steps):
             worker.step({name: 0.1 * array for name, array in worker.params.items()})
 
@@ -85,10 +85,20 @@ class TestAsAWhole:
     def test_help_lists_every_command(self, aiops_command: Any) -> None:
         done = aiops_command("--help")
         assert done.status == 0
-        for command in COMMANDS:
+        for command in main.COMMANDS:
             assert f" {command} " in done.out
+        assert "..." not in done.out.partition("Commands:")[2], "a summary is too long for a line"
 
-    @pytest.mark.parametrize("command", COMMANDS)
+    def test_help_imports_no_command(self) -> None:
+        """It takes a fifth of a second, and the commands' modules over half a second."""
+        code = "import sys; from aiops.cli.main import main; sys.argv = ['aiops', '--help']\n"
+        code += "try: main()\nexcept SystemExit: print(*sys.modules)"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        loaded = done.stdout.split()
+        assert "typer" in loaded
+        assert not {"numpy", "rich", "aiops.cli.serve", "aiops.algorithms"} & set(loaded)
+
+    @pytest.mark.parametrize("command", main.COMMANDS)
     def test_every_command_has_help(self, command: str, aiops_command: Any) -> None:
         done = aiops_command(command, "--help")
         assert done.status == 0
@@ -217,8 +227,8 @@ class TestStats:
         assert (done.status, done.err) == (0, "")
         for text in (server.url, "fasgd", "lr=0.005", "version", "staleness", "100.0%"):
             assert text in done.out
-        somebody = next(line for line in done.out.splitlines() if "somebody" in line)
-        assert somebody.split()[1:4] == ["gone", "5", "0"]
+        worker = next(line for line in done.out.splitlines() if "worker-1" in line)
+        assert worker.split()[1:4] == ["gone", "5", "0"]
         assert "…" not in done.out
 
     def test_before_there_is_a_model(self, aiops_command: Any) -> None:

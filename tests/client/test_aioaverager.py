@@ -83,7 +83,9 @@ def test_training_goes_on_during_an_average() -> None:
 
     async def main() -> None:
         params = [model(0.0, 4000), model(0.0, 4000)]
-        line = testing.Line(20_000.0)  # bytes per second: the average takes a second or more
+        line = testing.SimulatedLink(
+            20_000.0
+        )  # bytes per second: the average takes a second or more
         testing.network().add(testing.Host("worker-1", (line,), (line,)))
         async with meeting_point() as server, contextlib.AsyncExitStack() as stack:
             averagers = await joined(stack, server.url, *params)
@@ -148,7 +150,7 @@ def test_warming_up_every_step_ends_with_an_average() -> None:
 def test_who_dies_in_the_midst_costs_a_round() -> None:
     async def main() -> None:
         params = [model(0.0, 100_000) for _ in range(3)]
-        line = testing.Line(1e6)
+        line = testing.SimulatedLink(1e6)
         testing.network().add(testing.Host("worker-2", (line,), (line,)))
         async with meeting_point(stall=2.0) as server, contextlib.AsyncExitStack() as stack:
             averagers = await joined(stack, server.url, *params)

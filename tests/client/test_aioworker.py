@@ -736,7 +736,9 @@ class TestClock:
         await worker.close()
         await serving.__aexit__(None, None, None)
 
-    @pytest.mark.parametrize("module", ["asyncio.worker", "asyncio.client", "asyncio.connection", "facade"])
+    @pytest.mark.parametrize(
+        "module", ["asyncio.worker", "asyncio.client", "asyncio.connection", "facade"]
+    )
     def test_there_is_no_other_clock_and_no_thread(self, module: str) -> None:
         used = {name.partition(".")[0] for name in imports(MODULES[f"aiops.client.{module}"])}
         assert not used & {"time", "threading", "concurrent", "queue", "select", "signal"}

@@ -545,7 +545,7 @@ class TestAsync:
     async def test_closing_does_not_wait_for_a_server_that_reads_nothing(self) -> None:
         network, loop = testing.network(), asyncio.get_running_loop()
         async with aiops.serve(policy="asgd", kernels="numpy") as server:
-            line = testing.Line(1e6)
+            line = testing.SimulatedLink(1e6)
             network.add(testing.Host("alice", (line,), (line,)))
             with network.at("alice"):
                 client = await AsyncClient(server.url, role="worker").connect()

@@ -11,7 +11,7 @@ from aiops.algorithms import find
 from aiops.engine.engine import Engine
 from aiops.engine.events import Options
 from aiops.model.layout import Array
-from aiops.sim.turns.memory import MemoryServer, Seat
+from aiops.sim.turns.memory_server import MemoryServer, SimulatedClient
 from aiops.wire.connection import Buffer
 
 START: dict[str, Array] = {
@@ -23,7 +23,7 @@ START: dict[str, Array] = {
 SEEDS = range(12)
 
 
-class Slow(Seat):
+class Slow(SimulatedClient):
     """A worker to whom bytes come when a test says so."""
 
     kept: bytearray | None = None

@@ -292,7 +292,9 @@ class TestMuch:
             params = await ps.define(DENSE, wide)
             server.engine.intake.answers.bound = 4 << 20
             server.engine.intake.pool.bound = 4 << 20
-            network.add(testing.Host("reader", down=(testing.Line(1e3),)))  # bytes per second
+            network.add(
+                testing.Host("reader", down=(testing.SimulatedLink(1e3),))
+            )  # bytes per second
             with network.at("reader"):
                 reader = await aiops.AsyncClient(server.url).connect()
             await reader.fetch(params.copy())

@@ -25,11 +25,11 @@ NAMES = sorted(built_in())
 @pytest.mark.parametrize(
     ("name", "waits_for", "worker", "memory"),
     [
-        ("asgd", "nobody", "pushes each gradient", "0"),
+        ("asgd", "no worker", "pushes each gradient", "0"),
         ("hardsync", "all workers", "pushes each gradient", "1: a sum"),
         ("ssp", "the slowest, when 4 steps ahead", "pushes each gradient", "0"),
-        ("fasgd", "nobody", "pushes each gradient", "3: n, b, v"),
-        ("softsync", "nobody", "pushes each gradient", "1: a sum"),
+        ("fasgd", "no worker", "pushes each gradient", "3: n, b, v"),
+        ("softsync", "no worker", "pushes each gradient", "1: a sum"),
     ],
 )
 def test_facts(name: str, waits_for: str, worker: str, memory: str) -> None:
@@ -39,7 +39,7 @@ def test_facts(name: str, waits_for: str, worker: str, memory: str) -> None:
 
 def test_facts_of_those_whose_workers_train() -> None:
     assert "summed gradients every 5 steps" in facts(find("downpour")).worker
-    assert "(adamw), pushes how far it came every 20 steps" in facts(find("diloco")).worker
+    assert "(adamw), pushes its change every 20 steps" in facts(find("diloco")).worker
     assert "towards the centre every 10 steps" in facts(find("easgd")).worker
     assert "up to 8 steps" in facts(find("no-delay")).waits_for
     assert "versions that workers hold" in facts(find("dcasgd")).memory

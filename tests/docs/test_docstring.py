@@ -8,7 +8,7 @@ import pytest
 
 from aiops.algorithms import optimizers, schedules
 from aiops.cli import policy_catalog, policy_docstring, policy_settings
-from aiops.cli.policy_docstring import Block
+from aiops.cli.policy_docstring import DocBlock
 from docs._tools.pages import plots
 
 TEXT = """It halves.
@@ -53,22 +53,22 @@ def test_all_kinds_of_blocks() -> None:
     page = policy_docstring.read(TEXT)
     assert page.summary == "It halves."
     assert page.body == [
-        Block("math", "θ ← θ/2\n\ng ← 0"),
-        Block("text", "A paragraph of two lines"),
-        Block("code", "code  here\n  and here"),
-        Block("table", rows=(("a", "b"), ("1", "one and more"), ("2", "two | half"))),
+        DocBlock("math", "θ ← θ/2\n\ng ← 0"),
+        DocBlock("text", "A paragraph of two lines"),
+        DocBlock("code", "code  here\n  and here"),
+        DocBlock("table", rows=(("a", "b"), ("1", "one and more"), ("2", "two | half"))),
     ]
     assert list(page.sections) == ["Settings", "Source", "Example"]
-    assert page.sections["Example"] == [Block("example", ">>> 1 + 1\n2")]
+    assert page.sections["Example"] == [DocBlock("example", ">>> 1 + 1\n2")]
 
 
 @pytest.mark.parametrize("empty", [None, ""])
 def test_none(empty: str | None) -> None:
-    assert policy_docstring.read(empty) == policy_docstring.Page("")
+    assert policy_docstring.read(empty) == policy_docstring.DocPage("")
 
 
 def test_one_line() -> None:
-    assert policy_docstring.read("Alone.") == policy_docstring.Page("Alone.")
+    assert policy_docstring.read("Alone.") == policy_docstring.DocPage("Alone.")
 
 
 def test_marks() -> None:

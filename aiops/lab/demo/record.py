@@ -124,7 +124,7 @@ class DemoRecord:
         found: Mapping[str, Any] = self.report.get("ledger", {})
         return found
 
-    def tensors(self) -> list[ledger_tables.Saved]:
+    def tensors(self) -> list[ledger_tables.TensorTraffic]:
         """Return each tensor's bytes, the busiest first."""
         return list(ledger_tables.by_tensor(self.ledger)) if self.ledger else []
 

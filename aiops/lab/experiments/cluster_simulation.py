@@ -8,10 +8,10 @@ from typing import Any
 from aiops.lab.experiments.planned_run import Result, Tell
 from aiops.lab.workloads import PerceptronWorkload
 from aiops.serving.config import Config
-from aiops.sim.cluster.computing import Computing, LogNormal
-from aiops.sim.cluster.course import Progress, simulate
-from aiops.sim.cluster.outcome import Outcome
-from aiops.sim.cluster.spec import Cluster, Links
+from aiops.sim.cluster.compute_time import Computing, LogNormal
+from aiops.sim.cluster.result import ClusterResult
+from aiops.sim.cluster.run import Progress, simulate
+from aiops.sim.cluster.spec import Cluster, StarTopology
 from aiops.sim.turns.simulation import Simulation
 
 _TELL_EVERY = 50  # mini-batches
@@ -37,7 +37,7 @@ class ClusterSimulation:
     simulation: Simulation
     median: float = 0.1
     sigma: float = 0.05
-    links: Links = field(default_factory=Links)
+    links: StarTopology = field(default_factory=StarTopology)
 
     @property
     def cluster(self) -> Cluster:
@@ -68,7 +68,7 @@ class ClusterSimulation:
 
 
 def training_cluster(
-    run: Simulation, server: Config, computing: Computing, links: Links, median: float
+    run: Simulation, server: Config, computing: Computing, links: StarTopology, median: float
 ) -> Cluster:
     """Return a cluster that trains a simulation's perceptron.
 
@@ -93,7 +93,7 @@ def sparse_progress(tell: Tell) -> Progress:
     return lambda done, _seconds: None if done % _TELL_EVERY else tell(done)
 
 
-def outcome_result(found: Outcome) -> dict[str, Any]:
+def outcome_result(found: ClusterResult) -> dict[str, Any]:
     """Return an outcome in virtual time as JSON has it."""
     again = sum(worker.recomputed for worker in found.workers)
     curve = [

@@ -13,7 +13,7 @@ from aiops.errors import UsageError, nearest
 from aiops.lab.experiments.planned_run import Result, RunWork, Tell
 from aiops.lab.workloads import PerceptronTask
 from aiops.model.layout import Array
-from aiops.sim.turns.result import Outcome
+from aiops.sim.turns.result import SimulationResult
 from aiops.sim.turns.run import Run
 from aiops.sim.turns.simulation import Simulation
 from aiops.sim.turns.task import Task
@@ -89,7 +89,7 @@ def simulated(simulation: Simulation, task: Task, tell: Tell) -> Result:
         return reported(run.go_on(tell))
 
 
-def reported(outcome: Outcome) -> Result:
+def reported(outcome: SimulationResult) -> Result:
     """Return an outcome as JSON has it, without the settings, which are known."""
     report = outcome.report()
     del report["simulation"]

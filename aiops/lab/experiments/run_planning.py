@@ -11,8 +11,8 @@ from aiops.lab.experiments.execution import ConvNetSimulation, task_of
 from aiops.lab.experiments.experiment import Experiment, Scale
 from aiops.lab.experiments.planned_run import PlannedRun
 from aiops.lab.experiments.runs import FinishedRun, Runs, unique
+from aiops.sim.turns.client_selection import selection
 from aiops.sim.turns.run import Run
-from aiops.sim.turns.selection import selection
 from aiops.sim.turns.task import Batches
 
 _BESIDE = 300_000_000  # bytes: the data set, the interpreter

@@ -15,10 +15,10 @@ from aiops.lab.experiments.cluster_simulation import (
 from aiops.lab.experiments.planned_run import Result, Tell
 from aiops.lab.experiments.runs import FinishedRun
 from aiops.serving.config import Config
-from aiops.sim.cluster.computing import Computing, LogNormal, Straggler
-from aiops.sim.cluster.course import simulate
-from aiops.sim.cluster.members import AveragingWorker, member
-from aiops.sim.cluster.spec import Cluster, Links
+from aiops.sim.cluster.compute_time import Computing, LogNormal, Straggler
+from aiops.sim.cluster.run import simulate
+from aiops.sim.cluster.spec import Cluster, StarTopology
+from aiops.sim.cluster.workers import AveragingWorker, worker_kind
 from aiops.sim.turns.simulation import Simulation
 
 
@@ -46,12 +46,12 @@ class StragglerSimulation:
     times: float = 1.0
     median: float = 0.05
     sigma: float = 0.25
-    links: Links = field(default_factory=Links)
+    links: StarTopology = field(default_factory=StarTopology)
 
     @property
     def simulation(self) -> Simulation:
         """The same in turns, to estimate its time; averaging policies are taken for plain SGD."""
-        if member(self._server) is AveragingWorker:
+        if worker_kind(self._server) is AveragingWorker:
             return replace(self.task, policy="asgd", set=())
         return replace(self.task, policy=self.policy, set=self.settings)
 

@@ -9,9 +9,9 @@ from aiops.bandwidth.units import parse_rate
 from aiops.lab.experiments.cluster_simulation import sparse_progress
 from aiops.lab.experiments.planned_run import Result, Tell
 from aiops.serving.config import Config
-from aiops.sim.cluster.computing import LogNormal
-from aiops.sim.cluster.course import simulate
-from aiops.sim.cluster.spec import Cluster, Links
+from aiops.sim.cluster.compute_time import LogNormal
+from aiops.sim.cluster.run import simulate
+from aiops.sim.cluster.spec import Cluster, StarTopology
 from aiops.sim.cluster.workload import Deadweight
 from aiops.sim.turns.simulation import Simulation
 
@@ -39,7 +39,7 @@ class ClusterMachines:
     nbytes: int
     median: float
     sigma: float
-    links: Links
+    links: StarTopology
     apply_rate: float = math.inf
 
     @property

@@ -1,1 +1,1 @@
-"""A cluster in virtual time: what it consists of, how it runs, what comes of it."""
+"""A cluster in virtual time: its settings, its run, its result."""

@@ -6,14 +6,14 @@
         server=Config(policy="fasgd", lr=0.01),
         workers=64,
         computing=LogNormal(0.1),
-        links=Links(worker="1Gbit/s", server="1Gbit/s", latency=0.0002),
+        links=StarTopology(worker="1Gbit/s", server="1Gbit/s", latency=0.0002),
         gradients=10_000,
     )
     outcome = simulate(cluster)
     outcome.seconds, outcome.idle, outcome.staleness
 
-answers how long such a run takes, how idle its workers are, what staleness they see, and what they
-learn. The same `Cluster` gives the same `Outcome`, to the last bit of the parameters.
+gives the time of such a run, the idle time and the staleness of its workers, and their learning
+curve. The same `Cluster` gives the same `ClusterResult`, to the last bit of the parameters.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from typing import TypeAlias
 from aiops.bandwidth.units import parse_rate
 from aiops.errors import UsageError
 from aiops.serving.config import Config
-from aiops.sim.cluster.computing import Computing, Fixed
+from aiops.sim.cluster.compute_time import Computing, Fixed
 from aiops.sim.cluster.workload import Deadweight, Workload
 from aiops.sim.virtual.host import Host
-from aiops.sim.virtual.sharing import Line
+from aiops.sim.virtual.links import SimulatedLink
 
 
 @dataclass(frozen=True, kw_only=True)
-class Links:
-    """How a server and its workers are connected: each by a link of its own to one switch.
+class StarTopology:
+    """The links of a server and its workers: each has one of its own to a common switch.
 
     Parameters
     ----------
     worker, server
-        What a worker's link carries each way, and the server's, which all workers share: bytes per
-        second, or text such as ``"1Gbit/s"`` (`aiops.bandwidth.units.parse_rate`); None: it is no
-        limit.
+        The rate of a worker's link in each direction, and of the server's, which all workers
+        share: bytes per second, or text such as ``"1Gbit/s"``
+        (`aiops.bandwidth.units.parse_rate`); None: no limit.
     latency
-        Seconds that anything travels between a worker and the server, each way.
+        Seconds that bytes travel between a worker and the server, each way.
     jitter
         Seconds that a message may travel longer, drawn uniformly; the order stays.
     burst
@@ -63,18 +63,18 @@ class Links:
             seconds = getattr(self, name)
             if not 0 <= seconds < math.inf:
                 raise UsageError(f"{name} is {seconds:g} s: give 0 or more seconds")
-        self._line("worker"), self._line("server")
+        self._link("worker"), self._link("server")
 
     def host(self, name: str, kind: str) -> Host:
         """Return a worker's host, or the server's."""
-        lines = (self._line(kind),), (self._line(kind),)
+        links = (self._link(kind),), (self._link(kind),)
         if kind == "server":
-            return Host(name, *lines)
-        return Host(name, *lines, self.latency, self.jitter)
+            return Host(name, *links)
+        return Host(name, *links, self.latency, self.jitter)
 
-    def _line(self, kind: str) -> Line:
+    def _link(self, kind: str) -> SimulatedLink:
         rate = parse_rate(f"the rate of a {kind}'s link:", getattr(self, kind))
-        return Line() if rate is None else Line(rate, self.burst * rate)
+        return SimulatedLink() if rate is None else SimulatedLink(rate, self.burst * rate)
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,10 @@ class Cut:
 
 @dataclass(frozen=True)
 class Silence:
-    """Nothing comes from a worker for a while, or reaches it, and nobody is told: a cable is out.
+    """Nothing comes from a worker for a while, or reaches it, as when a cable is out.
 
-    What is sent meanwhile arrives afterwards, if nobody has given up on the connection by then.
+    Neither end is told. Bytes that are sent meanwhile arrive afterwards, if neither end has closed
+    the connection by then.
 
     Parameters
     ----------
@@ -106,7 +107,7 @@ class Silence:
     worker
         Its number.
     seconds
-        For how long.
+        Its duration.
     """
 
     at: float
@@ -116,9 +117,14 @@ class Silence:
 
 @dataclass(frozen=True)
 class Kill:
-    """A worker's machine ceases to be; its connection is reset, and it never comes back.
+    """A worker's machine fails; its connection is reset, and it does not come back.
 
-    Parameters as `Cut`'s.
+    Parameters
+    ----------
+    at
+        Virtual seconds since training began.
+    worker
+        Its number.
     """
 
     at: float
@@ -127,26 +133,26 @@ class Kill:
 
 @dataclass(frozen=True)
 class Join:
-    """More workers come; their numbers follow those there have been.
+    """More workers join; their numbers follow those of all earlier workers.
 
     Parameters
     ----------
     at
         Virtual seconds since training began.
     workers
-        How many.
+        The number of workers that join.
     """
 
     at: float
     workers: int = 1
 
 
-Happening: TypeAlias = Cut | Silence | Kill | Join
+ClusterEvent: TypeAlias = Cut | Silence | Kill | Join
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """What is to be simulated.
+    """The settings of a simulated cluster.
 
     Parameters
     ----------
@@ -154,44 +160,46 @@ class Cluster:
         The server's settings: policy, learning rate, gate, codecs, budget, deadlines. Its
         ``workers`` is set to that of the cluster.
     workers
-        How many there are at the beginning.
+        The number of workers at the beginning.
     workload
         What they train; default: a `Deadweight` of 100,000 bytes, which learns nothing.
     computing
-        How long their mini-batches take; default: 0.1 s.
+        The model of their compute time; default: 0.1 s for each mini-batch.
     links
-        How they are connected; default: at once, and without limits.
+        Rates and delays; default: no limits and no delays.
     apply_seconds, apply_rate
-        What the server takes for an update: so many seconds, and one more for so many bytes that
-        the update reads and writes (of the parameters, the rule's state, the gradient).
+        The time of an update on the server: a fixed number of seconds, and the bytes that the
+        update reads and writes (parameters, the rule's state, the gradient) divided by
+        ``apply_rate`` in bytes per second.
     schedule
-        What happens on the way.
+        Faults and joining workers.
     gradients, seconds
-        When it ends: after so many mini-batches of all workers together, or so many virtual
-        seconds of training, whichever comes first. One must be given.
+        The end: that number of mini-batches of all workers together, or of virtual seconds of
+        training, whichever comes first. One must be given.
     every
-        Virtual seconds between two samples of what has been learnt; None: at the end only.
+        Virtual seconds between two tests of the parameters; None: at the end only.
     patience
         Virtual seconds that a worker waits for an answer.
     seed
         Of everything that is random.
     pieces
-        See `aiops.sim.virtual.network.Network`; the outcome does not depend on it.
+        The most bytes that a protocol is given at once, a random number each time; None: all there
+        are. The result does not depend on it.
 
     Raises
     ------
     UsageError
-        When something cannot be; the text says what to give instead.
+        When a setting cannot work; the text says what to give instead.
     """
 
     server: Config = field(default_factory=Config)
     workers: int = 4
     workload: Workload = field(default_factory=partial(Deadweight, 100_000))
     computing: Computing = field(default_factory=partial(Fixed, 0.1))
-    links: Links = field(default_factory=Links)
+    links: StarTopology = field(default_factory=StarTopology)
     apply_seconds: float = 0.0
     apply_rate: float = math.inf
-    schedule: tuple[Happening, ...] = ()
+    schedule: tuple[ClusterEvent, ...] = ()
     gradients: int | None = None
     seconds: float | None = None
     every: float | None = None
@@ -217,22 +225,20 @@ class Cluster:
 
     def _check_schedule(self) -> None:
         there = self.workers
-        for happening in sorted(self.schedule, key=lambda happening: happening.at):
-            if not 0 <= happening.at < math.inf:
-                raise UsageError(f"{happening} cannot be: training begins at 0 seconds")
-            if isinstance(happening, Join):
-                if happening.workers < 1:
-                    raise UsageError(f"{happening}: nobody joins; give 1 worker or more")
-                there += happening.workers
-            elif not 0 <= happening.worker < there:
-                raise UsageError(
-                    f"{happening} cannot be: there are workers 0 to {there - 1} by then"
-                )
-            if isinstance(happening, Silence) and not 0 < happening.seconds < math.inf:
-                raise UsageError(f"{happening} cannot be: give more than 0 seconds")
+        for event in sorted(self.schedule, key=lambda event: event.at):
+            if not 0 <= event.at < math.inf:
+                raise UsageError(f"{event} cannot be: training begins at 0 seconds")
+            if isinstance(event, Join):
+                if event.workers < 1:
+                    raise UsageError(f"{event}: no worker joins; give 1 worker or more")
+                there += event.workers
+            elif not 0 <= event.worker < there:
+                raise UsageError(f"{event} cannot be: there are workers 0 to {there - 1} by then")
+            if isinstance(event, Silence) and not 0 < event.seconds < math.inf:
+                raise UsageError(f"{event} cannot be: give more than 0 seconds")
 
     def apply_time(self) -> Callable[[int], float] | None:
-        """Return the seconds of an update as a function of the bytes it touches; None: none."""
+        """Return the seconds of an update as a function of its bytes; None: it takes no time."""
         if not self.apply_seconds and self.apply_rate == math.inf:
             return None
         return lambda nbytes: self.apply_seconds + nbytes / self.apply_rate

@@ -1,1 +1,1 @@
-"""An order of turns: clients and a server in memory, deterministic, without a clock."""
+"""Simulation in turns: a server and its clients in memory, deterministic, without a clock."""

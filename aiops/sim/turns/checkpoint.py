@@ -1,8 +1,8 @@
-"""Checkpoints: a simulation under way as a file, from which it goes on to the same result.
+"""Checkpoints: a running simulation as a file, from which it continues to the same result.
 
-A file begins with a few words and one line of JSON that say what it is, which are read, and
-compared, before anything else is. What follows is a pickle (`aiops.sim.turns.graph`): a checkpoint
-is to be trusted like code, for whoever wrote it decides what is executed where it is read.
+A file begins with a magic line and one line of JSON that describes it; both are read and compared
+first. The rest is a pickle (`aiops.sim.turns.graph_pickle`). Trust a checkpoint like code: its
+author decides what is executed where it is read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 from aiops._version import __version__
 from aiops.errors import UsageError
-from aiops.sim.turns import graph
+from aiops.sim.turns import graph_pickle
 from aiops.sim.turns.task import Task
 
 FORMAT = 1
@@ -33,7 +33,7 @@ Facts = Mapping[str, Any]
 
 
 def facts_of(task: Task) -> Facts:
-    """Return what tells a task from others: its kind, its examples, and where it begins."""
+    """Return the facts that identify a task: its class, its examples, its initial parameters."""
     found = hashlib.sha256()
     for name, array in task.initial(0).items():
         found.update(f"{name} {array.dtype} {array.shape}".encode())
@@ -47,26 +47,26 @@ def facts_of(task: Task) -> Facts:
 
 
 def save(path: Path, simulation: Facts, task: Task, state: object) -> None:
-    """Write a checkpoint, whole or not at all: until it is complete, the file is what it was.
+    """Write a checkpoint, whole or not at all: an older file stays until the new one is complete.
 
     Parameters
     ----------
     path
-        Where to.
+        Of the file.
     simulation
-        What is simulated.
+        Its settings.
     task
-        What is trained; it is not written.
+        The task that is trained; it is not written.
     state
         Everything else.
 
     Raises
     ------
     UsageError
-        When it cannot be written, or something in it exists in this process only.
+        When the file cannot be written, or an object in the state exists in this process only.
     """
     try:
-        pickled, arrays = graph.write(state, {"task": task})
+        pickled, arrays = graph_pickle.write(state, {"task": task})
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise UsageError(f"this simulation cannot be kept in a file: {error}") from None
     header = {
@@ -83,7 +83,7 @@ def save(path: Path, simulation: Facts, task: Task, state: object) -> None:
             file.write(_MAGIC + json.dumps(header).encode() + b"\n")
             file.write(pickled)
             for array in arrays:
-                file.write(graph.contents(array))
+                file.write(graph_pickle.contents(array))
             file.flush()
             os.fsync(file.fileno())
         half_done.replace(path)
@@ -96,7 +96,7 @@ def save(path: Path, simulation: Facts, task: Task, state: object) -> None:
 
 
 def simulation_of(path: Path) -> Facts:
-    """Return what a checkpoint is of; nothing in it is executed.
+    """Return the settings of a checkpoint's simulation; nothing in the file is executed.
 
     Raises
     ------
@@ -112,7 +112,7 @@ def simulation_of(path: Path) -> Facts:
 
 
 def load(path: Path, task: Task) -> Any:
-    """Return the state that a checkpoint holds. It is trusted like code.
+    """Return the state that a checkpoint holds. The file is trusted like code.
 
     Raises
     ------
@@ -125,9 +125,12 @@ def load(path: Path, task: Task) -> Any:
             _compare(header["task"], facts_of(task), f"{path} is of another task")
             there = file.tell() + header["graph"] + header["arrays"]
             if os.fstat(file.fileno()).st_size != there:
-                raise UsageError(f"{path} is not as long as it says: it has been cut, or changed")
+                raise UsageError(
+                    f"{path} is not as long as its header states: it was cut, or changed; resume"
+                    " from another checkpoint"
+                )
             pickled = file.read(header["graph"])
-            return graph.read(pickled, file, {"task": task})
+            return graph_pickle.read(pickled, file, {"task": task})
     except OSError as error:
         raise UsageError(f"cannot read the checkpoint {path}: {error.strerror}") from None
     except (pickle.UnpicklingError, AttributeError, ImportError, EOFError) as error:
@@ -135,13 +138,13 @@ def load(path: Path, task: Task) -> Any:
 
 
 def _env() -> dict[str, str]:
-    """Return what must be the same where it is read."""
+    """Return the versions that must be the same where it is read."""
     python = ".".join(platform.python_version_tuple()[:2])
     return {"aiops": __version__, "python": python, "numpy": np.__version__}
 
 
 def _header(file: IO[bytes], path: Path) -> dict[str, Any]:
-    """Read what a file says of itself."""
+    """Read and check a file's magic line and header."""
     if file.read(len(_MAGIC)) != _MAGIC:
         raise UsageError(f"{path} is no checkpoint of a simulation")
     try:
@@ -154,14 +157,14 @@ def _header(file: IO[bytes], path: Path) -> dict[str, Any]:
         if not all(type(header[name]) is int for name in ("graph", "arrays")):
             raise TypeError("lengths")
         if not all(isinstance(header[name], dict) for name in ("simulation", "task")):
-            raise TypeError("what it is of")
+            raise TypeError("descriptions")
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is damaged: its header lacks {error}") from None
     return header
 
 
 def _compare(wrote: Facts, here: Facts, what: str) -> None:
-    """Refuse what is of something else."""
+    """Raise unless all facts agree."""
     for name in here:
         if wrote.get(name) != here[name]:
             raise UsageError(
@@ -170,12 +173,12 @@ def _compare(wrote: Facts, here: Facts, what: str) -> None:
 
 
 def compare(path: Path, wanted: Facts) -> Facts:
-    """Return what a checkpoint is of, if it agrees with what is wanted.
+    """Return the settings of a checkpoint's simulation, if they are the wanted ones.
 
     Raises
     ------
     UsageError
-        With the first setting that is another.
+        With the first setting that differs.
     """
     found = simulation_of(path)
     told = json.loads(json.dumps(dict(wanted)))  # tuples are lists there

@@ -3,7 +3,7 @@
 FRED (Odena, "Faster Asynchronous SGD", 2016, section 3) asks its users for an object with two
 methods. One makes it (here: it is made already), with ``params`` and ``timestamp``; the other is
 ``apply_update(grads, timestamp, client)``, which returns ``(params, timestamp, unblock)``. Such an
-object is run as it stands, and `Outcome` says what it came to, in the terms of `aiops.sim`.
+object is run as it stands, and `FredResult` is what the run gives.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ import numpy as np
 from aiops.client.params import Params
 from aiops.errors import UsageError
 from aiops.model.layout import Array, Layout
-from aiops.sim.turns.selection import selection as rule_named
+from aiops.sim.turns.client_selection import selection as rule_named
 from aiops.sim.turns.task import Batches, Task
 
-_PASSED = 64  # turns per client, all passed over, after which nobody's will come any more
+_PASSED = 64  # turns per client, all passed over, after which the run is taken to be stuck
 
 Arrays: TypeAlias = Sequence[Any] | Mapping[str, Any]
-"""Arrays, or what has ``get_value()`` (Theano's shared variables), in order or by name."""
+"""Arrays, or objects with ``get_value()`` (Theano's shared variables), in order or by name."""
 
 
-class Server(Protocol):
-    """What FRED asks of a server.
+class FredServer(Protocol):
+    """A server that was written for FRED.
 
     Attributes
     ----------
     params
         The parameters to begin with: a list in the order of the task's, or by name.
     timestamp
-        How many updates they have seen.
+        The number of updates of the parameters.
     """
 
     params: Any
@@ -50,8 +50,8 @@ class Server(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """How far a server was: after so many turns, its timestamp, and the task's cost and error."""
+class FredSample:
+    """One look at a server after some turns: its timestamp, and the task's cost and error."""
 
     iteration: int
     timestamp: int
@@ -60,8 +60,8 @@ class Point:
 
 
 @dataclass(slots=True)
-class Outcome:
-    """What a server came to.
+class FredResult:
+    """The result of a run.
 
     Attributes
     ----------
@@ -70,16 +70,16 @@ class Outcome:
     timestamp
         Its last.
     curve
-        `Point` after `Point`; the last is of the end.
+        Looks on the way; the last is of the end.
     staleness
-        How many gradients had which staleness, by the timestamps.
+        The number of gradients by their staleness, in timestamps.
     digest
         SHA-256 of the parameters, the timestamp, and those that the clients hold.
     """
 
     params: dict[str, Array]
     timestamp: int
-    curve: list[Point] = field(default_factory=list)
+    curve: list[FredSample] = field(default_factory=list)
     staleness: dict[int, int] = field(default_factory=dict)
     digest: str = ""
 
@@ -91,7 +91,7 @@ class Outcome:
 
 
 def simulate_fred(
-    server: Server,
+    server: FredServer,
     task: Task,
     *,
     clients: int,
@@ -101,12 +101,13 @@ def simulate_fred(
     order: str = "sequential",
     samples: int = 20,
     seed: int = 0,
-) -> Outcome:
+) -> FredResult:
     """Run a server that was written for FRED.
 
     Each turn a client computes the gradient of a mini-batch at the parameters it was last given,
-    and hands it to ``apply_update``. Where that unblocks nobody, it waits, and its turns are passed
-    over, until another's update does; all who waited are then given those parameters.
+    and passes it to ``apply_update``. If that does not unblock, the client waits, and its turns are
+    passed over, until the update of another client does; all clients that waited are then given
+    those parameters.
 
     Parameters
     ----------
@@ -114,7 +115,7 @@ def simulate_fred(
         With its initial parameters, float32 or float64, of the task's shapes. It may change them in
         place: clients are given copies.
     task
-        What is trained.
+        The task that is trained.
     clients, iterations, batch_size, selection, order, samples, seed
         As in `aiops.sim.turns.simulation.Simulation`.
 
@@ -127,15 +128,17 @@ def simulate_fred(
         raise UsageError(f"{clients} clients and {iterations} iterations: give 1 or more of each")
     if min(samples, seed) < 0:
         raise UsageError(f"{samples} samples and seed {seed}: give 0 or more for each")
-    return _Fred(server, task, clients, selection, seed).run(
+    return _FredRun(server, task, clients, selection, seed).run(
         Batches(task.examples, batch_size, seed, order), iterations, samples
     )
 
 
-class _Fred:
+class _FredRun:
     """One run."""
 
-    def __init__(self, server: Server, task: Task, clients: int, selection: str, seed: int) -> None:
+    def __init__(
+        self, server: FredServer, task: Task, clients: int, selection: str, seed: int
+    ) -> None:
         self._server, self._task = server, task
         self._selection = rule_named(selection, clients, seed)
         layout = Layout.of(task.initial(seed))
@@ -148,7 +151,7 @@ class _Fred:
         self._waiting: set[int] = set()
         self._staleness: dict[int, int] = {}
 
-    def run(self, batches: Batches, iterations: int, samples: int) -> Outcome:
+    def run(self, batches: Batches, iterations: int, samples: int) -> FredResult:
         """Take all turns."""
         marks = {round(iterations * k / max(samples, 1)) for k in range(max(samples, 1) + 1)}
         curve = [self._point(0)]
@@ -162,18 +165,18 @@ class _Fred:
         for held, timestamp in [(params, self._server.timestamp), *self._held]:
             found.update(held.arena.data.data)
             found.update(int(timestamp).to_bytes(8, "little"))
-        return Outcome(
+        return FredResult(
             params.numpy(), int(self._server.timestamp), curve, self._staleness, found.hexdigest()
         )
 
     def _next(self) -> int:
-        """Return whose turn it is."""
+        """Return the next client that does not wait."""
         for _ in range(_PASSED * len(self._held)):
             client = next(self._selection)
             if client not in self._waiting:
                 return client
         raise UsageError(
-            f"{len(self._waiting)} of {len(self._held)} clients wait, and nobody else's turn comes:"
+            f"{len(self._waiting)} of {len(self._held)} clients wait, and no other is selected:"
             " the server's apply_update must return True for unblock at some time"
         )
 
@@ -194,13 +197,13 @@ class _Fred:
             self._held[waiting] = fresh, int(now)
         self._waiting.clear()
 
-    def _point(self, iteration: int) -> Point:
+    def _point(self, iteration: int) -> FredSample:
         params = Params(self._gradient.layout)
         self._copy(self._server.params, params)
-        return Point(iteration, int(self._server.timestamp), *self._task.validate(params))
+        return FredSample(iteration, int(self._server.timestamp), *self._task.validate(params))
 
     def _copy(self, arrays: Arrays, into: Params) -> None:
-        """Copy a server's parameters, and see that they are the task's."""
+        """Copy a server's parameters, and check that they are the task's."""
         if isinstance(arrays, Mapping):
             given = {name: _value(array) for name, array in arrays.items()}
         else:

@@ -1,4 +1,4 @@
-"""What a simulation comes to: how it went, and what it is at the end."""
+"""The result of a simulation in turns."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """How far a simulation was at one time.
+class SimulationSample:
+    """One validation of a simulation.
 
     Attributes
     ----------
@@ -21,13 +21,13 @@ class Sample:
         Mini-batches computed, and updates applied.
     cost, error
         Mean negative log-likelihood in nats, and the share of wrong answers, both of the server's
-        parameters on examples that nobody trains on.
+        parameters on held-out examples.
     pushes, fetches
-        Gradients and parameters that crossed, and
+        Messages that carried a gradient, or parameters.
     pushed, fetched
-        the bytes of all messages each way.
+        Bytes of all messages to the server, and from it.
     vbar
-        The mean of the algorithm's statistic over all parameters; None if it keeps none.
+        The mean of the algorithm's statistic over all parameters; None: it keeps none.
     """
 
     iteration: int
@@ -42,32 +42,32 @@ class Sample:
 
 
 @dataclass(slots=True)
-class Outcome:
-    """What a simulation came to.
+class SimulationResult:
+    """The result of a simulation.
 
     Attributes
     ----------
     simulation
-        What was run.
+        Its settings.
     digest
-        SHA-256 of the parameters, their versions (the server's, and those that clients hold), and
-        the ledger of bytes: equal if all of that is.
+        SHA-256, hexadecimal, of the parameters, their versions (the server's, and those that
+        clients hold), and the ledger of bytes.
     curve
-        `Sample` after `Sample`; the last is of the end.
+        Validations on the way; the last is of the end.
     staleness
-        How many gradients had which staleness; from 1,024 up by powers of two.
+        The number of gradients by their staleness, in versions; from 1,024 up by powers of two.
     seconds
         That it took, without validation.
     complete
-        Whether it came to its end.
+        Whether all iterations were run.
     diverged
-        What the server had to say of the first gradient that was not finite, or otherwise could
-        not be taken: the run ended there. None: it did not diverge.
+        The server's refusal of the first gradient that was not finite, or otherwise invalid: the
+        run ended there. None: it did not diverge.
     """
 
     simulation: Simulation
     digest: str
-    curve: list[Sample]
+    curve: list[SimulationSample]
     staleness: Mapping[int, int]
     seconds: float
     complete: bool
@@ -75,17 +75,17 @@ class Outcome:
 
     @property
     def iterations_per_second(self) -> float:
-        """How fast it was."""
+        """Iterations per second."""
         return self.curve[-1].iteration / self.seconds if self.seconds else 0.0
 
     @property
     def mean_staleness(self) -> float:
-        """The mean over all gradients used."""
+        """The mean staleness of all gradients used, in versions."""
         used = sum(self.staleness.values())
         return sum(tau * n for tau, n in self.staleness.items()) / max(used, 1)
 
     def report(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the result as JSON values."""
         last = self.curve[-1]
         return {
             "digest": self.digest,

@@ -1,4 +1,4 @@
-"""A simulation under way: begun, carried on to its end, or stopped and gone on with."""
+"""A running simulation: it can be stopped, saved to a checkpoint, and resumed."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from threadpoolctl import threadpool_limits
 from aiops.common.closing import Closing
 from aiops.errors import BadPush
 from aiops.sim.turns import checkpoint
+from aiops.sim.turns.client_selection import selection
 from aiops.sim.turns.dispatcher import Dispatcher
-from aiops.sim.turns.result import Outcome, Sample
-from aiops.sim.turns.selection import selection
+from aiops.sim.turns.result import SimulationResult, SimulationSample
 from aiops.sim.turns.simulation import Simulation
 from aiops.sim.turns.task import Batches, Task
 
@@ -27,20 +27,22 @@ _TELL_EVERY = 0.1  # seconds
 
 @dataclass
 class Run(Closing):
-    """A simulation under way. Use it as ``with Run(simulation) as run``.
+    """A running simulation. Use it as ``with Run(simulation) as run``.
 
     Parameters
     ----------
     simulation
-        What is run.
+        The settings.
     task
         What is trained; see `aiops.lab.workloads.PerceptronTask` for the papers'.
     jobs
-        How many gradients are computed at the same time; the results are the same.
+        Gradients that are computed at the same time; the results are the same.
     handed, pieces
-        How messages move, see `Dispatcher`; the results are the same.
+        As of `Dispatcher`; the results are the same.
+    curve, seconds
+        Validations, and seconds, of an earlier part of the run.
     checkpoint
-        Where it was saved, to go on from there; see `Run.load`.
+        The file to resume from (`Run.load`).
     """
 
     simulation: Simulation
@@ -48,7 +50,7 @@ class Run(Closing):
     jobs: int = 1
     handed: bool = True
     pieces: Callable[[], int] | None = None
-    curve: list[Sample] = field(default_factory=list)
+    curve: list[SimulationSample] = field(default_factory=list)
     seconds: float = 0.0
     checkpoint: Path | None = None
 
@@ -79,9 +81,9 @@ class Run(Closing):
         )
 
     def save(self, path: Path) -> None:
-        """Write all of it to a file, from which `load` goes on to the same result.
+        """Write a checkpoint, from which `load` continues to the same result.
 
-        To be called between turns. The file is whole or what it was before.
+        Call it between turns. An older file stays until the new one is complete.
 
         Raises
         ------
@@ -100,17 +102,17 @@ class Run(Closing):
         *,
         jobs: int = 1,
     ) -> Run:
-        """Return a run that goes on from where one was saved, in this process or another.
+        """Return a run that continues from a checkpoint, in this process or another.
 
         Parameters
         ----------
         path
-            Where it was saved. The file is to be trusted like code.
+            The checkpoint. The file is trusted like code.
         task
             What was trained: an equal one.
         simulation
-            What it must be of, but for `iterations` and `samples`, which may be others now; None:
-            as it was.
+            The settings that it must have, except `iterations` and `samples`, which may differ;
+            None: those of the checkpoint.
         jobs
             As for a new run.
 
@@ -127,29 +129,29 @@ class Run(Closing):
         return cls(wanted, task, jobs, checkpoint=path)
 
     def stop(self) -> None:
-        """Have `go_on` return after this turn; may be called from a signal's handler."""
+        """Let `go_on` return after this turn; may be called from a signal handler."""
         self._stopping = True
 
     @property
     def iteration(self) -> int:
-        """Turns so far."""
+        """The number of turns so far."""
         return self.dispatcher.iteration
 
     @property
     def complete(self) -> bool:
-        """Whether all turns have been taken."""
+        """True once all turns have been taken."""
         return self.iteration >= self.simulation.iterations
 
-    def go_on(self, tell: Callable[[int], None] | None = None) -> Outcome:
-        """Take the turns that are left, or those until `stop`; return what it came to.
+    def go_on(self, tell: Callable[[int], None] | None = None) -> SimulationResult:
+        """Take the turns that are left, or those until `stop`; return the result so far.
 
-        A run that diverges until the server refuses a gradient, for it is not finite, ends there,
-        and the outcome says so.
+        A run in which the server refuses a gradient because it is not finite ends there, and the
+        result's ``diverged`` has the reason.
 
         Parameters
         ----------
         tell
-            Called with the iterations so far, ten times a second or so, between turns.
+            Called with the iterations so far, about ten times a second, between turns.
         """
         if not self.curve:
             self.curve.append(self._sample())
@@ -180,13 +182,13 @@ class Run(Closing):
         marks = {round(run.iterations * k / steps) for k in range(1, steps + 1)}
         return sorted(mark for mark in marks if mark > self.iteration)
 
-    def outcome(self) -> Outcome:
-        """Return what it has come to so far."""
+    def outcome(self) -> SimulationResult:
+        """Return the result so far."""
         curve = list(self.curve)
         if not curve or curve[-1].iteration != self.iteration:
             curve.append(self._sample())
         updates = self.engine.updates
-        return Outcome(
+        return SimulationResult(
             self.simulation,
             digest(self.dispatcher),
             curve,
@@ -196,12 +198,12 @@ class Run(Closing):
             self._diverged,
         )
 
-    def _sample(self) -> Sample:
+    def _sample(self) -> SimulationSample:
         cost, error = self.task.validate(self.dispatcher.model)
         account, store = self.engine.crew.ledger(), self.engine.store
         assert store is not None
         pushed, fetched = account["pushed"], account["fetched"]
-        return Sample(
+        return SimulationSample(
             self.iteration,
             store.version,
             cost,
@@ -214,7 +216,7 @@ class Run(Closing):
         )
 
     def close(self) -> None:
-        """Let go of threads."""
+        """End the threads."""
         self.dispatcher.close()
         self._limits.restore_original_limits()
 
@@ -225,8 +227,20 @@ def simulate(
     *,
     jobs: int = 1,
     tell: Callable[[int], None] | None = None,
-) -> Outcome:
-    """Run a simulation; see `Run` for the parameters, and `Run.go_on` for ``tell``."""
+) -> SimulationResult:
+    """Run a simulation to its end, and return the result.
+
+    Parameters
+    ----------
+    simulation
+        The settings.
+    task
+        The task that is trained; default: the simulation's perceptron on its data set.
+    jobs
+        Gradients that are computed at the same time; the results are the same.
+    tell
+        Called with the iterations so far, about ten times a second.
+    """
     with Run(simulation, task, jobs) as run:
         return run.go_on(tell)
 
@@ -239,7 +253,7 @@ def digest(dispatcher: Dispatcher) -> str:
     found = hashlib.sha256(store.current.arena.data.data)
     found.update(store.version.to_bytes(8, "little"))
     found.update(store.current.tensor_versions.data)
-    for seat in dispatcher.seats:
-        found.update(seat.params.versions.data)
+    for worker in dispatcher.workers:
+        found.update(worker.params.versions.data)
     found.update(json.dumps(engine.crew.ledger(), sort_keys=True).encode())
     return found.hexdigest()

@@ -1,4 +1,4 @@
-"""What is simulated, as one value: equal ones give equal results, to the last bit."""
+"""The settings of a simulation in turns, as one value."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from aiops.errors import ConflictError, UsageError
 from aiops.serving.config import settings_of
 
 _SPARE = 8  # versions that may be alive beside one for each client
-_FOR_EVER = 1e9  # seconds: without a clock nobody is late
+_FOR_EVER = 1e9  # seconds: without a clock no worker is late
 
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """What is simulated. Equal values give equal results, to the last bit.
+    """The settings of a simulation. Equal values give equal results, to the last bit.
 
     Attributes
     ----------
@@ -31,7 +31,7 @@ class Simulation:
     gate, recall, push_codec, fetch_codec, fetch_lag
         As the server's flags of these names.
     clients
-        How many there are (the papers' λ).
+        The number of clients (the papers' λ).
     batch_size
         Examples in a mini-batch (µ).
     iterations
@@ -40,14 +40,15 @@ class Simulation:
         The names of what they train, as it is recorded, and compared when a run is resumed: a data
         set, and the hidden units of a perceptron. The task itself is given to `Run`.
     selection
-        Who is next: `aiops.sim.turns.selection.selection` reads it.
+        The rule that selects the client of each turn, as text
+        (`aiops.sim.turns.client_selection.selection`).
     waits
-        Whether a client waits for the answer to its push before it computes on. Where it does not,
-        it is one gradient ahead at most (`aiops.sim.turns.ahead`).
+        Whether a client waits for the answer to its push before it computes on. A client that does
+        not is one gradient ahead at most (`aiops.sim.turns.pipelined`).
     order
-        Which examples come when: ``random``, or ``sequential`` as in FRED.
+        The order of examples: ``random``, or ``sequential`` as in FRED.
     samples
-        How often the model is validated on the way, evenly spread; also at the beginning and end.
+        The number of validations on the way, evenly spread; one more is at the beginning.
     seed
         Of the parameters, mini-batches, selection, and the gates' randomness.
     kernels
@@ -91,17 +92,17 @@ class Simulation:
 
     @classmethod
     def told(cls, values: Mapping[str, Any]) -> Simulation:
-        """Return the simulation that JSON describes.
+        """Return the simulation of a mapping that was read from JSON.
 
         Raises
         ------
         UsageError
-            When it does not, or a value cannot work.
+            When a setting is missing or unknown, or a value cannot work.
         """
         known = {field.name for field in dataclasses.fields(cls)}
         if values.keys() != known:
             names = ", ".join(sorted(values.keys() ^ known))
-            raise UsageError(f"this does not describe a simulation: see {names}")
+            raise UsageError(f"this does not describe a simulation: check {names}")
         given: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in values.items()
@@ -119,8 +120,8 @@ class Simulation:
         algorithm = find(self.policy).make(settings_of(self.set, self.lr))
         if "average" in algorithm.plan(self.clients):
             raise ConflictError(
-                f"{self.policy}: workers average among themselves, at their own times, which an"
-                " order of turns knows nothing of: simulate a cluster instead"
+                f"{self.policy}: workers average among themselves, at their own times, and a"
+                " simulation in turns has no time: simulate a cluster instead"
             )
         gate = self.gate
         if gate and "seed=" not in gate:
@@ -143,21 +144,21 @@ class Simulation:
 
     @property
     def key(self) -> str:
-        """It as one line of JSON."""
+        """The settings as one line of JSON."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
 
 def _check_ahead(engine: Engine) -> None:
-    """Refuse clients that do not wait where they follow a plan of their own."""
+    """Raise if clients that do not wait would follow a plan that relies on waiting."""
     name, plan = engine.algorithm.name, engine.plan
     if plan.get("routine", "direct") != "direct":
-        whose = "behind a gate" if "gate" in plan else f"under {name}"
+        case = "behind a gate" if "gate" in plan else f"under {name}"
         raise ConflictError(
-            f"clients that do not wait: {whose} a worker has a plan of its own for when it waits,"
+            f"clients that do not wait: {case} a worker has a plan of its own for when it waits,"
             " so choose a policy to which workers push every gradient as it is, such as fasgd"
         )
     if plan.get("recompute"):
         raise ConflictError(
-            f"clients that do not wait: under {name} a worker computes again at once what is"
-            " refused, so it cannot be ahead; choose another policy or admission"
+            f"clients that do not wait: under {name} a worker computes a refused gradient again at"
+            " once, so it cannot be ahead; choose another policy or admission"
         )

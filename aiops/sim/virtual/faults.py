@@ -1,4 +1,4 @@
-"""Fault scripts: what goes wrong with which host, and when."""
+"""Fault scripts: faults of hosts at stated times."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from aiops.errors import UsageError, nearest
 from aiops.sim.virtual.network import Network
 
 FAULTS = ("cut", "kill", "revive", "silence", "restore")
-"""What a script may say; each is a method of `aiops.sim.virtual.network.Network`."""
+"""The faults of a script; each is a method of `aiops.sim.virtual.network.Network`."""
 
 
 def play(network: Network, script: str) -> None:
-    """Have faults happen at their times.
+    """Schedule the faults of a script.
 
     Parameters
     ----------
     network
-        Where.
+        Of the hosts.
     script
-        One fault a line: seconds from now, what (`FAULTS`), and the host's name; ``#`` begins a
-        remark, and empty lines are nothing::
+        One fault a line: seconds from now, the fault (`FAULTS`), and the host's name; ``#`` begins
+        a comment, and empty lines are skipped::
 
             0.5  cut      alice      # her connections are reset
             2    silence  server     # nothing comes from it, and nothing reaches it
@@ -30,7 +30,7 @@ def play(network: Network, script: str) -> None:
     Raises
     ------
     UsageError
-        When a line makes no sense; nothing happens then.
+        When a line cannot be read; no fault is scheduled then.
     """
     for seconds, what, name in list(_read(script.splitlines())):
         call: Callable[[str], object] = getattr(network, what)

@@ -1,63 +1,97 @@
-"""A machine of a simulated network, and what happens between two of its bytes."""
+"""One machine of a simulated network: its links, its delay, its faults."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 from aiops.errors import UsageError
-
-if TYPE_CHECKING:
-    from aiops.sim.virtual.sharing import Line
-    from aiops.sim.virtual.transport import MemoryTransport
+from aiops.sim.virtual.links import SimulatedLink
 
 Way = Literal["up", "down"]
 """Up: from a host; down: to it."""
 
 
+class HostEnd(Protocol):
+    """An end of a connection, as its host needs it for faults."""
+
+    def reset(self) -> None:
+        """Break the connection; both of its ends are told."""
+
+    def heard_again(self) -> None:
+        """Deliver what was held back while a host was silent."""
+
+
 class Host:
-    """A machine of the network.
+    """One machine of the network.
+
+    Parameters
+    ----------
+    name
+        By which others connect to it.
+    up, down
+        The links that leave it and come to it, the nearest first. Hosts that share a link (the
+        uplink of a rack) each have it in their ``up``.
+    latency, jitter
+        Seconds that the host adds to the time that bytes to or from it travel, and the most that
+        it adds beyond that, drawn at random for every write.
 
     Attributes
     ----------
-    name
-        What others call it.
-    up, down
-        The lines that leave it and come to it, the nearest first; several hosts may share one (the
-        uplink of a rack), which must then be in each one's ``up``.
-    latency, jitter
-        Seconds: what it adds to the time that anything to or from it travels, and at most how much
-        more that is, drawn at random for every write.
     alive, silent
-        Whether it runs, and whether nothing comes from it: see `Network.kill` and `silence`.
+        Whether it runs, and whether nothing comes from it (`Network.kill` and `Network.silence`).
+    heard
+        Set while it is not silent.
+    ends
+        The ends of its connections (the values are unused).
+    triggers
+        Places in what comes from it and goes to it at which something is to happen.
+
+    Raises
+    ------
+    UsageError
+        When a delay is negative or too long, or a link has no rate.
     """
 
     def __init__(
         self,
         name: str,
-        up: tuple[Line, ...] = (),
-        down: tuple[Line, ...] = (),
+        up: tuple[SimulatedLink, ...] = (),
+        down: tuple[SimulatedLink, ...] = (),
         latency: float = 0.0,
         jitter: float = 0.0,
     ) -> None:
         for what, seconds in (("latency", latency), ("jitter", jitter)):
             if not 0 <= seconds < 1e6:
                 raise UsageError(f"a {what} of {seconds:g} s cannot be: give 0 or more seconds")
-        for line in (*up, *down):
-            if not line.rate > 0 or not line.burst >= 0:
-                raise UsageError(f"a line of {line.rate:g} bytes per second carries nothing")
+        for link in (*up, *down):
+            if not link.rate > 0 or not link.burst >= 0:
+                raise UsageError(
+                    f"a link of {link.rate:g} bytes per second carries nothing: give it a rate"
+                    " above 0, and a burst of 0 or more bytes"
+                )
         self.name, self.up, self.down = name, up, down
         self.latency, self.jitter = latency, jitter
         self.alive, self.silent = True, False
-        self.heard = asyncio.Event()  # it is not silent
+        self.heard = asyncio.Event()
         self.heard.set()
-        self.ends: dict[MemoryTransport, None] = {}  # of its connections
-        self.marks: list[Mark] = []  # in what comes from it and goes to it
+        self.ends: dict[HostEnd, None] = {}
+        self.triggers: list[ByteTrigger] = []
 
 
-class Mark:
-    """A place among the bytes that cross a network; see `Network.after`."""
+class ByteTrigger:
+    """An action that is due between two bytes (`Network.after`).
+
+    Attributes
+    ----------
+    way
+        Of the bytes that are counted.
+    left
+        Bytes that arrive before the action.
+    action
+        Called once.
+    """
 
     def __init__(self, way: Way, left: int, action: Callable[[], object]) -> None:
         self.way, self.left, self.action = way, left, action

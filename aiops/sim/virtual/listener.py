@@ -1,41 +1,55 @@
-"""Who accepts connections on a port of a simulated network."""
+"""A listening port of a simulated network: asyncio's ``Server`` over a host of it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from aiops.sim.virtual.host import Host
-    from aiops.sim.virtual.network import Network
+from aiops.sim.virtual.host import Host
 
 
-class Listener(asyncio.AbstractServer):
-    """Who accepts connections on a port; asyncio's ``Server``."""
+class VirtualListener(asyncio.AbstractServer):
+    """Accepts connections on a port of a host.
+
+    Parameters
+    ----------
+    loop
+        The event loop.
+    host, port
+        The port that connections come to.
+    factory
+        Makes the protocol of each connection.
+    name
+        The address that `sockets` report.
+    closed
+        Called with the listener when it closes.
+    """
 
     def __init__(
         self,
-        network: Network,
+        loop: asyncio.AbstractEventLoop,
         host: Host,
+        port: int,
         factory: Callable[[], asyncio.BaseProtocol],
         name: str,
-        port: int,
+        closed: Callable[[VirtualListener], None],
     ) -> None:
-        self.network, self.host, self.factory, self.port = network, host, factory, port
-        self.context = copy_context()  # that of whoever listens: it serves there
+        self.host, self.port, self.factory = host, port, factory
+        self.context = copy_context()  # protocols run in the context that listens, not the peer's
         self.serving = True
-        self.sockets = (_Address(name, port),)
+        self.sockets = (_ListeningSocket(name, port),)
+        self._loop, self._closed = loop, closed
 
     def close(self) -> None:
-        """Accept no more; the connections there are go on."""
+        """Accept no more connections; those that were accepted stay open."""
         self.serving = False
-        self.network.forget(self)
+        self._closed(self)
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         """Return the event loop."""
-        return self.network.loop
+        return self._loop
 
     def is_serving(self) -> bool:
         """Return whether connections are accepted."""
@@ -49,16 +63,16 @@ class Listener(asyncio.AbstractServer):
         """Accept connections until this is cancelled."""
         self.serving = True
         try:
-            await self.network.loop.create_future()
+            await self._loop.create_future()
         finally:
             self.close()
 
     async def wait_closed(self) -> None:
-        """Return: it closes at once."""
+        """Return at once: closing takes no time."""
 
 
-class _Address:
-    """What a listening socket says of itself."""
+class _ListeningSocket:
+    """The few methods of a listening socket that servers use."""
 
     def __init__(self, name: str, port: int) -> None:
         self._name = name, port
@@ -67,8 +81,8 @@ class _Address:
         return self._name
 
     def setsockopt(self, *_option: Any) -> None:
-        """Have no options."""
+        """Ignore the option."""
 
     def getsockopt(self, *_option: Any) -> bytes:
-        """Know of none."""
+        """Return an empty value for every option."""
         return b""

@@ -1,8 +1,8 @@
-"""An asyncio event loop in virtual time: nothing waits, and the same program does the same again.
+"""An asyncio event loop in virtual time: no wait takes real time, and every run is the same.
 
-Time stands still while anything is ready to run, and then jumps to the next timer. What is due at
-the same moment happens in the order in which it was asked for. There are no files, no sockets and
-no other threads: connections cross an `aiops.sim.virtual.network.Network`.
+Time stands still while a callback is ready to run, and then jumps to the next timer. Callbacks that
+are due at the same moment run in the order in which they were scheduled. There are no files, no
+sockets and no other threads: connections cross an `aiops.sim.virtual.network.Network`.
 """
 
 from __future__ import annotations
@@ -15,26 +15,39 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar
 
 from aiops.errors import AiopsError, DeadlineExceeded, UsageError
-from aiops.sim.virtual.waiting import waiting
-
-if TYPE_CHECKING:
-    from aiops.sim.virtual.network import Network
+from aiops.sim.virtual.blocked_tasks import blocked_tasks
 
 T = TypeVar("T")
 
-_TIDY = 256  # cancelled timers that are borne before the heap is made anew
+_TIDY = 256  # cancelled timers that stay in the heap before it is rebuilt
 _ENDING = 600.0  # virtual seconds that tasks may take to end when they are cancelled
 
 
 class Deadlock(AiopsError):
-    """Everybody waits, and nothing will ever happen any more; the text says who waits where."""
+    """Every task waits and no timer runs; the text lists the tasks and where each waits."""
 
 
-class Due(asyncio.TimerHandle):
-    """What is to be called, at once or at a time. Leaner than asyncio's, which it stands for."""
+class LoopNetwork(Protocol):
+    """The network of a loop, as the loop needs it."""
+
+    def settle(self) -> float:
+        """Put on the links what was written; return the time at which the next bytes cross."""
+
+    def advance(self) -> None:
+        """Deliver the bytes that have crossed by now."""
+
+    async def connect(self, factory: Any, *where: Any, **options: Any) -> Any:
+        """Connect, as ``create_connection``."""
+
+    def listen(self, factory: Any, *where: Any, **options: Any) -> Any:
+        """Listen, as ``create_server``."""
+
+
+class VirtualTimer(asyncio.TimerHandle):
+    """A scheduled callback: asyncio's handle, with fewer attributes to set."""
 
     __slots__ = ("args", "call", "context", "loop", "time")
 
@@ -45,14 +58,11 @@ class Due(asyncio.TimerHandle):
         self.context = context
 
     def cancel(self) -> None:
-        """Do not call it."""
+        """Drop the callback."""
         if self.loop is not None:
-            self.loop.cancelled()
-            self._forget()
-
-    def _forget(self) -> None:
-        self.loop = self.context = self.args = None
-        self.call = _nothing
+            self.loop.note_cancelled()
+            self.loop = self.context = self.args = None
+            self.call = _nothing
 
     def cancelled(self) -> bool:
         """Return whether it has been cancelled."""
@@ -63,33 +73,32 @@ class Due(asyncio.TimerHandle):
         return self.time
 
     def __repr__(self) -> str:
-        """Say what it calls."""
-        return f"<Due {self.call!r} at {self.time:g} s>"
+        """Return the callback and its time."""
+        return f"<VirtualTimer {self.call!r} at {self.time:g} s>"
 
     __hash__ = object.__hash__
 
     def __eq__(self, other: object) -> bool:
-        """Be nobody but oneself."""
+        """Compare by identity; asyncio's handles compare by callback."""
         return self is other
 
 
 _Post: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
-"""What was posted: a callback, and its arguments."""
+"""A callback of `VirtualLoop.post`, and its arguments."""
 
 
 def _nothing(*_args: object) -> None:
-    """Stand for what was cancelled."""
+    """Take the place of a cancelled callback."""
 
 
-def _cancelled(due: Due | _Post) -> bool:
-    return isinstance(due, Due) and due.call is _nothing
+def _cancelled(due: VirtualTimer | _Post) -> bool:
+    return isinstance(due, VirtualTimer) and due.call is _nothing
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
     """The event loop.
 
-    An exception in a callback is not logged, as by other loops, but ends the run: whoever runs a
-    program here wants to know.
+    An exception in a callback ends the run; other loops log it and go on.
 
     Parameters
     ----------
@@ -101,25 +110,25 @@ class VirtualLoop(asyncio.BaseEventLoop):
     limit
         As given; may be changed.
     network
-        What connections cross; None: there is none.
+        The network that connections cross; None: there is none.
     now
-        The virtual time.
+        The virtual time, in seconds.
     onlookers
-        Called when nothing more happens at a moment: see `until`.
+        Called whenever time is about to go on; `aiops.sim.virtual.condition.until` is built on it.
     """
 
     _stopping: bool  # asyncio's: `stop` was called
 
     def __init__(self, limit: float = inf) -> None:
         super().__init__()
-        self.network: Network | None = None
+        self.network: LoopNetwork | None = None
         self.onlookers: dict[Callable[[], None], None] = {}
         self.limit = limit
         self.now = 0.0
-        self._line: deque[Due | _Post] = deque()  # ready, in order
-        self._timers: list[tuple[float, int, Due | _Post]] = []
-        self._count = 0  # timers so far: who was set first comes first
-        self._dead = 0  # timers that were cancelled and are still in the heap, at most
+        self._line: deque[VirtualTimer | _Post] = deque()  # ready, in order
+        self._timers: list[tuple[float, int, VirtualTimer | _Post]] = []
+        self._count = 0  # timers so far: of equal times the first that was set comes first
+        self._dead = 0  # cancelled timers that are still in the heap, at most
         self._owner = threading.get_ident()
 
     # ------------------------------------------------------------ the clock
@@ -130,35 +139,35 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
-    ) -> Due:
-        """Call it at this moment, after what was asked for before."""
-        due = Due(self.now, callback, args, context or copy_context(), self)
+    ) -> VirtualTimer:
+        """Call it at this moment, after the callbacks that are ready."""
+        due = VirtualTimer(self.now, callback, args, context or copy_context(), self)
         self._line.append(due)
         return due
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
-    ) -> Due:
-        """Call it so many seconds later."""
+    ) -> VirtualTimer:
+        """Call it ``delay`` seconds from now."""
         return self.call_at(self.now + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
-    ) -> Due:
-        """Call it at that time, or now when that has passed."""
-        due = Due(when, callback, args, context or copy_context(), self)
+    ) -> VirtualTimer:
+        """Call it at the time ``when``; at once if that has passed."""
+        due = VirtualTimer(when, callback, args, context or copy_context(), self)
         self._count += 1
         heappush(self._timers, (when, self._count, due))
         return due
 
     def post(self, when: float, callback: Callable[..., Any], *args: Any) -> None:
-        """Call it at that time: for who needs no context, and will not cancel it."""
+        """Call it at the time ``when``, in no context of its own; it cannot be cancelled."""
         self._count += 1
         heappush(self._timers, (when, self._count, (callback, args)))
 
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
-    ) -> Due:
+    ) -> VirtualTimer:
         """Call it at this moment. There is only one thread."""
         if threading.get_ident() != self._owner:
             raise UsageError(
@@ -167,8 +176,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
             )
         return self.call_soon(callback, *args, context=context)
 
-    def cancelled(self) -> None:
-        """Hear that something which was to be called was cancelled."""
+    def note_cancelled(self) -> None:
+        """Count a timer that was cancelled, and rebuild the heap once most of it is such."""
         self._dead += 1
         if self._dead > _TIDY and 2 * self._dead > len(self._timers):
             self._timers = [entry for entry in self._timers if not _cancelled(entry[2])]
@@ -193,7 +202,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 context.run(due.call, *due.args)
 
     def _go_on(self) -> None:
-        """Have time move on to what is due next, and make that ready."""
+        """Move time on to the next timer or crossing, and make its callbacks ready."""
         timers, line, network = self._timers, self._line, self.network
         crosses = inf
         if network is not None:
@@ -204,40 +213,42 @@ class VirtualLoop(asyncio.BaseEventLoop):
             look()
         if line:
             return
-        while timers and _cancelled(timers[0][2]):
-            heappop(timers)
+        while timers:
+            due = timers[0][2]
+            if isinstance(due, tuple) or due.call is not _nothing:
+                break
+            heappop(timers)  # it was cancelled
             self._dead -= 1
         when = timers[0][0] if timers else inf
-        if crosses < when:
-            self._move(crosses)
-            assert network is not None
-            network.advance()
-            return
-        if not timers:
+        first = crosses < when
+        if first:
+            when = crosses
+        elif not timers:
             self._stuck()
-        self._move(when)
-        while timers and timers[0][0] <= when:
-            line.append(heappop(timers)[2])
-
-    def _move(self, when: float) -> None:
         if when > self.limit:
             self._late()
         if when > self.now:
             self.now = when
+        if first and network is not None:
+            network.advance()
+            return
+        while timers and timers[0][0] <= when:
+            line.append(heappop(timers)[2])
 
     def _stuck(self) -> NoReturn:
         raise Deadlock(
-            f"at {self.now:g} virtual seconds everybody waits, and no timer runs:"
-            f" {waiting(self)}. Wake them, or give each wait a deadline"
+            f"at {self.now:g} virtual seconds every task waits, and no timer runs:"
+            f" {blocked_tasks(self)}. Wake them, or give each wait a deadline"
         )
 
     def _late(self) -> NoReturn:
         self.now = self.limit
         raise DeadlineExceeded(
-            f"the run was not over after {self.limit:g} virtual seconds, its limit: {waiting(self)}"
+            f"the run was not over after {self.limit:g} virtual seconds, its limit:"
+            f" {blocked_tasks(self)}. Give it a longer limit, or find the task that takes long"
         )
 
-    # ------------------------------------------------------------ the rest of the world
+    # ------------------------------------------------------------ threads, signals, connections
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., T], *args: Any
@@ -264,7 +275,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Do nothing: no signals are sent in virtual time."""
 
     def remove_signal_handler(self, sig: int) -> bool:
-        """Say that there was none."""
+        """Return False: there was none."""
         return False
 
     async def create_connection(self, protocol_factory: Any, *where: Any, **options: Any) -> Any:
@@ -292,13 +303,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Send bytes by one."""
         await sock.send_all(data)
 
-    def _wired(self) -> Network:
+    def _wired(self) -> LoopNetwork:
         if self.network is None:
             raise UsageError("this event loop has no network: make a Network(loop) first")
         return self.network
 
     def close(self) -> None:
-        """Forget everything."""
+        """Drop all callbacks."""
         super().close()
         self._line.clear()
         self._timers.clear()
@@ -316,7 +327,7 @@ def run_on(loop: VirtualLoop, main: Coroutine[Any, Any, T]) -> T:
 
 
 def _end_all(loop: VirtualLoop) -> None:
-    """Cancel every task, and let each end as it likes, within reason."""
+    """Cancel every task, and run the loop until all have ended, for a limited time."""
     loop.limit = loop.time() + _ENDING
     with contextlib.suppress(Deadlock, DeadlineExceeded):  # there is a better error already
         left = sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name())

@@ -1,28 +1,25 @@
-"""A network in memory: hosts, lines of a stated rate, delays, and connections that can be cut.
+"""A network in memory: hosts, links of a stated rate, delays, and connections that can be cut.
 
-It stands under asyncio's transports, so the very programs that use sockets run over it. Rates are
-shared max-min fairly between whatever is on its way (`aiops.sim.virtual.sharing`), and bytes arrive
-one write at a time, when the last of it has crossed: a thousand bytes or a million cost the same.
-Congestion control and loss of packets are not modelled; TCP's overhead can be taken off a rate.
+It implements asyncio's transports, so programs that use sockets run over it unchanged. Links are
+shared max-min fairly (`aiops.sim.virtual.fair_sharing`), and the bytes of a write arrive together,
+when the last of them has crossed: a thousand bytes or a million cost the same. Congestion control
+and loss of packets are not modelled; TCP's overhead can be taken off a rate.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from math import inf
 from typing import Any, TypeVar, get_args
 
 from aiops.errors import UsageError, nearest
-from aiops.sim.virtual.host import Host, Mark, Way
-from aiops.sim.virtual.listener import Listener
+from aiops.sim.virtual.host import ByteTrigger, Host, Way
+from aiops.sim.virtual.listener import VirtualListener
 from aiops.sim.virtual.loop import VirtualLoop
-from aiops.sim.virtual.sharing import Line
-from aiops.sim.virtual.stream import Stream
-from aiops.sim.virtual.traffic import Traffic
+from aiops.sim.virtual.medium import Medium
+from aiops.sim.virtual.stream import ByteStream
 from aiops.sim.virtual.transport import connect_ends
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
@@ -39,36 +36,35 @@ class Network:
     Parameters
     ----------
     loop
-        The virtual event loop; its connections are this network's from now on.
+        The virtual event loop; its connections cross this network from now on.
     seed
-        Of jitter, and of the pieces.
+        Of jitter and pieces.
     pieces
-        At most so many bytes are handed over at once, a random number of them each time (as TCP
-        may); None: whatever has come. What a program does should not depend on it.
+        The most bytes that a protocol is given at once, a random number each time (as with TCP);
+        None: all that have come. A program's result should not depend on it.
 
     Attributes
     ----------
-    pieces
+    loop
         As given.
-    messages
-        Writes that have arrived so far.
-    traffic
-        What crosses the lines.
-    written
-        Streams that have something to put on their path before time goes on.
+    hosts
+        By name.
+    medium
+        The state that all connections share.
     """
 
     def __init__(self, loop: VirtualLoop, *, seed: int = 0, pieces: int | None = None) -> None:
         self.loop = loop
         self.hosts: dict[str, Host] = {}
-        self.messages = 0
-        self.traffic = Traffic()
-        self.written: list[Stream] = []
-        self._random = random.Random(seed)
-        self.pieces = pieces
-        self._listeners: dict[tuple[str, int], Listener] = {}
+        self.medium = Medium(loop, seed, pieces)
+        self._listeners: dict[tuple[str, int], VirtualListener] = {}
         self._ports = _FIRST_PORT
         loop.network = self
+
+    @property
+    def messages(self) -> int:
+        """Writes that have arrived so far."""
+        return self.medium.messages
 
     # ------------------------------------------------------------ hosts
 
@@ -80,12 +76,12 @@ class Network:
         return host
 
     def host(self, name: str) -> Host:
-        """Return a host; one that nobody has described has no limits and no delay."""
+        """Return a host; one that was not added has no limits and no delay."""
         return self.hosts.get(name) or self.add(Host(name))
 
     @contextmanager
     def at(self, name: str) -> Iterator[Host]:
-        """Be on a host: connections made, and tasks begun, in the ``with`` block are there."""
+        """Place the connections made, and the tasks begun, in the ``with`` block on a host."""
         token = HERE.set(name)
         try:
             yield self.host(name)
@@ -103,7 +99,7 @@ class Network:
         start_serving: bool = True,
         ssl: Any = None,
         **_options: Any,
-    ) -> Listener:
+    ) -> VirtualListener:
         """Listen on the current host; port 0 takes a free one."""
         _no_tls(ssl)
         here = self.host(HERE.get())
@@ -112,13 +108,12 @@ class Network:
             port = self._ports
         if (here.name, port) in self._listeners:
             raise OSError(98, f"Address already in use: port {port} of {here.name!r}")
-        listener = Listener(self, here, factory, host or here.name, port)
+        listener = VirtualListener(self.loop, here, port, factory, host or here.name, self._forget)
         self._listeners[here.name, port] = listener
         listener.serving = start_serving
         return listener
 
-    def forget(self, listener: Listener) -> None:
-        """Listen there no more."""
+    def _forget(self, listener: VirtualListener) -> None:
         self._listeners.pop((listener.host.name, listener.port), None)
 
     async def connect(
@@ -130,10 +125,10 @@ class Network:
         ssl: Any = None,
         **_options: Any,
     ) -> tuple[asyncio.Transport, P]:
-        """Connect from the current host: it takes a round trip.
+        """Connect from the current host, which takes a round trip.
 
-        ``host`` is a host's name; the name of this machine (``127.0.0.1`` or ``localhost``) finds
-        whoever listens on that port, wherever it is.
+        ``host`` is a host's name. ``127.0.0.1``, ``::1`` and ``localhost`` find the one host that
+        listens on the port, if the current host does not.
         """
         _no_tls(ssl)
         if host is None or port is None:
@@ -151,9 +146,9 @@ class Network:
         if listener is None or not listener.serving or not there.alive:
             raise ConnectionRefusedError(111, f"Connect call failed ({host!r}, {port})")
         self._ports += 1
-        return connect_ends(self, here, listener, factory, self._ports, away)
+        return connect_ends(self.medium, here, listener, factory, self._ports, away)
 
-    def _find(self, here: Host, name: str, port: int) -> Listener | None:
+    def _find(self, here: Host, name: str, port: int) -> VirtualListener | None:
         found = self._listeners.get((name, port))
         if found is None and name in ("127.0.0.1", "localhost", "::1"):
             found = self._listeners.get((here.name, port))
@@ -162,7 +157,7 @@ class Network:
                 found = those[0]
         return found
 
-    # ------------------------------------------------------------ faults (of hosts there are)
+    # ------------------------------------------------------------ faults
 
     def cut(self, name: str) -> int:
         """Reset every connection of a host, as a lost network does; return how many there were.
@@ -175,28 +170,28 @@ class Network:
         return len(ends)
 
     def kill(self, name: str) -> int:
-        """Have the program on a host cease to be: its connections are reset, it makes no others.
+        """End the program on a host: its connections are reset, and it can make no others.
 
-        Its tasks are their owner's to cancel; whatever they still say is heard by nobody.
+        Its tasks go on until their owner cancels them; nothing that they send arrives.
         """
         self._known(name).alive = False
         return self.cut(name)
 
     def revive(self, name: str) -> None:
-        """Have a killed host run again."""
+        """Let a killed host connect again."""
         self._known(name).alive = True
 
     def silence(self, name: str) -> None:
-        """Have nothing come from a host, and nothing reach it, as when a cable is out.
+        """Let nothing come from a host, and nothing reach it, as when a cable is out.
 
-        Nobody is told. What is sent meanwhile arrives when it is restored.
+        No peer is told. Bytes that are sent meanwhile arrive when it is restored.
         """
         host = self._known(name)
         host.silent = True
         host.heard.clear()
 
     def restore(self, name: str) -> None:
-        """Put the cable in again."""
+        """End the silence of a host."""
         host = self._known(name)
         host.silent = False
         host.heard.set()
@@ -204,19 +199,19 @@ class Network:
             self.loop.call_soon(end.heard_again)
 
     def after(self, name: str, way: Way, nbytes: int, action: Callable[[], object]) -> None:
-        """Have something happen between two bytes: a fault in the midst of a message.
+        """Call an action between two bytes: a fault in the midst of a message.
 
         Parameters
         ----------
         name
             A host's.
         way
-            ``"up"``: of what comes from it; ``"down"``: of what goes to it.
+            ``"up"``: of the bytes that come from it; ``"down"``: of those that go to it.
         nbytes
-            So many more bytes arrive, on all its connections, before it happens. The byte after
-            them brings it on, and comes after it, if it comes at all.
+            The number of bytes, on all its connections, that arrive before the action. The byte
+            after them starts it, and arrives after it, unless the action prevents that.
         action
-            What is called then, once; a fault, such as ``lambda: network.cut("alice")``.
+            Called once; a fault, such as ``lambda: network.cut("alice")``.
 
         Raises
         ------
@@ -227,47 +222,31 @@ class Network:
             raise UsageError(f"bytes go 'up' from a host or 'down' to it, not {way!r}")
         if nbytes < 0:
             raise UsageError(f"{nbytes} bytes have passed already: give 0 or more")
-        self._known(name).marks.append(Mark(way, nbytes, action))
+        self._known(name).triggers.append(ByteTrigger(way, nbytes, action))
 
     def _known(self, name: str) -> Host:
-        """Return a host that there is."""
+        """Return a host that was added or used."""
         if name not in self.hosts:
             raise UsageError(f"no host is called {name!r}; {nearest(name, self.hosts)}")
         return self.hosts[name]
 
-    # ------------------------------------------------------------ what streams ask for
-
-    def path(self, source: Host, sink: Host) -> tuple[Line, ...]:
-        """Return the lines that limit what goes from one host to another."""
-        if source is sink:
-            return ()
-        lines = dict.fromkeys((*source.up, *sink.down))
-        return tuple([line for line in lines if line.rate != inf])
-
-    def delay(self, source: Host, sink: Host) -> float:
-        """Return for how long something now sent travels."""
-        jitter = source.jitter + sink.jitter
-        delay = source.latency + sink.latency
-        return delay + jitter * self._random.random() if jitter else delay
-
-    def piece(self, nbytes: int) -> int:
-        """Return how many of so many bytes are handed over at once."""
-        pieces = self.pieces
-        return nbytes if pieces is None else min(nbytes, self._random.randint(1, pieces))
+    # ------------------------------------------------------------ the loop's side
 
     def settle(self) -> float:
-        """Hear that time is about to go on; return when the next of the streams has crossed."""
-        while self.written:  # who now begins may have others write
-            written, self.written = self.written, []
+        """Put on the links what was written; return the time at which the next bytes cross."""
+        medium = self.medium
+        while medium.written:  # a stream that begins may let its protocol write more
+            written, medium.written = medium.written, []
             for stream in written:
                 stream.begin()
-        return self.traffic.settle(self.loop.now)
+        scheduler = medium.scheduler
+        return scheduler.settle(self.loop.now) if scheduler.unsettled else scheduler.next_due
 
     def advance(self) -> None:
-        """Have those go on whose bytes have crossed by now."""
-        now, crossed = self.loop.now, self.traffic.crossed
+        """Deliver the bytes that have crossed by now."""
+        now, crossed = self.loop.now, self.medium.scheduler.crossed
         while (flow := crossed(now)) is not None:
-            assert isinstance(flow, Stream)
+            assert isinstance(flow, ByteStream)
             flow.crossed()
 
 

@@ -1,20 +1,19 @@
-"""Sockets over a simulated network, for programs that read and write theirs by the event loop.
+"""Sockets over a simulated network, for programs that use them through the event loop.
 
-They do what such a program asks of its own: ``loop.sock_accept``, ``sock_connect``,
-``sock_recv_into`` and ``sock_sendall``. Whoever reads slowly is sent no more, as with TCP.
+They support ``loop.sock_accept``, ``sock_connect``, ``sock_recv_into`` and ``sock_sendall``. A
+socket with 1 MiB of unread bytes is sent no more until it is read, as with TCP.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-if TYPE_CHECKING:
-    from aiops.sim.virtual.listener import Listener
-    from aiops.sim.virtual.network import Network
+from aiops.sim.virtual.listener import VirtualListener
+from aiops.sim.virtual.network import Network
 
-_ROOM = 1 << 20  # bytes that a socket takes in before they are read
+_ROOM = 1 << 20  # unread bytes that a socket keeps
 
 
 class MemorySocket(asyncio.Protocol):
@@ -23,28 +22,28 @@ class MemorySocket(asyncio.Protocol):
     Parameters
     ----------
     network
-        What its connections cross.
+        The network that its connections cross.
     """
 
     def __init__(self, network: Network) -> None:
         self._network = network
-        self._listener: Listener | None = None
+        self._listener: VirtualListener | None = None
         self._transport: asyncio.Transport | None = None
         self._accepted: deque[MemorySocket] = deque()
         self._came: deque[memoryview] = deque()
-        self._held = 0  # bytes that have come and are not read
+        self._held = 0  # unread bytes
         self._eof = self._full = self._closed = False
         self._error: Exception | None = None
         self._stirred = asyncio.Event()
 
-    # ------------------------------------------------------------ what a socket does
+    # ------------------------------------------------------------ a socket's methods
 
     def listen(self, host: str) -> None:
-        """Listen on the host that one is on, at a free port."""
+        """Listen on the current host, at a free port."""
         self._listener = self._network.listen(lambda: _Accepted(self._network, self), host)
 
     def getsockname(self) -> tuple[str, int]:
-        """Return where it listens."""
+        """Return the name and the port at which it listens."""
         assert self._listener is not None, "it listens"
         return self._listener.sockets[0].getsockname()
 
@@ -52,10 +51,10 @@ class MemorySocket(asyncio.Protocol):
         """Do nothing: it never blocks."""
 
     def setsockopt(self, *_option: Any) -> None:
-        """Have no options."""
+        """Ignore the option."""
 
     def close(self) -> None:
-        """Close it; what was sent still arrives."""
+        """Close it; bytes that were sent still arrive."""
         self._closed = True
         if self._listener is not None:
             self._listener.close()
@@ -65,10 +64,10 @@ class MemorySocket(asyncio.Protocol):
             one.close()
         self._stirred.set()
 
-    # ------------------------------------------------------------ what the event loop does with it
+    # ------------------------------------------------------------ the event loop's side
 
     async def accept(self) -> tuple[MemorySocket, tuple[str, int]]:
-        """Wait for somebody to connect."""
+        """Wait for a connection; return its socket and the peer's address."""
         while not self._accepted:
             await self._stir()
         found = self._accepted.popleft()
@@ -81,7 +80,7 @@ class MemorySocket(asyncio.Protocol):
         await self._network.connect(lambda: self, *address)
 
     async def receive_into(self, buffer: memoryview) -> int:
-        """Wait for bytes; return how many there are now, 0 when no more will come."""
+        """Wait for bytes; return how many were written to the buffer, 0 when no more will come."""
         while not self._came:
             if self._error is not None:
                 raise self._error
@@ -99,7 +98,7 @@ class MemorySocket(asyncio.Protocol):
         return count
 
     async def send_all(self, data: Any) -> None:
-        """Send bytes, which may be changed afterwards."""
+        """Send bytes; the caller may change them afterwards."""
         if self._transport is None or self._transport.is_closing():
             raise self._error or BrokenPipeError(32, "Broken pipe")
         self._transport.write(bytes(data))
@@ -109,22 +108,22 @@ class MemorySocket(asyncio.Protocol):
             raise self._error
 
     async def _stir(self) -> None:
-        """Wait for something to happen."""
+        """Wait for the next event of the connection."""
         if self._closed:
             raise OSError(9, "Bad file descriptor")
         self._stirred.clear()
         await self._stirred.wait()
 
-    # ------------------------------------------------------------ what happens
+    # ------------------------------------------------------------ the protocol's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Be connected."""
+        """Keep the transport."""
         self._transport = cast(asyncio.Transport, transport)
         if self._closed:
             self._transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """Keep what has come until it is read."""
+        """Keep bytes until they are read."""
         self._came.append(memoryview(data))
         self._held += len(data)
         if self._held >= _ROOM and self._transport is not None:
@@ -132,33 +131,33 @@ class MemorySocket(asyncio.Protocol):
         self._stirred.set()
 
     def eof_received(self) -> bool:
-        """Hear that no more will come; what is sent still goes out."""
+        """Note that no more will come; the connection stays open for sending."""
         self._eof = True
         self._stirred.set()
         return True
 
     def pause_writing(self) -> None:
-        """Have senders wait."""
+        """Let senders wait."""
         self._full = True
 
     def resume_writing(self) -> None:
-        """Have them go on."""
+        """Let senders go on."""
         self._full = False
         self._stirred.set()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Hear that it is over."""
+        """Note that the connection is over."""
         self._error, self._eof, self._full = error, True, False
         self._stirred.set()
 
     def taken(self, one: MemorySocket) -> None:
-        """Have somebody wait to be accepted."""
+        """Queue a connection that is to be accepted."""
         self._accepted.append(one)
         self._stirred.set()
 
 
 class _Accepted(MemorySocket):
-    """The near end of a connection that somebody else has made."""
+    """The near end of a connection that the peer made."""
 
     def __init__(self, network: Network, listening: MemorySocket) -> None:
         super().__init__(network)
@@ -169,8 +168,8 @@ class _Accepted(MemorySocket):
         self._listening.taken(self)
 
 
-def listening(network: Network, host: str) -> MemorySocket:
-    """Return a socket that listens on the host that one is on."""
+def listening_socket(network: Network, host: str) -> MemorySocket:
+    """Return a socket that listens on the current host."""
     found = MemorySocket(network)
     found.listen(host)
     return found

@@ -1,22 +1,26 @@
-"""One direction of a simulated connection: what was written, what has crossed, what has arrived."""
+"""One direction of a simulated connection: bytes that are queued, cross the links, and arrive.
+
+Theory of operation. A write joins the last batch that is not on the path yet, or begins a new one;
+batches of one moment thus cross as one. One batch at a time crosses the links, as a flow
+(`aiops.sim.virtual.fair_sharing`). When its last byte has crossed it flies for the hosts' delay,
+and arrives whole. While a host is silent, arrivals are held. `ByteTrigger` cuts an arrival in two.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from aiops.sim.virtual.sharing import Flow
-
-if TYPE_CHECKING:
-    from aiops.sim.virtual.host import Host, Mark
-    from aiops.sim.virtual.network import Network
+from aiops.sim.virtual.host import ByteTrigger, Host
+from aiops.sim.virtual.links import LinkFlow
+from aiops.sim.virtual.medium import Medium
 
 WINDOW = 1 << 20
-"""Bytes that a receiver who does not read is sent beyond what was on its way already."""
+"""Bytes that are sent to a receiver that does not read, beyond those already on their way."""
 
 
-class Reader(Protocol):
-    """Who is at the end of a stream."""
+class StreamReader(Protocol):
+    """The receiving end of a stream."""
 
     reading: bool
     unread: int  # bytes
@@ -25,18 +29,18 @@ class Reader(Protocol):
         """Take bytes."""
 
     def ended(self) -> None:
-        """Hear that no more will come."""
+        """Note that no more will come."""
 
 
-class Writer(Protocol):
-    """Who is at its beginning."""
+class StreamWriter(Protocol):
+    """The sending end of a stream."""
 
     def crossed(self) -> None:
-        """Hear that less is waiting to be sent."""
+        """Note that fewer bytes are queued."""
 
 
-class Stream(Flow):
-    """Bytes one way. What is written at one moment crosses, and arrives, together.
+class ByteStream(LinkFlow):
+    """The bytes of one direction of a connection. Those written at one moment arrive together.
 
     Attributes
     ----------
@@ -44,17 +48,31 @@ class Stream(Flow):
         Bytes that have not crossed the path yet.
     flying
         Bytes that have, and have not arrived.
+    gone
+        Whether the connection broke: nothing arrives any more.
     """
 
     __slots__ = (
-        *("_batches", "_begun", "_eof", "_eof_flown", "_held", "_network", "_not_before"),
-        *("_bursts", "_reader", "_sink", "_source", "_writer", "flying", "gone", "queued"),
+        *("_batches", "_begun", "_eof", "_eof_flown", "_held", "_medium", "_not_before"),
+        *(
+            "_bursts",
+            "_jitter",
+            "_latency",
+            "_reader",
+            "_sink",
+            "_source",
+            "_writer",
+            "flying",
+            "gone",
+            "queued",
+        ),
     )
 
-    def __init__(self, network: Network, source: Host, sink: Host) -> None:
-        super().__init__(network.path(source, sink))
-        self._network, self._source, self._sink = network, source, sink
-        self._bursts = all(line.burst for line in self.path)
+    def __init__(self, medium: Medium, source: Host, sink: Host) -> None:
+        super().__init__(medium.path(source, sink))
+        self._medium, self._source, self._sink = medium, source, sink
+        self._latency, self._jitter = source.latency + sink.latency, source.jitter + sink.jitter
+        self._bursts = all(link.burst for link in self.path)
         self.queued = self.flying = 0
         self.gone = False
         self._batches: deque[tuple[float, int, list[memoryview]]] = deque()
@@ -62,11 +80,11 @@ class Stream(Flow):
         self._begun = False  # the first batch is on the path
         self._not_before = 0.0  # what is sent later arrives later
         self._held: list[tuple[list[memoryview], int]] = []  # arrived, but a host is silent
-        self._writer: Writer
-        self._reader: Reader
+        self._writer: StreamWriter
+        self._reader: StreamReader
 
-    def join(self, writer: Writer, reader: Reader, not_before: float) -> None:
-        """Say who is at its two ends; nothing arrives before that time."""
+    def join(self, writer: StreamWriter, reader: StreamReader, not_before: float) -> None:
+        """Set its two ends; nothing arrives before the time ``not_before``."""
         self._writer, self._reader, self._not_before = writer, reader, not_before
 
     @property
@@ -83,7 +101,7 @@ class Stream(Flow):
             self._fly([view], count)
             return
         self.queued += count
-        now = self._network.loop.now
+        now = self._medium.loop.now
         batches = self._batches
         if batches and batches[-1][0] == now and not (self._begun and len(batches) == 1):
             when, nbytes, views = batches[-1]
@@ -93,16 +111,16 @@ class Stream(Flow):
                 return
         batches.append((now, count, [view]))
         if len(batches) == 1:
-            self._network.written.append(self)
+            self._medium.written.append(self)
 
     def end(self) -> None:
-        """Say that nothing more will be written."""
+        """Deliver the end of the stream after the last byte."""
         self._eof = True
         if not self._batches:
             self._fly_eof()
 
     def begin(self) -> None:
-        """Put what is next on the path, if there is anything and its receiver reads."""
+        """Put the next batch on the path, if there is one and its receiver reads."""
         while not self._begun and self._batches and not self.gone:
             if not self._reader.reading and self._reader.unread + self.flying >= WINDOW:
                 return
@@ -114,42 +132,47 @@ class Stream(Flow):
             self._fly_eof()
 
     def _enter(self) -> None:
-        """The first batch begins to cross."""
-        network, left = self._network, float(self._batches[0][1])
-        now = network.loop.now
+        """Begin to send the first batch over the links."""
+        medium, left = self._medium, float(self._batches[0][1])
+        now = medium.loop.now
         if self._bursts:
-            credit = min(min([line.credit(now) for line in self.path]), left)
+            credit = min(min([link.credit(now) for link in self.path]), left)
             left -= credit
-            for line in self.path:
-                line.spend(credit)
+            for link in self.path:
+                link.spend(credit)
         self._begun = True
-        network.traffic.begin(self, left, now)
+        medium.scheduler.begin(self, left, now)
 
     def crossed(self) -> None:
-        """Hear that the first batch has crossed; go on with the next."""
+        """Let the first batch fly: it has crossed the links. Begin with the next."""
         self._begun = False
         self._leave()
-        self.begin()
+        if self._batches or self._eof:
+            self.begin()
 
     def _leave(self) -> None:
-        """The first batch goes off. Who waited writes more, so that the path is not left empty."""
+        """Let the first batch fly, and tell the writer before the path is left empty."""
         _when, nbytes, views = self._batches.popleft()
         self.queued -= nbytes
-        for line in self.path:
-            line.carried += nbytes
+        for link in self.path:
+            link.carried += nbytes
         self._fly(views, nbytes)
         self._writer.crossed()
 
     # ------------------------------------------------------------ arriving
 
     def _fly(self, views: list[memoryview], nbytes: int) -> None:
-        network = self._network
+        medium = self._medium
         self.flying += nbytes
-        when = network.loop.now + network.delay(self._source, self._sink)
+        when = medium.loop.now + (self.delay() if self._jitter else self._latency)
         if when < self._not_before:
             when = self._not_before
         self._not_before = when
-        network.loop.post(when, self._arrive, views, nbytes)
+        medium.loop.post(when, self._arrive, views, nbytes)
+
+    def delay(self) -> float:
+        """Return the seconds that bytes travel which are sent now."""
+        return self._latency + self._jitter * self._medium.random.random()
 
     def _fly_eof(self) -> None:
         if not self._eof_flown:
@@ -157,83 +180,81 @@ class Stream(Flow):
             self._fly([], 0)
 
     def _arrive(self, views: list[memoryview], nbytes: int) -> None:
-        if self._held or self._source.silent or self._sink.silent:
+        source, sink = self._source, self._sink
+        if self._held or source.silent or sink.silent:
             self._held.append((views, nbytes))
-        elif not self.gone:
-            self._arrived(views, nbytes)
-
-    def _arrived(self, views: list[memoryview], nbytes: int) -> None:
-        if nbytes and (self._source.marks or self._sink.marks):
-            self._pass_marks(views, nbytes)
+        elif self.gone:
+            return
+        elif nbytes and (source.triggers or sink.triggers):
+            self._pass_triggers(views, nbytes)
         else:
-            self._hand_on(views, nbytes)
+            self._deliver(views, nbytes)
 
-    def _pass_marks(self, views: list[memoryview], nbytes: int) -> None:
-        """Hand them on as far as the first mark among them; then what it stands for happens."""
-        marks = [mark for mark in self._source.marks if mark.way == "up"]
-        marks += [mark for mark in self._sink.marks if mark.way == "down"]
-        while marks:
-            mark = min(marks, key=lambda mark: mark.left)
-            count = min(mark.left, nbytes)
+    def _pass_triggers(self, views: list[memoryview], nbytes: int) -> None:
+        """Deliver the bytes before the first trigger, run its action, and go on with the rest."""
+        triggers = [one for one in self._source.triggers if one.way == "up"]
+        triggers += [one for one in self._sink.triggers if one.way == "down"]
+        while triggers:
+            first = min(triggers, key=lambda trigger: trigger.left)
+            count = min(first.left, nbytes)
             ahead, views = _split(views, count)
             nbytes -= count
-            for one in marks:
+            for one in triggers:
                 one.left -= count
             if count:
-                self._hand_on(ahead, count)
+                self._deliver(ahead, count)
             if not nbytes or self.gone:
-                return  # a mark at the end of them is for the byte after it
-            marks.remove(mark)
-            (self._source if mark.way == "up" else self._sink).marks.remove(mark)
-            if not self._goes_on(mark):
+                return  # a trigger at the end of them waits for the byte after it
+            triggers.remove(first)
+            (self._source if first.way == "up" else self._sink).triggers.remove(first)
+            if not self._survives(first):
                 return
             if self._source.silent or self._sink.silent:
                 self._held.insert(0, (views, nbytes))
                 return
-        self._hand_on(views, nbytes)
+        self._deliver(views, nbytes)
 
-    def _goes_on(self, mark: Mark) -> bool:
-        """Have happen what a mark stands for; return whether the connection is still there."""
-        mark.action()
+    def _survives(self, trigger: ByteTrigger) -> bool:
+        """Run a trigger's action; return whether the connection is still there."""
+        trigger.action()
         return not self.gone
 
-    def _hand_on(self, views: list[memoryview], nbytes: int) -> None:
+    def _deliver(self, views: list[memoryview], nbytes: int) -> None:
         self.flying -= nbytes
         if views:
-            self._network.messages += 1
+            self._medium.messages += 1
             self._reader.arrived(views)
         else:
             self._reader.ended()
 
     def heard_again(self) -> None:
-        """Have arrive what was held back, as TCP's repetitions do, if nobody is silent now."""
+        """Deliver what was held back, as TCP's retransmissions do, unless a host is silent."""
         held, self._held = self._held, []
         for place, (views, nbytes) in enumerate(held):
             if self._source.silent or self._sink.silent:
                 self._held += held[place:]
                 return
-            if not self.gone:
-                self._arrived(views, nbytes)
+            self._arrive(views, nbytes)
 
     # ------------------------------------------------------------ ending
 
     def drop(self) -> None:
-        """Throw away what has not crossed: nobody will send it."""
+        """Discard the bytes that have not crossed."""
         if self._begun:
             self._begun = False
-            self._network.traffic.leave(self, self._network.loop.now)
+            self._medium.scheduler.leave(self, self._medium.loop.now)
         self._batches.clear()
         self.queued = 0
 
     def break_off(self) -> None:
-        """Throw away everything: nothing arrives any more."""
+        """Discard everything: nothing arrives any more."""
         self.drop()
         self.gone = True
         self.flying = 0
 
 
 def _split(views: list[memoryview], count: int) -> tuple[list[memoryview], list[memoryview]]:
-    """Return the first so many bytes, and the others."""
+    """Return the first ``count`` bytes, and the others."""
     ahead: list[memoryview] = []
     for place, view in enumerate(views):
         if count < len(view):

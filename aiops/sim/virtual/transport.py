@@ -6,14 +6,12 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextvars import Context, copy_context
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from aiops.sim.virtual.stream import Stream
-
-if TYPE_CHECKING:
-    from aiops.sim.virtual.host import Host
-    from aiops.sim.virtual.listener import Listener
-    from aiops.sim.virtual.network import Network
+from aiops.sim.virtual.host import Host
+from aiops.sim.virtual.listener import VirtualListener
+from aiops.sim.virtual.medium import Medium
+from aiops.sim.virtual.stream import ByteStream
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
@@ -29,24 +27,24 @@ class MemoryTransport(asyncio.Transport):
     """
 
     def __init__(
-        self, network: Network, host: Host, protocol: asyncio.BaseProtocol, out: Stream
+        self, medium: Medium, host: Host, protocol: asyncio.BaseProtocol, out: ByteStream
     ) -> None:
         super().__init__()
         self.host = host
         self.peer: MemoryTransport
         self.unread = 0
         self.reading = True
-        self._network, self._out = network, out
-        self._into: Stream  # what comes
+        self._medium, self._out = medium, out
+        self._into: ByteStream  # the bytes that come
         self._context: Context = copy_context()
         self._incoming: deque[memoryview] = deque()
         self._names: dict[str, Any] = {}
-        self._paused = False  # reading, by the protocol's will
-        self._pausing = False  # its writing, by ours
+        self._paused = False  # reading, by the protocol
+        self._pausing = False  # the protocol's writing, by this transport
         self._high, self._low = _HIGH, _HIGH // 4
         self._closing = self._lost = False
         self._eof_sent = self._eof_came = self._eof_told = False
-        self._handing_on = self._begun = False
+        self._delivering = self._begun = False
         self.set_protocol(protocol)
 
     # ------------------------------------------------------------ asyncio's side
@@ -56,7 +54,7 @@ class MemoryTransport(asyncio.Transport):
         return self._names.get(name, default)
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Have another protocol from now on."""
+        """Replace the protocol."""
         self._protocol = protocol
         self._buffered = isinstance(protocol, asyncio.BufferedProtocol)
 
@@ -69,25 +67,25 @@ class MemoryTransport(asyncio.Transport):
         return self._closing
 
     def is_reading(self) -> bool:
-        """Return whether what comes is handed on."""
+        """Return whether the protocol is given the bytes that come."""
         return not self._paused and not self._closing
 
     def pause_reading(self) -> None:
-        """Hand nothing on until `resume_reading`."""
+        """Keep the bytes that come until `resume_reading`."""
         if not self._closing:
             self._paused, self.reading = True, False
 
     def resume_reading(self) -> None:
-        """Hand on what has come meanwhile, and what comes."""
+        """Give the protocol the bytes that have come, and those that come."""
         if self._closing or not self._paused:
             return
         self._paused, self.reading = False, True
         if self._incoming or self._eof_came:
-            self._network.loop.call_soon(self._hand_on, context=self._context)
+            self._medium.loop.call_soon(self._deliver, context=self._context)
         self._into.begin()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Say from how many bytes on a writer is to pause, and below how many to go on."""
+        """Set the queued bytes above which the protocol pauses writing, and at which it resumes."""
         if high is None:
             high = _HIGH if low is None else 4 * low
         if low is None:
@@ -98,11 +96,11 @@ class MemoryTransport(asyncio.Transport):
         self._look_at_buffer()
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
-        """Return both marks, the lower first."""
+        """Return both limits, in bytes, the lower first."""
         return self._low, self._high
 
     def get_write_buffer_size(self) -> int:
-        """Return how many bytes have not arrived yet."""
+        """Return the number of bytes that have not arrived yet."""
         return self._out.unsent
 
     def write(self, data: Any) -> None:
@@ -125,11 +123,11 @@ class MemoryTransport(asyncio.Transport):
             self.write(data)
 
     def can_write_eof(self) -> bool:
-        """Return True: one way of a connection can be closed alone."""
+        """Return True: one direction of a connection can be closed alone."""
         return True
 
     def write_eof(self) -> None:
-        """Close this way, when everything is sent."""
+        """Close this direction when everything is sent."""
         if not self._closing and not self._eof_sent:
             self._eof_sent = True
             self._out.end()
@@ -144,7 +142,7 @@ class MemoryTransport(asyncio.Transport):
             self._lose(None)
 
     def abort(self) -> None:
-        """Close at once; what has not been sent never is."""
+        """Close at once; bytes that have not been sent are discarded."""
         if self._lost:
             return
         self._discard()
@@ -153,16 +151,16 @@ class MemoryTransport(asyncio.Transport):
         self._lose(None)
 
     def _discard(self) -> None:
-        """Take nothing more in: what comes is thrown away."""
+        """Discard the bytes that have come and those that will."""
         self._closing, self.reading = True, True
-        if not self._handing_on:
+        if not self._delivering:
             self._incoming.clear()
         self.unread = 0
 
     # ------------------------------------------------------------ the network's side
 
     def made(self, peer: MemoryTransport, port: int, peer_port: int) -> None:
-        """Hear who is at the other end."""
+        """Set the other end, and the ports of both."""
         self.peer, self._into = peer, peer._out
         self._names = {
             "peername": (peer.host.name, peer_port),
@@ -171,13 +169,13 @@ class MemoryTransport(asyncio.Transport):
         self.host.ends[self] = None
 
     def begin(self) -> None:
-        """Tell the protocol of the connection."""
+        """Tell the protocol that it is connected."""
         if not self._lost:
             self._begun = True
             self._context.run(self._protocol.connection_made, self)
 
     def reset(self) -> None:
-        """Have the connection break: both sides are told."""
+        """Break the connection; both ends are told."""
         for end in (self, self.peer):
             if not end._lost:
                 end._discard()
@@ -185,12 +183,12 @@ class MemoryTransport(asyncio.Transport):
                 end._lose(ConnectionResetError(104, "Connection reset by peer"))
 
     def heard_again(self) -> None:
-        """Hear that a host is not silent any more."""
+        """Deliver what was held back while a host was silent."""
         self._out.heard_again()
         self._into.heard_again()
 
     def crossed(self) -> None:
-        """Hear that less is waiting to be sent."""
+        """Resume writing or end the close, now that fewer bytes are queued."""
         if self._pausing:
             self._look_at_buffer()
         if self._closing and not self._out.queued and not self._lost:
@@ -207,36 +205,36 @@ class MemoryTransport(asyncio.Transport):
             self._context.run(self._protocol.pause_writing)
 
     def arrived(self, views: list[memoryview]) -> None:
-        """Take bytes; who has closed the connection answers them with a reset."""
+        """Take bytes; an end that is closed answers them with a reset."""
         if self._lost:
-            away = self._network.delay(self.host, self.peer.host)
-            self._network.loop.call_later(away, self.peer.reset)
+            away = self._out.delay()
+            self._medium.loop.call_later(away, self.peer.reset)
         if self._closing:
             return
         for view in views:
             self.unread += len(view)
             self._incoming.append(view)
         if not self._paused:
-            self._context.run(self._hand_on)
+            self._context.run(self._deliver)
 
     def ended(self) -> None:
-        """Hear that the other side sends no more."""
+        """Note that the other side sends no more."""
         self._eof_came = True
         if not self._paused and not self._closing:
-            self._context.run(self._hand_on)
+            self._context.run(self._deliver)
 
-    def _hand_on(self) -> None:
-        """Give the protocol what has come, for as long as it reads."""
-        if self._handing_on:
+    def _deliver(self) -> None:
+        """Give the protocol the bytes that have come, for as long as it reads."""
+        if self._delivering:
             return
-        self._handing_on = True
-        incoming, network = self._incoming, self._network
+        self._delivering = True
+        incoming, medium = self._incoming, self._medium
         try:
-            whole = network.pieces is None
+            whole = medium.pieces is None
             while incoming and not self._paused and not self._closing:
                 view = incoming[0]
                 size = len(view)
-                count = self._give(view, size if whole else network.piece(size))
+                count = self._give(view, size if whole else medium.piece(size))
                 if self.is_closing():  # by what it was given
                     break
                 self.unread -= count
@@ -245,7 +243,7 @@ class MemoryTransport(asyncio.Transport):
                 else:
                     incoming[0] = view[count:]
         finally:
-            self._handing_on = False
+            self._delivering = False
         if self._closing:
             incoming.clear()
         elif self._eof_came and not incoming and not self._paused and not self._eof_told:
@@ -254,7 +252,7 @@ class MemoryTransport(asyncio.Transport):
                 self.close()
 
     def _give(self, view: memoryview, most: int) -> int:
-        """Hand on at most so many bytes; return how many were taken."""
+        """Give the protocol at most ``most`` bytes; return how many it took."""
         protocol: Any = self._protocol
         if not self._buffered:
             count = min(most, _ONE_READ)
@@ -275,7 +273,7 @@ class MemoryTransport(asyncio.Transport):
     def _lose(self, error: Exception | None) -> None:
         self._lost = True
         self.host.ends.pop(self, None)
-        self._network.loop.call_soon(self._tell_lost, error, context=self._context)
+        self._medium.loop.call_soon(self._tell_lost, error, context=self._context)
 
     def _tell_lost(self, error: Exception | None) -> None:
         if self._begun:
@@ -283,28 +281,28 @@ class MemoryTransport(asyncio.Transport):
 
 
 def connect_ends(
-    network: Network,
+    medium: Medium,
     here: Host,
-    listener: Listener,
+    listener: VirtualListener,
     factory: Callable[[], P],
     port: int,
     away: float,
 ) -> tuple[asyncio.Transport, P]:
-    """Make both ends of a connection; the far one hears of it ``away`` seconds from now."""
+    """Make both ends of a connection; the far one is told ``away`` seconds from now."""
     there = listener.host
-    out, back = Stream(network, here, there), Stream(network, there, here)
+    out, back = ByteStream(medium, here, there), ByteStream(medium, there, here)
     protocol = factory()
-    near = MemoryTransport(network, here, protocol, out)
-    far = listener.context.run(_accept, network, listener, back)
+    near = MemoryTransport(medium, here, protocol, out)
+    far = listener.context.run(_accept, medium, listener, back)
     near.made(far, port, listener.port)
     far.made(near, listener.port, port)
-    now = network.loop.time()
+    now = medium.loop.time()
     out.join(near, far, now + away)
     back.join(far, near, now)
-    network.loop.call_at(now + away, far.begin)
+    medium.loop.call_at(now + away, far.begin)
     near.begin()
     return near, protocol
 
 
-def _accept(network: Network, listener: Listener, out: Stream) -> MemoryTransport:
-    return MemoryTransport(network, listener.host, listener.factory(), out)
+def _accept(medium: Medium, listener: VirtualListener, out: ByteStream) -> MemoryTransport:
+    return MemoryTransport(medium, listener.host, listener.factory(), out)

@@ -1,4 +1,4 @@
-"""A world of its own: virtual time, a network in memory, and entropy from a seed."""
+"""One simulated world: virtual time, a network in memory, and entropy from a seed."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ from aiops.net.busy_poll import Spin
 from aiops.net.environment import SURROUNDINGS, Environment
 from aiops.sim.virtual.loop import VirtualLoop, run_on
 from aiops.sim.virtual.network import HERE, Network
-from aiops.sim.virtual.sockets import MemorySocket, listening
+from aiops.sim.virtual.sockets import MemorySocket, listening_socket
 
 T = TypeVar("T")
 
 
 class VirtualApplier:
-    """Runs a server's kernels at once, and says so when their time has passed.
+    """Runs a server's updates at once, and reports each when its virtual time has passed.
 
     Parameters
     ----------
-    loop, failed
-        As of every applier.
+    loop
+        The event loop.
+    failed
+        Called with the exception of an update.
     seconds
-        What an update takes, of the bytes that it touches. None: no time, so that it is done on
-        the loop.
+        From the bytes that an update touches to the seconds that it takes. None: no time, so that
+        it runs on the loop.
     """
 
     def __init__(
@@ -41,10 +43,10 @@ class VirtualApplier:
     ) -> None:
         self.at_once = inf if seconds is None else -1.0
         self._loop, self._failed, self._seconds = loop, failed, seconds
-        self._free = 0.0  # when what was submitted before is done
+        self._free = 0.0  # the time at which all that was submitted is done
 
     def submit(self, run: Callable[[], T], nbytes: int, done: Callable[[T], None]) -> None:
-        """Run it; ``done`` is called when that much virtual time has passed."""
+        """Run an update; ``done`` is called with its result when its virtual time has passed."""
         try:
             result = run()
         except BaseException as error:
@@ -55,11 +57,11 @@ class VirtualApplier:
         self._loop.call_at(self._free, done, result)
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: there is no thread to end."""
 
 
 class World:
-    """Where simulated programs run.
+    """A virtual event loop, a network on it, and seeded entropy: simulated programs run in it.
 
     Parameters
     ----------
@@ -68,14 +70,15 @@ class World:
     limit
         Virtual seconds that a run may take.
     pieces
-        See `aiops.sim.virtual.network.Network`.
+        The most bytes that a protocol is given at once (`Network`); None: all there are.
     apply_seconds
-        How long a server works on an update, of the bytes that it touches; None: no time.
+        From the bytes that an update touches to the seconds that a server takes for it; None: no
+        time.
 
     Raises
     ------
     UsageError
-        When the limit or the pieces cannot be.
+        When the limit or the pieces are not positive.
     """
 
     def __init__(
@@ -102,13 +105,13 @@ class World:
             shared=lambda threads: serial_map,
             spin=lambda: Spin(self.loop.time, None),
             identity=HERE.get,
-            listening=lambda host: cast(socket, listening(self.network, host)),
+            listening=lambda host: cast(socket, listening_socket(self.network, host)),
             unconnected=lambda host: cast(socket, MemorySocket(self.network)),
             dialled=self.network.connect,
             known=lambda host: (host,),
             beside=None,
             nearby=lambda host, port: None,
-            reached_at="127.0.0.1",  # which finds whoever listens, wherever it is
+            reached_at="127.0.0.1",  # finds the host that listens on the port, whichever it is
         )
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:

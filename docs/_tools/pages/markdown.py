@@ -11,8 +11,8 @@ from pathlib import Path
 from aiops.algorithms.base import Algorithm
 from aiops.cli import policy_catalog, policy_docstring
 from aiops.cli.policy_catalog import TOPICS, built_in, facts, families, neighbours
-from aiops.cli.policy_docstring import Block, summary
-from aiops.cli.policy_settings import OWN, Group, described, grouped
+from aiops.cli.policy_docstring import DocBlock, summary
+from aiops.cli.policy_settings import OWN, SettingGroup, described, grouped
 from docs._tools.pages.curves import Curves
 
 _REPOSITORY = "../.."  # of the pages' folder
@@ -118,7 +118,7 @@ def _generated(module: str) -> str:
     return f"<!-- Made from [{name}]({_REPOSITORY}/{name}) by `make docs`: edit that instead. -->"
 
 
-def _group(group: Group) -> str:
+def _group(group: SettingGroup) -> str:
     rows = [
         (f"`{s.name}`", _default(s.default), s.type, _inline(s.meaning)) for s in group.settings
     ]
@@ -130,10 +130,10 @@ def _default(value: object) -> str:
     return f"`{value}`"
 
 
-def _imported(kind: type[Algorithm], block: Block) -> Block:
+def _imported(kind: type[Algorithm], block: DocBlock) -> DocBlock:
     """Return an example with the import that it needs to run where a reader pastes it."""
     line = f">>> from {kind.__module__} import {kind.__name__}"
-    return Block(block.kind, f"{line}\n{block.text}") if block.kind == "example" else block
+    return DocBlock(block.kind, f"{line}\n{block.text}") if block.kind == "example" else block
 
 
 def _neighbours(name: str, kind: type[Algorithm], curves: Curves | None) -> Iterator[str]:
@@ -188,11 +188,11 @@ def _link(reference: str) -> str | None:
     return f"[{target if target in TOPICS else f'``{target}``'}]({target}.md)"
 
 
-def _blocks(blocks: Iterable[Block]) -> list[str]:
+def _blocks(blocks: Iterable[DocBlock]) -> list[str]:
     return [_block(block) for block in blocks]
 
 
-def _block(block: Block) -> str:
+def _block(block: DocBlock) -> str:
     if block.kind == "table":
         head, *rows = ([_inline(cell) for cell in row] for row in block.rows)
         return _table(head, rows)

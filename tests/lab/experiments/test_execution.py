@@ -30,7 +30,7 @@ from aiops.lab.experiments.planned_run import PlannedRun, Tell
 from aiops.lab.experiments.throughput_simulation import ClusterMachines, ThroughputSimulation
 from aiops.lab.workloads import PerceptronTask
 from aiops.lab.workloads.dataset import Dataset
-from aiops.sim.cluster.spec import Links
+from aiops.sim.cluster.spec import StarTopology
 from aiops.sim.turns.run import simulate
 from tests.lab.experiments.small_experiment import TINY
 
@@ -171,7 +171,7 @@ class TestTurns:
 
 
 class TestThroughput:
-    MACHINES = ClusterMachines(400_000, 0.1, 0.0, Links(worker=4e6, server=4e6))
+    MACHINES = ClusterMachines(400_000, 0.1, 0.0, StarTopology(worker=4e6, server=4e6))
 
     def figures(self, machines: ClusterMachines, policy: str, clients: int, *settings: str) -> Any:
         run = replace(TINY, policy=policy, set=settings, clients=clients, iterations=8 * clients)
@@ -184,13 +184,15 @@ class TestThroughput:
         assert found["speedup"] == pytest.approx(1 - found["idle"], rel=1e-6)
 
     def test_workers_that_compute_meanwhile_do_not_wait(self) -> None:
-        roomy = replace(self.MACHINES, links=Links(worker=4e6, server=8e6))
+        roomy = replace(self.MACHINES, links=StarTopology(worker=4e6, server=8e6))
         found = self.figures(roomy, "no-delay", 2, "tau_max=8")
         assert found["speedup"] == pytest.approx(2)
         assert found["idle"] == pytest.approx(0, abs=1e-9)
 
     def test_a_large_model_is_simulated_by_a_small_one(self) -> None:
-        large = ClusterMachines(40_000_000, 0.1, 0.0, Links(worker="3.2Gbit/s", server=4e8), 1e9)
+        large = ClusterMachines(
+            40_000_000, 0.1, 0.0, StarTopology(worker="3.2Gbit/s", server=4e8), 1e9
+        )
         small = replace(self.MACHINES, apply_rate=1e7)
         assert large.light() == small
         assert small.light() is small

@@ -1,4 +1,4 @@
-"""What the simulator's contract runs over: every policy, bare, behind a gate, and with codecs."""
+"""The cases of the simulator's contract: every policy, bare, behind a gate, and with codecs."""
 
 from __future__ import annotations
 

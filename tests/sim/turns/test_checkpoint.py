@@ -20,9 +20,9 @@ from aiops.errors import UsageError
 from aiops.lab.workloads import PerceptronTask
 from aiops.model.arena import Arena
 from aiops.model.layout import Layout
-from aiops.sim.turns import checkpoint, graph
+from aiops.sim.turns import checkpoint, graph_pickle
+from aiops.sim.turns.client_selection import Softmax
 from aiops.sim.turns.run import Run
-from aiops.sim.turns.selection import Softmax
 from aiops.sim.turns.simulation import Simulation
 from tests.sim.turns.cases import CASES, TASK, of_case, random_pieces, simulation
 
@@ -122,8 +122,10 @@ def test_memory_is_shared_as_it_was(tmp_path: Path) -> None:
         store = run.engine.store
         assert store is not None
         assert store.alive == 1
-        assert {id(seat.params.arena) for seat in run.dispatcher.seats} == {id(store.current.arena)}
-        assert store.layout.all is run.dispatcher.seats[0].params.arena.layout.all
+        assert {id(worker.params.arena) for worker in run.dispatcher.workers} == {
+            id(store.current.arena)
+        }
+        assert store.layout.all is run.dispatcher.workers[0].params.arena.layout.all
         run.dispatcher.run(4)
         assert store.alive == 1
         assert store.current.arena.data.ctypes.data % 64 == 0
@@ -189,7 +191,7 @@ class TestRefused:
         def never(*arguments: Any) -> None:
             raise AssertionError("it was unpickled")
 
-        monkeypatch.setattr(graph, "read", never)
+        monkeypatch.setattr(graph_pickle, "read", never)
 
     @pytest.mark.parametrize(
         ("change", "match"),
@@ -219,7 +221,7 @@ class TestRefused:
 
     def test_cut(self, path: Path) -> None:
         path.write_bytes(path.read_bytes()[:-1])
-        with pytest.raises(UsageError, match="is not as long as it says"):
+        with pytest.raises(UsageError, match="is not as long as its header states"):
             Run.load(path, task=TASK)
 
     @pytest.mark.parametrize(
@@ -232,7 +234,7 @@ class TestRefused:
 
     def test_nonsense_in_its_header(self, path: Path) -> None:
         self.header(path, simulation={"policy": "fasgd", "colour": "red"})
-        with pytest.raises(UsageError, match="does not describe a simulation: see batch_size"):
+        with pytest.raises(UsageError, match="does not describe a simulation: check batch_size"):
             Run.load(path, task=TASK)
         self.header(path, graph="long")
         with pytest.raises(UsageError, match="is damaged: its header lacks lengths"):
@@ -257,7 +259,7 @@ class TestRefused:
         def full(array: Any) -> memoryview:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(graph, "contents", full)
+        monkeypatch.setattr(graph_pickle, "contents", full)
         with Run(simulation(), TASK) as run, pytest.raises(UsageError, match="No space left"):
             run.save(path)
         assert path.read_bytes() == before
@@ -266,9 +268,9 @@ class TestRefused:
 
 def kept(root: Any) -> Any:
     """Write a graph, and read it."""
-    pickled, arrays = graph.write(root, {"me": TASK})
-    data = b"".join(bytes(graph.contents(array)) for array in arrays)
-    return graph.read(pickled, BytesIO(data), {"me": TASK})
+    pickled, arrays = graph_pickle.write(root, {"me": TASK})
+    data = b"".join(bytes(graph_pickle.contents(array)) for array in arrays)
+    return graph_pickle.read(pickled, BytesIO(data), {"me": TASK})
 
 
 class TestGraph:

@@ -10,8 +10,8 @@ import pytest
 
 from aiops.errors import UsageError
 from aiops.lab.workloads import PerceptronTask
+from aiops.sim.turns.client_selection import RecordedSelection
 from aiops.sim.turns.run import Run
-from aiops.sim.turns.selection import Recorded
 from aiops.sim.turns.task import ORDERS, Batches
 from tests.sim.turns.cases import TASK, simulation
 
@@ -19,19 +19,19 @@ from tests.sim.turns.cases import TASK, simulation
 class TestTurns:
     def test_are_those_of_the_rule(self) -> None:
         with Run(simulation("asgd", clients=3), TASK) as run:
-            run.dispatcher.selection = Recorded(3, [2, 0, 0, 1, 2])
+            run.dispatcher.selection = RecordedSelection(3, [2, 0, 0, 1, 2])
             assert [run.dispatcher.turn() for _ in range(5)] == [2, 0, 0, 1, 2]
-            assert [seat.steps for seat in run.dispatcher.seats] == [2, 1, 2]
+            assert [worker.steps for worker in run.dispatcher.workers] == [2, 1, 2]
 
     def test_who_waits_is_passed_over(self) -> None:
         with Run(simulation("hardsync", clients=3), TASK) as run:
-            run.dispatcher.selection = Recorded(3, [2, 2, 0, 2, 0, 1, 1])
+            run.dispatcher.selection = RecordedSelection(3, [2, 2, 0, 2, 0, 1, 1])
             assert [run.dispatcher.turn() for _ in range(4)] == [2, 0, 1, 1]
 
     @pytest.mark.parametrize("jobs", [1, 3])
     def test_a_record_that_ends_says_so(self, jobs: int) -> None:
         with Run(simulation("asgd", clients=3), TASK, jobs=jobs) as run:
-            run.dispatcher.selection = Recorded(3, [2, 0, 0, 1, 2])
+            run.dispatcher.selection = RecordedSelection(3, [2, 0, 0, 1, 2])
             run.dispatcher.run(5)
             with pytest.raises(UsageError, match="the record ends after 5 turns"):
                 run.dispatcher.turn()

@@ -10,13 +10,13 @@ import pytest
 
 from aiops.errors import UsageError
 from aiops.model.layout import Array
-from aiops.sim.turns.fred import Outcome, simulate_fred
+from aiops.sim.turns.fred import FredResult, simulate_fred
 from aiops.sim.turns.run import Run
 from tests.sim.turns.cases import TASK, simulation
 
 
 class Shared:
-    """What FRED's parameters are: shared variables of Theano's."""
+    """A shared variable of Theano's, as FRED's parameters are."""
 
     def __init__(self, value: Array) -> None:
         self._value = value.copy()
@@ -79,7 +79,7 @@ class FASGD:
         return self.params, self.timestamp, True
 
 
-def run(server: Any, **settings: Any) -> Outcome:
+def run(server: Any, **settings: Any) -> FredResult:
     chosen = {"clients": 4, "iterations": 60, "batch_size": 8, "order": "random", "samples": 2}
     return simulate_fred(server, TASK, **{**chosen, **settings})
 
@@ -124,15 +124,15 @@ def test_is_the_same_every_time() -> None:
 
 
 def test_clients_are_given_copies() -> None:
-    """A server that changes its arrays in place changes nobody's before it is asked."""
+    """A server that changes its arrays in place changes no client's before its turn."""
     found = run(FASGD(TASK.initial(0), 0.0), iterations=8)
     np.testing.assert_array_equal(found.params["layer0.bias"], TASK.initial(0)["layer0.bias"])
     assert max(found.staleness) > 0
 
 
-def test_nobody_is_unblocked() -> None:
+def test_no_client_is_unblocked() -> None:
     server = Synchronous(list(TASK.initial(0).values()), 5, 0.2)
-    with pytest.raises(UsageError, match="4 of 4 clients wait, and nobody else's turn comes"):
+    with pytest.raises(UsageError, match="4 of 4 clients wait, and no other is selected"):
         run(server)
 
 

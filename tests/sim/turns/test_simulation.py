@@ -107,7 +107,7 @@ for name, way in json.loads(sys.argv[1]):
 
 
 class TestMathematics:
-    """What the papers say that must come out the same."""
+    """Equivalences that the papers state."""
 
     @pytest.mark.parametrize("clients", [1, 3, 4])
     def test_hardsync_is_sgd_with_a_mini_batch_of_all(self, clients: int) -> None:
@@ -183,8 +183,8 @@ class TestMathematics:
         with Run(case, Noted("digits", 8)) as run:
             run.go_on()
             refused = run.engine.answers.refused[StaleGradient.code]
-            owed = sum(seat.refused for seat in run.dispatcher.seats)
-            assert refused == sum(seat.recomputed for seat in run.dispatcher.seats) > 0
+            owed = sum(worker.refused for worker in run.dispatcher.workers)
+            assert refused == sum(worker.recomputed for worker in run.dispatcher.workers) > 0
         assert len(seen) - len(set(seen)) == refused - owed
 
 
@@ -297,7 +297,7 @@ class TestRefused:
     def test_a_rule_that_selects_only_who_waits(self) -> None:
         """Priorities that grow have one client selected for ever, and hardsync wants them all."""
         case = simulation("hardsync", selection="softmax:add=30")
-        with pytest.raises(UsageError, match=r"selected nobody but clients that wait.*1 of 4"):
+        with pytest.raises(UsageError, match=r"selected only clients that wait.*1 of 4"):
             simulate(case, TASK)
 
 
@@ -315,7 +315,7 @@ def _rule(w: Array, g: Array, step: Any) -> tuple[Array]:
 
 @dataclass(frozen=True, kw_only=True)
 class Silent(Algorithm):
-    """Answers nobody, so that all wait."""
+    """Answers no push, so that all wait."""
 
     name: ClassVar[str] = "silent"
 
@@ -342,19 +342,19 @@ class TestVersions:
         with Run(of_case(*case), TASK) as run:
             dispatcher, store = run.dispatcher, run.engine.store
             assert store is not None
-            held = [seat.params.arena.data.tobytes() for seat in dispatcher.seats]
+            held = [worker.params.arena.data.tobytes() for worker in dispatcher.workers]
             borrowed = 0
             for _ in range(60):
                 turn = dispatcher.turn()
-                for number, seat in enumerate(dispatcher.seats):
-                    now = seat.params.arena.data.tobytes()
+                for number, worker in enumerate(dispatcher.workers):
+                    now = worker.params.arena.data.tobytes()
                     # At a barrier the last to come has all of them answered.
                     assert number == turn or now == held[number] or case[0] == "hardsync"
                     held[number] = now
-                    borrowed += getattr(seat.params, "borrowed", False)
-                    fetched = np.array([store.current.number]) >= seat.params.version
+                    borrowed += getattr(worker.params, "borrowed", False)
+                    fetched = np.array([store.current.number]) >= worker.params.version
                     assert fetched.all()
-                assert store.alive <= len(dispatcher.seats) + 1
+                assert store.alive <= len(dispatcher.workers) + 1
             assert borrowed == 60 * 4
 
     def test_are_shared(self) -> None:
@@ -363,7 +363,7 @@ class TestVersions:
             run.go_on()
             assert run.engine.store is not None
             assert run.engine.store.alive == 1
-            arenas = {id(seat.params.arena) for seat in run.dispatcher.seats}
+            arenas = {id(worker.params.arena) for worker in run.dispatcher.workers}
             assert arenas == {id(run.engine.store.current.arena)}
 
     def test_their_arenas_are_used_again(self) -> None:
@@ -381,11 +381,11 @@ class TestVersions:
             with pytest.raises(ValueError, match="read-only"):
                 model["layer0.bias"][...] = 0
             with pytest.raises(ValueError, match="read-only"):
-                run.dispatcher.seats[0].params["layer0.bias"][...] = 0
+                run.dispatcher.workers[0].params["layer0.bias"][...] = 0
 
     def test_the_digest_has_them(self) -> None:
         with Run(simulation(), TASK) as run:
             run.go_on()
             before = digest(run.dispatcher)
-            run.dispatcher.seats[0].params.versions[0] += 1
+            run.dispatcher.workers[0].params.versions[0] += 1
             assert digest(run.dispatcher) != before

@@ -1,4 +1,4 @@
-"""What happens between two bytes: `Network.after`."""
+"""`Network.after`: actions between two bytes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_cut_at_every_byte(way: Way, pieces: int | None) -> None:
         await asyncio.sleep(1)
         assert hearer.heard == SENT[:nbytes]
         assert writer.lost.done() == hearer.lost.done() == (nbytes < 100)
-        assert len(network.host("alice").marks) == (nbytes == 100)
+        assert len(network.host("alice").triggers) == (nbytes == 100)
 
     for nbytes in PLACES:
         testing.run(main(nbytes), pieces=pieces)

@@ -12,7 +12,7 @@ import pytest
 
 from aiops import testing
 from aiops.errors import UsageError
-from aiops.sim.virtual.sharing import Line
+from aiops.sim.virtual.links import SimulatedLink
 from aiops.testing import Host
 
 MB = 1_000_000
@@ -77,7 +77,7 @@ async def pair(
 
 
 def limited(name: str, rate: float, **other: Any) -> None:
-    testing.network().add(Host(name, (Line(rate),), (Line(rate),), **other))
+    testing.network().add(Host(name, (SimulatedLink(rate),), (SimulatedLink(rate),), **other))
 
 
 class TestTimes:
@@ -157,7 +157,7 @@ class TestTimes:
 
     def test_a_burst_crosses_at_once_after_a_pause(self) -> None:
         async def main() -> None:
-            line = Line(MB, burst=0.1 * MB)
+            line = SimulatedLink(MB, burst=0.1 * MB)
             testing.network().add(Host("alice", (line,), ()))
             near, far = await pair()
             begin = asyncio.get_running_loop().time()
@@ -440,7 +440,7 @@ class TestHosts:
         [
             (lambda: Host("a", latency=-1), "latency of -1 s cannot be"),
             (lambda: Host("a", jitter=float("nan")), "jitter of nan s cannot be"),
-            (lambda: Host("a", (Line(0.0),)), "carries nothing"),
+            (lambda: Host("a", (SimulatedLink(0.0),)), "carries nothing"),
             (lambda: testing.network().add(testing.network().host("x")), "'x' already"),
         ],
     )
@@ -454,7 +454,7 @@ class TestHosts:
 
 class TestStreams:
     def test_asyncio_streams_work(self) -> None:
-        """What asyncio builds on transports: readers, writers, drain, its server."""
+        """Asyncio's layers on transports: readers, writers, drain, its server."""
 
         async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             while line := await reader.readline():

@@ -14,7 +14,7 @@ from aiops.lab.experiments.runs import FinishedRun, Runs, gathered
 from aiops.lab.experiments.seed_statistics import said
 from aiops.lab.experiments.straggler_simulation import StragglerSimulation, mean_reached, reached
 from aiops.lab.figures import Figure, Panel, Series
-from aiops.sim.cluster.spec import Links
+from aiops.sim.cluster.spec import StarTopology
 from aiops.sim.turns.simulation import Simulation
 
 SETTINGS: Mapping[str, tuple[str, ...]] = {
@@ -70,7 +70,7 @@ _WAITING, _FREE = "with a barrier", "without a barrier"
 
 def cases(scale: AllPoliciesScale, runs: Runs) -> Iterator[PlannedRun]:
     """Yield each policy."""
-    links = Links(worker=scale.link, server=scale.link, latency=0.0002)
+    links = StarTopology(worker=scale.link, server=scale.link, latency=0.0002)
     for policy in sorted(BUILT_IN):
         for seed in range(scale.seeds):
             task = replace(scale.base, seed=seed)

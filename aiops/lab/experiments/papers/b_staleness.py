@@ -52,14 +52,14 @@ class GradientDistances:
         random = np.random.default_rng([run.seed, 4])
         curve: list[dict[str, float]] = []
         with Run(run, task) as initialized:
-            rooms = [initialized.dispatcher.seats[0].params.like() for _ in range(2)]
+            rooms = [initialized.dispatcher.workers[0].params.like() for _ in range(2)]
             for look in range(1, self.looks + 1):
                 initialized.dispatcher.run(
                     round(run.iterations * look / self.looks) - initialized.iteration
                 )
                 for client in random.choice(run.clients, self.clients, replace=False):
                     rows = random.integers(task.examples, size=run.batch_size)
-                    stale = initialized.dispatcher.seats[client].params
+                    stale = initialized.dispatcher.workers[client].params
                     fresh = initialized.dispatcher.model
                     task.gradient(stale, rows, rooms[0])
                     task.gradient(fresh, rows, rooms[1])

@@ -21,7 +21,7 @@ from aiops.lab.experiments.runs import FinishedRun, Runs, gathered
 from aiops.lab.experiments.seed_statistics import said, tails
 from aiops.lab.figures import Figure, Panel, Series
 from aiops.lab.workloads import PerceptronTask
-from aiops.sim.turns.memory import MemoryServer, Seat
+from aiops.sim.turns.memory_server import MemoryServer, SimulatedClient
 from aiops.sim.turns.simulation import Simulation
 from aiops.sim.turns.task import Batches
 
@@ -79,7 +79,7 @@ class _ElasticRun:
         self._batches = Batches(self._task.examples, run.batch_size, run.seed, run.order)
         self._random = np.random.default_rng([run.seed, 5])
         self._most = most
-        self._seats: list[Seat] = []
+        self._workers: list[SimulatedClient] = []
         self._turns = 0
         self._join(run.clients)
         store = self._engine.store
@@ -87,25 +87,25 @@ class _ElasticRun:
         self._turn = 2.0 * store.current.arena.data.nbytes  # bytes of a turn, of late
         self._allowed = run.clients * self._turn
         self._sampled = 0, self._bytes()  # the round of the last sample, and the bytes by then
-        self._room = self._seats[0].params.like()
+        self._room = self._workers[0].params.like()
 
     def _join(self, count: int) -> None:
         for _ in range(count):
-            name = f"client-{len(self._seats)}"
-            self._seats.append(Seat(self._server, name, self._initial))
+            name = f"client-{len(self._workers)}"
+            self._workers.append(SimulatedClient(self._server, name, self._initial))
 
     def round(self) -> None:
         """Have every client take a turn; then see how many more there can be."""
         before = self._bytes()
-        for place in self._random.permutation(len(self._seats)):
+        for place in self._random.permutation(len(self._workers)):
             rows = self._batches.rows(self._turns)
-            self._seats[place].step(lambda params, rows=rows: self._gradient(params, rows))
+            self._workers[place].step(lambda params, rows=rows: self._gradient(params, rows))
             self._turns += 1
-        taken = (self._bytes() - before) / len(self._seats)
+        taken = (self._bytes() - before) / len(self._workers)
         self._turn += _NEW * (taken - self._turn)
         affordable = self._allowed / max(self._turn, 1.0)
-        wanted = min(affordable, math.ceil(_GROWTH * len(self._seats)), self._most)
-        self._join(max(int(wanted) - len(self._seats), 0))
+        wanted = min(affordable, math.ceil(_GROWTH * len(self._workers)), self._most)
+        self._join(max(int(wanted) - len(self._workers), 0))
 
     def _gradient(self, params: Params, rows: Any) -> Params:
         self._task.gradient(params, rows, self._room)
@@ -123,7 +123,7 @@ class _ElasticRun:
         rounds, nbytes = number - self._sampled[0], self._bytes()
         each = (nbytes - self._sampled[1]) / max(rounds, 1)
         self._sampled = number, nbytes
-        counts = {"clients": len(self._seats), "round_bytes": each, "bytes": nbytes}
+        counts = {"clients": len(self._workers), "round_bytes": each, "bytes": nbytes}
         found = {"iteration": self._turns, "round": number, "error": error, "cost": cost}
         counts["allowed"] = self._allowed
         return {**found, **counts, "vbar": store.vbar(), "version": store.version}

@@ -15,7 +15,7 @@ from aiops.lab.experiments.runs import FinishedRun, Runs, gathered
 from aiops.lab.experiments.seed_statistics import said
 from aiops.lab.experiments.straggler_simulation import StragglerSimulation
 from aiops.lab.figures import Figure, Panel, Series
-from aiops.sim.cluster.spec import Links
+from aiops.sim.cluster.spec import StarTopology
 from aiops.sim.turns.simulation import Simulation
 
 RULES: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -63,7 +63,7 @@ _NEAR = 0.01  # errors within a point are level
 
 def cases(scale: StragglerScale, runs: Runs) -> Iterator[PlannedRun]:
     """Yield each rule beside each straggler."""
-    links = Links(worker=scale.link, server=scale.link, latency=0.0002)
+    links = StarTopology(worker=scale.link, server=scale.link, latency=0.0002)
     for times in scale.times:
         for label, (policy, settings) in RULES.items():
             for seed in range(scale.seeds):

@@ -61,8 +61,8 @@ def _look(dispatcher: Dispatcher, clients: int) -> tuple[float, float]:
     dispatcher.run(clients)
     models = np.stack(
         [
-            np.concatenate([np.ravel(array) for array in seat.params.values()])
-            for seat in dispatcher.seats
+            np.concatenate([np.ravel(array) for array in worker.params.values()])
+            for worker in dispatcher.workers
         ]
     )
     return pairwise(models), float(np.linalg.norm(models.mean(axis=0)))

@@ -14,7 +14,7 @@ from aiops.lab.experiments.runs import FinishedRun, Runs
 from aiops.lab.experiments.seed_statistics import said
 from aiops.lab.experiments.throughput_simulation import ClusterMachines, ThroughputSimulation
 from aiops.lab.figures import Figure, Panel, Series
-from aiops.sim.cluster.spec import Links
+from aiops.sim.cluster.spec import StarTopology
 from aiops.sim.turns.simulation import Simulation
 
 WORKERS = (1, 2, 3, 4)
@@ -111,7 +111,7 @@ def timed(
     """Return a run of which only the time matters."""
     policy, settings = _policy(rule, tau)
     server = _LINK * (workers if place == AMONG else 1)
-    links = Links(worker=_LINK, server=server, latency=_LATENCY)
+    links = StarTopology(worker=_LINK, server=server, latency=_LATENCY)
     simulation = replace(
         scale.base,
         policy=policy,
@@ -143,7 +143,7 @@ def taught(scale: ScalingScale, rule: str, workers: int, seed: int) -> PlannedRu
         settings = *settings, "scale_lr=true", f"schedule=warmup:{warm}"
     simulation = replace(base, policy=policy, set=settings, clients=workers, seed=seed)
     rate = _model(base) / (_PERIODS * _MEDIAN)  # so that all takes as long as with GoogLeNet
-    links = Links(worker=rate, server=rate * workers, latency=_LATENCY)
+    links = StarTopology(worker=rate, server=rate * workers, latency=_LATENCY)
     name = f"{rule}, {workers} workers"
     return PlannedRun(LEARNING, name, seed, ClusterSimulation(simulation, _MEDIAN, _SIGMA, links))
 

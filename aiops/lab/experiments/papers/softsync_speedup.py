@@ -11,12 +11,12 @@ from aiops.lab.experiments.planned_run import PlannedRun
 from aiops.lab.experiments.runs import FinishedRun, Runs
 from aiops.lab.experiments.throughput_simulation import ClusterMachines, ThroughputSimulation
 from aiops.lab.figures import Figure, Panel, Series
-from aiops.sim.cluster.spec import Links
+from aiops.sim.cluster.spec import StarTopology
 from aiops.sim.turns.simulation import Simulation
 
 _NODE = 96e9  # bytes per second each way: half of the paper's 192 GB/s in both directions
-_FABRIC = Links(worker=_NODE / 4, server=_NODE, latency=1e-5)  # a node has four learners
-_ETHERNET = Links(worker="1Gbit/s", server="1Gbit/s", latency=1e-4)
+_FABRIC = StarTopology(worker=_NODE / 4, server=_NODE, latency=1e-5)  # a node has four learners
+_ETHERNET = StarTopology(worker="1Gbit/s", server="1Gbit/s", latency=1e-4)
 _MEMORY = 64e9  # bytes per second: four of a node's 32 cores' share of its 512 GB/s
 _CIFAR, _IMAGENET = 4 * 89_578, 289_000_000  # bytes
 _SIGMA = 0.2

@@ -13,8 +13,8 @@ from aiops.lab.experiments.planned_run import PlannedRun, Result, Tell
 from aiops.lab.experiments.runs import FinishedRun, Runs, gathered
 from aiops.lab.experiments.seed_statistics import said
 from aiops.lab.figures import Figure, Panel, Series
+from aiops.sim.turns.client_selection import Selection
 from aiops.sim.turns.run import Run, digest
-from aiops.sim.turns.selection import Selection
 from aiops.sim.turns.simulation import Simulation
 
 
@@ -52,7 +52,7 @@ class CountedTurns:
                 while counting.asked < mark:
                     dispatcher.turn()
                 _cost, error = task.validate(dispatcher.model)
-                refused = sum(seat.recomputed for seat in dispatcher.seats)
+                refused = sum(worker.recomputed for worker in dispatcher.workers)
                 turns = {"turns": counting.asked, "blocked": counting.asked - initialized.iteration}
                 sample = {"iteration": initialized.iteration, **turns, "refused": refused}
                 curve.append({**sample, "error": error})

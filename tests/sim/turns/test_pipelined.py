@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from aiops.errors import ConflictError
+from aiops.sim.turns.client_selection import RecordedSelection
 from aiops.sim.turns.run import Run
-from aiops.sim.turns.selection import Recorded
 from aiops.sim.turns.simulation import Simulation
 from tests.sim.turns.cases import TASK, random_pieces, simulation
 
@@ -39,38 +39,38 @@ def test_where_nobody_is_held_back_nothing_is_different() -> None:
 class TestAtABarrier:
     def test_one_gradient_is_ahead_at_most(self) -> None:
         with Run(small("hardsync", clients=3), TASK) as run:
-            run.dispatcher.selection = Recorded(3, [0, 0, 0, 0, 1, 2])
+            run.dispatcher.selection = RecordedSelection(3, [0, 0, 0, 0, 1, 2])
             assert [run.dispatcher.turn() for _ in range(4)] == [0, 0, 1, 2]
 
     def test_it_is_kept_with_the_versions_it_was_computed_at(self) -> None:
-        """When the round is over it is pushed, is too old for this barrier, and is ignored."""
+        """The gradient ahead is pushed after the round, and is too old for this barrier."""
         with Run(small("hardsync", clients=3), TASK) as run:
             dispatcher, engine = run.dispatcher, run.engine
-            dispatcher.selection = Recorded(3, [0, 0, 1, 2, 0, 1, 2])
-            seat = dispatcher.seats[0]
+            dispatcher.selection = RecordedSelection(3, [0, 0, 1, 2, 0, 1, 2])
+            worker = dispatcher.workers[0]
             dispatcher.run(2)
-            assert seat.waits
+            assert worker.waits
             assert engine.crew.ledger()["pushed"]["with_payload"] == 1
             dispatcher.run(2)
             assert engine.answers.version == 1
             assert engine.crew.ledger()["pushed"]["with_payload"] == 4
             assert engine.updates.ignored == 1
-            assert seat.params.version == 1
-            assert not seat.waits
+            assert worker.params.version == 1
+            assert not worker.waits
             dispatcher.run(3)
             assert engine.answers.version == 2
 
     def test_it_is_a_copy(self) -> None:
         """The dispatcher uses its buffers again; what is kept stays as it was."""
         with Run(small("ssp", set=("s=0",), clients=2), TASK) as run:
-            seat = run.dispatcher.seats[0]
-            gradient = seat.params.like()
-            seat.give(gradient)
+            worker = run.dispatcher.workers[0]
+            gradient = worker.params.like()
+            worker.give(gradient)
             for value in (1.0, 7.0):
                 gradient.arena.data.view(np.float32)[:] = value
-                if not seat.waits:
-                    seat.give(gradient)
-            kept = seat.routine._gradients  # type: ignore[attr-defined]
+                if not worker.waits:
+                    worker.give(gradient)
+            kept = worker.strategy._gradients  # type: ignore[attr-defined]
             assert {float(array.max()) for array in kept.values()} == {1.0}
 
     def test_less_is_waited_and_more_is_stale(self) -> None:
@@ -88,7 +88,7 @@ class TestAtABarrier:
         ("easgd", {}, "under easgd a worker has a plan of its own for when it waits"),
         ("no-delay", {}, "under no-delay a worker has a plan of its own"),
         ("fasgd", {"gate": "bfasgd"}, "behind a gate a worker has a plan of its own"),
-        ("hardsync", {"set": ("admission=reject",)}, "computes again at once what is refused"),
+        ("hardsync", {"set": ("admission=reject",)}, "computes a refused gradient again at once"),
     ],
 )
 def test_refused(policy: str, settings: dict[str, Any], match: str) -> None:

@@ -21,16 +21,16 @@ from aiops.lab.workloads import PerceptronWorkload
 from aiops.serving.config import Config
 from aiops.testing import (
     Cluster,
+    ClusterResult,
     Cut,
     Deadweight,
     Diurnal,
     Fixed,
     Join,
     Kill,
-    Links,
     LogNormal,
-    Outcome,
     Silence,
+    StarTopology,
     Straggler,
     simulate,
 )
@@ -44,7 +44,7 @@ ROUND = 1_000_000
 NEAR = 0.02  # seconds, and shares: what headers, versions and handshakes add here
 
 
-def run(**fields: Any) -> Outcome:
+def run(**fields: Any) -> ClusterResult:
     fields = {"gradients": 24, **fields}
     fields.setdefault("server", Config(policy="asgd", kernels="numpy"))
     fields.setdefault("workload", PerceptronWorkload())
@@ -58,7 +58,7 @@ def rough(**fields: Any) -> dict[str, Any]:
         "workers": 6,
         "workload": PerceptronWorkload(),
         "computing": Straggler(LogNormal(0.1), times=3.0),
-        "links": Links(
+        "links": StarTopology(
             worker="100Mbit/s", server="20Mbit/s", latency=0.001, jitter=0.002, burst=0.04
         ),
         "apply_seconds": 0.001,
@@ -75,7 +75,7 @@ class TestTime:
             workers=1,
             workload=Deadweight(ROUND),
             computing=Fixed(2.0),
-            links=Links(server="1MB/s", latency=0.25),
+            links=StarTopology(server="1MB/s", latency=0.25),
             apply_seconds=0.5,
             gradients=10,
         )
@@ -101,7 +101,7 @@ class TestTime:
             workers=8,
             workload=Deadweight(ROUND),
             computing=Fixed(1.0),
-            links=Links(server="1MB/s", worker="1MB/s"),
+            links=StarTopology(server="1MB/s", worker="1MB/s"),
             gradients=80,
         )
         assert outcome.seconds == pytest.approx(10 * (1.0 + 8.0 + 8.0), abs=10 * NEAR)
@@ -114,7 +114,7 @@ class TestTime:
             workers=8,
             workload=Deadweight(ROUND),
             computing=LogNormal(1.0, 1.0),
-            links=Links(server="1MB/s", worker="1MB/s"),
+            links=StarTopology(server="1MB/s", worker="1MB/s"),
             gradients=160,
         )
         assert 160.0 < outcome.seconds < 1.25 * 160.0
@@ -168,7 +168,7 @@ class TestTime:
 class TestWhatHappens:
     def test_a_cut_costs_no_gradient(self) -> None:
         schedule = tuple(Cut(0.05 + 0.1 * number, number % 3) for number in range(12))
-        links = Links(server="1MB/s", latency=0.02)
+        links = StarTopology(server="1MB/s", latency=0.02)
         outcome = run(workers=3, links=links, schedule=schedule, gradients=60)
         assert outcome.gradients == outcome.version == 60
         assert sum(outcome.staleness.values()) == 60
@@ -218,7 +218,7 @@ class TestWhatHappens:
             run(workload=Bad(100))
 
     def test_what_takes_too_long_is_an_error(self) -> None:
-        links = Links(server="1MB/s")
+        links = StarTopology(server="1MB/s")
         server = Config(policy="asgd", kernels="numpy", worker_deadline=1.0)
         with pytest.raises(DeadlineExceeded, match=r"did not send .* in 4 s"):
             run(server=server, workers=8, workload=Deadweight(ROUND), links=links, patience=3.0)
@@ -262,13 +262,13 @@ class TestLearning:
         outcome = run(
             server=Config(policy="average", lr=0.1, kernels="numpy", set=["grace=0.1"]),
             computing=Straggler(Fixed(0.1), times=4.0),
-            links=Links(worker="100Mbit/s", latency=0.001),
+            links=StarTopology(worker="100Mbit/s", latency=0.001),
             gradients=200,
             every=1.0,
         )
         steps = [worker.steps for worker in outcome.workers]
         assert sum(steps) == outcome.gradients == 200
-        assert min(steps[1:]) > 3.5 * steps[0], "nobody waits for the straggler"
+        assert min(steps[1:]) > 3.5 * steps[0], "no worker waits for the straggler"
         assert outcome.idle < 0.05
         assert outcome.version == 0
         assert outcome.staleness == {}
@@ -295,7 +295,7 @@ class TestLearning:
 
 
 PROGRAM = """
-from tests.sim.cluster.test_course import rough, run
+from tests.sim.cluster.test_run import rough, run
 import sys
 print(run(**rough(seed=int(sys.argv[1]))).digest)
 """
@@ -311,7 +311,7 @@ class TestDeterminism:
 
     @pytest.mark.parametrize("pieces", [100, 1000, 100_000])
     def test_chunks_of_the_byte_stream_do_not_matter(self, pieces: int) -> None:
-        fields = rough(links=Links(worker="100Mbit/s", server="20Mbit/s", latency=0.001))
+        fields = rough(links=StarTopology(worker="100Mbit/s", server="20Mbit/s", latency=0.001))
         whole, pieced = run(**fields), run(**fields, pieces=pieces)
         assert describe(whole) == describe(pieced)
 
@@ -332,7 +332,7 @@ class TestDeterminism:
         assert digests[0] != digests[2]
 
     def test_a_recorded_run_is_replayed_to_the_same_bits(self, tmp_path: Path) -> None:
-        """What a journal says of a real run it says of a simulated one."""
+        """A journal of a simulated run replays as that of a real run does."""
         path = tmp_path / "run.journal"
         server = Config(policy="fasgd", kernels="numpy", lr=0.01, record=path)
         outcome = run(**rough(server=server))
@@ -344,7 +344,7 @@ class TestDeterminism:
         assert again.engine.store.version == outcome.version
 
 
-def describe(outcome: Outcome) -> str:
+def describe(outcome: ClusterResult) -> str:
     """Everything about an outcome."""
     fields = {field.name: getattr(outcome, field.name) for field in dataclasses.fields(outcome)}
     params = fields.pop("params")
@@ -371,7 +371,7 @@ class TestWhatCannotBe:
             ({"schedule": (Kill(-1.0, 0),)}, "training begins at 0"),
             ({"schedule": (Silence(1.0, 0, 0.0),)}, "give more than 0 seconds"),
             ({"schedule": (Silence(1.0, 4, 1.0),)}, r"there are workers 0 to 3 by then"),
-            ({"schedule": (Join(1.0, 0),)}, "nobody joins"),
+            ({"schedule": (Join(1.0, 0),)}, "no worker joins"),
         ],
     )
     def test_of_a_cluster(self, fields: dict[str, Any], says: str) -> None:
@@ -384,10 +384,10 @@ class TestWhatCannotBe:
     @pytest.mark.parametrize(
         ("make", "says"),
         [
-            (lambda: Links(latency=-0.1), "latency is -0.1 s"),
-            (lambda: Links(jitter=float("inf")), "jitter is inf s"),
-            (lambda: Links(server="fast"), "'fast' is not a rate"),
-            (lambda: Links(worker=-5), "is not a rate"),
+            (lambda: StarTopology(latency=-0.1), "latency is -0.1 s"),
+            (lambda: StarTopology(jitter=float("inf")), "jitter is inf s"),
+            (lambda: StarTopology(server="fast"), "'fast' is not a rate"),
+            (lambda: StarTopology(worker=-5), "is not a rate"),
             (lambda: Deadweight(3), "cannot be"),
             (lambda: Fixed(-1.0), "compute time is -1"),
             (lambda: LogNormal(0.1, -1.0), "sigma of compute times is -1"),

@@ -1,4 +1,4 @@
-"""What came of a simulated run, and the digest by which two of them are compared."""
+"""The result of a simulated cluster, and the digest by which two results are compared."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from aiops.model.layout import Array
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One look at what has been learnt.
+class ClusterSample:
+    """One test of the parameters on the way.
 
     Attributes
     ----------
@@ -24,7 +24,7 @@ class Sample:
     gradients, version
         Mini-batches computed so far, and updates made.
     nbytes
-        That crossed the network so far, both ways.
+        Bytes that crossed the network so far, both ways.
     loss, accuracy
         On the test set.
     """
@@ -38,17 +38,17 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Labour:
+class WorkerUsage:
     """One worker's time and traffic.
 
     Attributes
     ----------
     steps, recomputed
-        Mini-batches, and gradients that the policy had computed again.
+        Mini-batches, and gradients that were computed again for the policy.
     compute, idle
         Virtual seconds spent on computing, and on waiting for the server.
     bytes_in, bytes_out
-        That it received and sent.
+        Bytes that it received and sent.
     """
 
     steps: int
@@ -66,41 +66,42 @@ class Labour:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What came of a run.
+class ClusterResult:
+    """The result of a run.
 
     Attributes
     ----------
     seconds
-        Virtual: from when all workers of the beginning were there until the last one was done.
+        Virtual seconds from the moment at which all first workers were connected to the end of the
+        last one.
     gradients, version
         Mini-batches computed, and updates made.
     staleness
-        How many gradients were used at each staleness, in versions.
+        The number of gradients by their staleness, in versions.
     workers
-        By number.
+        Time and traffic of each worker, by number.
     params
         The server's parameters in the end, by name; with the policy ``average``, which leaves them
         to the workers, the mean of those of all living workers.
     samples
-        What had been learnt by when.
+        Tests on the way.
     messages
-        What crossed the network: writes that arrived.
+        Writes that crossed the network.
     report
         The server's statistics (``aiops stats``).
     digest
         Of parameters, version and ledger: equal for equal runs.
     complete
-        Whether it came to its end, and was not stopped.
+        Whether the run ended by itself, and was not stopped.
     """
 
     seconds: float
     gradients: int
     version: int
     staleness: Mapping[int, int]
-    workers: tuple[Labour, ...] = field(repr=False)
+    workers: tuple[WorkerUsage, ...] = field(repr=False)
     params: Mapping[str, Array] = field(repr=False)
-    samples: tuple[Sample, ...] = field(repr=False)
+    samples: tuple[ClusterSample, ...] = field(repr=False)
     messages: int
     report: Mapping[str, Any] = field(repr=False)
     digest: str
@@ -126,7 +127,7 @@ class Outcome:
 
 
 def digest_of(params: Mapping[str, Array], version: int, ledger: Mapping[str, Any]) -> str:
-    """Return a digest (SHA-256, hexadecimal) that differs when anything does."""
+    """Return the SHA-256, in hexadecimal, of parameters, version and ledger."""
     digest = hashlib.sha256()
     for name, array in params.items():
         digest.update(f"{name} {array.dtype} {array.shape}\n".encode())

@@ -1,4 +1,4 @@
-"""Clients that do not wait for the server's answer before they compute on."""
+"""The strategy of clients that compute on before the server has answered their last push."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from aiops.client.transfer import Transfer
 from aiops.model.layout import Array
 
 
-class Ahead(Direct):
-    """Push each gradient as it is, and meanwhile compute the next at the parameters there are.
+class PipelinedPush(Direct):
+    """Push each gradient as it is, and meanwhile compute the next at the present parameters.
 
-    One gradient at most is ahead: it is kept, stamped with the versions that it was computed at,
-    and pushed when the last push has been answered. Until then no other is computed.
+    At most one gradient is ahead. It is kept, stamped with the versions that it was computed at,
+    and pushed when the last push has been answered; until then no other is computed.
 
     Source: Odena, "Faster Asynchronous SGD", 2016, section 3: "we might just work with whatever the
     most recently computed set of parameters is".
@@ -23,10 +23,10 @@ class Ahead(Direct):
     def __init__(self, params: Params) -> None:
         super().__init__(params)
         self._at: Stamped = params
-        self._kept: Params | None = None  # room for the one ahead, from the first time on
+        self._kept: Params | None = None  # a buffer for the gradient ahead
 
     def apply(self, gradients: Mapping[str, Array]) -> None:
-        """Keep it: a copy, if it cannot be pushed now."""
+        """Keep a gradient: a copy, if it cannot be pushed now."""
         if self.under_way is None:
             self._gradients, self._at = gradients, self.params
             return
@@ -38,15 +38,15 @@ class Ahead(Direct):
 
     @property
     def due(self) -> bool:
-        """Every step pushes."""
+        """Return True: every step pushes."""
         return True
 
     def transfer(self) -> Transfer | None:
-        """Push it."""
+        """Return the push of the gradient that is kept."""
         self.under_way = Transfer(self._gradients, self._at, self.params)
         return self.under_way
 
     @property
     def waits(self) -> bool:
-        """It does not."""
+        """Return False."""
         return False

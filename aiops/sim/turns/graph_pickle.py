@@ -1,12 +1,13 @@
-"""A graph of live objects as bytes: the same objects again, in the same places of memory.
+"""Pickles of live objects with arrays that share memory, closures and compiled kernels.
 
-Pickle does most of it. What it cannot do, or would not do right, is done here:
+`pickle` does most of it; this module adds:
 
 * An array that shares another's memory (a tensor in an arena, a payload in a buffer) shares it
   again, and memory is aligned as it was. The bytes of arrays stand apart from the pickle, so that
   nothing is copied, on the way out or in.
-* Closures are carried with their code. Kernels are compiled again.
-* What belongs to the one who reads (a task, say) is called by a name.
+* Closures are carried with their code, struct layouts with their format. Kernels are compiled
+  again.
+* Objects that the reader has of its own (a task) are referred to by a name.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import sys
 import weakref
 from collections.abc import Mapping
 from io import BytesIO
+from struct import Struct
 from types import CellType, CodeType, FunctionType
 from typing import IO, Any
 
@@ -26,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiops import kernels
+from aiops.kernels.numba_kernel import NumbaKernel
 
 Array = NDArray[Any]
 
@@ -45,7 +48,7 @@ def write(root: object, named: Mapping[str, object]) -> tuple[bytes, list[Array]
     Raises
     ------
     pickle.PicklingError, TypeError
-        When there is something in it that exists only in this process.
+        When an object of the graph exists only in this process.
     """
     file = BytesIO()
     pickler = _Pickler(file, named)
@@ -54,14 +57,14 @@ def write(root: object, named: Mapping[str, object]) -> tuple[bytes, list[Array]
 
 
 def read(pickled: bytes, arrays: IO[bytes], named: Mapping[str, object]) -> Any:
-    """Return the root of a graph that was written. Only for what is trusted like code.
+    """Return the root of a graph that was written; the bytes are trusted like code.
 
     Parameters
     ----------
     pickled
         Of `write`.
     arrays
-        Where the arrays' bytes stand one after the other.
+        A file of the arrays' bytes, one array after the other.
     named
         Objects by name.
     """
@@ -74,7 +77,7 @@ def contents(array: Array) -> memoryview:
 
 
 def _flat(array: Array) -> Array:
-    """Return an array's elements in the order of memory, without a copy where it has all of it."""
+    """Return an array's bytes in the order of memory, without a copy if it is contiguous."""
     if array.flags.c_contiguous:
         return array.reshape(-1).view(np.uint8)
     return np.ascontiguousarray(array.T).reshape(-1).view(np.uint8)
@@ -90,7 +93,7 @@ class _Pickler(pickle.Pickler):
         self._names = {id(thing): ("named", name) for name, thing in named.items()}
 
     def persistent_id(self, thing: object) -> tuple[object, ...] | None:
-        """Return how an object is referred to that is no part of the pickle."""
+        """Return the reference to an object that is no part of the pickle; None: it is one."""
         found = self._names.get(id(thing)) or self._numbers.get(id(thing))
         if found is None and type(thing) is np.ndarray and _owner(thing) is thing:
             upright = thing.flags.c_contiguous
@@ -102,7 +105,7 @@ class _Pickler(pickle.Pickler):
         return found
 
     def reducer_override(self, thing: Any) -> Any:
-        """Return how an object is made again, or NotImplemented where pickle knows it."""
+        """Return the recipe of an object; NotImplemented: pickle has one."""
         kind = type(thing)
         if kind is np.ndarray:
             owner = _owner(thing)
@@ -112,11 +115,13 @@ class _Pickler(pickle.Pickler):
         if kind is memoryview:
             return _memory(thing)
         if kind is weakref.ref:
-            return (weakref.ref, (thing(),)) if thing() is not None else (_nobody, ())
+            return (weakref.ref, (thing(),)) if thing() is not None else (_dead_reference, ())
         if kind is FunctionType and not _importable(thing):
             return _closure(thing)
         if kind is CellType:
             return _cell, (), _held(thing), None, None, _fill
+        if kind is Struct:
+            return Struct, (thing.format,)
         return _compiled(thing)
 
 
@@ -127,7 +132,7 @@ class _Unpickler(pickle.Unpickler):
         self._found: list[Array] = []
 
     def persistent_load(self, told: Any) -> object:
-        """Return what is referred to; arrays are first referred to in their order."""
+        """Return the object of a reference; arrays are first referred to in their order."""
         if told[0] == "named":
             return self._named[told[1]]
         _array, number, dtype, shape, upright, where = told
@@ -144,7 +149,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _owner(array: Array) -> Array:
-    """Return the array whose memory another one shows; itself, if that is no array's."""
+    """Return the array that owns an array's memory; itself, if no other array does."""
     while True:
         base: object = array.base
         if isinstance(base, memoryview):
@@ -179,7 +184,7 @@ def _view(
 
 
 def _memory(view: memoryview) -> Any:
-    """Return how a view of bytes is made again."""
+    """Return the recipe of a memoryview."""
     if not view.nbytes:
         return memoryview, (bytearray(),)
     if isinstance(view.obj, bytes | bytearray):
@@ -204,7 +209,7 @@ def _importable(function: FunctionType) -> bool:
 
 
 def _closure(function: FunctionType) -> Any:
-    """Return how a function within a function is made again."""
+    """Return the recipe of a function that was defined in a function."""
     code = marshal.dumps(function.__code__)
     made = code, function.__module__, function.__qualname__, function.__closure__
     state = function.__defaults__, function.__kwdefaults__
@@ -226,7 +231,7 @@ def _complete(function: FunctionType, state: tuple[Any, Any]) -> None:
 
 
 def _cell() -> CellType:
-    return CellType()  # filled afterwards: what it holds may hold it
+    return CellType()  # filled afterwards: its contents may refer to it
 
 
 def _held(cell: CellType) -> tuple[Any, ...]:
@@ -242,24 +247,20 @@ def _fill(cell: CellType, held: tuple[Any, ...]) -> None:
 
 
 class _Gone:
-    """What a reference to nothing once referred to."""
+    """A referent that is collected at once: the target of a dead weak reference."""
 
 
-def _nobody() -> weakref.ref[Any]:
+def _dead_reference() -> weakref.ref[Any]:
     return weakref.ref(_Gone())
 
 
 def _compiled(thing: Any) -> Any:
-    """Return how compiled code is had again."""
-    if not type(thing).__module__.startswith(("numba", "aiops.kernels.fused")):
-        return NotImplemented
-    from aiops.kernels.numba_kernel import NumbaKernel
-
+    """Return the recipe of a compiled kernel or function."""
     if isinstance(thing, NumbaKernel):
         packed = None if thing.packed is None else thing.packed.name
         return _kernel, (thing.rule, thing.dtype, packed)
     function = getattr(thing, "py_func", None)
-    if function is None:
+    if function is None or not type(thing).__module__.startswith("numba"):
         return NotImplemented
     return _attribute, (function.__module__, function.__qualname__)
 

@@ -15,8 +15,8 @@ from aiops.engine.engine import Engine
 from aiops.engine.events import Options
 from aiops.errors import BadPush, LocalProtocolError, RemoteProtocolError
 from aiops.model.layout import Layout
-from aiops.sim.turns.handover import HandedWire
-from aiops.sim.turns.memory import MemoryServer, Seat
+from aiops.sim.turns.memory_server import MemoryServer, SimulatedClient
+from aiops.sim.turns.memory_wire import MemoryWire
 from aiops.wire.messages import Fetch, Pong, Stats
 from aiops.wire.sinks import Discard
 from tests.sim.turns.cases import random_pieces
@@ -28,11 +28,13 @@ START: dict[str, Any] = {
 }
 
 
-def served(policy: str = "asgd", handed: bool = True, **options: Any) -> tuple[Engine, list[Seat]]:
+def served(
+    policy: str = "asgd", handed: bool = True, **options: Any
+) -> tuple[Engine, list[SimulatedClient]]:
     """Return an engine, and two clients of it."""
     engine = Engine(find(policy).make({}), Options(backend="numpy", workers=2, **options))
     server = MemoryServer(engine, handed=handed, pieces=None if handed else random_pieces(1))
-    return engine, [Seat(server, f"client-{i}", START) for i in range(2)]
+    return engine, [SimulatedClient(server, f"client-{i}", START) for i in range(2)]
 
 
 def gradient(params: Any) -> dict[str, Any]:
@@ -50,25 +52,25 @@ def gradient(params: Any) -> dict[str, Any]:
 def test_every_count_is_that_of_bytes(policy: str, gate: str) -> None:
     reports = []
     for handed in (True, False):
-        engine, seats = served(policy, handed, gate=gate)
+        engine, workers = served(policy, handed, gate=gate)
         for turn in range(20):
-            seat = seats[turn % 2]
-            if not seat.waits:
-                seat.step(gradient)
-        for seat, row in zip(seats, engine.report()["workers"], strict=True):
-            assert (row["bytes_fetched"], row["bytes_pushed"]) == seat.session.traffic
+            worker = workers[turn % 2]
+            if not worker.waits:
+                worker.step(gradient)
+        for worker, row in zip(workers, engine.report()["workers"], strict=True):
+            assert (row["bytes_fetched"], row["bytes_pushed"]) == worker.session.traffic
         report = engine.report()
-        talks = [seat.session.ledger.report() for seat in seats]
+        talks = [worker.session.ledger.report() for worker in workers]
         reports.append((report["ledger"], report["workers"], report["version"], talks))
     assert reports[0] == reports[1]
 
 
-class TestHandedWire:
+class TestMemoryWire:
     def test_follows_the_table(self) -> None:
-        client = HandedWire("client", lambda message: Discard())
+        client = MemoryWire("client", lambda message: Discard())
         with pytest.raises(LocalProtocolError, match="a client may not send 'fetch' when 'start'"):
             client.send(Fetch(1, -1))
-        server = HandedWire("server", lambda message: Discard())
+        server = MemoryWire("server", lambda message: Discard())
         client.state = "open"
         client.send(Stats(1))
         server.inbox.append(client.outbox.popleft())
@@ -76,19 +78,19 @@ class TestHandedWire:
             server.received(server.inbox[0].nbytes)
 
     def test_counts_as_a_stream_does(self) -> None:
-        client = HandedWire("client", lambda message: Discard())
+        client = MemoryWire("client", lambda message: Discard())
         client.state = "open"
         assert client.send(Pong(300)) == []
         assert client.outbox[0].nbytes == client.traffic.bytes_out
         assert client.traffic.kinds_out["pong"].overhead == client.traffic.bytes_out
 
     def test_a_gradient_that_is_not_finite_is_refused(self) -> None:
-        _engine, seats = served()
-        bad = gradient(seats[0].params)
+        _engine, workers = served()
+        bad = gradient(workers[0].params)
         bad["w"][3, 4] = np.inf
         with pytest.raises(BadPush, match=r"'w' holds inf at \[3, 4\]"):
-            seats[0].give(bad)
-        assert seats[0].step(gradient) is not None, "it goes on"
+            workers[0].give(bad)
+        assert workers[0].step(gradient) is not None, "it goes on"
 
 
 class TestLeased:
@@ -154,13 +156,13 @@ class TestLeased:
 
 def test_what_was_pushed_is_let_go_without_a_collector() -> None:
     """Nothing refers to itself: gradients are gone as soon as the next has been pushed."""
-    _engine, (seat, _other) = served()
+    _engine, (worker, _other) = served()
     gc.disable()
     try:
-        pushed = gradient(seat.params)
+        pushed = gradient(worker.params)
         alive = weakref.ref(pushed["w"])
-        seat.give(pushed)
-        seat.give(gradient(seat.params))
+        worker.give(pushed)
+        worker.give(gradient(worker.params))
         del pushed
         assert alive() is None
     finally:

@@ -7,13 +7,13 @@ import statistics
 
 import pytest
 
-from aiops.sim.cluster import computing
-from aiops.sim.virtual import traffic
+from aiops.sim.cluster import compute_time
+from aiops.sim.virtual import fair_sharing
 from aiops.testing import Diurnal, Fixed, LogNormal, Straggler
 
 
 def test_what_the_pages_say() -> None:
-    for module in (computing, traffic):
+    for module in (compute_time, fair_sharing):
         failed, run = doctest.testmod(module)
         assert run
         assert not failed

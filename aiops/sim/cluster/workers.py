@@ -1,4 +1,4 @@
-"""The workers of a simulated cluster, of either kind: a server's, and those that average."""
+"""The workers of a simulated cluster, of either kind: those of a server, and those that average."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aiops.model.layout import Array
 from aiops.serving.config import Config
 
 Compute: TypeAlias = Callable[[Mapping[str, Array]], Awaitable[Mapping[str, Array]]]
-"""From parameters to the gradients of the next mini-batch, which take their time."""
+"""From parameters to the gradients of the next mini-batch, after its compute time."""
 
 
 class AveragingWorker(AsyncClosing):
@@ -49,7 +49,7 @@ class AveragingWorker(AsyncClosing):
 
     @property
     def carried(self) -> int:
-        """Bytes that crossed the network, so that over all workers each is counted once."""
+        """Bytes that crossed the network; over all workers each byte is counted once."""
         return sum(self.traffic) - self._averager.stats.traffic.bytes_in
 
     async def step(self, compute: Compute) -> None:
@@ -64,39 +64,39 @@ class AveragingWorker(AsyncClosing):
         self.idle_seconds += loop.time() - asked - busy
 
     async def connect(self) -> Self:
-        """Join the others."""
+        """Join the other workers."""
         await self._averager.connect()
         return self
 
     async def close(self) -> None:
-        """Say goodbye."""
+        """Leave the other workers."""
         await self._averager.close()
 
 
-Member: TypeAlias = AsyncWorker | AveragingWorker
+SimulatedWorker: TypeAlias = AsyncWorker | AveragingWorker
 
 
-def member(config: Config) -> type[AsyncWorker] | type[AveragingWorker]:
-    """Return the kind of worker that a server of such settings wants.
+def worker_kind(config: Config) -> type[AsyncWorker] | type[AveragingWorker]:
+    """Return the class of workers that a server with these settings needs.
 
     Raises
     ------
     UsageError
-        When its settings cannot be.
+        When the settings cannot work.
     """
     plan = find(config.policy).make(config.settings()).plan(config.workers)
     return AveragingWorker if "average" in plan else AsyncWorker
 
 
-def carried(members: Sequence[Member]) -> int:
+def carried(members: Sequence[SimulatedWorker]) -> int:
     """Return the bytes that crossed the network for some workers, each counted once."""
     return sum(
         one.carried if isinstance(one, AveragingWorker) else sum(one.traffic) for one in members
     )
 
 
-def mean_model(members: Sequence[Member]) -> dict[str, Array]:
-    """Return the mean of the models of those who average: what one average of all would give."""
+def mean_model(members: Sequence[SimulatedWorker]) -> dict[str, Array]:
+    """Return the mean of the models of averaging workers."""
     models = [one.model for one in members if isinstance(one, AveragingWorker)]
     found: dict[str, Array] = {}
     for name, array in models[0].items():

@@ -1,4 +1,4 @@
-"""The course of a simulated run: a real server, real workers, and what happens to them."""
+"""The run of a simulated cluster: a real server, real workers, and scheduled events."""
 
 from __future__ import annotations
 
@@ -13,9 +13,15 @@ import numpy as np
 
 from aiops.model.layout import Array
 from aiops.serving.server import Server
-from aiops.sim.cluster.members import AveragingWorker, Member, carried, mean_model, member
-from aiops.sim.cluster.outcome import Labour, Outcome, Sample, digest_of
-from aiops.sim.cluster.spec import Cluster, Cut, Happening, Join, Silence
+from aiops.sim.cluster.result import ClusterResult, ClusterSample, WorkerUsage, digest_of
+from aiops.sim.cluster.spec import Cluster, ClusterEvent, Cut, Join, Silence
+from aiops.sim.cluster.workers import (
+    AveragingWorker,
+    SimulatedWorker,
+    carried,
+    mean_model,
+    worker_kind,
+)
 from aiops.sim.virtual.world import World
 
 SERVER = "server"
@@ -29,34 +35,35 @@ def simulate(
     cluster: Cluster,
     on_progress: Progress = lambda done, seconds: None,
     stopping: Callable[[], bool] = lambda: False,
-) -> Outcome:
+) -> ClusterResult:
     """Run a cluster from beginning to end, in virtual time.
 
     Parameters
     ----------
     cluster
-        What to run.
+        The settings.
     on_progress
-        Told the mini-batches so far and the virtual seconds of training, after each mini-batch.
+        Called after each mini-batch with the mini-batches so far and the virtual seconds of
+        training.
     stopping
-        Asked then whether to end: the outcome is what it has come to by that moment.
+        Called after each mini-batch; True ends the run, and its result is that of the moment.
 
     Raises
     ------
     UsageError
         When the server's settings cannot work, or not together with the cluster's.
     AiopsError
-        Whatever ends a worker: nothing is passed over.
+        The first error that ends a worker.
     """
     world = World(seed=cluster.seed, pieces=cluster.pieces, apply_seconds=cluster.apply_time())
 
-    async def main() -> Outcome:
-        return await _Course(cluster, world, on_progress, stopping).run()
+    async def main() -> ClusterResult:
+        return await _ClusterRun(cluster, world, on_progress, stopping).run()
 
     return world.run(main())
 
 
-class _Course:
+class _ClusterRun:
     """One run."""
 
     def __init__(
@@ -67,25 +74,27 @@ class _Course:
         self._complete = True
         self._initial = cluster.workload.initial(cluster.seed)
         self._server: Server
-        self._workers: list[Member] = []
+        self._workers: list[SimulatedWorker] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._presences: dict[int, _Presence] = {}
         self._connected = 0
-        self._ready: asyncio.Future[None] = self._loop.create_future()  # all of the beginning are
+        self._ready: asyncio.Future[None] = (
+            self._loop.create_future()
+        )  # all first workers are connected
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._left = inf if cluster.gradients is None else cluster.gradients
         self._done = 0  # mini-batches
         self._began = 0.0
         self._timers: list[asyncio.TimerHandle] = []
         self._silent: dict[str, float] = {}  # hosts, and until when
-        self._samples: list[Sample] = []
+        self._samples: list[ClusterSample] = []
 
-    async def run(self) -> Outcome:
+    async def run(self) -> ClusterResult:
         cluster, loop = self._cluster, self._loop
         self._network.add(cluster.links.host(SERVER, "server"))
         with self._network.at(SERVER):
             config = dataclasses.replace(cluster.server, workers=cluster.workers)
-            self._kind = member(config)
+            self._kind = worker_kind(config)
             self._server = Server(config)
             await self._server.start()
             serving = loop.create_task(self._server.serve(), name=SERVER)
@@ -120,7 +129,7 @@ class _Course:
         self._tasks.append(task)
         task.add_done_callback(self._ended)
 
-    async def _train(self, worker: Member, number: int) -> None:
+    async def _train(self, worker: SimulatedWorker, number: int) -> None:
         cluster, loop = self._cluster, self._loop
         pace = cluster.computing.pace(number, cluster.seed)
         gradient = cluster.workload.gradient(number, cluster.seed)
@@ -151,7 +160,7 @@ class _Course:
                 presence.until = loop.time()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """See whether the end of a task is the end of all."""
+        """End the run with the last task, or with an error."""
         if self._over.done():
             return
         error = None if task.cancelled() else task.exception()
@@ -160,14 +169,14 @@ class _Course:
         elif all(task.done() for task in self._tasks):
             self._over.set_result(None)
 
-    # ------------------------------------------------------------ what happens
+    # ------------------------------------------------------------ events
 
     def _set_timers(self) -> None:
         cluster, after = self._cluster, self._after
-        for happening in cluster.schedule:
-            after(happening.at, self._happen, happening)
+        for event in cluster.schedule:
+            after(event.at, self._happen, event)
         if cluster.every is not None:
-            self._look_again(cluster.every, 0)
+            self._sample_every(cluster.every, 0)
         if cluster.seconds is not None:
             after(cluster.seconds, self._time_is_up)
 
@@ -178,16 +187,16 @@ class _Course:
         if not self._over.done():
             self._over.set_result(None)
 
-    def _happen(self, happening: Happening) -> None:
-        if isinstance(happening, Join):
-            for _ in range(happening.workers):
+    def _happen(self, event: ClusterEvent) -> None:
+        if isinstance(event, Join):
+            for _ in range(event.workers):
                 self._add_worker()
             return
-        name, task = f"worker-{happening.worker}", self._tasks[happening.worker]
-        if isinstance(happening, Cut):
+        name, task = f"worker-{event.worker}", self._tasks[event.worker]
+        if isinstance(event, Cut):
             self._network.cut(name)
-        elif isinstance(happening, Silence):
-            until = self._loop.time() + happening.seconds
+        elif isinstance(event, Silence):
+            until = self._loop.time() + event.seconds
             self._silent[name] = max(until, self._silent.get(name, 0.0))
             self._network.silence(name)
             self._timers.append(self._loop.call_at(until, self._hear_again, name))
@@ -196,27 +205,27 @@ class _Course:
             task.cancel()
 
     def _hear_again(self, name: str) -> None:
-        if self._loop.time() >= self._silent[name]:  # and not in the midst of another silence
+        if self._loop.time() >= self._silent[name]:  # no other silence is under way
             self._network.restore(name)
 
-    # ------------------------------------------------------------ what is seen
+    # ------------------------------------------------------------ results
 
-    def _look_again(self, every: float, count: int) -> None:
-        self._look()
-        self._after((count + 1) * every, self._look_again, every, count + 1)
+    def _sample_every(self, every: float, count: int) -> None:
+        self._sample()
+        self._after((count + 1) * every, self._sample_every, every, count + 1)
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         found = self._cluster.workload.test(self._params())
         if found is not None:
             engine = self._server.engine
             nbytes = carried(self._workers)
             seconds = self._loop.time() - self._began
             self._samples.append(
-                Sample(seconds, self._done, engine.answers.version, nbytes, *found)
+                ClusterSample(seconds, self._done, engine.answers.version, nbytes, *found)
             )
 
     def _params(self) -> Mapping[str, Array]:
-        """Return what has been learnt: the server's parameters, or the workers' models' mean."""
+        """Return the server's parameters, or the mean of the workers' models."""
         if self._kind is AveragingWorker:
             there = [n for n in self._presences if self._network.host(f"worker-{n}").alive]
             return mean_model([self._workers[number] for number in there or self._presences])
@@ -224,18 +233,18 @@ class _Course:
         assert store is not None, "the first worker has defined the model"
         return store.current.arena.views
 
-    def _outcome(self) -> Outcome:
-        self._look()
+    def _outcome(self) -> ClusterResult:
+        self._sample()
         engine = self._server.engine
         report = engine.report()
         params = {name: np.array(array) for name, array in self._params().items()}
         version = int(report["version"])
-        return Outcome(
+        return ClusterResult(
             seconds=self._loop.time() - self._began,
             gradients=self._done,
             version=version,
             staleness={int(tau): count for tau, count in report["staleness"].items()},
-            workers=tuple(map(self._labour, range(len(self._workers)))),
+            workers=tuple(map(self._usage, range(len(self._workers)))),
             params=params,
             samples=tuple(self._samples),
             messages=self._network.messages,
@@ -244,29 +253,29 @@ class _Course:
             complete=self._complete,
         )
 
-    def _labour(self, number: int) -> Labour:
+    def _usage(self, number: int) -> WorkerUsage:
         worker, presence = self._workers[number], self._presences.get(number)
-        if presence is None:  # it has not come so far
-            return Labour(0, 0, 0.0, 0.0, 0, 0)
+        if presence is None:  # it is not connected yet
+            return WorkerUsage(0, 0, 0.0, 0.0, 0, 0)
         until = self._loop.time() if presence.until is None else presence.until
         compute = presence.computed(until)
         idle = max(until - presence.since - compute, 0.0)
-        return Labour(worker.steps, worker.recomputed, compute, idle, *worker.traffic)
+        return WorkerUsage(worker.steps, worker.recomputed, compute, idle, *worker.traffic)
 
 
 @dataclass
 class _Presence:
-    """When a worker took part: from its first mini-batch to the end of its last step."""
+    """The time in which a worker took part: from its first mini-batch to its last step."""
 
     since: float
     until: float | None = None
-    _compute: float = 0.0  # seconds, of the mini-batch that it is at as well
-    _ready: float = 0.0  # when that is or was finished
+    _compute: float = 0.0  # seconds, with those of the present mini-batch
+    _ready: float = 0.0  # when the present mini-batch ends
 
     def computes(self, now: float, seconds: float) -> None:
         """Note that a mini-batch is begun, and how long it takes."""
         self._compute, self._ready = self._compute + seconds, now + seconds
 
     def computed(self, until: float) -> float:
-        """Return for how long it has computed until then."""
+        """Return the seconds of computing until a time."""
         return self._compute - max(self._ready - until, 0.0)

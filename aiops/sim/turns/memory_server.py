@@ -1,8 +1,8 @@
 """A server and its clients in memory: every message crosses a wire, none crosses a socket.
 
 The engine, the conversations and the routines are those of real runs, and so are the bytes, which
-the wires count. Nothing happens by itself: a client computes when its `Seat` is told to, and
-everything that follows from that has happened when the call returns.
+the wires count. A client computes when `SimulatedClient.step` is called; all exchanges that follow
+are over when the call returns.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from aiops.engine.engine import Engine
 from aiops.engine.events import Applied, Apply, Drop, Event, Joined, Left, Received, Reply, Warm
 from aiops.errors import Refused, StaleGradient, UsageError
 from aiops.model.layout import Array
-from aiops.sim.turns.ahead import Ahead
-from aiops.sim.turns.handover import HandedWire, Parcel
+from aiops.sim.turns.memory_wire import HandedMessage, MemoryWire
+from aiops.sim.turns.pipelined import PipelinedPush
 from aiops.wire.connection import Buffer, Connection
 from aiops.wire.handshake import Greeter
 from aiops.wire.messages import Message
@@ -40,12 +40,12 @@ class MemoryServer:
     Parameters
     ----------
     engine
-        Decides everything.
+        The server's.
     handed
-        Whether messages are handed over as they are (`aiops.sim.turns.handover`) instead of as
-        bytes: the same is said and counted, and done sooner.
+        Whether messages are handed over as objects (`aiops.sim.turns.memory_wire`), or cross as
+        bytes. The results and the counted bytes are the same; objects are faster.
     pieces
-        Says how many bytes arrive at a time; by default all that there are.
+        Returns how many bytes arrive next; None: all that there are.
     """
 
     def __init__(
@@ -53,42 +53,42 @@ class MemoryServer:
     ) -> None:
         self.engine, self.handed, self.pieces = engine, handed, pieces
         self.now = 0.0
-        self.seats: dict[int, Seat] = {}
+        self.workers: dict[int, SimulatedClient] = {}
         self._wires: dict[int, Connection] = {}
         self._greeters: dict[int, Greeter] = {}
         self._events: deque[Event] = deque()
-        self._heard: deque[Seat] = deque()  # who has been told something since
+        self._answered: deque[SimulatedClient] = deque()  # clients with answers to be settled
         self._handling = False
 
-    def connect(self, seat: Seat) -> int:
+    def connect(self, worker: SimulatedClient) -> int:
         """Open a connection; return its number."""
         peer = len(self._wires) + 1
-        self.seats[peer] = seat
+        self.workers[peer] = worker
         place = self.engine.intake.place
         self._wires[peer] = (
-            HandedWire("server", place) if self.handed else Connection("server", place)
+            MemoryWire("server", place) if self.handed else Connection("server", place)
         )
         self._greeters[peer] = Greeter(None, peer.to_bytes(16, "big"))
         return peer
 
     def disconnect(self, peer: int) -> None:
-        """A connection is gone."""
-        del self.seats[peer]
+        """Lose a connection."""
+        del self.workers[peer]
         self._wires[peer].lost()
         self.post(Left(self.now, peer))
 
     def receive(self, peer: int, talk: Session, buffers: list[Buffer]) -> None:
-        """Have what a client has to say arrive."""
+        """Deliver what a client sends."""
         wire = self._wires[peer]
-        if not isinstance(wire, HandedWire):
+        if not isinstance(wire, MemoryWire):
             for message, sink in _pour(wire, wire.received, buffers, self.pieces):
                 self._hear(peer, message, sink)
             return
-        assert isinstance(talk.wire, HandedWire)
+        assert isinstance(talk.wire, MemoryWire)
         while talk.wire.outbox:
-            parcel = talk.wire.outbox.popleft()
-            wire.inbox.append(parcel)
-            for message, sink in wire.received(parcel.nbytes):
+            handed = talk.wire.outbox.popleft()
+            wire.inbox.append(handed)
+            for message, sink in wire.received(handed.nbytes):
                 self._hear(peer, message, sink)
 
     def _hear(self, peer: int, message: Message, sink: Sink | None) -> None:
@@ -103,7 +103,7 @@ class MemoryServer:
         self.post(Joined(self.now, peer, greeter.hello, greeter.proof, traffic))
 
     def post(self, event: Event) -> None:
-        """Have the engine handle an event, and carry out what follows, to its end."""
+        """Let the engine handle an event, and carry out all effects that follow."""
         self._events.append(event)
         if self._handling:
             return
@@ -118,47 +118,58 @@ class MemoryServer:
                     elif isinstance(effect, Warm):
                         effect.run()
                     elif isinstance(effect, Drop):
-                        self.seats.pop(effect.peer, None)
+                        self.workers.pop(effect.peer, None)
         finally:
             self._handling = False
-        while self._heard:
-            self._heard.popleft().settle()
+        while self._answered:
+            self._answered.popleft().settle()
 
     def _reply(self, effect: Reply) -> None:
-        seat, wire = self.seats.get(effect.peer), self._wires[effect.peer]
+        worker, wire = self.workers.get(effect.peer), self._wires[effect.peer]
         lease, rows = effect.lease, effect.rows
         if rows is not None:
             views = [[rows.answer]]
         else:
             parts = getattr(effect.message, "parts", ())
             views = [] if lease is None else lease.glimpses(parts)
-        if seat is not None and wire.state != "closed":
-            if isinstance(wire, HandedWire):
+        if worker is not None and wire.state != "closed":
+            if isinstance(wire, MemoryWire):
                 wire.hand(effect.message, views, lease)
-                lease = None  # it is the receiver's now
-                seat.take(wire.outbox.popleft())
+                lease = None  # the receiver releases it
+                worker.take(wire.outbox.popleft())
             else:
-                seat.receive(wire.send(effect.message, views))
-            self._heard.append(seat)
+                worker.receive(wire.send(effect.message, views))
+            self._answered.append(worker)
         if rows is not None:
             rows.free()
         if lease is not None:
             lease.release()
 
 
-class Seat:
+class SimulatedClient:
     """One worker: its conversation, and its routine once it has the model.
 
     Parameters
     ----------
     server
-        Which it joins.
+        The server that it joins.
     name
         Its name, and its id.
     initial
         The parameters that it offers.
     ahead
-        Whether it computes the next gradient before its last push has been answered (`Ahead`).
+        Whether it computes the next gradient before its last push is answered (`PipelinedPush`).
+
+    Attributes
+    ----------
+    params
+        Its parameters.
+    routine
+        Its strategy: when to push and fetch, and what.
+    steps, recomputed
+        Gradients that it has computed, and those of them that the policy refused.
+    refused
+        Whether the last gradient was refused and is to be computed again.
     """
 
     def __init__(
@@ -173,7 +184,7 @@ class Seat:
         self._nonces = 0
         self._carried: Request | None = None
         self._receipt: Receipt | None = None
-        self._blocked = False  # a gradient is applied, and its transfer waits for the last one's
+        self._blocked = False  # a gradient is applied, and its transfer waits for the last one
         self.session = Session(
             URL,
             client=name,
@@ -182,11 +193,11 @@ class Seat:
             token=None,
             nonce=self._nonce,
             pongs=False,
-            wire=partial(HandedWire, "client") if server.handed else stream,
+            wire=partial(MemoryWire, "client") if server.handed else stream,
         )
         self.requests = Requests(self.session)
         self.steps = self.recomputed = 0
-        self.refused = False  # the last gradient was: it is to be computed again
+        self.refused = False
         self.peer = server.connect(self)
         server.receive(self.peer, self.session, self.session.connected())
         self.ask(self.requests.define(initial))
@@ -195,13 +206,13 @@ class Seat:
     def _model(self, ahead: bool) -> tuple[Params, LocalStrategy]:
         """Fetch the parameters; return them, with the routine that trains them.
 
-        They are read where the server keeps them, if the routine leaves them as they are.
+        They are read in the server's memory, unless the routine writes to them.
         """
         plan, layout = self.session.plan, self.session.known_layout
         params = Leased(layout) if self._server.handed else Params(layout)
         self.ask(self.requests.fetch(params))
         if ahead:
-            return params, Ahead(params)
+            return params, PipelinedPush(params)
         routine = strategy_for(plan, params)
         if isinstance(params, Leased) and routine.writes:
             mine = params.copy()
@@ -214,14 +225,14 @@ class Seat:
         return self._nonces.to_bytes(16, "little")
 
     def receive(self, buffers: list[Buffer]) -> None:
-        """Have bytes arrive."""
+        """Take bytes."""
         _pour(self.session, self.session.received, buffers, self._server.pieces)
 
-    def take(self, parcel: Parcel) -> None:
-        """Have a message arrive."""
-        assert isinstance(self.session.wire, HandedWire)
-        self.session.wire.inbox.append(parcel)
-        self.session.received(parcel.nbytes)
+    def take(self, handed: HandedMessage) -> None:
+        """Take a message that is handed over."""
+        assert isinstance(self.session.wire, MemoryWire)
+        self.session.wire.inbox.append(handed)
+        self.session.received(handed.nbytes)
 
     def ask(self, request: Request) -> object:
         """Send a request, and return its result.
@@ -229,7 +240,7 @@ class Seat:
         Raises
         ------
         AiopsError
-            Whatever it was refused with; UsageError if it is not answered now.
+            The refusal; UsageError if the answer is held back.
         """
         self._send()
         if not request.done:
@@ -242,28 +253,25 @@ class Seat:
 
     @property
     def waits(self) -> bool:
-        """Whether it may compute no gradient before something has arrived."""
+        """True while it may not compute a gradient, because an answer is missing."""
         return self._blocked or (self.strategy.under_way is not None and self.strategy.waits)
 
     def step(self, gradient: Gradient) -> Receipt | None:
-        """Compute one gradient, and do what the routine says; return what has become of a push."""
+        """Compute one gradient and let the routine use it; return the receipt of a push, if any."""
+        assert not self.waits, "it has to wait for an answer first"
         return self.give(gradient(self.params))
 
     def give(self, gradients: Mapping[str, Array]) -> Receipt | None:
-        """Hand in the gradient of a mini-batch, computed at `params`, as `step` does."""
-        assert not self.waits, "it has to wait for an answer first"
+        """Take the gradient of a mini-batch, computed at `params`, as `step` does."""
         self.steps += 1
         self.refused = False
         self.strategy.apply(gradients)
         self._blocked = self.strategy.due and self.strategy.under_way is not None
-        return None if self._blocked else self._move()
-
-    def _move(self) -> Receipt | None:
-        transfer = self.strategy.transfer()
+        transfer = None if self._blocked else self.strategy.transfer()
         return None if transfer is None else self._carry(transfer)
 
     def finish(self) -> None:
-        """Push the rest."""
+        """Push what the routine has held back."""
         rest = self.strategy.rest()
         if rest is not None:
             self._carry(rest)
@@ -271,11 +279,11 @@ class Seat:
     def _carry(self, transfer: Transfer) -> Receipt | None:
         self._receipt = None
         self._carried = transfer.ask(self.requests)
-        self._send()
+        self._server.receive(self.peer, self.session, self.session.outgoing())
         return self._receipt
 
     def settle(self) -> None:
-        """Hand the routine what has arrived, if it is what was carried."""
+        """Tell the routine the answer to its transfer, if it has arrived."""
         request = self._carried
         if request is None or not request.done:
             return
@@ -294,14 +302,16 @@ class Seat:
         self.strategy.arrived(receipt)
         if self._blocked:
             self._blocked = False
-            self._move()
+            transfer = self.strategy.transfer()
+            if transfer is not None:
+                self._carry(transfer)
 
 
 class _Receiver(Protocol):
-    """Whoever bytes arrive at."""
+    """An end of a connection at which bytes arrive."""
 
     def next_buffer(self) -> memoryview:
-        """Return where they belong."""
+        """Return the buffer of the next bytes."""
 
 
 def _pour(
@@ -310,7 +320,7 @@ def _pour(
     buffers: list[Buffer],
     pieces: Callable[[], int] | None,
 ) -> list[Any]:
-    """Have buffers arrive at one end; return what it makes of them."""
+    """Deliver buffers to one end; return the messages that it makes of them."""
     made: list[Any] = []
     for buffer in buffers:
         rest = memoryview(buffer)

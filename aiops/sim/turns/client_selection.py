@@ -1,7 +1,7 @@
-"""Who computes next: FRED's dispatcher takes a rule for it, and so does ours.
+"""Rules that select the client of each turn, as FRED's dispatcher takes them.
 
 A rule is an endless stream of clients' numbers that depends on its seed alone. A client that has to
-wait when its turn comes is passed over, so that the stream is the same whatever the algorithm does.
+wait when its turn comes is passed over, so that the stream is the same under every algorithm.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _AT_ONCE = 4096  # clients drawn at a time
 
 
 class Selection(Protocol):
-    """A rule: which client is next."""
+    """A selection rule."""
 
     def __next__(self) -> int:
         """Return the next client's number, from 0."""
 
 
 class Uniform:
-    """Every client with the same probability, whoever was before.
+    """Every client with the same probability, independently of earlier turns.
 
     Parameters
     ----------
     clients
-        How many there are.
+        The number of clients.
     seed
         Of the stream.
     """
@@ -59,7 +59,7 @@ class RoundRobin:
     Parameters
     ----------
     clients
-        How many there are.
+        The number of clients.
     """
 
     def __init__(self, clients: int) -> None:
@@ -79,7 +79,7 @@ class Softmax:
     Parameters
     ----------
     clients
-        How many there are.
+        The number of clients.
     seed
         Of the stream.
     change
@@ -104,17 +104,17 @@ class Softmax:
         return client
 
 
-class Recorded:
-    """As it was recorded.
+class RecordedSelection:
+    """The clients of a record, in its order.
 
     Parameters
     ----------
     clients
-        How many there are.
+        The number of clients.
     numbers
-        Theirs, in the order of their turns.
+        The clients' numbers, in the order of their turns.
     source
-        Where the record is from, for people.
+        The name of the record, for errors.
     """
 
     def __init__(self, clients: int, numbers: Iterable[int], source: str = "the record") -> None:
@@ -136,19 +136,19 @@ class Recorded:
         return self._numbers[self._turn - 1]
 
 
-class Noted:
-    """Another rule, and a note of whom it selected: what `Recorded` repeats.
+class RecordingSelection:
+    """Another rule, and a record of the clients that it selects (`RecordedSelection`).
 
     Parameters
     ----------
     rule
-        The rule.
+        The other rule.
 
     Attributes
     ----------
     numbers
-        The clients so far, in order: those passed over because they waited as well, and a few
-        whose turn has been looked at and has not come yet.
+        The clients so far, in order. They include clients that were passed over because they
+        waited, and the next few, whose gradients are computed ahead.
     """
 
     def __init__(self, rule: Selection) -> None:
@@ -160,7 +160,7 @@ class Noted:
         return client
 
     def write(self, path: Path) -> None:
-        """Write a record that ``recorded:FILE`` reads: a number in each line.
+        """Write a record that ``recorded:FILE`` reads: one number a line.
 
         Raises
         ------
@@ -177,9 +177,9 @@ def selection(text: str, clients: int, seed: int) -> Selection:
     """Return the rule that a text names.
 
     ``uniform``, ``round-robin``, ``recorded:FILE`` (numbers, with white space between), or
-    ``softmax:add=-1``, ``softmax:times=0.5`` and ``softmax:change=package.module:function``: what
-    becomes of the priority of a client when it is selected (``start`` is everyone's at first, 0 by
-    default).
+    ``softmax:add=-1``, ``softmax:times=0.5`` and ``softmax:change=package.module:function``, which
+    change the priority of a client when it is selected (``start`` is every client's first
+    priority, 0 by default).
 
     >>> rule = selection("round-robin", 3, seed=0)
     >>> [next(rule) for _ in range(4)]
@@ -188,7 +188,7 @@ def selection(text: str, clients: int, seed: int) -> Selection:
     Raises
     ------
     UsageError
-        When there is no such rule, or it cannot be for so many clients.
+        When there is no such rule, or it does not fit the number of clients.
     """
     name, _colon, rest = text.partition(":")
     if clients < 1:
@@ -203,7 +203,7 @@ def _softmax(rest: str, clients: int, seed: int) -> Selection:
     start = settings.pop("start", "0")
     if len(settings) != 1:
         raise UsageError(
-            f"softmax:{rest}: say what becomes of a selected client's priority, as add=-1,"
+            f"softmax:{rest}: give the change of a selected client's priority, as add=-1,"
             " times=0.5 or change=package.module:function"
         )
     ((key, value),) = settings.items()
@@ -211,7 +211,7 @@ def _softmax(rest: str, clients: int, seed: int) -> Selection:
     if key == "change":
         change = imported(value, f"softmax:{rest}")
         if not callable(change):
-            raise UsageError(f"softmax:{rest}: what lies there is not a function")
+            raise UsageError(f"softmax:{rest}: that is not a function; name one")
     elif key in _OPERATORS:
         change = partial(_OPERATORS[key], _number(key, value))
     else:
@@ -249,7 +249,7 @@ def _recorded(rest: str, clients: int, _seed: int) -> Selection:
         raise UsageError(f"recorded:{rest}: {error.strerror}") from None
     except ValueError as error:
         raise UsageError(f"recorded:{rest}: {error}: clients' numbers belong there") from None
-    return Recorded(clients, numbers, str(path))
+    return RecordedSelection(clients, numbers, str(path))
 
 
 def _plain(make: Callable[[int, int], Selection]) -> Callable[[str, int, int], Selection]:

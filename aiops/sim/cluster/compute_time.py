@@ -1,7 +1,7 @@
-"""How long workers take for a mini-batch: models of compute time, seeded per worker.
+"""Models of the time that workers take for a mini-batch, seeded per worker.
 
-A model is asked once per worker for its `Pace`, which says how many seconds a mini-batch takes that
-is begun at a given virtual time. A worker's pace depends on the seed and on its number alone.
+A model gives one `Pace` per worker: a function from the virtual time at which a mini-batch begins
+to the seconds that it takes. A worker's pace depends on the seed and on its number alone.
 
 >>> pace = Straggler(Fixed(0.1), times=4.0).pace(worker=0, seed=7)
 >>> pace(12.5)
@@ -19,7 +19,7 @@ from typing import Protocol, TypeAlias
 from aiops.errors import UsageError
 
 Pace: TypeAlias = Callable[[float], float]
-"""From the time at which a mini-batch is begun to the seconds that it takes."""
+"""From the virtual time at which a mini-batch begins to the seconds that it takes."""
 
 
 class Computing(Protocol):
@@ -31,7 +31,7 @@ class Computing(Protocol):
 
 @dataclass(frozen=True)
 class Fixed:
-    """Every mini-batch takes as long.
+    """Every mini-batch takes the same time.
 
     Parameters
     ----------
@@ -84,9 +84,9 @@ class Straggler:
     Parameters
     ----------
     others
-        What the others take.
+        The model of the other workers.
     times
-        How many times as long these workers take.
+        The factor by which these workers take longer.
     workers
         Their numbers.
     """
@@ -116,11 +116,11 @@ class Diurnal:
     Parameters
     ----------
     otherwise
-        What it takes then.
+        The model of the time at t = 0.
     period
         Seconds of a day.
     depth
-        How much longer a mini-batch takes when it takes longest, in times of itself.
+        The most that is added to a mini-batch's time, as a multiple of it.
     """
 
     otherwise: Computing

@@ -1,6 +1,6 @@
-"""The traffic of a network as one would first write it: every flow is paced anew at every change.
+"""A plain scheduler of flows: every flow is paced anew at every change.
 
-`aiops.sim.virtual.traffic` must say the same, but for the rounding of floats.
+`aiops.sim.virtual.fair_sharing` must give the same rates and times, except for rounding.
 """
 
 from __future__ import annotations
@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import inf
 
-from aiops.sim.virtual.sharing import Flow, Line
+from aiops.sim.virtual.links import LinkFlow, SimulatedLink
 
 _CLOSE = 1e-12
 
 
-def share(flows: Iterable[Flow]) -> dict[Flow, float]:
+def share(flows: Iterable[LinkFlow]) -> dict[LinkFlow, float]:
     """Return the max-min fair rates of all flows that there are, in bytes per second."""
-    rates: dict[Flow, float] = {}
+    rates: dict[LinkFlow, float] = {}
     paths = {flow: flow.path for flow in flows}
     while len(rates) < len(paths):
-        fair: dict[Line, float] = {}
+        fair: dict[SimulatedLink, float] = {}
         for line in dict.fromkeys(line for path in paths.values() for line in path):
             users = [flow for flow in line.flows if flow not in rates]
             if users:
@@ -32,21 +32,23 @@ def share(flows: Iterable[Flow]) -> dict[Flow, float]:
     return rates
 
 
-class PlainTraffic:
-    """All the flows of a network; its methods are `Traffic`'s."""
+class PlainScheduler:
+    """All the flows of a network; its methods are `FlowScheduler`'s."""
+
+    unsettled = True
 
     def __init__(self) -> None:
-        self._left: dict[Flow, float] = {}
-        self._rates: dict[Flow, float] = {}
+        self._left: dict[LinkFlow, float] = {}
+        self._rates: dict[LinkFlow, float] = {}
         self._since = 0.0
 
-    def begin(self, flow: Flow, nbytes: float, now: float) -> None:
+    def begin(self, flow: LinkFlow, nbytes: float, now: float) -> None:
         self._go_on(now)
         self._left[flow] = nbytes
         for line in flow.path:
             line.flows[flow] = None
 
-    def leave(self, flow: Flow, now: float) -> None:
+    def leave(self, flow: LinkFlow, now: float) -> None:
         self._go_on(now)
         del self._left[flow]
         self._rates.pop(flow, None)
@@ -55,7 +57,7 @@ class PlainTraffic:
             if not line.flows:
                 line.idle(now)
 
-    def crossed(self, now: float) -> Flow | None:
+    def crossed(self, now: float) -> LinkFlow | None:
         self._go_on(now)
         for flow, left in self._left.items():
             if flow in self._rates and left <= 1e-9 * self._rates[flow]:
@@ -70,7 +72,7 @@ class PlainTraffic:
             (now + self._left[flow] / rate for flow, rate in self._rates.items()), default=inf
         )
 
-    def rate(self, flow: Flow) -> float:
+    def rate(self, flow: LinkFlow) -> float:
         """Return what a flow is given now."""
         return self._rates[flow]
 

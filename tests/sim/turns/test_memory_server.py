@@ -19,7 +19,7 @@ from aiops.errors import BadPush, ConflictError
 from aiops.lab.workloads.digits import load_digits
 from aiops.lab.workloads.mlp import MLP
 from aiops.model.layout import Array
-from aiops.sim.turns.memory import MemoryServer, Seat
+from aiops.sim.turns.memory_server import MemoryServer, SimulatedClient
 
 DIGITS = load_digits()
 START: dict[str, Array] = {
@@ -68,7 +68,7 @@ class Run:
 
         self.engine.handle = noted  # type: ignore[method-assign]
         self.server = MemoryServer(self.engine)
-        self.seats = [Seat(self.server, f"worker-{i}", START) for i in range(workers)]
+        self.workers = [SimulatedClient(self.server, f"worker-{i}", START) for i in range(workers)]
 
     def gradient(self, params: Params) -> dict[str, Array]:
         return {
@@ -79,7 +79,7 @@ class Run:
     def train(self, steps: int) -> Run:
         """Have workers take steps."""
         for _ in range(steps):
-            free = [seat for seat in self.seats if not seat.waits]
+            free = [worker for worker in self.workers if not worker.waits]
             free[self.rng.integers(len(free))].step(self.gradient)
         return self
 
@@ -91,9 +91,9 @@ class Run:
         found = hashlib.sha256(store.current.arena.data.tobytes())
         if delta_replies is not None:
             found.update(delta_replies.shadow.current.arena.data.tobytes())
-        for seat in self.seats:
-            found.update(seat.params.arena.data.tobytes())
-            found.update(seat.params.versions.tobytes())
+        for worker in self.workers:
+            found.update(worker.params.arena.data.tobytes())
+            found.update(worker.params.versions.tobytes())
         return found.hexdigest()
 
 
@@ -135,18 +135,18 @@ class TestRuns:
         delta_replies, store = run.engine.answers.delta_replies, run.engine.store
         assert (delta_replies is not None) == bool(fetch)
         assert store is not None
-        for seat in run.seats:
-            seat.ask(seat.requests.fetch(seat.params))
+        for worker in run.workers:
+            worker.ask(worker.requests.fetch(worker.params))
             current = delta_replies.shadow.current if delta_replies else store.current
-            assert seat.params.version == current.number
-            assert seat.params.arena.data.tobytes() == current.arena.data.tobytes()
-            np.testing.assert_array_equal(seat.params.versions, current.tensor_versions)
+            assert worker.params.version == current.number
+            assert worker.params.arena.data.tobytes() == current.arena.data.tobytes()
+            np.testing.assert_array_equal(worker.params.versions, current.tensor_versions)
 
     def test_every_byte_is_counted_at_both_ends(self, gate: str, codecs: Any) -> None:
         push, fetch = codecs
         run = Run(gate=gate, push_codec=push, fetch_codec=fetch).train(40)
-        for seat, row in zip(run.seats, run.engine.report()["workers"], strict=True):
-            received, sent = seat.session.traffic
+        for worker, row in zip(run.workers, run.engine.report()["workers"], strict=True):
+            received, sent = worker.session.traffic
             assert (row["bytes_fetched"], row["bytes_pushed"]) == (received, sent)
             assert sent > sum(array.nbytes for array in START.values()), "it offered a model"
 
@@ -160,8 +160,8 @@ def test_every_algorithm_takes_coded_pushes_and_fetches(policy: str) -> None:
     codec = "topk:0.3" if find(policy).accepts_sums else "int8"
     run = Run(policy, workers=2, push_codec=(codec,), fetch_codec=("int8",))
     run.train(240)
-    for seat in run.seats:
-        seat.finish()
+    for worker in run.workers:
+        worker.finish()
     store = run.engine.store
     assert store is not None
     wide = store.current.arena.views["wide"]
@@ -175,14 +175,14 @@ def test_a_rule_that_reads_is_given_what_its_worker_was_sent() -> None:
     for lag in (1, 4):
         run = Run("dcasgd", workers=1, fetch_codec=("onebit",), fetch_lag=lag)
         reads: list[bytes] = []
-        seat = run.seats[0]
+        worker = run.workers[0]
         for _ in range(12):
-            held = seat.params.arena.data.tobytes()
+            held = worker.params.arena.data.tobytes()
             member = next(iter(run.engine.crew))
             assert member.sent is not None
             reads.append(member.sent.version.arena.data.tobytes())
             assert reads[-1] == held
-            seat.step(run.gradient)
+            worker.step(run.gradient)
         results.append(len(set(reads)))
     assert results[0] == 12
     assert results[1] == 3
@@ -193,7 +193,7 @@ def train_digits(steps: int, **options: Any) -> tuple[float, int]:
     model = MLP([64, 10])
     engine = Engine(find("fasgd").make({"lr": 0.005}), Options(backend="numpy", **options))
     server, start = MemoryServer(engine), model.init(0)
-    seats = [Seat(server, f"worker-{i}", start) for i in range(4)]
+    workers = [SimulatedClient(server, f"worker-{i}", start) for i in range(4)]
     rng = np.random.default_rng(5)
     x = DIGITS.train_x.reshape(len(DIGITS.train_x), -1)
 
@@ -201,16 +201,16 @@ def train_digits(steps: int, **options: Any) -> tuple[float, int]:
         rows = rng.integers(0, len(x), 16)
         return model.gradients(params, x[rows], DIGITS.train_y[rows])[1]
 
-    offered = sum(sum(seat.session.traffic) for seat in seats)
+    offered = sum(sum(worker.session.traffic) for worker in workers)
     for _ in range(steps):
-        seats[rng.integers(4)].step(gradient)
-    for seat in seats:
-        seat.finish()
+        workers[rng.integers(4)].step(gradient)
+    for worker in workers:
+        worker.finish()
     store = engine.store
     assert store is not None
     test = DIGITS.test_x.reshape(len(DIGITS.test_x), -1)
     accuracy = model.accuracy(store.current.arena.views, test, DIGITS.test_y)
-    return 1 - accuracy, sum(sum(seat.session.traffic) for seat in seats) - offered
+    return 1 - accuracy, sum(sum(worker.session.traffic) for worker in workers) - offered
 
 
 class TestLearning:
@@ -241,9 +241,9 @@ class TestLearning:
 
 
 def test_a_refused_push_is_put_back_once() -> None:
-    """What the server refuses stays in the gate's sum, and nothing of it in the encoders."""
+    """A refused gradient stays in the gate's sum, and nothing of it in the encoders."""
     run = Run("asgd", workers=1, gate="periodic:k_push=2,combine=mean", push_codec=("topk:0.1",))
-    seat, engine = run.seats[0], run.engine
+    worker, engine = run.workers[0], run.engine
     ones = {name: np.ones_like(array) for name, array in START.items()}
     place, refusing = engine.intake.place, [True]
 
@@ -258,11 +258,11 @@ def test_a_refused_push_is_put_back_once() -> None:
     server_wires = run.server._wires
     for wire in server_wires.values():
         wire.place = refuse
-    seat.step(lambda _params: ones)
+    worker.step(lambda _params: ones)
     with pytest.raises(BadPush, match="not now"):
-        seat.step(lambda _params: ones)
+        worker.step(lambda _params: ones)
     for _ in range(400):  # zeros push out what the encoders hold
-        seat.step(lambda params: {name: np.zeros_like(array) for name, array in params.items()})
+        worker.step(lambda params: {name: np.zeros_like(array) for name, array in params.items()})
     # Of two ones and two zeros the mean was pushed, once.
     lr = engine.algorithm.settings()["lr"]
     for name in ("wide", "few"):

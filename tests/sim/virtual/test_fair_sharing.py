@@ -1,4 +1,4 @@
-"""Who shares lines with whom: always as the plain way has it, at any number of flows."""
+"""Max-min fair sharing of links: the scheduler agrees with a plain one on any flows."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiops import testing
-from aiops.sim.virtual.sharing import Flow, Line
-from aiops.sim.virtual.traffic import Traffic
+from aiops.sim.virtual.fair_sharing import FlowScheduler
+from aiops.sim.virtual.links import LinkFlow, SimulatedLink
 from aiops.testing import Host
-from tests.sim.virtual.plain import PlainTraffic, share
+from tests.sim.virtual.plain_sharing import PlainScheduler, share
 
 RATES = (1.0, 2.0, 3.0, 10.0, 10.0, 100.0)
 
@@ -34,11 +34,11 @@ class Crossing:
 
 
 def play(
-    traffic: Traffic | PlainTraffic, rates: Sequence[float], crossings: Sequence[Crossing]
+    traffic: FlowScheduler | PlainScheduler, rates: Sequence[float], crossings: Sequence[Crossing]
 ) -> tuple[list[float], list[int]]:
     """Return when each flow has crossed (infinity: it was dropped), and the order in which."""
-    lines = [Line(rate) for rate in rates]
-    flows = [Flow(tuple(lines[index] for index in crossing.path)) for crossing in crossings]
+    lines = [SimulatedLink(rate) for rate in rates]
+    flows = [LinkFlow(tuple(lines[index] for index in crossing.path)) for crossing in crossings]
     numbers = {flow: number for number, flow in enumerate(flows)}
     events = [(one.begins, 1, number) for number, one in enumerate(crossings)]
     events += [(one.dropped, 0, number) for number, one in enumerate(crossings)]
@@ -62,8 +62,8 @@ def play(
 
 def agree(rates: Sequence[float], crossings: Sequence[Crossing]) -> None:
     """Check that traffic goes as in the plain way."""
-    crossed, _order = play(Traffic(), rates, crossings)
-    assert crossed == pytest.approx(play(PlainTraffic(), rates, crossings)[0], rel=1e-9, abs=1e-6)
+    crossed, _order = play(FlowScheduler(), rates, crossings)
+    assert crossed == pytest.approx(play(PlainScheduler(), rates, crossings)[0], rel=1e-9, abs=1e-6)
 
 
 numbers = st.integers(0, 60).map(lambda tenths: tenths / 10)
@@ -122,15 +122,15 @@ class TestAgainstThePlainWay:
 
 
 class TestRates:
-    def test_nobody_can_have_more_but_from_who_has_no_more(self) -> None:
+    def test_a_flow_can_have_more_only_from_one_that_has_no_more(self) -> None:
         """The definition of max-min fairness, on random networks."""
         rng = np.random.default_rng(0)
         for _ in range(100):
-            lines = [Line(float(rng.uniform(1, 100))) for _ in range(rng.integers(1, 6))]
-            traffic, flows = Traffic(), []
+            lines = [SimulatedLink(float(rng.uniform(1, 100))) for _ in range(rng.integers(1, 6))]
+            traffic, flows = FlowScheduler(), []
             for _ in range(rng.integers(1, 12)):
                 count = rng.integers(1, len(lines) + 1)
-                flows.append(Flow(tuple(rng.choice(np.array(lines), count, replace=False))))
+                flows.append(LinkFlow(tuple(rng.choice(np.array(lines), count, replace=False))))
                 traffic.begin(flows[-1], 100.0, 0.0)
             traffic.settle(0.0)
             for line in lines:
@@ -148,7 +148,7 @@ class TestRates:
             assert {flow: flow.speed for flow in flows} == pytest.approx(share(flows))
 
     def test_a_flow_alone_has_its_thinnest_line(self) -> None:
-        flow, traffic = Flow((Line(7.0), Line(3.0))), Traffic()
+        flow, traffic = LinkFlow((SimulatedLink(7.0), SimulatedLink(3.0))), FlowScheduler()
         traffic.begin(flow, 6.0, 1.0)
         assert (traffic.settle(1.0), flow.speed) == (3.0, 3.0)
 
@@ -158,14 +158,14 @@ class TestOrder:
         """To the last bit: workers in step stay in step."""
         rates = [10.0] * 9
         crossings = [Crossing(0.0, 7.0, (number + 1, 0)) for number in range(8)]
-        crossed, order = play(Traffic(), rates, crossings)
+        crossed, order = play(FlowScheduler(), rates, crossings)
         assert len(set(crossed)) == 1
         assert crossed[0] == pytest.approx(5.6)
         assert order == list(range(8))
 
     def test_who_is_held_back_by_a_line_of_its_own_leaves_the_rest(self) -> None:
         slow, fast = Crossing(0.0, 20.0, (1, 0)), Crossing(0.0, 20.0, (2, 0))
-        crossed, order = play(Traffic(), [10.0, 2.0, 100.0], [slow, fast, fast])
+        crossed, order = play(FlowScheduler(), [10.0, 2.0, 100.0], [slow, fast, fast])
         assert crossed == pytest.approx([10.0, 5.0, 5.0])
         assert order == [1, 2, 0]
 
@@ -173,8 +173,8 @@ class TestOrder:
 class TestCost:
     def test_a_change_does_not_concern_the_others(self) -> None:
         """Of a thousand equal flows on one line none is told when one more begins or ends."""
-        traffic, shared = Traffic(), Line(1000.0)
-        flows = [Flow((Line(10.0), shared)) for _ in range(1000)]
+        traffic, shared = FlowScheduler(), SimulatedLink(1000.0)
+        flows = [LinkFlow((SimulatedLink(10.0), shared)) for _ in range(1000)]
         for number, flow in enumerate(flows):
             traffic.begin(flow, 100.0 + number, 0.0)
         traffic.settle(0.0)
@@ -194,10 +194,12 @@ async def exchange(seed: int, plain: bool) -> list[tuple[float, str, int]]:
     """Have hosts of all kinds write to a server, and be cut; return what arrived when."""
     network, loop = testing.network(), asyncio.get_running_loop()
     if plain:
-        network.traffic = cast(Traffic, PlainTraffic())
+        network.medium.scheduler = cast(FlowScheduler, PlainScheduler())
     rng = np.random.default_rng(seed)
-    rack = Line(3000.0)
-    network.add(Host("server", (Line(4000.0),), (Line(4000.0, burst=500.0),), 0.01))
+    rack = SimulatedLink(3000.0)
+    network.add(
+        Host("server", (SimulatedLink(4000.0),), (SimulatedLink(4000.0, burst=500.0),), 0.01)
+    )
     arrived: list[tuple[float, str, int]] = []
 
     class Listening(asyncio.Protocol):
@@ -210,7 +212,10 @@ async def exchange(seed: int, plain: bool) -> list[tuple[float, str, int]]:
     with network.at("server"):
         await loop.create_server(Listening, "127.0.0.1", 7)
     for number in range(8):
-        line, latency = Line(float(rng.choice([500.0, 1000.0, 8000.0]))), float(rng.uniform(0, 0.2))
+        line, latency = (
+            SimulatedLink(float(rng.choice([500.0, 1000.0, 8000.0]))),
+            float(rng.uniform(0, 0.2)),
+        )
         up = (line, rack) if number % 2 else (line,)
         network.add(Host(f"client-{number}", up, (), latency))
         with network.at(f"client-{number}"):

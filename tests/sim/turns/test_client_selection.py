@@ -1,4 +1,4 @@
-"""Who computes next: streams of clients that depend on their seed alone."""
+"""Selection rules: streams of clients that depend on their seed alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 
 from aiops.errors import UsageError
-from aiops.sim.turns.selection import Noted, Recorded, Selection, Softmax, selection
+from aiops.sim.turns.client_selection import (
+    RecordedSelection,
+    RecordingSelection,
+    Selection,
+    Softmax,
+    selection,
+)
 
 
 def drawn(rule: Selection, turns: int) -> list[int]:
@@ -110,7 +116,7 @@ class TestSoftmax:
 
 class TestRecorded:
     def test_a_note_of_a_rule_repeats_it(self, tmp_path: Path) -> None:
-        rule = Noted(selection("uniform", 5, seed=1))
+        rule = RecordingSelection(selection("uniform", 5, seed=1))
         expected = drawn(rule, 100)
         rule.write(tmp_path / "turns.txt")
         assert drawn(selection(f"recorded:{tmp_path / 'turns.txt'}", 5, seed=9), 100) == expected
@@ -127,9 +133,9 @@ class TestRecorded:
 
     def test_a_client_that_there_is_not(self) -> None:
         with pytest.raises(UsageError, match="the record selects client 3, but there are 3"):
-            Recorded(3, [0, 1, 3])
+            RecordedSelection(3, [0, 1, 3])
         with pytest.raises(UsageError, match="numbers go from 0 to 2"):
-            Recorded(3, [-1])
+            RecordedSelection(3, [-1])
 
     def test_files_that_are_none(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=r"none\.txt: No such file"):
@@ -146,15 +152,15 @@ class TestRecorded:
         ("", "no selection rule is called ''"),
         ("uniform:2", "has no settings, and was given '2'"),
         ("round-robin:x", "has no settings"),
-        ("softmax", "say what becomes of a selected client's priority"),
-        ("softmax:add=-1,times=2", "say what becomes"),
+        ("softmax", "give the change of a selected client's priority"),
+        ("softmax:add=-1,times=2", "give the change"),
         ("softmax:ad=-1", "softmax has no setting 'ad'.*add"),
         ("softmax:add", "'add' in a selection rule: write key=number"),
         ("softmax:add=much", "write key=number"),
         ("softmax:change=tanh", "softmax:change=tanh: write package.module:name"),
         ("softmax:change=nowhere.at_all:f", "there is no module 'nowhere.at_all'"),
         ("softmax:change=math:pie", "math has no 'pie'"),
-        ("softmax:change=math:pi", "what lies there is not a function"),
+        ("softmax:change=math:pi", "that is not a function"),
         ("softmax:add=nan", "write key=number"),
     ],
 )

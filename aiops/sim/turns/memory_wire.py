@@ -1,0 +1,148 @@
+"""A wire within a process: it keeps a connection's rules and counts, and copies no payload.
+
+A `MemoryWire` sends a `HandedMessage`: the message itself, and its payloads where they lie. Both
+ends follow the same state machine and count the same bytes as over a stream. The server uses a
+gradient in the worker's memory, and a worker reads a version of the parameters in the server's
+(`aiops.client.leased.Leased`), for as long as it needs it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from aiops.common.frozen import value
+from aiops.model.arena import Arena
+from aiops.model.layout import Layout
+from aiops.model.parts import Parts
+from aiops.store.snapshots import Lease
+from aiops.wire.connection import Buffer, Connection, Places, SinkFor
+from aiops.wire.messages import Message
+from aiops.wire.shared_payloads import LentPayload
+from aiops.wire.sinks import Sink, copy
+from aiops.wire.state_machine import Side
+
+Payloads = Sequence[Sequence[memoryview]]
+
+
+@value
+class HandedMessage:
+    """One message in transit, with its payloads where they lie.
+
+    Attributes
+    ----------
+    message
+        The message.
+    nbytes
+        Bytes that it would have on a stream, payloads included.
+    payloads
+        The views of each of its parts.
+    lease
+        A lease on the version that they show; the receiver releases it.
+    """
+
+    message: Message
+    nbytes: int
+    payloads: Payloads = ()
+    lease: Lease | None = None
+
+
+class MemoryWire(Connection):
+    """One side of a connection within a process.
+
+    Sent messages lie in ``outbox``. To deliver one, put it into the peer's ``inbox`` and call
+    `received` with its number of bytes.
+
+    Parameters
+    ----------
+    side
+        ``"client"`` or ``"server"``.
+    place
+        Returns a sink; called once per message that has payloads.
+    """
+
+    __slots__ = ("inbox", "outbox")
+
+    _room = 0  # nothing is read ahead
+
+    def __init__(self, side: Side, place: SinkFor) -> None:
+        super().__init__(side, place)
+        self.inbox: deque[HandedMessage] = deque()
+        self.outbox: deque[HandedMessage] = deque()
+
+    def send(self, message: Message, payloads: Payloads = (), places: Places = ()) -> list[Buffer]:
+        """Put a message into the outbox; return an empty list of buffers.
+
+        Raises
+        ------
+        LocalProtocolError
+            When this side may not send that now.
+        """
+        before = self.traffic.bytes_out
+        self._say(message)
+        nbytes = self.traffic.bytes_out - before
+        self.outbox.append(HandedMessage(message, nbytes, payloads))
+        return []
+
+    def hand(self, message: Message, payloads: Payloads = (), lease: Lease | None = None) -> None:
+        """Put a message into the outbox, with the lease that its payloads need."""
+        before = self.traffic.bytes_out
+        self._say(message)
+        self.outbox.append(HandedMessage(message, self.traffic.bytes_out - before, payloads, lease))
+
+    def received(self, nbytes: int) -> list[tuple[Message, Sink | None]]:
+        """Take the next message from the inbox.
+
+        Raises
+        ------
+        RemoteProtocolError
+            When the peer may not send that now.
+        """
+        handed = self.inbox.popleft()
+        message = handed.message
+        assert nbytes == handed.nbytes
+        self.traffic.bytes_in += nbytes
+        self._hear(message)
+        parts: Parts = getattr(message, "parts", ())
+        payload = 0
+        for part in parts:
+            payload += part.nbytes
+        self._count(message.kind, nbytes - payload, payload)
+        return [(message, self._taken(handed) if parts else None)]
+
+    def _taken(self, handed: HandedMessage) -> Sink:
+        sink = self.place(handed.message)
+        assert sink is not None, "a message with payloads has a sink"
+        lease, payloads = handed.lease, handed.payloads
+        if len(payloads) == 1 and len(payloads[0]) == 1:  # one piece: the sink may use it in place
+            lent: LentPayload
+            if lease is not None:
+                lent = _LeasedPayload(lease)
+            else:
+                lent = LentPayload(np.frombuffer(payloads[0][0], np.uint8), lambda: None)
+            if sink.adopt(lent):
+                return sink
+        for number, pieces in enumerate(payloads):
+            offset = 0
+            for piece in pieces:
+                copy(piece, sink, number, offset)
+                offset += len(piece)
+        if lease is not None:
+            lease.release()
+        return sink
+
+
+class _LeasedPayload(LentPayload):
+    """A whole version of the parameters, in the server's memory."""
+
+    __slots__ = ("_arena",)
+
+    def __init__(self, lease: Lease) -> None:
+        self._arena = lease.version.arena
+        super().__init__(self._arena.data, lease.release)
+
+    def arena(self, layout: Layout) -> Arena:
+        """Return the server's arena, so that readers share its views too."""
+        return self._arena
