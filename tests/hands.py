@@ -88,7 +88,7 @@ class Hand:
         if into is not None and lease is not None:
             into.arena.data[:] = lease.version.arena.data
             into.version, into.versions[:] = lease.version.number, lease.version.tensor_versions
-        if not hasattr(self, "routine"):
+        if not hasattr(self, "strategy"):
             return
         if isinstance(message, Error):
             self.refusals.append(message)
@@ -109,10 +109,10 @@ def crew_of(inline: Inline, size: int) -> list[Hand]:
 
 
 def train(hands: list[Hand], steps: int, gradient: Gradient, seed: int = 0) -> None:
-    """Let whoever may compute do so, in a random order."""
+    """Let workers that may compute do so, in a random order."""
     rng = np.random.default_rng(seed)
     for _ in range(steps):
         free = [hand for hand in hands if not hand.waits]
-        assert free, "everybody waits"
+        assert free, "every worker waits"
         free[int(rng.integers(len(free)))].step(gradient, rng)
         hands[0].inline.release()

@@ -100,8 +100,8 @@ def test_in_a_fork_a_lock_of_its_parent_is_not_waited_for() -> None:
 def test_a_fork_starts_its_own() -> None:
     code = """
 import os, threading
-from aiops.net.thread_pool import Hands
-hands = Hands(1)
+from aiops.net.thread_pool import ThreadPool
+hands = ThreadPool(1)
 hands.all([lambda: None] * 4)
 child = os.fork()
 if child:

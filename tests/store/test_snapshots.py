@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aiops.client.params import Params
-from aiops.client.receive_params import Into, wants_of
+from aiops.client.receive_params import ParameterSink, wants_of
 from aiops.errors import BadPush, RemoteProtocolError
 from aiops.model.arena import Arena
 from aiops.model.layout import Ints, Layout
@@ -61,7 +61,7 @@ class Server:
         wanted = Wanted(have, wants).known(version.number, TENSORS)
         parts = version.parts_for(wanted)
         if parts:
-            sink = Into(params, parts, have, wants, "the server")
+            sink = ParameterSink(params, parts, have, wants, "the server")
             for number, (part, views) in enumerate(
                 zip(parts, self.shelf.lease().glimpses(parts), strict=True)
             ):
@@ -175,36 +175,38 @@ class TestAnswersThatAreWrong:
     def test_other_tensors(self, name: str, codec: str, nbytes: int, words: str) -> None:
         params, a = self.reader(), LAYOUT.index["a"]
         with pytest.raises(RemoteProtocolError, match=words):
-            Into(params, (self.part(name, codec, nbytes),), 3, ((a, a + 1, 3),), "the server")
+            ParameterSink(
+                params, (self.part(name, codec, nbytes),), 3, ((a, a + 1, 3),), "the server"
+            )
         assert (params.held == 3).all()
 
     def test_half_a_tensor(self) -> None:
         whole = self.part("a")
         for part in (whole._replace(stop=whole.stop - 4, nbytes=8), whole._replace(start=4)):
             with pytest.raises(RemoteProtocolError):
-                Into(self.reader(), (part,), 3, (), "the server")
+                ParameterSink(self.reader(), (part,), 3, (), "the server")
         half = whole._replace(codec="int8", stop=whole.stop - 4, nbytes=8)
         with pytest.raises(RemoteProtocolError, match="an increment of no tensor"):
-            Into(self.reader(), (half,), 3, (), "the server")
+            ParameterSink(self.reader(), (half,), 3, (), "the server")
 
     def test_something_lacking(self) -> None:
         params, a, b = self.reader(), LAYOUT.index["a"], LAYOUT.index["b"]
         params.held[b] = -1
         wants = ((a, a + 1, 3), (b, b + 1, -1))
         with pytest.raises(RemoteProtocolError, match="do not make up the tensors"):
-            Into(params, (self.part("a"),), 3, wants, "the server")
+            ParameterSink(params, (self.part("a"),), 3, wants, "the server")
 
     def test_an_increment_of_what_is_not_held(self) -> None:
         params, a = self.reader(), LAYOUT.index["a"]
         params.held[a] = -1
         with pytest.raises(RemoteProtocolError, match="of 'a', which is not held here"):
-            Into(params, (self.part("a", "int8", 7),), 3, ((a, a + 1, -1),), "the server")
+            ParameterSink(params, (self.part("a", "int8", 7),), 3, ((a, a + 1, -1),), "the server")
 
     def test_an_increment_that_is_none(self) -> None:
         """Another, good one before it is not added either."""
         params = self.reader()
         parts = (self.part("a", "bf16", 6), self.part("b", "bf16", 7))
-        sink = Into(params, parts, 3, (), "the server")
+        sink = ParameterSink(params, parts, 3, (), "the server")
         sink.view(0, 0)[:] = np.array([0x3F80] * 3, "<u2").tobytes()  # ones
         sink.view(1, 0)[:] = bytes(7)
         with pytest.raises(RemoteProtocolError, match="an increment of 'b' that is no bf16"):

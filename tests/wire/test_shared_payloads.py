@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from aiops.client.leased import Leased
 from aiops.client.params import Params
-from aiops.client.receive_params import Into
+from aiops.client.receive_params import ParameterSink
 from aiops.engine.admission import Admission
 from aiops.engine.receive import CodedIncoming, RawIncoming
 from aiops.errors import RemoteProtocolError
@@ -258,10 +258,12 @@ class TestAdopted:
 
     def test_parameters_are_the_servers_own_if_they_may(self) -> None:
         for params in (Params(LAYOUT), Leased(LAYOUT)):
-            sinks: list[Into] = []
+            sinks: list[ParameterSink] = []
 
-            def place(message: Message, params: Params = params, sinks: list[Into] = sinks) -> Into:
-                sinks.append(Into(params, (WHOLE,), -1, (), "the server"))
+            def place(
+                message: Message, params: Params = params, sinks: list[ParameterSink] = sinks
+            ) -> ParameterSink:
+                sinks.append(ParameterSink(params, (WHOLE,), -1, (), "the server"))
                 return sinks[-1]
 
             wire, memory, back = near("client", place)
