@@ -1,0 +1,105 @@
+"""The language of CONTRIBUTING.md, held: words that are not used, and how a summary line begins."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+BANNED = re.compile(
+    r"\b(?:nobody|somebody|anybody|everybody|whoever|whomever|so many|whose turn|errand|shelf"
+    r"|spoilt|forsake|leash)\b",
+    re.IGNORECASE,
+)
+"""Machines are not people, a number has a name, and a thing has one name."""
+
+OPENING = re.compile(r"(?:What|Who|Whose|Whom|Whether|Where|Which|When|How)\b")
+"""A summary line names the thing; it is not half of a question."""
+
+LEFT: dict[str, int] = {}
+"""Places that still break the rules, by room: a number may only go down."""
+
+
+def room_of(path: Path) -> str:
+    """The room that a file counts for."""
+    parts = path.relative_to(ROOT).parts
+    if parts[0] != "aiops":
+        return parts[0] if len(parts) > 1 else "pages"
+    return parts[1].removesuffix(".py")
+
+
+def prose(path: Path) -> Iterator[tuple[int, str]]:
+    """Comments and string literals, with their lines."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        yield from enumerate(text.splitlines(), 1)
+        return
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type in (tokenize.COMMENT, tokenize.STRING):
+            yield from enumerate(token.string.splitlines(), token.start[0])
+
+
+def summaries(path: Path) -> Iterator[tuple[int, str]]:
+    """The first lines of docstrings."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text:
+                yield getattr(node, "lineno", 1), text.splitlines()[0]
+
+
+def faults(path: Path) -> Iterator[str]:
+    """What a file has that it should not."""
+    where = path.relative_to(ROOT)
+    for number, line in prose(path):
+        for found in BANNED.finditer(line):
+            yield f"{where}:{number}: {found.group()!r} in {line.strip()!r:.100}"
+    if path.suffix == ".py":
+        for number, line in summaries(path):
+            if OPENING.match(line):
+                yield f"{where}:{number}: a summary line begins as a question: {line!r:.100}"
+
+
+def written() -> dict[str, list[str]]:
+    """All faults, by room."""
+    paths = [
+        *(ROOT / "aiops").rglob("*.py"),
+        *(ROOT / "benchmarks").rglob("*.py"),
+        *(ROOT / "examples").rglob("*.py"),
+        *(ROOT / "docs" / "_tools").rglob("*.py"),
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs" / "algorithms").glob("*.md"),
+    ]
+    found: dict[str, list[str]] = {}
+    for path in sorted(paths):
+        if path.name != "CONTRIBUTING.md":  # it lists the words
+            found.setdefault(room_of(path), []).extend(faults(path))
+    return found
+
+
+FOUND = written()
+
+
+@pytest.mark.parametrize("room", FOUND)
+def test_the_language_of_a_room(room: str) -> None:
+    limit = LEFT.get(room, 0)
+    shown = "\n".join(FOUND[room])
+    assert len(FOUND[room]) <= limit, f"CONTRIBUTING.md, Language:\n{shown}"
+    assert len(FOUND[room]) == limit, f"fewer than {limit}: lower the number in LEFT"
+
+
+def test_this_test_sees_them() -> None:
+    assert Counter(m.group() for m in BANNED.finditer("Nobody is so many; a shelf")) == {
+        "Nobody": 1, "so many": 1, "shelf": 1
+    }  # fmt: skip
+    assert OPENING.match("What is there")
+    assert not OPENING.match("Whatever")
