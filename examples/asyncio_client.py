@@ -3,10 +3,10 @@
 ::
 
     python examples/asyncio_client.py                   # with a server inside the same loop
-    python examples/asyncio_client.py URL               # with one that runs somewhere
+    python examples/asyncio_client.py URL               # with a server that runs already
 
-The observer is never waited for and changes nothing: it fetches the parameters and the statistics
-at the same time (calls on one `AsyncClient` are pipelined) and tests what it got.
+No worker waits for the observer, and it changes nothing. It fetches the parameters and the
+statistics at the same time (calls on one `AsyncClient` are pipelined) and tests the parameters.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ model = MLP((digits.features, 64, digits.classes))
 
 
 async def work(url: str, index: int) -> None:
-    """Take some steps; while one worker awaits the server, another one computes."""
+    """Take `STEPS` steps; while one worker awaits the server, another one computes."""
     async with aiops.AsyncWorker(url, model.init(seed=0), name=f"worker-{index}") as worker:
         for x, y in islice(batches(digits, BATCH_SIZE, 0, index, WORKERS), STEPS):
             _loss, gradients = model.gradients(worker.params, x, y)
@@ -39,7 +39,7 @@ async def watch(url: str, training: asyncio.Event) -> float:
     """Report on the model twice per second while it is trained; return its final accuracy."""
     async with aiops.AsyncClient(url) as ps:
         while True:
-            ending = not training.is_set()  # known before the look: so the last one sees it all
+            ending = not training.is_set()  # read before the fetch: the last fetch is then complete
             params, stats = await asyncio.gather(ps.fetch(), ps.stats())
             accuracy = model.accuracy(params, digits.test_x, digits.test_y)
             staleness = stats["mean_staleness"]
@@ -52,7 +52,7 @@ async def watch(url: str, training: asyncio.Event) -> float:
 async def train(url: str) -> float:
     """Run the workers and the observer together; return the final accuracy."""
     async with aiops.AsyncClient(url, role="worker", name="first") as ps:
-        await ps.define(model.init(seed=0))  # so that there is something to watch
+        await ps.define(model.init(seed=0))  # until then, `fetch` raises NotReady
     training = asyncio.Event()
     training.set()
     watching = asyncio.create_task(watch(url, training))

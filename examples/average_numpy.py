@@ -5,8 +5,8 @@
     python -m aiops.server --policy average             # prints its URL
     python examples/average_numpy.py URL                # in as many terminals as you like
 
-Every worker has a model of its own and updates it by itself; now and then, while all of them go on
-training, the models are averaged, from worker to worker. The server is only where they meet.
+Every worker has a model of its own and updates it. From time to time, while all of them go on
+training, the workers average their models among themselves. The server only arranges the rounds.
 Without a URL (nor ``$AIOPS_URL``) it starts a server of its own.
 """
 
@@ -26,19 +26,19 @@ STEPS, BATCH_SIZE = 1000, 32
 
 
 def train(url: str) -> float:
-    """Train, and return the accuracy on images that were not trained on."""
+    """Train, and return the accuracy on the test images."""
     digits = load("digits").flat()
     model = MLP((digits.features, 64, digits.classes))
-    params = model.init(seed=os.getpid())  # who is not the first begins with the others' average
+    params = model.init(seed=os.getpid())  # replaced by the average of the others, if any
     with aiops.client.ModelAverager(url, params) as averager:
         for x, y in islice(batches(digits, BATCH_SIZE, seed=os.getpid()), STEPS):
-            with averager.step():  # no average comes between these lines
+            with averager.step():  # no average is applied between these lines
                 loss, gradients = model.gradients(params, x, y)
                 for name, gradient in gradients.items():
                     params[name] -= averager.lr * gradient
             if averager.steps % 200 == 0:
                 print(f"step {averager.steps:5}  {loss:.4f}  {averager}")
-        averager.average()  # a last one, with whoever is still there
+        averager.average()  # a last one, with the workers that still train
         return model.accuracy(params, digits.test_x, digits.test_y)
 
 

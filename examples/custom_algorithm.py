@@ -1,4 +1,4 @@
-"""An algorithm of one's own: Signum with staleness, from scratch, and trained with.
+"""Define an algorithm, Signum with staleness, from scratch, and train with it.
 
 ::
 
@@ -6,8 +6,8 @@
     aiops demo --policy examples.custom_algorithm:Signum
     python examples/custom_algorithm.py
 
-The class below is all there is to it. The rule is plain arithmetic on arrays: the server compiles
-it into one fused loop (or one GPU kernel), and runs it as it stands where there is no compiler.
+The class below is the whole algorithm. The rule is plain arithmetic on arrays: the server compiles
+it into one fused loop (or one GPU kernel). Without Numba, NumPy runs it unchanged.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Signum(Algorithm):
 
 
 def work(url: str, index: int, workers: int, steps: int = 500) -> float:
-    """Train as one of several workers; return the accuracy on images not trained on."""
+    """Train as one of several workers; return the accuracy on the test images."""
     digits = load("digits").flat()
     model = MLP((digits.features, 64, digits.classes))
     with aiops.Worker(url, model.init(seed=0)) as worker:

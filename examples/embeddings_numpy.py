@@ -1,4 +1,4 @@
-"""Learn embeddings of words from the company they keep, with a table that lives on the server.
+"""Learn embeddings of words from their contexts, with two tables that are held by the server.
 
 ::
 
@@ -6,11 +6,11 @@
     python examples/embeddings_numpy.py URL             # in as many terminals as you like
 
 Without a URL (nor ``$AIOPS_URL``) it starts a server of its own. The vocabulary has room for ten
-million words; the server stores the few thousand that occur, and a worker holds one batch of them.
+million words. The server stores the few thousand that occur, and a worker holds one batch of them.
 
-The text is made up: every word belongs to one of eight topics, and words of a topic appear
-together. Skip-gram with negative sampling (Mikolov et al. 2013) has to find out which. A word's
-topic is then guessed from the nearest of its neighbours.
+The text is generated: every word belongs to one of eight topics, and words of a topic appear
+together. Skip-gram with negative sampling (Mikolov et al. 2013) has to learn the topics. A word is
+classified by the topic of its nearest neighbour.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ VOCABULARY, WIDTH = 10_000_000, 16
 TOPICS, WORDS_PER_TOPIC = 8, 250
 STEPS, PAIRS, NEGATIVES = 1500, 256, 4
 
-# One table for words and one for the contexts they are seen in, as in word2vec.
+# One table for words and one for their contexts, as in word2vec.
 TABLES = {
     "words": aiops.Table(VOCABULARY, WIDTH, scale=0.1, seed=1),
     "contexts": aiops.Table(VOCABULARY, WIDTH, scale=0.1, seed=2),
@@ -69,7 +69,7 @@ def gradients(words: Floats, contexts: Floats, labels: Floats) -> tuple[float, F
 
 
 def train(url: str) -> float:
-    """Train, and return how many words' nearest neighbour is of their own topic."""
+    """Train, and return the share of words whose nearest neighbour is of their own topic."""
     text = Text(seed=os.getpid())
     with aiops.Worker(url, {}, tables=TABLES) as worker:
         word, context, labels = text.batch()

@@ -24,7 +24,7 @@ STEPS, BATCH_SIZE = 1000, 32
 
 
 def train(url: str) -> float:
-    """Train, and return the accuracy on images that were not trained on."""
+    """Train, and return the accuracy on the test images."""
     digits = load("digits").flat()
     model = MLP((digits.features, 64, digits.classes))
     with aiops.Worker(url, model.init(seed=0)) as worker:

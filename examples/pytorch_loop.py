@@ -28,8 +28,8 @@ STEPS, BATCH_SIZE = 600, 32
 
 
 def train(url: str) -> float:
-    """Train, and return the accuracy on images that were not trained on."""
-    torch.set_num_threads(1)  # so small a model only waits for a second thread
+    """Train, and return the accuracy on the test images."""
+    torch.set_num_threads(1)  # a model of this size is slower with two
     digits = load("digits").flat()
     model: Any = torch.nn.Sequential(
         torch.nn.Linear(digits.features, 64),
@@ -42,13 +42,13 @@ def train(url: str) -> float:
         loss = torch.nn.functional.cross_entropy(model(torch.from_numpy(x)), torch.from_numpy(y))
         opt.zero_grad()
         loss.backward()
-        opt.step()  # as ever: but the step is the server's
-    opt.close()  # aiops: say goodbye, so that no other worker waits for this one
+        opt.step()  # as before, but the server takes the step
+    opt.close()  # aiops: leave, so that no other worker waits for this one
     return accuracy(model, digits.test_x, digits.test_y)
 
 
 def accuracy(model: Any, x: Any, y: Any) -> float:
-    """Return the share of images that the model names right."""
+    """Return the share of images that the model classifies correctly."""
     with torch.no_grad():
         found = model(torch.tensor(x)).argmax(dim=1)
     return float((found == torch.tensor(y)).float().mean())
