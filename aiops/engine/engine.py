@@ -1,13 +1,87 @@
-"""The engine: events in, effects out. It decides everything, and does nothing by itself.
+"""Decide everything that one server does: events in, effects out, and no I/O.
 
-The server, replay, the simulator and a unit test all drive this one class::
+The server, replay, the simulator and the unit tests drive the same class::
 
     for effect in engine.handle(event):
-        ...carry it out; run an Apply, and come back with Applied...
+        ...carry it out; run an Apply on any thread, then post its Applied...
 
-Every event carries its time, and the list of events is the journal: the same events give the same
-effects and, because the kernels are deterministic, the same parameters to the last bit. One `Apply`
-is outstanding at a time; everything about it is fixed when it is issued.
+Theory of operation
+===================
+
+**Events and effects.** An event (`aiops.engine.events`) is something that has happened: a client
+joined or left, a message is complete, a kernel is done, a time was reached. Each carries its time;
+the engine reads no clock. `Engine.handle` changes the state and returns the effects in the order in
+which they must be carried out. An effect that takes a lease or a buffer along (`Reply`) owns it:
+the driver releases it once the reply has been sent, or at once if it cannot be sent. `handle` is
+not reentrant, and all events of one engine come from one thread.
+
+Payloads take another way, because they arrive before their message is complete. The connection
+calls `Engine.place` with a message's header and writes the payload into the sink that is returned.
+`place` decides from the header alone; it takes a buffer but touches neither parameters nor queue.
+If the pool has no room, it returns None, and the connection stops reading until `Engine.wait` has
+it try again. That is the only backpressure on pushes. The event `Received` brings message and sink
+together. From then on the engine owns the sink: it ends in `free` or `keep`, or leaves with a reply
+that sends rows out of it.
+
+**Owners.** Each part of the state has one object that changes it:
+
+============================  ====================================================================
+`Membership` (``crew``)       clients by id, their present connection, their last sequence number
+                              and remembered answers, and the workers a barrier waits for
+`Admission` (``intake``)      buffers, and the checks a payload must pass while it arrives
+`UpdateQueue` (``updates``)   pushes in order of arrival, the policy, the sum in progress, answers
+                              a barrier holds back, and the outstanding `Apply`
+`Replies` (``answers``)       unanswered pushes, and fetches that wait for an update in place
+`TableRequests` (``rows``)    embedding tables; their work takes its turn in the update queue
+`DeltaReplies`                the delta replica that coded fetches are answered from, if any
+`Rendezvous` (``meeting``)    rounds of workers that average their models with each other
+`Store` (``store``)           parameters, versions, leases, optimiser state
+============================  ====================================================================
+
+The engine routes each event to its owner. Effects are appended to one list, which keeps their
+order across owners. `_define` creates everything that depends on the model, so before a worker has
+offered one (or `Initialised` has given it) there is no store, and requests that need one are
+refused with `NotReady`.
+
+**One Apply outstanding.** When its turn comes, a push is shown to the policy, which uses, ignores
+or refuses it. The update's base and target version, its staleness, learning rates and scalars are
+fixed when the `Apply` is issued; later events do not change them. No second `Apply` is
+issued before the `Applied` of the first. `Applied` publishes the version, if the job makes one,
+answers the push or holds the answer (a barrier), and issues the next. So updates have a total
+order, versions are consecutive, and the result does not depend on the speed of the kernel.
+
+**Concurrency.** While an `Apply` runs, every other event is handled as usual: pushes arrive, are
+surveyed and queued, and clients join and leave. Fetches depend on where the update is written. If
+nothing holds a lease on the current version it is overwritten in place, and fetches wait in
+`Replies.readers` until it is readable again. Otherwise the update goes to a spare arena, and the
+current version is still served. With relaxed consistency every update is in place, and readers do
+not wait. An update's kernel writes its target, the optimiser's state and the sum in progress; the
+engine changes none of them meanwhile. Leases and row buffers may be returned on any thread: they are
+appended to a deque, which the engine's thread empties.
+
+**Faults.** A request that cannot be served raises `Refused`, which becomes an `Error` reply and
+changes no parameter. A push is validated as a whole before it is queued: one bad value refuses all
+of it. A connection that is lost does not undo a push: the update is made, and its answer is kept
+under the client's sequence number. When the client repeats the push on a new connection, it gets
+that answer, and the gradient is not applied again. The answers to a client's last
+`aiops.wire.messages.REMEMBERED` pushes are kept; an older push is refused, not applied. A worker that is silent at a barrier is excused after the
+deadline, for which `WakeAt` requests a `Tick`. After `Stopping` new pushes are refused; held ones
+are acknowledged if their step was made, and refused if not; queued ones are still carried out. Any other exception, such as one from a
+policy, may leave the state half changed: the server ends without handling another event.
+
+**The steady exchange** (`aiops.engine.steady`) is a short way through the same state. A push of a
+whole small model, with nothing queued, held or outstanding, is updated and answered in one call,
+without message, event or effect objects. It changes what the general way would change, and it
+checks every condition before it changes anything: if one fails, the general way takes the push.
+
+**The journal** (`aiops.engine.journal`) is the list of events with their payloads, each written
+before it is handled. A fresh engine makes the same decisions from the same events and, because the
+kernels are deterministic, the same parameters to the last bit. So what decides about parameters
+must come from an event or the options, never from a clock or a random number. A steady exchange
+records the events that the general way would have had. Calls of `place` are not recorded: replay
+repeats them. Nor are the ends of leases, which decide whether an update is written in place, and so
+which version a fetch is sent meanwhile. Relaxed reads cannot be recorded (the versions that they
+mix depend on the moment), nor can sharded runs (no server receives a whole push).
 """
 
 from __future__ import annotations
