@@ -38,17 +38,17 @@ that sends rows out of it.
 `Store` (``store``)           parameters, versions, leases, optimiser state
 ============================  ====================================================================
 
-The engine routes each event to its owner. Effects are appended to one list, which keeps their
-order across owners. `_define` creates everything that depends on the model, so before a worker has
+The engine routes each event to its owner. Effects are appended to one list, which keeps their order
+across owners. `_define` creates everything that depends on the model, so before a worker has
 offered one (or `Initialised` has given it) there is no store, and requests that need one are
 refused with `NotReady`.
 
 **One Apply outstanding.** When its turn comes, a push is shown to the policy, which uses, ignores
 or refuses it. The update's base and target version, its staleness, learning rates and scalars are
-fixed when the `Apply` is issued; later events do not change them. No second `Apply` is
-issued before the `Applied` of the first. `Applied` publishes the version, if the job makes one,
-answers the push or holds the answer (a barrier), and issues the next. So updates have a total
-order, versions are consecutive, and the result does not depend on the speed of the kernel.
+fixed when the `Apply` is issued; later events do not change them. No second `Apply` is issued
+before the `Applied` of the first. `Applied` publishes the version, if the job makes one, answers
+the push or holds the answer (a barrier), and issues the next. So updates have a total order,
+versions are consecutive, and the result does not depend on the speed of the kernel.
 
 **Concurrency.** While an `Apply` runs, every other event is handled as usual: pushes arrive, are
 surveyed and queued, and clients join and leave. Fetches depend on where the update is written. If
@@ -56,18 +56,19 @@ nothing holds a lease on the current version it is overwritten in place, and fet
 `Replies.readers` until it is readable again. Otherwise the update goes to a spare arena, and the
 current version is still served. With relaxed consistency every update is in place, and readers do
 not wait. An update's kernel writes its target, the optimiser's state and the sum in progress; the
-engine changes none of them meanwhile. Leases and row buffers may be returned on any thread: they are
-appended to a deque, which the engine's thread empties.
+engine changes none of them meanwhile. Leases and row buffers may be returned on any thread: they
+are appended to a deque, which the engine's thread empties.
 
 **Faults.** A request that cannot be served raises `Refused`, which becomes an `Error` reply and
 changes no parameter. A push is validated as a whole before it is queued: one bad value refuses all
 of it. A connection that is lost does not undo a push: the update is made, and its answer is kept
 under the client's sequence number. When the client repeats the push on a new connection, it gets
 that answer, and the gradient is not applied again. The answers to a client's last
-`aiops.wire.messages.REMEMBERED` pushes are kept; an older push is refused, not applied. A worker that is silent at a barrier is excused after the
-deadline, for which `WakeAt` requests a `Tick`. After `Stopping` new pushes are refused; held ones
-are acknowledged if their step was made, and refused if not; queued ones are still carried out. Any other exception, such as one from a
-policy, may leave the state half changed: the server ends without handling another event.
+`aiops.wire.messages.REMEMBERED` pushes are kept; an older push is refused, not applied. A worker
+that is silent at a barrier is excused after the deadline, for which `WakeAt` requests a `Tick`.
+After `Stopping` new pushes are refused; held ones are acknowledged if their step was made, and
+refused if not; queued ones are still carried out. Any other exception, such as one from a policy,
+may leave the state half changed: the server ends without handling another event.
 
 **The steady exchange** (`aiops.engine.steady`) is a short way through the same state. A push of a
 whole small model, with nothing queued, held or outstanding, is updated and answered in one call,

@@ -40,10 +40,10 @@ computed it, refuses the order, and the lead treats the follower as lost: a wron
 sent.
 
 **Clients.** A client opens one connection to the lead and one to each follower that holds bytes;
-the shard table comes with the lead's welcome. Requests and answers go to and from the lead. Their headers list all
-parts; a part that lies elsewhere has the codec ``shard`` and no bytes. Those bytes cross between
-the client and the follower as `ShardParts` under the id of the request. The client's connections
-stand and fall together: if one is lost, all are opened anew, under a higher epoch.
+the shard table comes with the lead's welcome. Requests and answers go to and from the lead. Their
+headers list all parts; a part that lies elsewhere has the codec ``shard`` and no bytes. Those bytes
+cross between the client and the follower as `ShardParts` under the id of the request. The client's
+connections stand and fall together: if one is lost, all are opened anew, under a higher epoch.
 
 **Gathering.** `Gathering` holds a push back until the lead has its own portion and each follower
 has reported `PushArrived`. The engine then receives it as one message, with one verdict: a bad
@@ -65,9 +65,10 @@ connected or not; its repetition gets that answer, and `FinishPush` frees the po
 again.
 
 **Lost peers.** A client whose portions stay away is reported by `Lead.overdue` and dropped. When a
-follower is lost, its bytes and its part of the optimiser's state are lost too, so the lead stops the model:
-pushes and fetches of parameters, waiting or new, are answered with `Unavailable`, an outstanding
-update is never published, and no new snapshot of the whole model can be collected. The lead and the
-other followers stay up; statistics and earlier files remain. To recover, start all servers anew
-from the last ``--save``. A follower whose lead is lost ends. A failed shard cannot join again.
+follower is lost, its bytes and its part of the optimiser's state are lost too, so the lead stops
+the model: pushes and fetches of parameters, waiting or new, are answered with `Unavailable`, an
+outstanding update is never published, and no new snapshot of the whole model can be collected. The
+lead and the other followers stay up; statistics and earlier files remain. To recover, start all
+servers anew from the last ``--save``. A follower whose lead is lost ends. A failed shard cannot
+join again.
 """
