@@ -19,9 +19,9 @@ Payloads take another way, because they arrive before their message is complete.
 calls `Engine.place` with a message's header and writes the payload into the sink that is returned.
 `place` decides from the header alone; it takes a buffer but touches neither parameters nor queue.
 If the pool has no room, it returns None, and the connection stops reading until `Engine.wait` has
-it try again. That is the only backpressure on pushes. The event `Received` brings message and sink
-together. From then on the engine owns the sink: it ends in `free` or `keep`, or leaves with a reply
-that sends rows out of it.
+it try again. This bounds the memory of pushes under way. The event `Received` brings message and
+sink together. From then on the engine owns the sink: it ends in `free` or `keep`, or leaves with a
+reply that sends rows out of it.
 
 **Owners.** Each part of the state has one object that changes it:
 
@@ -167,16 +167,16 @@ from aiops.wire.sinks import Discard, Sink
 
 
 class Engine:
-    """One server's decisions.
+    """The decisions of one server; the top of the module tells how it works.
 
     Parameters
     ----------
     algorithm
         Policy, rule and client plan.
     options
-        See `Options`.
+        How the server is run, beside its algorithm; the defaults of `Options` if None.
     machine
-        What it takes from the machine it runs on.
+        Memory, threads and the device that the store uses.
 
     Raises
     ------
@@ -227,10 +227,10 @@ class Engine:
         self.answers.budget = self.budget
         self.intake.budget = min(filter(None, (budget, each)), default=None)
         self.pace = statistics.Pace()
-        self.profile: Callable[[], dict[str, Any]] | None = None  # where time goes, if counted
-        self.file_errors: Callable[[], list[str]] = list  # what the server's files lack
+        self.profile: Callable[[], dict[str, Any]] | None = None  # time by activity, if counted
+        self.file_errors: Callable[[], list[str]] = list  # errors of writing the server's files
         self.now = self.started = 0.0
-        self._fresh = True  # nothing has happened yet
+        self._fresh = True  # no event has been handled yet
         self._tables = Tables({})
         self._short: Shortcut | None = None
 
@@ -259,7 +259,7 @@ class Engine:
             )
 
     def handle(self, event: Event) -> list[Effect]:
-        """Take in an event; return what is to be done, in order."""
+        """Handle an event; return its effects, in the order in which to carry them out."""
         self.now = self.answers.now = self.updates.now = event.time
         if self._fresh:
             self.started, self._fresh = event.time, False
@@ -274,19 +274,22 @@ class Engine:
         return effects
 
     def place(self, peer: int, message: Message) -> Sink | None:
-        """Return where a message's payloads go; None: no room now, wait in line."""
+        """Return the sink of a message's payloads, or None if there is no room now: call `wait`."""
         return self.intake.place(message)
 
     def wait(self, again: Callable[[], bool]) -> None:
-        """Stand in the line of those whom `place` had no room for; see `BufferPool.wait`."""
+        """Have ``again`` called when there may be room; it returns whether there was.
+
+        It joins the line of the pool in which the last `place` found no room.
+        """
         self.intake.lacking.wait(again)
 
     def steady(
         self, peer: int, wire: Connection, push: Push, known: Steady | None
     ) -> Steady | None:
-        """Return the short way of exchanges like this push of a connection, if there is one.
+        """Return the short way for exchanges like this push, or None if there is none.
 
-        ``known``: the one that the connection has. The push is the message read last from its wire.
+        ``known``: the one that the connection has. The push is the message that ``wire`` read last.
         """
         member = self.crew.at(peer)
         if self._short is None or member is None:
@@ -294,34 +297,34 @@ class Engine:
         return self._short.learn(member, peer, wire, push, known)
 
     def flush(self) -> list[Effect]:
-        """Return what has become due by placing something: nothing ever has."""
+        """Return the effects of calls of `place`: an engine has none (a lead has)."""
         return []
 
     def preparation(self) -> Warm:
-        """Return what is to be done as soon as the server listens, and must be done."""
+        """Return the kernels to compile as soon as the server listens."""
         backend, (pushed, fetched) = self.options.backend, self.codecs
         codecs = (codec for _pattern, codec in (*pushed.pairs, *fetched.pairs))
         rule = self.algorithm.rule() if self._machine.device is None else None
         return Warm(Warmup(rule, backend, codecs).steps())
 
     def overdue(self, now: float, patience: Callable[[int], float]) -> list[tuple[int, str]]:
-        """Return the connections that are to be dropped: the shell knows those by itself."""
+        """Return the connections to drop: none, since the shell applies its deadlines itself."""
         return []
 
     @property
     def pools(self) -> Sequence[BufferPool]:
-        """Where payloads get their buffers."""
+        """The pools that payloads get their buffers from."""
         return self.intake.pools
 
     @property
     def device(self) -> str:
-        """Where the parameters are kept (nothing: on the host)."""
+        """The name of the device that holds the parameters; empty: the host."""
         return "" if self._machine.device is None else self._machine.device.name
 
     def held_versions(self) -> set[tuple[int, bool]]:
-        """Return the versions that gradients will be compared with, or are.
+        """Return the versions that the rule compares gradients with, now or later.
 
-        Each with whether it is the shadow's.
+        Each is a number, and whether it is a version of the delta replica.
         """
         held = [member.sent.version for member in self.crew if member.sent is not None]
         reads = self.updates.reads
@@ -329,7 +332,7 @@ class Engine:
         return {(version.number, self.of_shadow(version)) for version in held}
 
     def of_shadow(self, version: Version) -> bool:
-        """Say whether a version is one of the parameters as clients of coded fetches hold them."""
+        """Return whether a version is one of the delta replica."""
         delta_replies = self.answers.delta_replies
         return delta_replies is not None and delta_replies.shadow.owns(version)
 
@@ -340,10 +343,10 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is outstanding and nothing queued."""
+        """True if no update is outstanding and none queued."""
         return self.updates.idle
 
-    # ------------------------------------------------------------ who is there
+    # ------------------------------------------------------------ membership
 
     def _on_joined(self, event: Joined) -> None:
         hello = event.hello
@@ -375,7 +378,7 @@ class Engine:
         self.updates.crew_changed()
 
     def _plan_now(self) -> dict[str, Any]:
-        """Return what a client is told now: under a budget also how long its bytes may take."""
+        """Return the plan for a client that joins: under a budget also the seconds per byte."""
         if self.budget is None:
             return self.plan
         workers = max(self.options.workers or 1, len(self.crew.present()))
@@ -440,11 +443,11 @@ class Engine:
         self._effects.append(Reply(event.peer, Pong(event.message.id)))
 
     def _on_pong(self, event: Received) -> None:
-        """It is alive; that is all."""
+        """Do nothing: the shell has noted that the connection is alive."""
 
     def _on_leave(self, event: Received) -> None:
         if member := self.crew.at(event.peer):
-            member.answers.clear()  # it will not ask again what became of its pushes
+            member.answers.clear()  # it will repeat no push, so none of its answers is needed
         self._on_left(Left(event.time, event.peer))
         self._effects.append(Drop(event.peer, "it said goodbye"))
 
@@ -557,7 +560,7 @@ class Engine:
         self._effects.append(Warm([*self.store.warming(), *tables_warm]))
 
     def _short_way(self, store: Store) -> Shortcut | None:
-        """Return what steady exchanges change, if they are possible with these settings."""
+        """Return the shared part of steady exchanges, or None if the settings rule them out."""
         options, machine = self.options, self._machine
         if options.relaxed or options.shards > 1 or machine.device is not None:
             return None
@@ -585,7 +588,7 @@ class Engine:
             sink.free()
 
     def _on_again(self, event: Received) -> None:
-        """Apply a worker's last gradient again; that it is not kept any more is no error."""
+        """Apply a worker's last gradient again; if it is not kept, acknowledge it unused."""
         message = event.message
         assert isinstance(message, Reapply)
         member = self.crew.at(event.peer)
@@ -644,7 +647,7 @@ _HANDLERS: dict[type, Callable[[Engine, Any], None]] = {
 }
 
 _TRANSMISSIONS = (Push, Reapply, Fetch, PushRows, FetchRows)
-"""What a gate lets through, or not."""
+"""Messages that a gate may skip, and whose rate a bandwidth budget follows."""
 
 _MESSAGES: dict[type[Message], Callable[[Engine, Received], None]] = {
     Push: Engine._on_push,
