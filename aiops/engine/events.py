@@ -254,8 +254,9 @@ class Options:
     ``workers``: the number that take part (None: any). ``worker_deadline``: seconds a barrier
     waits for one worker. ``live``: the most versions of the parameters alive at once. ``relaxed``:
     reads may mix versions. ``max_model``: bytes. ``backend``: the kernels used. ``heartbeat``: seconds
-    of silence after which a client is pinged (in the plan too).
-    ``run``: the run's name, random (it is in the welcome, so that clients notice another run).
+    of silence after which a client is pinged.
+    ``run``: the run's
+    name, random (clients find it in the welcome, and so notice another run).
     ``budget``, ``worker_budget``: bytes per second, both ways, of all clients together and of each.
     ``gate``: `aiops.bandwidth.gates.find` knows it. ``recall``: bytes of gradients kept to be
     applied again.
