@@ -251,19 +251,17 @@ _BANDWIDTH = ("gate", "recall", "push_codec", "fetch_codec", "fetch_lag")
 class Options:
     """The settings of a server, beside its algorithm.
 
-    ``workers``: the number that take part (None: any). ``worker_deadline``: seconds a barrier
-    waits for one worker. ``live``: the most versions of the parameters alive at once. ``relaxed``:
-    reads may mix versions. ``max_model``: bytes. ``backend``: the kernels used. ``heartbeat``: seconds
-    of silence after which a client is pinged.
-    ``run``: the run's
-    name, random (clients find it in the welcome, and so notice another run).
-    ``budget``, ``worker_budget``: bytes per second, both ways, of all clients together and of each.
-    ``gate``: `aiops.bandwidth.gates.find` knows it. ``recall``: bytes of gradients kept to be
-    applied again.
-    ``push_codec``, ``fetch_codec``: `aiops.codecs.choice.CodecChoice` reads them. ``fetch_lag``:
-    the most versions that coded parameters may be behind, 0: chosen by the server. ``shards``: the
-    number of servers that the model is spread over, this one included. ``shard_bytes``: the least
-    bytes that a server holds; a small model is spread over fewer servers.
+    ``workers``: the number that take part (None: any). ``worker_deadline``: seconds a barrier waits
+    for one worker. ``live``: the most versions of the parameters alive at once. ``relaxed``: reads
+    may mix versions. ``max_model``: bytes. ``backend``: the kernels used. ``heartbeat``: seconds of
+    silence after which a client is pinged. ``run``: the run's name, random (clients find it in the
+    welcome, and so notice another run). ``budget``, ``worker_budget``: bytes per second, both ways,
+    of all clients together and of each. ``gate``: `aiops.bandwidth.gates.find` knows it.
+    ``recall``: bytes of gradients kept to be applied again. ``push_codec``, ``fetch_codec``:
+    `aiops.codecs.choice.CodecChoice` reads them. ``fetch_lag``: the most versions that coded
+    parameters may be behind, 0: chosen by the server. ``shards``: the number of servers that the
+    model is spread over, this one included. ``shard_bytes``: the least bytes that a server holds; a
+    small model is spread over fewer servers.
     """
 
     workers: int | None = None
