@@ -84,7 +84,7 @@ class Updating:
         return self._update is not None and self._update.ticket == event.ticket
 
     def applied(self, event: Applied) -> Applied | None:
-        """Take the lead's sums; return the engine's `Applied` if all shards have done their part."""
+        """Take the lead's sums; return the engine's `Applied` if all shards are done."""
         return self._take(0, event.sums, event.time)
 
     def done(self, event: Told, message: UpdateDone) -> Applied | None:
@@ -167,7 +167,7 @@ class Updating:
         for shard in placement.used[1:]:
             work = work_of(job, shard, placement, sent=sent, shadow=shadow)
             pushed = job.pushed[placement.rows(shard, job.pushed)]
-            mine = number if sizes[pushed].any() else 0  # no portion was sent for pieces of no elements
+            mine = number if sizes[pushed].any() else 0  # empty pieces: no portion was sent
             if not mine:
                 work.pop("weights", None)
             self._order(shard, RunUpdate(update.ticket, mine, job.store.version, work))
