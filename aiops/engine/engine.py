@@ -72,7 +72,7 @@ may leave the state half changed: the server ends without handling another event
 
 **The steady exchange** (`aiops.engine.steady`) is a short way through the same state. A push of a
 whole small model, with nothing queued, held or outstanding, is updated and answered in one call,
-without message, event or effect objects. It changes what the general way would change, and it
+without message or effect objects. It changes what the general way would change, and it
 checks every condition before it changes anything: if one fails, the general way takes the push.
 
 **The journal** (`aiops.engine.journal`) is the list of events with their payloads, each written
@@ -266,6 +266,7 @@ class Engine:
         _HANDLERS[type(event)](self, event)
         effects = self._effects.copy()
         self._effects.clear()
+        # Here, and not in `Replies`: several owners append replies, and each counts for its member.
         for effect in effects:
             if type(effect) is Reply:
                 member = self.crew.at(effect.peer)
@@ -510,6 +511,7 @@ class Engine:
         stores = table_stores(
             tables, self.algorithm.rule(), options.backend, later=self._machine.later
         )
+        # Of several shards, this one decides about the whole layout but holds its first part only.
         held, data = layout, definition.data
         placement = None
         if options.shards > 1:
@@ -577,6 +579,7 @@ class Engine:
         fault: Refused | None = None
         new = member is not None and message.seq > member.last_seq
         if member is not None and (new or not self.answers.repeated(event, member)):
+            # Before the checks: a refusal, too, is the answer to this number, if it is repeated.
             member.last_seq = message.seq
             fault = validation.fault(member, self.store, message, sink, self.stopping)
             if fault is None:

@@ -81,7 +81,7 @@ class Journal:
         self._file.write(self._pack(_row(event)))
         payload = _payload(event)
         if payload is not None:
-            view = payload.data
+            view = payload.data  # its bin 32 is written here: `pack` would copy the payload
             self._file.write(b"\xc6" + len(view).to_bytes(4, "big"))
             self._file.write(view)
         self._file.flush()

@@ -127,7 +127,7 @@ class Membership:
     def __init__(self, expected: int | None, deadline: float) -> None:
         self.expected = expected
         self.deadline = deadline
-        self.late = False  # the deadline for those who never came has passed
+        self.late = False  # the deadline for announced workers that never came has passed
         self._members: OrderedDict[str, Member] = OrderedDict()
         self._by_peer: dict[int, Member] = {}
         self.at = self._by_peer.get
@@ -141,7 +141,7 @@ class Membership:
         return iter(self._members.values())
 
     def lines(self, now: float) -> tuple[list[dict[str, Any]], int]:
-        """Return the lines of a report, by number, and how many of those gone have none.
+        """Return the lines of a report, by number, and the number of departed members without one.
 
         The number is bounded (`SHOWN`): a line takes microseconds, and thousands may have left.
         """

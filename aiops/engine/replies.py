@@ -165,9 +165,7 @@ class Replies:
         pending.sink.free()
         if pending.peer is None:
             return
-        wants = message.fetch and not (
-            message.coded and self.delta_replies
-        )  # else it must ask again
+        wants = message.fetch and not (message.coded and self.delta_replies)  # coded: it must fetch
         parts = store.current.parts_for(self._wanted(message)) if wants else ()
         if isinstance(fault, StaleGradient) and parts and store.readable:
             self._note_sent(store, pending.member)
@@ -251,7 +249,7 @@ class Replies:
     def _acknowledge_again(
         self, peer: int, message: Push | Reapply, told: Said, member: Member
     ) -> None:
-        """Send an acknowledgement again, with what are now the parameters if it asks for them."""
+        """Send an acknowledgement again, with the present parameters if the request wants them."""
         store = self._defined()
         version, said = told[0], told[1:]
         parts: Parts = ()

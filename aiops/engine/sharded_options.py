@@ -7,7 +7,7 @@ from aiops.errors import ConflictError
 
 
 def check_sharded(options: Options) -> None:
-    """Refuse what does not work with more than one shard.
+    """Refuse options that do not work with more than one shard.
 
     Raises
     ------

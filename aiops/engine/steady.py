@@ -14,7 +14,7 @@ An exchange goes this way when all of this holds, and the general way (`Engine.h
   nothing but all parameters;
 * the server does nothing else with it than update and answer: no bandwidth budget, no coded
   answers, no gradients kept to be applied again, no shards, no device, no clipping, no rule that
-  reads what the worker was sent, a policy that says `APPLY` and would say it again;
+  reads what the worker was sent, a policy that decides `APPLY` and is `repeatable`;
 * nothing is outstanding, queued or held, and the payload passes its survey.
 
 Until all of this has been checked nothing is changed, so that the general way finds the state as it
@@ -230,6 +230,7 @@ class Steady:
             if survey(section) >= 0:
                 return None
         staleness = level - base
+        # The last condition: if it holds, the update is counted and must be carried out.
         begun = self._updates.at_once(member.number, staleness)
         if begun is None:
             return None

@@ -35,7 +35,7 @@ class TableWork:
     id: int
     table: int
     sink: RowsSink
-    member: Member | None = None  # None: it pushes nothing, or what it pushed was applied before
+    member: Member | None = None  # None: no push, or one that was applied before
     seq: int = 0
     staleness: int = 0
 
@@ -126,7 +126,7 @@ class TableRequests:
             again = Error(message.id, answer.code, answer.text, answer.details, False)
             self._effects.append(Reply(event.peer, again))
         elif isinstance(answer, TableRows) and isinstance(sink, RowsSink) and sink.fault is None:
-            if len(sink.wanted):  # the rows it asks for, as they are now
+            if len(sink.wanted):  # the rows that it requests, as they are now
                 work = TableWork(self, event.peer, message.id, message.table, sink)
                 work.staleness = answer.staleness
                 self._queue(work)

@@ -209,7 +209,7 @@ class UpdateQueue:
             )
             crew.late = True
         self.crew_changed()
-        self._wake()
+        self._wake()  # for the worker that is overdue next
 
     def stop(self) -> None:
         """Answer held pushes: refused, unless their step is in a published version."""
@@ -262,6 +262,7 @@ class UpdateQueue:
                 self.recall.keep(item.member.number, item.sink)
             else:
                 item.sink.free()
+        # Last: the next update may be in place, and the answers above read the current version.
         if self._queue:
             self._advance()
 

@@ -38,7 +38,7 @@ def unready(member: Member, store: Store | None, *, stopping: bool) -> Refused |
 
 
 def unfit(store: Store, message: Push | PushRows, sink: Sink | None) -> Refused | None:
-    """Return what is wrong with a push, or None."""
+    """Return the refusal of a push that does not fit the model, or None."""
     if isinstance(sink, Discard) and isinstance(sink.fault, Refused):
         return sink.fault
     if not isinstance(sink, PushSink):

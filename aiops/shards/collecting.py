@@ -92,7 +92,7 @@ class _Portion(Sink):
         return self._data[self._parts[part].start + offset : self._parts[part].stop]
 
     def filled(self, part: int, offset: int, nbytes: int) -> None:
-        """Do nothing: the values were surveyed when they were pushed."""
+        """Do nothing: parameters of a shard are not surveyed."""
 
     def abandoned(self) -> None:
         """Do nothing: the lead learns of the loss by `aiops.engine.events.Lost`."""

@@ -17,7 +17,7 @@ class PushCounts:
     Parameters
     ----------
     number
-        The number of this count, by which late answers to an earlier one are told apart.
+        The number of this count; answers to an earlier one are ignored.
     followers
         The number of followers that count.
 

@@ -377,7 +377,7 @@ class Follower:
             job.scalars = work.scalars(len(touched), len(store.rule.scalars))
             if store.rule.reads:
                 job.sent = self._version(work.sent, shadow=work.coded)
-            if not work.measure:
+            if not work.measure:  # `spare`: later orders may still name the current version
                 job.base, job.target = store.current, store.begin(work.spare)
         self._outstanding = message.id, job
         self._effects.append(Apply(message.id, job))

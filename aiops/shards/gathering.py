@@ -91,7 +91,7 @@ class Gathered(PushSink):
         return self.take().data
 
     def take(self) -> Gradient:
-        """Return the lead's portion, with the number by which followers know the others."""
+        """Return the lead's portion, with the push's number, which orders name."""
         mine = self._own.take() if self._own is not None else self._nothing
         return replace(mine, number=self.number)
 

@@ -159,6 +159,8 @@ class Lead:
                 return None
         if isinstance(sink, Discard):
             return self._refused(peer, message, sink.fault)
+        # Announced only with room on the lead: so all shards grant room in one order, and two
+        # pushes cannot wait for each other.
         self._numbers += 1
         missing = {shard for shard in range(1, len(placement)) if pieces[shard]}
         nbytes = sum(part.nbytes for shard in missing for part in pieces[shard])
@@ -374,7 +376,7 @@ class Lead:
             return Discard()
         return collecting.sink(shard, message.parts)
 
-    # ------------------------------------------------------------ what the engine decides
+    # ------------------------------------------------------------ the engine's effects
 
     def _decide(self, event: Event) -> None:
         """Let the engine handle an event, and translate its effects into orders."""

@@ -27,7 +27,8 @@ def work_of(
 ) -> dict[str, Any]:
     """Return one shard's part of a job, as `aiops.wire.messages.RunUpdate` carries it.
 
-    ``sent``: the version that the rule reads (-1: none); ``shadow``: it is the delta replica's.
+    ``sent``: the version that the rule reads (-1: none); ``shadow``: it is one of the
+    delta replica.
     """
     found: dict[str, Any] = {"factor": float(job.factor), "measure": job.measure, "sent": sent}
     if shadow:

@@ -124,7 +124,7 @@ class ShardBuffers:
             raise ValueError(f"push {number} is to be used, but has not arrived")
         return room.gradient
 
-    # ------------------------------------------------------------ what clients send
+    # ------------------------------------------------------------ portions
 
     def place(self, client: str, epoch: int, message: ShardParts) -> Sink | None:
         """Return the sink of a portion; None: it is not expected yet, or has no room yet."""
