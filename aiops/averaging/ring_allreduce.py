@@ -11,7 +11,7 @@ A driver does only this::
 
     ring = Ring(rank, counts, flat)
     for piece in ring.begin(): send(piece)             # to the next worker
-    view = ring.room(start, stop, hop)                 # a chunk comes from the last worker: fill it
+    view = ring.room(start, stop, hop)                 # fill it with a chunk of the last worker
     piece = ring.received(start, hop)                  # ... and send the result on, if any
     ... until ring.done; then flat holds the mean
 
@@ -102,7 +102,7 @@ def fit(values: Array) -> bool:
     """Return whether all values are finite and below `LIMIT` in magnitude."""
     if not values.size:
         return True
-    low, high = values.min(), values.max()  # not a number comes through both
+    low, high = values.min(), values.max()  # NaN propagates through both
     return bool(low > -LIMIT and high < LIMIT)
 
 
@@ -128,14 +128,14 @@ class Ring:
         Per worker, in ring order, whether its model counts. One that does not (a newcomer's)
         receives the mean of the others.
     flat
-        This worker's values; afterwards the mean. Do not change them meanwhile.
+        This worker's values, and the mean once `done`. Do not change them meanwhile.
     chunk
         The most bytes of a chunk; the same on all workers.
 
     Attributes
     ----------
     done
-        Whether all of the mean has come.
+        True once all of the mean has come.
     to_send
         The number of chunks that this worker sends in all.
     """
@@ -222,7 +222,7 @@ class Ring:
     # ------------------------------------------------------------ inside
 
     def _join(self, chunk: _Chunk, mean: Array, hop: int) -> None:
-        """Take this worker's values into the mean of the ``hop`` workers before it."""
+        """Update the mean of the ``hop`` workers before this one with its values."""
         own, size = chunk.values, len(self._counts)
         before = sum(self._counts[(chunk.segment + n) % size] for n in range(hop))
         if not self._counts[self.rank]:
@@ -233,7 +233,7 @@ class Ring:
             own += mean
 
     def _first_hop(self, segment: int) -> int:
-        """Return the hops after which a segment's chunks first come here."""
+        """Return the number of hops after which a segment's chunks first come here."""
         size = len(self._counts)
         if size == 1:
             return 0

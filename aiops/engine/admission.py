@@ -1,9 +1,9 @@
-"""What a payload must pass before it may touch anything.
+"""Admit payloads: check the header against the model, then provide a buffer.
 
-The wire asks `Admission.place` where a message's payloads belong, as soon as its header is
-complete. A push that does not fit the model is drained and refused; one that fits gets a buffer
-from a pool with a total bound (when it is empty the peer waits unread), and is looked over as it
-comes (`aiops.engine.receive`).
+The connection calls `Admission.place` as soon as a message's header is complete. A push that does
+not fit the model is drained and refused. One that fits gets a buffer from a pool with a total bound
+(while the pool is empty, the connection is not read), and is surveyed as it arrives
+(`aiops.engine.receive`).
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from aiops.model.tables import MAX_ROWS_BYTES
 from aiops.wire.messages import Define, FetchRows, Message, Push, PushRows
 from aiops.wire.sinks import Discard, Sink
 
-_ROOM = 64 << 20  # bytes: what pushes may take, or so many models
+_ROOM = 64 << 20  # bytes: the bound on the buffers of pushes, unless `buffers` models are larger
 
 
 class Admission:
-    """Decides where the payloads of a server's incoming messages belong.
+    """Provides sinks for the payloads of a server's incoming messages.
 
     Parameters
     ----------
     max_model
         Largest model, in bytes, that a worker may define.
     backend
-        Whose kernels survey what comes.
+        The kernels that survey payloads.
     buffers
-        The pool holds at least so many models, and at least 64 MiB.
+        The number of models that the pool has room for; it has at least 64 MiB.
     parallel_map
-        Who shares in surveying what is large, and comes all at once.
+        Threads that share the survey of large payloads.
     make
         Makes a buffer for a push.
     """
@@ -67,35 +67,35 @@ class Admission:
         self.budget: int | None = None  # bytes per second that a client may move
 
     def too_slow(self, layout: Layout) -> str | None:
-        """Return why a bandwidth budget cannot carry a model, or None."""
+        """Return why the bandwidth budget cannot carry a model, or None."""
         if self.budget is None:
             return None
         return too_slow(self.budget, ((t.name, t.nbytes) for t in layout.tensors))
 
     def defined(self, layout: Layout) -> None:
-        """Take note of the model: pushes are checked against it from here on."""
+        """Check pushes against this model from now on."""
         self.layout, self._surveys = layout, self._surveys_of(layout)
         self.pool.bound = max(_ROOM, self.buffers * layout.nbytes)
 
     @property
     def surveyors(self) -> list[Surveyor]:
-        """What finds a bad value in all of a section, however small; see `kernels.surveyor`."""
+        """One surveyor per section, which returns the index of its first bad value, or -1."""
         assert self.layout is not None
         return [kernels.surveyor(s.dtype, self._backend) for s in self.layout.sections]
 
     @property
     def pools(self) -> tuple[BufferPool, BufferPool]:
-        """Where pushes get their buffers, and where those do who ask for rows."""
+        """The pool of pushes, and the pool of requests for rows."""
         return self.pool, self.answers
 
     def _surveys_of(self, layout: Layout) -> list[Surveyor]:
         found = [kernels.surveyor(section.dtype, self._backend) for section in layout.sections]
-        if layout.nbytes < LARGE:  # nothing is shared
+        if layout.nbytes < LARGE:  # too small to share among threads
             return found
         return [partial(survey, find, parallel_map=self._parallel_map) for find in found]
 
     def place(self, message: Message) -> Sink | None:
-        """Return where a message's payloads go; None: no room now, wait in `lacking`'s line."""
+        """Return the sink of a message's payloads; None: no room now, wait in `lacking`'s line."""
         self.lacking = self.pool
         try:
             if type(message) is Push:
@@ -163,7 +163,7 @@ class Admission:
         return OfferSink(buffer, lengths, layout, cover, self, self._surveys_of(layout))
 
     def offer_ended(self) -> None:
-        """The offer being received is complete, or lost: the next may come."""
+        """Let the next offer be received: this one is complete, or lost."""
         self._defining = False
         self.pool.retry()
 

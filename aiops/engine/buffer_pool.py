@@ -1,4 +1,4 @@
-"""Buffers under a bound, and the line of those who wait for one."""
+"""Lend receive buffers under a bound; connections that find none wait in line."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from aiops.model.layout import Bytes
 
 
 class BufferPool:
-    """Receive buffers with a bound on their total; who finds it empty waits in line.
+    """Receive buffers with a bound on their total bytes.
 
     Parameters
     ----------
     bound
         Total bytes that may be out at once.
     make
-        Makes one, of so many bytes.
+        Returns a new buffer of a number of bytes.
     """
 
     def __init__(self, bound: int, make: Callable[[int], Bytes] = aligned) -> None:
         self.bound, self._make = bound, make
         self.out = 0
         self.peak = 0
-        self.lacking = 0  # how many wait for one in a line that is kept elsewhere
-        self.wake: Callable[[], object] | None = None  # has `settle` called soon, from any thread
+        self.lacking = 0  # those that wait in `ShardBuffers`
+        self.wake: Callable[[], object] | None = None  # schedules `settle`, from any thread
         self.given: Callable[[], None] | None = None  # called when there may be more room
         self._returned: deque[Bytes] = deque()
         self._line: deque[Callable[[], bool]] = deque()
@@ -34,17 +34,17 @@ class BufferPool:
 
     @property
     def waiting(self) -> int:
-        """How many wait for a buffer."""
+        """The number of those that wait for a buffer."""
         return len(self._line) + self.lacking
 
     def take(self, nbytes: int) -> Bytes | None:
         """Return a buffer of that size, or None when the bound does not allow it now.
 
-        The bound gives way to one buffer larger than all of it: a lone push must get through.
+        If no buffer is out, one may exceed the bound: else its push would wait for ever.
         """
         if self._returned:
             self.settle()
-        if self._line and not self._retrying:  # nobody overtakes those in line
+        if self._line and not self._retrying:  # else small pushes would starve a large one
             return None
         if self.out and self.out + nbytes > self.bound:
             return None
@@ -59,13 +59,13 @@ class BufferPool:
 
     @property
     def kept(self) -> int:
-        """Bytes kept for pushes to come; with those that are out never more than the bound."""
+        """Bytes of spare buffers kept for reuse; with those out never more than the bound."""
         return sum(len(spare) for spare in self._spare)
 
     def reserve(self, nbytes: int) -> bool:
-        """Count bytes that will be taken before long, if the bound allows it; say whether it did.
+        """Count bytes that will be taken soon, if the bound allows it; return whether it does.
 
-        `unreserve` them before they are taken.
+        Call `unreserve` before they are taken.
         """
         if self._returned:
             self.settle()
@@ -76,15 +76,15 @@ class BufferPool:
         return True
 
     def unreserve(self, nbytes: int) -> None:
-        """Count them no longer."""
+        """Undo a `reserve`."""
         self.out -= nbytes
 
     def wait(self, again: Callable[[], bool]) -> None:
-        """Stand in line: ``again`` is called when there may be room, and says whether there was."""
+        """Add ``again`` to the line: called when there may be room, it returns whether it had."""
         self._line.append(again)
 
     def give(self, buffer: Bytes) -> None:
-        """Put a buffer back, and let those in line try."""
+        """Put a buffer back, and serve the line."""
         self.out -= len(buffer)
         if self.out + (self.kept if self._spare else 0) + len(buffer) <= self.bound:
             self._spare.append(buffer)
@@ -92,26 +92,26 @@ class BufferPool:
             self.retry()
 
     def hand_over(self, buffer: Bytes) -> None:
-        """Let a buffer become another's, who counts it himself."""
+        """Give a buffer away: it will not come back, and the new owner accounts for it."""
         self.out -= len(buffer)
         self.retry()
 
     def let_go(self, buffer: Bytes) -> None:
-        """Say, from any thread, that a buffer is not used any more; `settle` takes it back."""
+        """Return a buffer from any thread; the next `settle` puts it back."""
         self._returned.append(buffer)
         wake = self.wake
         if self._line and wake is not None:
             wake()
 
     def settle(self) -> None:
-        """Take back what was let go."""
+        """Put back the buffers that other threads returned."""
         while self._returned:
             self.give(self._returned.popleft())
 
     def retry(self) -> None:
-        """Let those in line try, first come first served."""
+        """Serve the line, first come first served."""
         self._given = True
-        if self._retrying:  # a buffer came back while the line is being served
+        if self._retrying:  # `give` was called by the loop below, which sees `_given`
             return
         self._retrying = True
         try:

@@ -1,4 +1,8 @@
-"""Answers that bring coded parameters: they wait until the shadow is near enough to the model."""
+"""Answer coded fetches from the delta replica, once it is near enough to the model.
+
+Updates of the replica (`aiops.store.delta_replica`) take their turn before queued pushes, because
+readers wait for them.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +24,11 @@ class DeltaReplies:
     Parameters
     ----------
     store, shadow
-        The model, and what follows it.
+        The model, and the delta replica that follows it.
     effects
         The engine's list of effects, appended to.
     queue
-        Has the shadow's work take its turn among the updates, before those that wait.
+        Puts an update of the replica at the head of the update queue.
     """
 
     def __init__(
@@ -43,9 +47,12 @@ class DeltaReplies:
     def answer(
         self, peer: int, message: Ack | Params, wanted: Wanted, member: Member | None
     ) -> None:
-        """Send an answer with what its reader wants of the shadow; ``member`` is the reader."""
+        """Send an answer with what its reader wants of the replica; ``member`` is the reader.
+
+        It waits if the replica is due for an update.
+        """
         self.shadow.asked(self._store.version, wanted)
-        if wanted.newest > self.shadow.current.number:  # what it holds never was the shadow's
+        if wanted.newest > self.shadow.current.number:  # its version is not one of the replica's
             wanted = wanted.known(self.shadow.current.number, len(self._store.layout.tensors))
         if not self._queued and not self.shadow.due(self._store.version):
             self._send(peer, message, wanted, member)
@@ -56,21 +63,21 @@ class DeltaReplies:
             self._queue(self)
 
     def left(self, peer: int) -> None:
-        """Forget a connection."""
+        """Drop the answers that wait for a connection which ended."""
         self._waiting = [entry for entry in self._waiting if entry[0] != peer]
 
     def abandon(self) -> list[tuple[int, int]]:
-        """Forget those who wait; return their connections and requests."""
+        """Drop all answers that wait; return their connections and request ids."""
         waiting, self._waiting = self._waiting, []
         return [(peer, message.id) for peer, message, _wanted, _member in waiting]
 
     def issue(self) -> ReplicaJob:
-        """Fix what the shadow is to follow, now that its turn has come."""
+        """Return the job that brings the replica up to the current version."""
         self._job = self.shadow.follow(self._store.current)
         return self._job
 
     def applied(self, sums: Ints) -> None:
-        """The shadow has followed: answer those who waited."""
+        """Publish the replica's new version, and send the answers that waited for it."""
         assert self._job is not None
         job, self._job, self._queued = self._job, None, False
         self.shadow.followed(job, sums)

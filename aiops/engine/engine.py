@@ -1,13 +1,88 @@
-"""The engine: events in, effects out. It decides everything, and does nothing by itself.
+"""Decide everything that one server does: events in, effects out, and no I/O.
 
-The server, replay, the simulator and a unit test all drive this one class::
+The server, replay, the simulator and the unit tests drive the same class::
 
     for effect in engine.handle(event):
-        ...carry it out; run an Apply, and come back with Applied...
+        ...carry it out; run an Apply on any thread, then post its Applied...
 
-Every event carries its time, and the list of events is the journal: the same events give the same
-effects and, because the kernels are deterministic, the same parameters to the last bit. One `Apply`
-is outstanding at a time; everything about it is fixed when it is issued.
+Theory of operation
+===================
+
+**Events and effects.** An event (`aiops.engine.events`) is something that has happened: a client
+joined or left, a message is complete, a kernel is done, a time was reached. Each carries its time;
+the engine reads no clock. `Engine.handle` changes the state and returns the effects in the order in
+which they must be carried out. An effect that takes a lease or a buffer along (`Reply`) owns it:
+the driver releases it once the reply has been sent, or at once if it cannot be sent. `handle` is
+not reentrant, and all events of one engine come from one thread.
+
+Payloads take another way, because they arrive before their message is complete. The connection
+calls `Engine.place` with a message's header and writes the payload into the sink that is returned.
+`place` decides from the header alone; it takes a buffer but touches neither parameters nor queue.
+If the pool has no room, it returns None, and the connection stops reading until `Engine.wait` has
+it try again. This bounds the memory of pushes under way. The event `Received` brings message and
+sink together. From then on the engine owns the sink: it ends in `free` or `keep`, or leaves with a
+reply that sends rows out of it.
+
+**Owners.** Each part of the state has one object that changes it:
+
+============================  ====================================================================
+`Membership` (``crew``)       clients by id, their present connection, their last sequence number
+                              and remembered answers, and the workers a barrier waits for
+`Admission` (``intake``)      buffers, and the checks a payload must pass while it arrives
+`UpdateQueue` (``updates``)   pushes in order of arrival, the policy, the sum in progress, answers
+                              a barrier holds back, and the outstanding `Apply`
+`Replies` (``answers``)       unanswered pushes, and fetches that wait for an update in place
+`TableRequests` (``rows``)    embedding tables; their work takes its turn in the update queue
+`DeltaReplies`                the delta replica that coded fetches are answered from, if any
+`Rendezvous` (``meeting``)    rounds of workers that average their models with each other
+`Store` (``store``)           parameters, versions, leases, optimiser state
+============================  ====================================================================
+
+The engine routes each event to its owner. Effects are appended to one list, which keeps their order
+across owners. `_define` creates everything that depends on the model, so before a worker has
+offered one (or `Initialised` has given it) there is no store, and requests that need one are
+refused with `NotReady`.
+
+**One Apply outstanding.** When its turn comes, a push is shown to the policy, which uses, ignores
+or refuses it. The update's base and target version, its staleness, learning rates and scalars are
+fixed when the `Apply` is issued; later events do not change them. No second `Apply` is issued
+before the `Applied` of the first. `Applied` publishes the version, if the job makes one, answers
+the push or holds the answer (a barrier), and issues the next. So updates have a total order,
+versions are consecutive, and the result does not depend on the speed of the kernel.
+
+**Concurrency.** While an `Apply` runs, every other event is handled as usual: pushes arrive, are
+surveyed and queued, and clients join and leave. Fetches depend on where the update is written. If
+nothing holds a lease on the current version it is overwritten in place, and fetches wait in
+`Replies.readers` until it is readable again. Otherwise the update goes to a spare arena, and the
+current version is still served. With relaxed consistency every update is in place, and readers do
+not wait. An update's kernel writes its target, the optimiser's state and the sum in progress; the
+engine changes none of them meanwhile. Leases and row buffers may be returned on any thread: they
+are appended to a deque, which the engine's thread empties.
+
+**Faults.** A request that cannot be served raises `Refused`, which becomes an `Error` reply and
+changes no parameter. A push is validated as a whole before it is queued: one bad value refuses all
+of it. A connection that is lost does not undo a push: the update is made, and its answer is kept
+under the client's sequence number. When the client repeats the push on a new connection, it gets
+that answer, and the gradient is not applied again. The answers to a client's last
+`aiops.wire.messages.REMEMBERED` pushes are kept; an older push is refused, not applied. A worker
+that is silent at a barrier is excused after the deadline, for which `WakeAt` requests a `Tick`.
+After `Stopping` new pushes are refused; held ones are acknowledged if their step was made, and
+refused if not; queued ones are still carried out. Any other exception, such as one from a policy,
+may leave the state half changed: the server ends without handling another event.
+
+**The steady exchange** (`aiops.engine.steady`) is a short way through the same state. A push of a
+whole small model, with nothing queued, held or outstanding, is updated and answered in one call,
+without message or effect objects. It changes what the general way would change, and it
+checks every condition before it changes anything: if one fails, the general way takes the push.
+
+**The journal** (`aiops.engine.journal`) is the list of events with their payloads, each written
+before it is handled. A fresh engine makes the same decisions from the same events and, because the
+kernels are deterministic, the same parameters to the last bit. So what decides about parameters
+must come from an event or the options, never from a clock or a random number. A steady exchange
+records the events that the general way would have had. Calls of `place` are not recorded: replay
+repeats them. Nor are the ends of leases, which decide whether an update is written in place, and so
+which version a fetch is sent meanwhile. Relaxed reads cannot be recorded (the versions that they
+mix depend on the moment), nor can sharded runs (no server receives a whole push).
 """
 
 from __future__ import annotations
@@ -92,16 +167,16 @@ from aiops.wire.sinks import Discard, Sink
 
 
 class Engine:
-    """One server's decisions.
+    """The decisions of one server; the top of the module tells how it works.
 
     Parameters
     ----------
     algorithm
         Policy, rule and client plan.
     options
-        See `Options`.
+        How the server is run, beside its algorithm; the defaults of `Options` if None.
     machine
-        What it takes from the machine it runs on.
+        Memory, threads and the device that the store uses.
 
     Raises
     ------
@@ -152,10 +227,10 @@ class Engine:
         self.answers.budget = self.budget
         self.intake.budget = min(filter(None, (budget, each)), default=None)
         self.pace = statistics.Pace()
-        self.profile: Callable[[], dict[str, Any]] | None = None  # where time goes, if counted
-        self.file_errors: Callable[[], list[str]] = list  # what the server's files lack
+        self.profile: Callable[[], dict[str, Any]] | None = None  # time by activity, if counted
+        self.file_errors: Callable[[], list[str]] = list  # errors of writing the server's files
         self.now = self.started = 0.0
-        self._fresh = True  # nothing has happened yet
+        self._fresh = True  # no event has been handled yet
         self._tables = Tables({})
         self._short: Shortcut | None = None
 
@@ -184,13 +259,14 @@ class Engine:
             )
 
     def handle(self, event: Event) -> list[Effect]:
-        """Take in an event; return what is to be done, in order."""
+        """Handle an event; return its effects, in the order in which to carry them out."""
         self.now = self.answers.now = self.updates.now = event.time
         if self._fresh:
             self.started, self._fresh = event.time, False
         _HANDLERS[type(event)](self, event)
         effects = self._effects.copy()
         self._effects.clear()
+        # Here, and not in `Replies`: several owners append replies, and each counts for its member.
         for effect in effects:
             if type(effect) is Reply:
                 member = self.crew.at(effect.peer)
@@ -199,19 +275,22 @@ class Engine:
         return effects
 
     def place(self, peer: int, message: Message) -> Sink | None:
-        """Return where a message's payloads go; None: no room now, wait in line."""
+        """Return the sink of a message's payloads, or None if there is no room now: call `wait`."""
         return self.intake.place(message)
 
     def wait(self, again: Callable[[], bool]) -> None:
-        """Stand in the line of those whom `place` had no room for; see `BufferPool.wait`."""
+        """Have ``again`` called when there may be room; it returns whether there was.
+
+        It joins the line of the pool in which the last `place` found no room.
+        """
         self.intake.lacking.wait(again)
 
     def steady(
         self, peer: int, wire: Connection, push: Push, known: Steady | None
     ) -> Steady | None:
-        """Return the short way of exchanges like this push of a connection, if there is one.
+        """Return the short way for exchanges like this push, or None if there is none.
 
-        ``known``: the one that the connection has. The push is the message read last from its wire.
+        ``known``: the one that the connection has. The push is the message that ``wire`` read last.
         """
         member = self.crew.at(peer)
         if self._short is None or member is None:
@@ -219,34 +298,34 @@ class Engine:
         return self._short.learn(member, peer, wire, push, known)
 
     def flush(self) -> list[Effect]:
-        """Return what has become due by placing something: nothing ever has."""
+        """Return the effects of calls of `place`: an engine has none (a lead has)."""
         return []
 
     def preparation(self) -> Warm:
-        """Return what is to be done as soon as the server listens, and must be done."""
+        """Return the kernels to compile as soon as the server listens."""
         backend, (pushed, fetched) = self.options.backend, self.codecs
         codecs = (codec for _pattern, codec in (*pushed.pairs, *fetched.pairs))
         rule = self.algorithm.rule() if self._machine.device is None else None
         return Warm(Warmup(rule, backend, codecs).steps())
 
     def overdue(self, now: float, patience: Callable[[int], float]) -> list[tuple[int, str]]:
-        """Return the connections that are to be dropped: the shell knows those by itself."""
+        """Return the connections to drop: none, since the shell applies its deadlines itself."""
         return []
 
     @property
     def pools(self) -> Sequence[BufferPool]:
-        """Where payloads get their buffers."""
+        """The pools that payloads get their buffers from."""
         return self.intake.pools
 
     @property
     def device(self) -> str:
-        """Where the parameters are kept (nothing: on the host)."""
+        """The name of the device that holds the parameters; empty: the host."""
         return "" if self._machine.device is None else self._machine.device.name
 
     def held_versions(self) -> set[tuple[int, bool]]:
-        """Return the versions that gradients will be compared with, or are.
+        """Return the versions that the rule compares gradients with, now or later.
 
-        Each with whether it is the shadow's.
+        Each is a number, and whether it is a version of the delta replica.
         """
         held = [member.sent.version for member in self.crew if member.sent is not None]
         reads = self.updates.reads
@@ -254,7 +333,7 @@ class Engine:
         return {(version.number, self.of_shadow(version)) for version in held}
 
     def of_shadow(self, version: Version) -> bool:
-        """Say whether a version is one of the parameters as clients of coded fetches hold them."""
+        """Return whether a version is one of the delta replica."""
         delta_replies = self.answers.delta_replies
         return delta_replies is not None and delta_replies.shadow.owns(version)
 
@@ -265,10 +344,10 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is outstanding and nothing queued."""
+        """True if no update is outstanding and none queued."""
         return self.updates.idle
 
-    # ------------------------------------------------------------ who is there
+    # ------------------------------------------------------------ membership
 
     def _on_joined(self, event: Joined) -> None:
         hello = event.hello
@@ -300,7 +379,7 @@ class Engine:
         self.updates.crew_changed()
 
     def _plan_now(self) -> dict[str, Any]:
-        """Return what a client is told now: under a budget also how long its bytes may take."""
+        """Return the plan for a client that joins: under a budget also the seconds per byte."""
         if self.budget is None:
             return self.plan
         workers = max(self.options.workers or 1, len(self.crew.present()))
@@ -365,11 +444,11 @@ class Engine:
         self._effects.append(Reply(event.peer, Pong(event.message.id)))
 
     def _on_pong(self, event: Received) -> None:
-        """It is alive; that is all."""
+        """Do nothing: the shell has noted that the connection is alive."""
 
     def _on_leave(self, event: Received) -> None:
         if member := self.crew.at(event.peer):
-            member.answers.clear()  # it will not ask again what became of its pushes
+            member.answers.clear()  # it will repeat no push, so none of its answers is needed
         self._on_left(Left(event.time, event.peer))
         self._effects.append(Drop(event.peer, "it said goodbye"))
 
@@ -432,6 +511,7 @@ class Engine:
         stores = table_stores(
             tables, self.algorithm.rule(), options.backend, later=self._machine.later
         )
+        # Of several shards, this one decides about the whole layout but holds its first part only.
         held, data = layout, definition.data
         placement = None
         if options.shards > 1:
@@ -482,7 +562,7 @@ class Engine:
         self._effects.append(Warm([*self.store.warming(), *tables_warm]))
 
     def _short_way(self, store: Store) -> Shortcut | None:
-        """Return what steady exchanges change, if they are possible with these settings."""
+        """Return the shared part of steady exchanges, or None if the settings rule them out."""
         options, machine = self.options, self._machine
         if options.relaxed or options.shards > 1 or machine.device is not None:
             return None
@@ -499,6 +579,7 @@ class Engine:
         fault: Refused | None = None
         new = member is not None and message.seq > member.last_seq
         if member is not None and (new or not self.answers.repeated(event, member)):
+            # Before the checks: a refusal, too, is the answer to this number, if it is repeated.
             member.last_seq = message.seq
             fault = validation.fault(member, self.store, message, sink, self.stopping)
             if fault is None:
@@ -510,7 +591,7 @@ class Engine:
             sink.free()
 
     def _on_again(self, event: Received) -> None:
-        """Apply a worker's last gradient again; that it is not kept any more is no error."""
+        """Apply a worker's last gradient again; if it is not kept, acknowledge it unused."""
         message = event.message
         assert isinstance(message, Reapply)
         member = self.crew.at(event.peer)
@@ -569,7 +650,7 @@ _HANDLERS: dict[type, Callable[[Engine, Any], None]] = {
 }
 
 _TRANSMISSIONS = (Push, Reapply, Fetch, PushRows, FetchRows)
-"""What a gate lets through, or not."""
+"""Messages that a gate may skip, and whose rate a bandwidth budget follows."""
 
 _MESSAGES: dict[type[Message], Callable[[Engine, Received], None]] = {
     Push: Engine._on_push,

@@ -1,7 +1,7 @@
-"""What happens to an engine (events) and what it wants done (effects).
+"""Events (they happen to an engine), effects (it orders them) and the options it is run with.
 
 Every event carries its time. The list of events is the journal: the same events give the same
-effects and, because the kernels are deterministic, the same parameters to the last bit.
+parameters to the last bit, because the kernels are deterministic.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Joined:
 
 @value
 class Received:
-    """A whole message came, its payloads in ``sink``."""
+    """A message is complete, its payloads in ``sink``."""
 
     time: float
     peer: int
@@ -73,14 +73,14 @@ class Left:
 
 @value
 class Tick:
-    """Time has passed, as a `WakeAt` asked for."""
+    """The time of a `WakeAt` has come."""
 
     time: float
 
 
 @value
 class Applied:
-    """The outstanding `Apply` is done; ``sums`` are its numbers."""
+    """The outstanding `Apply` is done; ``sums`` is the result of its `Apply.run`."""
 
     time: float
     ticket: int
@@ -89,18 +89,18 @@ class Applied:
 
 @value
 class Stopping:
-    """The server is going down: answer whoever waits, and take no more pushes."""
+    """The server is going down: answer the workers that wait, and refuse further pushes."""
 
     time: float
 
 
 @value
 class BudgetTick:
-    """What crossed under a bandwidth budget since the last such event, about 0.1 s ago.
+    """The traffic under a bandwidth budget since the last such event, about 0.1 s ago.
 
     ``nbytes`` crossed, both ways; ``second`` of them and before in the last second, ``peak`` in the
     busiest second so far (0 without a budget for all together); ``backlog`` bytes wait; ``busy``
-    connections have a message on its way; ``pressed``: somebody waited meanwhile.
+    connections have a message on its way; ``pressed``: a connection had to wait meanwhile.
     """
 
     time: float
@@ -114,7 +114,7 @@ class BudgetTick:
 
 @value
 class Told:
-    """A follower of this lead says something, its payloads in ``sink``."""
+    """A message of a follower has come to its lead, its payloads in ``sink``."""
 
     time: float
     shard: int
@@ -124,7 +124,7 @@ class Told:
 
 @value
 class Lost:
-    """A follower of this lead is gone: why, in a sentence that names it."""
+    """A follower of this lead is lost; ``why`` is a sentence that names it."""
 
     time: float
     shard: int
@@ -140,7 +140,11 @@ Event: TypeAlias = (
 
 @value
 class Reply:
-    """Send a message; a lease holds the parameters that its parts stand for, or ``rows`` do."""
+    """Send a message.
+
+    The payloads of its parts are in the parameters that ``lease`` holds, or in the sink ``rows``.
+    Whether it can be sent or not, the lease is then released, or the sink freed.
+    """
 
     peer: int
     message: Message
@@ -150,28 +154,28 @@ class Reply:
 
 @value
 class Apply:
-    """Run a kernel (`run`, on any thread) and come back with `Applied`."""
+    """Run a kernel (`run`, on any thread), then post `Applied` with its result."""
 
     ticket: int
     job: UpdateJob | TableJob | ReplicaJob
 
     @property
     def run(self) -> Callable[[], Ints]:
-        """What to call; its result is `Applied.sums`."""
+        """The function to call; its result becomes `Applied.sums`."""
         return self.job.run
 
 
 @value
 class Warm:
-    """Make the kernels ready (`steps`, in order, on any thread); `Apply` does not wait for it.
+    """Compile the kernels (`steps`, in order, on any thread); `Apply` does not wait for it.
 
-    What is left may be left undone when the server ends: a step may take seconds.
+    When the server ends, steps that have not begun may be omitted: one may take seconds.
     """
 
     steps: Sequence[Callable[[], object]]
 
     def run(self) -> None:
-        """Do all of it."""
+        """Take all steps."""
         for step in self.steps:
             step()
 
@@ -186,30 +190,30 @@ class Drop:
 
 @value
 class WakeAt:
-    """Send a `Tick` at this time (or later, but soon)."""
+    """Post a `Tick` at this time, or soon after."""
 
     time: float
 
 
 @value
 class Note:
-    """Something a person should know: for the log."""
+    """A line for the log."""
 
     text: str
 
 
 @value
 class Shares:
-    """Weigh these connections anew in the line for the bandwidth budget."""
+    """Set the weights by which these connections share the bandwidth budget: (peer, weight)."""
 
     weights: tuple[tuple[int, float], ...]
 
 
 @value
 class DistributeModel:
-    """The model is defined: the followers are to be handed their parts of it, ``data`` as a whole.
+    """The model is defined: send each follower its part of ``data``, which is the whole model.
 
-    The first part is the engine's own.
+    The first part is the engine's own. Only an engine of several shards has this effect.
     """
 
     placement: Placement
@@ -218,7 +222,7 @@ class DistributeModel:
 
 @value
 class Order:
-    """Tell a follower of this lead something; ``payloads`` are the views of its parts."""
+    """Send an order to a follower of this lead; ``payloads`` are the views of its parts."""
 
     shard: int
     message: Message
@@ -227,7 +231,7 @@ class Order:
 
 @value
 class End:
-    """The server is to end; ``why``, if it is not as it should be."""
+    """End the server; ``why``: the reason if it is an error."""
 
     why: str = ""
 
@@ -245,20 +249,19 @@ _BANDWIDTH = ("gate", "recall", "push_codec", "fetch_codec", "fetch_lag")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a server is run, beside its algorithm.
+    """The settings of a server, beside its algorithm.
 
-    ``workers``: how many take part (None: any number). ``worker_deadline``: seconds a barrier
-    waits for one worker. ``live``: at most so many versions of the parameters alive. ``relaxed``:
-    reads may mix versions. ``max_model``: bytes. ``backend``: which kernels. ``heartbeat``: seconds
-    of silence after which a client is pinged (clients are told, so that they look in time).
-    ``run``: what this run is called, random (clients are told, so that they notice another).
-    ``budget``, ``worker_budget``: bytes per second, both ways, of all clients together and of each.
-    ``gate``: `aiops.bandwidth.gates.find` knows it. ``recall``: bytes of gradients kept to be
-    applied again.
-    ``push_codec``, ``fetch_codec``: `aiops.codecs.choice.CodecChoice` reads them. ``fetch_lag``: by
-    how many versions coded parameters may be behind, 0: as many as seems best. ``shards``: how many
-    servers the model is spread over, this one included. ``shard_bytes``: over fewer, where one
-    would hold less than so many bytes.
+    ``workers``: the number that take part (None: any). ``worker_deadline``: seconds a barrier waits
+    for one worker. ``live``: the most versions of the parameters alive at once. ``relaxed``: reads
+    may mix versions. ``max_model``: bytes. ``backend``: the kernels used. ``heartbeat``: seconds of
+    silence after which a client is pinged. ``run``: the run's name, random (clients find it in the
+    welcome, and so notice another run). ``budget``, ``worker_budget``: bytes per second, both ways,
+    of all clients together and of each. ``gate``: `aiops.bandwidth.gates.find` knows it.
+    ``recall``: bytes of gradients kept to be applied again. ``push_codec``, ``fetch_codec``:
+    `aiops.codecs.choice.CodecChoice` reads them. ``fetch_lag``: the most versions that coded
+    parameters may be behind, 0: chosen by the server. ``shards``: the number of servers that the
+    model is spread over, this one included. ``shard_bytes``: the least bytes that a server holds; a
+    small model is spread over fewer servers.
     """
 
     workers: int | None = None
@@ -293,6 +296,6 @@ class Options:
                 raise UsageError(f"{name} must be 0 or more, not {getattr(self, name)}")
 
     def deciding(self) -> dict[str, Any]:
-        """Return those by which the engine decides, for a replay."""
+        """Return the options that a replay needs, because the engine decides by them."""
         names = ("workers", "worker_deadline", "budget", "worker_budget", *_BANDWIDTH)
         return {name: getattr(self, name) for name in names}

@@ -1,8 +1,8 @@
-"""The last gradient of each worker, kept so that it can be applied again on a word.
+"""Keep each worker's last gradient, so that the server can apply it again without its bytes.
 
 For B-FASGD's skipped pushes (Odena 2016, section 2.3): where a gate keeps a gradient from being
-sent, the server may apply the worker's last one once more. What is kept has a bound; the gradients
-of those who have not pushed for longest give way, and are then sent anew.
+sent, the server may apply the worker's last one once more. The cache has a bound in bytes; it
+evicts the gradients of the workers that have not pushed for longest, which then push again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from aiops.store.gradient import Gradient
 
 
 class CachedGradient:
-    """The sink of a gradient that is applied again: it is the cache's, so nothing is given back.
+    """The sink of a gradient that is applied again; the cache owns it, so `free` does nothing.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ class CachedGradient:
 
     @property
     def cover(self) -> Cover:
-        """Which tensors it has, at the versions that it was first pushed with."""
+        """The tensors that it has, at the versions that it was first pushed with."""
         gradient = self.take()
         return gradient.whole or gradient.cover
 
@@ -40,11 +40,11 @@ class CachedGradient:
         return self.gradient
 
     def free(self) -> None:
-        """Leave it to the cache."""
+        """Do nothing: the cache frees it."""
 
 
 class GradientCache:
-    """The cache.
+    """The last gradients of one engine's workers.
 
     Parameters
     ----------
@@ -55,11 +55,11 @@ class GradientCache:
     def __init__(self, bound: int) -> None:
         self.bound = bound
         self.nbytes = 0
-        self.evicted = 0  # gradients that gave way
+        self.evicted = 0  # gradients dropped because of the bound
         self._kept: OrderedDict[int, Gradient] = OrderedDict()
 
     def keep(self, worker: int, sink: PushSink) -> None:
-        """Keep a worker's gradient, which has been applied, in the place of its last one."""
+        """Keep a gradient that has been applied, instead of its worker's last one."""
         self.forget(worker)
         if not self.bound:
             sink.free()
@@ -72,7 +72,7 @@ class GradientCache:
             self.evicted += 1
 
     def find(self, worker: int) -> CachedGradient:
-        """Return a worker's last gradient, or nothing, if it is not kept any more."""
+        """Return a worker's last gradient; its `gradient` is None if it is not kept."""
         gradient = self._kept.get(worker)
         if gradient is not None:
             self._kept.move_to_end(worker)

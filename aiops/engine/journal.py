@@ -1,9 +1,10 @@
-"""The journal: the list of an engine's events, as a file that can be run again.
+"""Record an engine's events in a file, and replay it.
 
-One plain MessagePack stream: a map that says how the server was run, then one list per event, an
-event that carried a payload followed by it as a bin. `replay` feeds the events to a fresh engine;
-since the engine is deterministic and the kernels exact, it ends with the same version and the same
-parameters to the last bit. A journal cut short (a server killed mid-write) replays up to the cut.
+A journal is one MessagePack stream: a map of the policy, its settings and the options; then one
+list per event, followed by the payload as a bin if the event has one. `replay` feeds the events to
+a fresh engine; since engine and kernels are deterministic, it ends with the same version and the
+same parameters to the last bit. A journal cut short (a server killed mid-write) replays up to the
+cut.
 """
 
 from __future__ import annotations
@@ -45,19 +46,19 @@ FORMAT = 1
 
 
 class Journal:
-    """Writes events as they are handled; none waits in a buffer of this process.
+    """Writes events, and flushes each to the file before the server handles it.
 
-    So the journal of a server that was killed has all that it had acknowledged.
+    So the journal of a server that was killed has all pushes that were acknowledged.
 
     Parameters
     ----------
     file
-        Open for writing bytes; closing it is the caller's. What it raises is passed on: the
-        record then ends with the event before.
+        Open for writing bytes; the caller closes it. Its exceptions are passed on: the record then
+        ends with the event before.
     policy
-        The policy as it was named, so that `replay` finds it again.
+        The policy's name, by which `replay` finds it.
     settings, options
-        As the engine was made.
+        Those of the engine.
     """
 
     def __init__(
@@ -80,23 +81,22 @@ class Journal:
         self._file.write(self._pack(_row(event)))
         payload = _payload(event)
         if payload is not None:
-            view = payload.data
+            view = payload.data  # its bin 32 is written here: `pack` would copy the payload
             self._file.write(b"\xc6" + len(view).to_bytes(4, "big"))
             self._file.write(view)
         self._file.flush()
 
     def end(self, time: float, engine: Engine) -> None:
-        """Say that the record is complete, and what it ended with."""
+        """Mark the record as complete, with the digest of the parameters if the engine is idle."""
         self._file.write(self._pack([time, "end", digest(engine) if engine.idle else ""]))
         self._file.flush()
 
 
 def digest(engine: Engine) -> str:
-    """Return the SHA-256 of the parameters' bytes, one tensor after the other (none: of nothing).
+    """Return the SHA-256 of the parameters' bytes, one tensor after the other.
 
-    Each table adds the digest of its rows.
-
-    The order is the arena's, which is the order of the tensors in a model file or a fetch.
+    Without a model it is the digest of no bytes. Each table adds the digest of its rows. The order
+    is the arena's, which is the order of the tensors in a model file or a fetch.
     """
     total = hashlib.sha256()
     if engine.store is not None:
@@ -136,7 +136,7 @@ def _row(event: Event) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a replay ended with; ``complete`` unless the record was cut short."""
+    """The result of a replay: its engine, its number of events, and if the record is complete."""
 
     engine: Engine
     events: int
@@ -144,14 +144,19 @@ class Replayed:
 
 
 def replay(file: BinaryIO, backend: str = "auto") -> Replayed:
-    """Run a journal again.
+    """Handle a journal's events with a fresh engine, and check its updates against the record.
 
     Parameters
     ----------
     file
         Open for reading bytes.
     backend
-        Which kernels to use; all give the same bits.
+        The kernels to use; all give the same bits.
+
+    Returns
+    -------
+    Replayed
+        The engine at the end of the record; not `complete` if the record was cut short.
 
     Raises
     ------
@@ -178,7 +183,7 @@ def replay(file: BinaryIO, backend: str = "auto") -> Replayed:
             outstanding = _issued(engine.handle(event)) or outstanding
         except UsageError as error:
             raise UsageError(f"event {events} of the journal: {error}") from None
-        except Exception as error:  # what a damaged row may lead to has no end
+        except Exception as error:  # a damaged row may raise anything
             what = f"{type(error).__name__}: {error}"
             raise UsageError(f"event {events} of the journal is damaged ({what})") from error
         events += 1
@@ -186,7 +191,7 @@ def replay(file: BinaryIO, backend: str = "auto") -> Replayed:
 
 
 def _engine(head: Any, backend: str) -> Engine:
-    """Make the engine that a journal begins with."""
+    """Return a new engine, made as the journal's first entry describes."""
     if not isinstance(head, dict) or head.get("aiops-journal") != FORMAT:
         raise UsageError("this file is not a journal of aiops, or one of another version")
     try:
@@ -197,7 +202,7 @@ def _engine(head: Any, backend: str) -> Engine:
 
 
 def _check(outstanding: Apply | None, event: Applied) -> None:
-    """Run the update that a record says was done, and compare the numbers."""
+    """Run the update whose `Applied` was recorded, and compare the sums."""
     if outstanding is None or outstanding.ticket != event.ticket:
         raise UsageError("the record applies what the replay did not issue")
     if not np.array_equal(outstanding.run(), event.sums):
@@ -205,7 +210,7 @@ def _check(outstanding: Apply | None, event: Applied) -> None:
 
 
 def _check_end(engine: Engine, recorded: str) -> None:
-    """Compare what the replay and the recorded run ended with."""
+    """Compare the replay's final digest with the recorded one."""
     if recorded and digest(engine) != recorded:
         raise UsageError(
             f"the replay's parameters at version {engine.report()['version']} are not those that"
@@ -222,7 +227,7 @@ def _objects(file: BinaryIO) -> Iterator[Any]:
 
 
 def _issued(effects: list[Effect]) -> Apply | None:
-    """Return the kernel's work among some effects, and let go of what replies would hold."""
+    """Return the `Apply` among some effects, if any; release the leases and rows of replies."""
     found = None
     for effect in effects:
         if isinstance(effect, Apply):
@@ -235,7 +240,7 @@ def _issued(effects: list[Effect]) -> Apply | None:
 
 
 def _event(engine: Engine, row: Any, payload: bytes | None) -> Event:
-    """Make the event that a row stands for."""
+    """Return the event that a row records."""
     time, kind = row[0], row[1]
     if kind == "initialised":
         assert payload is not None
@@ -260,14 +265,14 @@ def _event(engine: Engine, row: Any, payload: bytes | None) -> Event:
 
 
 def _sink(engine: Engine, message: Message, fault: Any, payload: bytes | None) -> Sink | None:
-    """Receive a payload again, as the server did."""
+    """Return the sink of a recorded payload, filled and surveyed as on the server."""
     if fault is not None:
         return Discard(refusal(*fault))
     if not getattr(message, "parts", ()):
         return None
     if payload is None:
         return Discard()
-    for pool in engine.intake.pools:  # what was recorded fitted; nobody else takes from them here
+    for pool in engine.intake.pools:  # on the server it had room; here buffers have another history
         pool.bound = 1 << 62
     sink = engine.intake.place(message)
     assert isinstance(sink, PushSink), "the record holds a payload that the replay would not take"

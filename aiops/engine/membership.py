@@ -1,8 +1,9 @@
-"""Who takes part: workers, what they have pushed, and who is waited for.
+"""Keep the members: clients, their connections and answers, and the workers barriers wait for.
 
-A *member* is a client by the id it chose, whatever connections it has used. Only workers are
-waited for. A worker stops being waited for when it leaves, when its connection ends, or when a
-barrier has waited for it longer than the deadline (it is then *excused* until it speaks again).
+A *member* is a client, known by the id that it chose, over all connections that it has used. Only
+workers are waited for. A worker stops being waited for when it leaves, when its connection ends, or
+when a barrier has waited for it longer than the deadline (it is then *excused* until it pushes or
+joins again).
 Workers that ``--workers N`` announces and that have not come yet are waited for too, under
 negative numbers, for as long.
 """
@@ -22,13 +23,13 @@ from aiops.wire.messages import REMEMBERED, Message
 from aiops.wire.traffic import Traffic
 
 DEPARTED = 4096
-"""Members that are remembered after they left; who left first is forgotten first."""
+"""Members that are remembered after they left; those that left first are forgotten first."""
 
 SHOWN = 256
-"""Members that have left, at most, to each of whom a report gives a line: the last ones."""
+"""The most members that have left for which a report has a line: the last ones."""
 
 Said: TypeAlias = tuple[int, bool, int, float, float | None, bytes]
-"""What an acknowledgement says that is said again when its push is repeated: version, used,
+"""The fields of an acknowledgement that are kept to answer a repeated push: version, used,
 staleness, mean_staleness, vbar, vbars."""
 
 _LONGEST_NAME = 64  # characters kept: thousands of names must fit into one report
@@ -44,7 +45,7 @@ class Member:
     worker: bool
     peer: int | None = None
     epoch: int = 0
-    answered: float = 0.0  # when it was last given an answer to a push, or joined
+    answered: float = 0.0  # when a push of it was last answered, or it joined
     excused: bool = False
     last_seq: int = 0
     answers: OrderedDict[int, Message | Said] = field(default_factory=OrderedDict)
@@ -54,12 +55,12 @@ class Member:
     staleness: int = 0
     traffic: Traffic = field(default_factory=Traffic)
     before: Traffic = field(default_factory=Traffic)  # of its earlier connections
-    apart: Traffic = field(default_factory=Traffic)  # with other shards of the model, when counted
+    apart: Traffic = field(default_factory=Traffic)  # with other shards, when last counted
     ledger: Ledger = field(default_factory=Ledger)
-    sent: Lease | None = None  # on the version it computes at, where a rule needs it
+    sent: Lease | None = None  # on the version that it computes at, if the rule reads it
 
     def exchanged(self, now: float, seq: int, said: Said) -> None:
-        """Hear that a push was used, and is answered: it was not repeated, and not waited for."""
+        """Note a steady exchange: a new push that was used, and answered at once."""
         self.last_seq = seq
         self.pushes += 1
         self.staleness = said[2]
@@ -75,7 +76,7 @@ class Member:
             self.answers.popitem(last=False)
 
     def forget_sent(self) -> None:
-        """Let go of the version that it was sent."""
+        """Release the version that it was sent."""
         if self.sent is not None:
             self.sent.release()
             self.sent = None
@@ -108,12 +109,12 @@ class Member:
 
 
 class Membership:
-    """All members, and who among them is waited for.
+    """All members of one server.
 
     Parameters
     ----------
     expected
-        How many workers take part (``--workers``), or None when nobody said.
+        The number of workers that take part (``--workers``), or None if it is open.
     deadline
         Seconds that a barrier waits for one worker.
 
@@ -126,23 +127,23 @@ class Membership:
     def __init__(self, expected: int | None, deadline: float) -> None:
         self.expected = expected
         self.deadline = deadline
-        self.late = False  # the deadline for those who never came has passed
+        self.late = False  # the deadline for announced workers that never came has passed
         self._members: OrderedDict[str, Member] = OrderedDict()
         self._by_peer: dict[int, Member] = {}
         self.at = self._by_peer.get
         self._numbers = 0
         self.ever = 0  # workers that have come so far
         self._layout: Layout | None = None
-        # What workers that are gone had to do with single tensors, and all of those forgotten.
+        # Per-tensor accounts of workers that have left, and all traffic of forgotten ones.
         self._past = Ledger()
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members.values())
 
     def lines(self, now: float) -> tuple[list[dict[str, Any]], int]:
-        """Return the lines of a report, by number, and how many of those gone have none.
+        """Return the lines of a report, by number, and the number of departed members without one.
 
-        A line takes the server some microseconds, and thousands may have come and gone.
+        The number is bounded (`SHOWN`): a line takes microseconds, and thousands may have left.
         """
         gone = islice((m for m in reversed(self._members.values()) if m.peer is None), SHOWN)
         shown = sorted([*self._by_peer.values(), *gone], key=lambda member: member.number)
@@ -155,9 +156,10 @@ class Membership:
     def join(
         self, peer: int, client: str, epoch: int, name: str, worker: bool, traffic: Traffic
     ) -> tuple[Member, int | None]:
-        """Seat a client at a connection; return it, and the connection that is to be dropped.
+        """Bind a client to a connection; return its member, and the connection to drop, if any.
 
-        That is its old one, or the new one when it is the older (``epoch``) and only came late.
+        That is the client's old connection; or the new one, if its ``epoch`` is lower, because it
+        was opened earlier and has only arrived late.
         """
         member = self._members.get(client)
         replaced = None
@@ -180,7 +182,7 @@ class Membership:
         return member, replaced
 
     def leave(self, peer: int) -> Member | None:
-        """Unseat whoever is at a connection; return it."""
+        """Unbind the member behind a connection; return it, or None if there is none."""
         member = self._by_peer.pop(peer, None)
         if member is not None:
             member.peer = None
@@ -191,13 +193,13 @@ class Membership:
         return member
 
     def defined(self, layout: Layout) -> None:
-        """Hear what the model is."""
+        """Take the model's layout, for the per-tensor accounts."""
         self._layout = self._past.layout = layout
         for member in self:
             member.ledger.layout = layout
 
     def ledger(self) -> dict[str, Any]:
-        """Return the account of all workers together, and what crossed for observers."""
+        """Return the traffic of all workers together, per tensor, and that of observers."""
         total, watching = Ledger(self._layout), Traffic()
         total.add(self._past)
         for member in self:
@@ -219,11 +221,14 @@ class Membership:
         return frozenset(here).union(range(-self.awaited, 0))
 
     def overdue(self, now: float, since: float, given: frozenset[int]) -> list[Member]:
-        """Return the workers that a barrier, waiting since then, has waited for too long."""
+        """Return the workers for which a barrier that began at ``since`` has waited too long.
+
+        ``given``: the numbers of the workers that have pushed; they are not overdue.
+        """
         return [m for m in self._computing(given) if now - max(m.answered, since) >= self.deadline]
 
     def next_deadline(self, since: float, given: frozenset[int]) -> float | None:
-        """Return when the next worker will be overdue, or None when nobody can be."""
+        """Return when the next worker will be overdue, or None if none can be."""
         due = [max(m.answered, since) for m in self._computing(given)]
         if self.awaited:
             due.append(since)
@@ -231,14 +236,14 @@ class Membership:
 
     @property
     def awaited(self) -> int:
-        """How many announced workers have not come yet, and are still waited for."""
+        """The number of announced workers that have not come yet, and are still waited for."""
         return 0 if self.late else max(0, (self.expected or 0) - self.ever)
 
     def _computing(self, given: frozenset[int]) -> list[Member]:
         return [m for m in self.present() if not m.excused and m.number not in given]
 
     def _forget(self) -> None:
-        """Drop the longest departed when there are too many to remember."""
+        """Drop the members that left first, if there are too many to remember."""
         excess = len(self._members) - len(self._by_peer) - DEPARTED
         if excess > 0:
             gone = (m.client for m in self._members.values() if m.peer is None)

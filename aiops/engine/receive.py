@@ -1,9 +1,9 @@
-"""Where the payloads of a push go, and what is looked over while they come.
+"""Receive the payloads of a push into a buffer, and survey them while they arrive.
 
-What arrives is surveyed chunk by chunk while it is still in the cache: finite and below 1e18 in
-magnitude, since a finite 1e20 squares to infinity and would freeze a moving average of squares for
-ever. What is coded is checked by its codec, and kept as it came until the thread that updates
-decodes it (`aiops.store.gradient`): so what waits takes no more room than what was sent.
+Raw values are surveyed chunk by chunk while they are still in the cache. They must be finite and
+below 1e18 in magnitude: a finite 1e20 squares to infinity and would freeze a moving average of
+squares for ever. A coded part is checked by its codec, and kept coded until the update's thread
+decodes it (`aiops.store.gradient`), so that a queued push takes no more memory than was sent.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PushSink(Sink):
         self.fault: Refused | None = None
         self._offsets = [0] if len(lengths) == 1 else list(accumulate(lengths, initial=0))
         self._surveys = surveys
-        self._runs: list[tuple[int, Array, Surveyor]] | None = None  # see `_typed_runs`
+        self._runs: list[tuple[int, Array, Surveyor]] | None = None  # made at the first bytes
         self._done = 0  # bytes surveyed
         self._borrowed = False  # the buffer is the sender's
 
@@ -57,7 +57,7 @@ class PushSink(Sink):
         return self.buffer.data[self._offsets[part] + offset :]
 
     def filled(self, part: int, offset: int, nbytes: int) -> None:
-        """Survey what is complete: whole blocks, and the last one when it ends the payload."""
+        """Survey the blocks that are complete, and the rest when it ends the payload."""
         end = self._offsets[part] + offset + nbytes
         if self.fault is not None:
             return
@@ -83,11 +83,11 @@ class PushSink(Sink):
                 return
 
     def take(self) -> Gradient:
-        """Return what was received."""
+        """Return the gradient that was received."""
         return Gradient(self.buffer, self.cover)
 
     def keep(self) -> Gradient:
-        """Return what was received; its buffer is the caller's from here on."""
+        """Return the gradient that was received; the caller owns its buffer from here on."""
         if self._pool is not None:
             pool, self._pool = self._pool, None
             pool.hand_over(self.buffer)
@@ -96,13 +96,13 @@ class PushSink(Sink):
         return self.take()
 
     def free(self) -> None:
-        """Put the buffer back: nobody needs what was received any more."""
+        """Put the buffer back; may be called twice."""
         if self._pool is not None:
             pool, self._pool = self._pool, None
             pool.give(self.buffer)
 
     def abandoned(self) -> None:
-        """The rest will never come."""
+        """Put the buffer back: the rest will not arrive."""
         self.free()
 
     def _typed_runs(self) -> list[tuple[int, Array, Surveyor]]:
@@ -135,7 +135,10 @@ class RawIncoming(PushSink):
     __slots__ = ()
 
     def adopt(self, lent: LentPayload) -> bool:
-        """Use the payload as it lies: it must stay as it is until this has been freed, or kept."""
+        """Use a lent payload in place, without a copy; return whether that is possible.
+
+        Its bytes must not change until this sink has been freed, or kept.
+        """
         payload = lent.data
         if len(payload) != len(self.buffer) or payload.ctypes.data % _ALIGNMENT:
             return False
@@ -163,11 +166,11 @@ class CodedIncoming(PushSink):
         self.fault, self._borrowed = None, False
         self._parts, self._surveys = parts, surveys
         self._offsets = list(accumulate((part.nbytes for part in parts), initial=0))
-        self._next = 0  # the first part that has not been looked over
-        self._look_over(0)  # of parts without bytes nobody says that they have been filled
+        self._next = 0  # the first part that has not been checked
+        self._look_over(0)  # parts of no bytes: `filled` is not called for them
 
     def filled(self, part: int, offset: int, nbytes: int) -> None:
-        """Look over each part when all of it is there."""
+        """Check each part when it is complete."""
         self._look_over(self._offsets[part] + offset + nbytes)
 
     def _look_over(self, end: int) -> None:
@@ -177,7 +180,7 @@ class CodedIncoming(PushSink):
             self._next += 1
 
     def take(self) -> Gradient:
-        """Return what was received."""
+        """Return the gradient that was received, its parts still coded."""
         return Gradient(self.buffer, self.cover, self._parts)
 
     def _fault(self, number: int) -> BadPush | None:

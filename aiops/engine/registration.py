@@ -1,4 +1,4 @@
-"""How a model comes to be: offered by a worker, or given at the start."""
+"""Make the model's definition from a worker's offer or from the values given at the start."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def compare(layout: Layout, tables: Tables, message: Define) -> None:
     Raises
     ------
     BadPush
-        Saying how it differs.
+        With the first difference.
     """
     offer = _tables_of(message)
     try:
@@ -122,7 +122,7 @@ def table_stores(
 ) -> tuple[SparseTable, ...]:
     """Make room for the rows of tables, of which none takes memory yet.
 
-    ``later``: see `aiops.store.resources.Resources`.
+    ``later``: `SparseTable.warm` will be called on some thread; until then NumPy does the work.
 
     Raises
     ------

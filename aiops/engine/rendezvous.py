@@ -1,18 +1,20 @@
-"""Where workers that average their models meet: who is in a round, and how long it is waited for.
+"""Form the rounds in which workers average their models: the members, and the time of each.
 
-A worker that is ready says so (`join_round`) and is answered (`round`) with everybody who was:
+A worker that is ready sends `join_round`, and is answered with a `round` that lists all workers
+that were ready:
 
-* as soon as all who average are ready; or
-* a grace period after two were ready: who is not there misses the round, and is not waited for
+* as soon as all workers that average are ready; or
+* a grace period after two were ready: a worker that is late misses the round, and is not waited for
   again until it is ready once more; or
-* a worker that is ready alone, an interval and a grace period later: nobody else is there.
+* if a worker is ready alone, an interval and a grace period later: the round is its own.
 
-So nobody waits for ever, and a straggler costs the others a grace period, once. The models
-themselves never come here.
+So no worker waits for ever, and a straggler costs the others one grace period. The models
+themselves are not sent to the server.
 
-A worker that has taken no average yet is *new*. When there is somebody who is not, its model does
-not count: it receives the average of the others, and begins with that. While all who are not new
-are away it has nothing to begin with; it is told so (a round of nobody), and asks again.
+A worker that has taken no average yet is *new*. If a worker in the round is not new, the models of
+new ones do not count: they receive the average of the others, and begin with that. If the workers
+that are not new exist but are all away, a new one has nothing to begin with: it is answered with an
+empty round, and asks again.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from aiops.wire.messages import WIRE_NAME, Error, JoinRound, Round
 
 @dataclass(slots=True)
 class _Seat:
-    """A worker that averages: its request while it is ready, and what is known of it."""
+    """The state of a worker that averages; it has a request while it is ready."""
 
     request: JoinRound | None = None
     host: str = ""
@@ -59,12 +61,12 @@ class Rendezvous:
         self.rounds = 0
 
     def meet(self, peer: int, message: JoinRound, layout: Layout, now: float) -> None:
-        """Hear that a worker is ready, or (port 0) that it is no longer.
+        """Take the request of a worker that is ready, or (port 0) no longer ready.
 
         Raises
         ------
         Refused
-            When it cannot be, whatever the others do.
+            When no round can have this worker.
         """
         seat = self._seats.get(peer)
         if message.port == 0:
@@ -81,22 +83,22 @@ class Rendezvous:
                 "this worker's model is not the one that the others average: give all workers"
                 " tensors of the same names, shapes and dtypes"
             )
-        if seat is not None and seat.request is not None:  # it has given up waiting for that
+        if seat is not None and seat.request is not None:  # given up by its worker
             self._dismiss(peer, seat.request)
         self._seats[peer] = _Seat(message, message.host, now, message.rounds == 0)
         self._form(now)
 
     def left(self, peer: int, now: float) -> None:
-        """Hear that a connection ended."""
+        """Remove the worker of a connection that ended."""
         if self._seats.pop(peer, None) is not None:
             self._form(now)
 
     def tick(self, now: float) -> None:
-        """See whether those who are ready have waited long enough."""
+        """Form a round if the workers that are ready have waited long enough."""
         self._form(now)
 
     def stop(self) -> None:
-        """Form no more rounds, and tell those who wait for one."""
+        """Form no more rounds, and refuse the workers that wait for one."""
         self._stopping = True
         fault = _ending()
         for peer, request in self._ready().values():
@@ -127,7 +129,7 @@ class Rendezvous:
                 )
 
     def _ready(self) -> dict[int, tuple[int, JoinRound]]:
-        """Return who is ready: connection and request, in the order of the connections."""
+        """Return the workers that are ready, by connection: connection and request."""
         return {
             peer: (peer, seat.request)
             for peer, seat in sorted(self._seats.items())
@@ -146,7 +148,7 @@ class Rendezvous:
         self._effects.append(Reply(peer, Round(request.id, 0, 0, (), b"")))
 
     def _form(self, now: float) -> None:
-        """Answer those who are ready, if it is time."""
+        """Answer the workers that are ready, if it is time."""
         ready = self._ready()
         if not ready or self._stopping:
             return
@@ -169,14 +171,14 @@ class Rendezvous:
             self._seats[peer].request = None
 
     def _due(self, since: list[float], baseless: bool) -> float:
-        """Return until when those who are not ready are waited for."""
+        """Return the time until which workers that are not ready are waited for."""
         assert self._plan is not None
         interval, grace = float(self._plan["interval"]), float(self._plan["grace"])
         first, *others = sorted(since)
         return first + interval + grace if baseless or not others else others[0] + grace
 
     def _answer(self, ready: dict[int, tuple[int, JoinRound]], settled: bool) -> None:
-        """Tell everybody who is ready of the others."""
+        """Send each worker of the round its rank, all members, and the secret."""
         self.rounds += 1
         members = tuple(
             (request.host, request.port, not settled or not self._seats[peer].new)
@@ -186,11 +188,11 @@ class Rendezvous:
         for rank, (peer, request) in enumerate(ready.values()):
             told = Round(request.id, self.rounds, rank, members, secret)
             self._effects.append(Reply(peer, told))
-            self._seats[peer].new = False  # unless the round fails: its next request tells
+            self._seats[peer].new = False  # its next request has rounds=0 if this one fails
 
 
 def _is_literal(host: str) -> bool:
-    """Return whether this is an IP address that says the same on every machine."""
+    """Return whether this is an IP address that means the same on every machine."""
     try:
         return "%" not in host and not ipaddress.ip_address(host).is_unspecified
     except ValueError:
@@ -198,7 +200,7 @@ def _is_literal(host: str) -> bool:
 
 
 def _secret(number: int, nonces: list[bytes]) -> bytes:
-    """Return what only the members of a round can know, since each of them has drawn a nonce."""
+    """Return the secret of a round: only members can know it, since each has drawn a nonce."""
     said = b"".join(len(nonce).to_bytes(4, "big") + nonce for nonce in nonces)
     return hashlib.sha256(WIRE_NAME + b" round" + number.to_bytes(8, "big") + said).digest()
 

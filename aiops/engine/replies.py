@@ -1,6 +1,6 @@
-"""What peers are told: acknowledgements, parameters, refusals.
+"""Answer requests: acknowledgements, parameters, refusals.
 
-Everything here reads the store and appends `Reply` effects; nothing here changes the parameters.
+This module reads the store and appends `Reply` effects; it never changes the parameters.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from aiops.wire.messages import Ack, Error, Fetch, Model, Params, Push, PushRows
 
 @dataclass(slots=True)
 class PendingPush:
-    """A push on its way through the engine, and whom to answer."""
+    """A push on its way through the engine; ``peer`` is None once its connection ended."""
 
     peer: int | None
     message: Push | Reapply
@@ -51,14 +51,14 @@ class Replies:
     pending
         The pushes that are to be answered later, by client and sequence number.
     readers
-        Those who wait for an update in place: connection, request, what to do then.
+        Requests that wait for an update in place: connection, request id, the call that answers.
     """
 
     def __init__(self, effects: list[Effect]) -> None:
         self.effects = effects
         self.store: Store | None = None
         self.budget: GateController | None = None
-        self.delta_replies: DeltaReplies | None = None  # answers coded fetches, where there are any
+        self.delta_replies: DeltaReplies | None = None  # answers coded fetches, if they are enabled
         self.tables: Sparse = ()
         self.now = 0.0
         self.refused: Counter[str] = Counter()
@@ -73,7 +73,7 @@ class Replies:
     # ------------------------------------------------------------ reading
 
     def fetch(self, peer: int, message: Fetch, member: Member | None) -> None:
-        """Send the tensors that the client wants and does not have, when they can be read."""
+        """Send the tensors that the client wants and does not have, as soon as they can be read."""
         store = self._defined()
         wanted = self._wanted(message)
         said = store.vbar(), store.vbars(), self._gate(store)
@@ -97,13 +97,13 @@ class Replies:
         self.effects.append(Reply(peer, model))
 
     def readable_again(self) -> None:
-        """Answer those who waited for an update in place."""
+        """Answer the requests that waited for an update in place."""
         readers, self.readers = self.readers, []
         for _peer, _id, answer in readers:
             answer()
 
     def left(self, peer: int) -> None:
-        """Forget a connection: what its pushes come to is only remembered."""
+        """Drop a connection's fetches; the answers to its pushes are kept, but not sent."""
         self.readers = [reader for reader in self.readers if reader[0] != peer]
         if self.delta_replies is not None:
             self.delta_replies.left(peer)
@@ -114,7 +114,7 @@ class Replies:
     # ------------------------------------------------------------ pushes
 
     def waiting(self) -> list[tuple[int, int]]:
-        """Forget those who wait to be sent parameters; return their connections and requests."""
+        """Drop the requests that wait for parameters; return their connections and ids."""
         readers, self.readers = self.readers, []
         coded = self.delta_replies.abandon() if self.delta_replies is not None else []
         return [(peer, id) for peer, id, _answer in readers] + coded
@@ -151,7 +151,7 @@ class Replies:
         if pending.peer is not None and coded:
             assert self.delta_replies is not None
             self.delta_replies.answer(pending.peer, ack, self._wanted(message), member)
-        elif pending.peer is not None:  # no update is under way, so the parameters can be read
+        elif pending.peer is not None:  # no update is outstanding, so the parameters can be read
             self.effects.append(Reply(pending.peer, ack, store.lease() if parts else None))
 
     def refuse(self, pending: PendingPush, fault: Refused) -> None:
@@ -165,9 +165,7 @@ class Replies:
         pending.sink.free()
         if pending.peer is None:
             return
-        wants = message.fetch and not (
-            message.coded and self.delta_replies
-        )  # else it must ask again
+        wants = message.fetch and not (message.coded and self.delta_replies)  # coded: it must fetch
         parts = store.current.parts_for(self._wanted(message)) if wants else ()
         if isinstance(fault, StaleGradient) and parts and store.readable:
             self._note_sent(store, pending.member)
@@ -176,7 +174,7 @@ class Replies:
         self.effects.append(Reply(pending.peer, error, lease))
 
     def refuse_at_once(self, event: Received, member: Member, fault: Refused) -> None:
-        """Refuse a push that nobody needs to look at."""
+        """Refuse a push before it is queued."""
         message = event.message
         assert isinstance(message, Push | Reapply | PushRows)
         error = self._count(member, message.id, fault)
@@ -190,7 +188,8 @@ class Replies:
     def repeated(self, event: Received, member: Member) -> bool:
         """Answer a push that came before, on a connection since lost, without applying it.
 
-        Returns whether it had come before.
+        Returns True if it had come before. If it is still pending, its answer goes to the new
+        connection.
         """
         message = event.message
         assert isinstance(message, Push | Reapply)
@@ -198,7 +197,7 @@ class Replies:
         if pending is None and message.seq > member.last_seq:
             return False
         fault = validation.beyond(self.store, message) if self.store is not None else None
-        if fault is not None:  # it may ask for something else than it did the first time
+        if fault is not None:  # the repetition may ask for other tensors than the first
             self.deny(event, fault)
             return True
         if pending is not None:
@@ -233,15 +232,15 @@ class Replies:
         return self.budget.constants(store.vbar()) if self.budget is not None else ()
 
     def _wanted(self, message: Fetch | Push | Reapply) -> Wanted:
-        """Return what a request wants, checked."""
+        """Return the tensors that a request wants, checked against the model."""
         store = self._defined()
         wanted = Wanted(message.have, message.wants)
         return wanted.known(store.version, len(store.layout.tensors))
 
     def _note_sent(self, store: Store, member: Member | None) -> None:
-        """Keep the version that a worker computes at, where the rule will compare it with others.
+        """Keep the version that a worker computes at, if the rule compares gradients with it.
 
-        Called whenever a worker is sent the current version, or told that it has it.
+        Called whenever a worker is sent the current version, or an answer that it holds it.
         """
         if store.rule.reads and member is not None and member.worker:
             member.forget_sent()
@@ -250,7 +249,7 @@ class Replies:
     def _acknowledge_again(
         self, peer: int, message: Push | Reapply, told: Said, member: Member
     ) -> None:
-        """Send an acknowledgement again, with what are now the parameters if it asks for them."""
+        """Send an acknowledgement again, with the present parameters if the request wants them."""
         store = self._defined()
         version, said = told[0], told[1:]
         parts: Parts = ()

@@ -1,4 +1,4 @@
-"""What cannot be spread over several servers yet: each is refused at the start, in a sentence."""
+"""Refuse, at the start, the options that do not work with several shards."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from aiops.errors import ConflictError
 
 
 def check_sharded(options: Options) -> None:
-    """Refuse what does not work with more than one shard.
+    """Refuse options that do not work with more than one shard.
 
     Raises
     ------
     ConflictError
-        Saying what, why, and what to do.
+        Its text names the option, the reason and a remedy.
     """
     why = next((text for is_so, text in _refused(options) if is_so), None)
     if why is not None:

@@ -1,4 +1,4 @@
-"""What a server says of itself: the report that ``aiops stats`` shows."""
+"""Make the report that ``aiops stats`` shows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Pace:
         self.due = -math.inf  # when a version is to be noted again
 
     def note(self, now: float, version: int) -> None:
-        """Take note of the version at a time; once a second counts."""
+        """Note the version at a time; more than once a second is ignored."""
         if now >= self.due:
             self._seconds.append((now, version))
             self.due = now + 1

@@ -1,24 +1,24 @@
-"""The steady exchange: a worker's push of its whole gradient, answered at once with the parameters.
+"""Answer steady exchanges: a worker's push of its whole gradient, answered at once with the model.
 
-Nearly all that a server of a small model does is this one exchange, again and again, so it has a
-way of its own through the engine: from the bytes of the push to those of the answer in one call,
-`Steady.exchange`. It takes what the general way takes and changes what that changes: version,
-optimiser's state, accounts, statistics, what is remembered of the answer, the record. It makes no
-message, event or effect, since nobody is to see them.
+Nearly all work of a server of a small model is this one exchange, again and again, so it has a way
+of its own through the engine: from the bytes of the push to those of the answer in one call,
+`Steady.exchange`. It changes what the general way changes: version, optimiser's state, accounts,
+statistics, the remembered answer and the record. It makes no message or effect objects, and events
+only for a record, because making them would take longer than the update.
 
 An exchange goes this way when all of this holds, and the general way (`Engine.handle`) when not:
 
 * its header is that of an earlier one of this connection but for the values of its id, its sequence
   number and its two versions (`aiops.wire.template`); so no part of it has to be checked again;
 * it is one raw payload of at most `SMALL` bytes, the whole model, from a worker, which asks for
-  nothing else than all parameters;
+  nothing but all parameters;
 * the server does nothing else with it than update and answer: no bandwidth budget, no coded
   answers, no gradients kept to be applied again, no shards, no device, no clipping, no rule that
-  reads what the worker was sent, a policy that says `APPLY` and would say it again;
+  reads what the worker was sent, a policy that decides `APPLY` and is `repeatable`;
 * nothing is outstanding, queued or held, and the payload passes its survey.
 
-Until all of this has been looked at nothing has been changed, so that the general way finds
-everything as it was, and says what is wrong with a push that is refused.
+Until all of this has been checked nothing is changed, so that the general way finds the state as it
+was, and makes the error of a push that is refused.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ Note: TypeAlias = Callable[[Event], None]
 
 _PUSHED: tuple[Path, ...] = (("id",), ("seq",), ("have",), ("parts", 0, 4))
 _FORMS = 32
-"""Forms of pushes learnt per connection. A client whose integers have one width needs one, and a
-client that writes each as short as it can a new one for each width."""
+"""The most forms of pushes learnt per connection. A client that encodes integers in a fixed width
+needs one; a client that encodes each in the fewest bytes needs one per width."""
 
 
 @dataclass(slots=True)
 class Shortcut:
-    """What the connections of a server have in common, once its model is defined.
+    """The state that all steady exchanges of a server share, once its model is defined.
 
-    ``now`` is when the last steady exchange was answered.
+    ``now`` is the time of the last steady exchange.
     """
 
     store: Store
@@ -75,18 +75,18 @@ class Shortcut:
     def learn(
         self, member: Member, peer: int, wire: Connection, push: Push, known: Steady | None
     ) -> Steady | None:
-        """Return the way of exchanges like one that was just read: ``known``, if that is it.
+        """Return the short way for exchanges like a push just read: ``known`` if that takes it.
 
         Parameters
         ----------
         member, peer
-            Whose push it was, and its connection.
+            The push's member, and the number of its connection.
         wire
-            That connection's.
+            The state machine of that connection.
         push
             The message.
         known
-            The way that the connection has, if it has one.
+            The short way that the connection has, or None.
         """
         if not (member.worker and is_steady(push, self.nbytes)):
             return known
@@ -96,7 +96,7 @@ class Shortcut:
         found = slots(wire.header)
         if wire.forms >= _FORMS or not all(path in found for path in _PUSHED):
             return known
-        if decode(wire.header) != push:  # others have been read since
+        if decode(wire.header) != push:  # the header is a later message's
             return known
         template = Template(frame, [_moved(found[path]) for path in _PUSHED])
         return Steady(self, member, peer, wire, push, template)
@@ -105,31 +105,31 @@ class Shortcut:
 def shortcut(
     store: Store, updates: UpdateQueue, intake: Admission, pace: Pace, machine: Resources
 ) -> Shortcut | None:
-    """Return what all of a server's steady exchanges change, if it can have any."""
+    """Return the shared state of a server's steady exchanges, or None if it can have none."""
     if not 0 < store.layout.nbytes <= SMALL or not updates.answers_at_once:
         return None
     return Shortcut(store, updates, intake, pace, machine)
 
 
 def is_steady(push: Push, nbytes: int) -> bool:
-    """Return whether a push is a whole model of so many bytes, and asks for one, and no more."""
+    """Return whether a push is one raw part of all ``nbytes``, and asks for all parameters."""
     if not push.fetch or push.wants or push.coded or push.count != 1 or len(push.parts) != 1:
         return False
     return push.parts[0][:4] == (0, nbytes, "raw", nbytes)
 
 
 def _framed(header: bytes, nbytes: int) -> bytes:
-    """Return a header with the prefix before it, and its payload's behind it."""
+    """Return a header between its own prefix and that of its payload."""
     return b"\xce%b%b\xc6%b" % (len(header).to_bytes(4, "big"), header, nbytes.to_bytes(4, "big"))
 
 
 def _moved(slot: Slot) -> Slot:
-    """Return where a header's value lies when its prefix is before it."""
+    """Return the slot of a header's value, moved by the five bytes of the prefix."""
     return slot._replace(begin=slot.begin + 5, end=slot.end + 5)
 
 
 def _answers(store: Store) -> Template:
-    """Return the form of the answers: that of one which is encoded as all others are."""
+    """Return the template of the answers, made from one that is encoded the general way."""
     nbytes = store.layout.nbytes
     vbar, vbars = store.statistic()
     part = Part(0, nbytes, "raw", nbytes, 0)
@@ -142,20 +142,21 @@ def _answers(store: Store) -> Template:
 
 
 class Steady:
-    """One connection's way for its steady exchanges.
+    """One connection's short way for its steady exchanges.
 
     Parameters
     ----------
     shared
-        What they change.
+        The state of the server that they change.
     member, peer
-        Whose connection it is; when it is not any more, nothing goes this way.
+        The connection's member and number; if the member has another connection, nothing goes this
+        way.
     wire
-        The connection's, from which the messages come.
+        The state machine of the connection.
     push
-        One that went the general way.
+        A push that went the general way.
     template
-        The form of that, which those to come have too.
+        Its form, which the pushes to come must have.
 
     Attributes
     ----------
@@ -188,16 +189,16 @@ class Steady:
         self.cost = shared.store.cost
 
     def takes(self, frame: bytes) -> bool:
-        """Return whether the wire looks for messages that begin like this one."""
+        """Return whether the connection already matches messages of this form."""
         return self._wire.expected is self._template and self._template.values(frame) is not None
 
     def exchange(self, nbytes: int, now: float, note: Note | None) -> bytes | None:
-        """Answer a push if these bytes complete it, and it can be answered here.
+        """Answer a push if these bytes complete it, and it meets all conditions.
 
         Parameters
         ----------
         nbytes
-            How many bytes have come, in the wire's last buffer.
+            The bytes that have arrived in the connection's last buffer.
         now
             The time, in seconds.
         note
@@ -206,8 +207,8 @@ class Steady:
         Returns
         -------
         bytes or None
-            The answer, ``b""`` while more is to come. None: it is to go the general way; nothing
-            has been taken note of, and nothing changed.
+            The answer; ``b""`` while the push is incomplete. None: it must go the general way, and
+            nothing has been changed or recorded.
         """
         found = self._wire.match(nbytes)
         if not found:
@@ -221,7 +222,7 @@ class Steady:
             and member.last_seq < seq <= LARGEST
             and 0 <= id <= LARGEST
             and -1 <= have <= LARGEST
-            and have != number  # who says to hold what there is not yet would be sent nothing
+            and have != number  # else all would count as held, and none be sent
             and 0 <= base <= level
         ):
             return None
@@ -229,6 +230,7 @@ class Steady:
             if survey(section) >= 0:
                 return None
         staleness = level - base
+        # The last condition: if it holds, the update is counted and must be carried out.
         begun = self._updates.at_once(member.number, staleness)
         if begun is None:
             return None

@@ -1,9 +1,9 @@
-"""Receiving ids and gradients of rows: one buffer from a pool, which also holds the reply.
+"""Receive ids and gradients of rows: one buffer from a pool, which also holds the reply.
 
-The payloads lie in the buffer in the order of the wire (ids, ids to send back, gradients), and
-behind them is room for the rows of the answer. So whoever asks for rows has their room before the
-question is read. That room is held until the answer has been read, at the reader's pace: it comes
-from a pool of its own, so that nobody who only pushes waits for it.
+The payloads lie in the buffer in the order of the message (ids, ids to send back, gradients),
+followed by room for the rows of the answer. So a request for rows has that room before its payload
+is read. It is held until the client has read the answer, which may be slow: the buffer comes from a
+pool of its own, so that pushes which ask for no rows do not wait for it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class RowsSink(PushSink):
         self._done = 0
 
     def filled(self, part: int, offset: int, nbytes: int) -> None:
-        """Look over what has come: at the end, unless there is much of it."""
+        """Survey large payloads block by block, and small ones at once at their end."""
         size = len(self.buffer)
         if size > SURVEY or self._offsets[part] + offset + nbytes == size:
             super().filled(part, offset, nbytes)
@@ -75,7 +75,7 @@ class RowsSink(PushSink):
         return self._whole[begin : begin + self.out.nbytes].data
 
     def answer_later(self) -> Bytes:
-        """Return the same as an array; the buffer goes back when it has been let go of."""
+        """Return the same as an array; the buffer goes back when the array is collected."""
         pool, whole = self._pool, self._whole
         assert pool is not None
         self._pool = None
@@ -106,16 +106,16 @@ class RowsSink(PushSink):
 
 
 class TableAdmission:
-    """Decides where the payloads of messages about rows belong.
+    """Provides sinks for the payloads of messages about rows.
 
     Parameters
     ----------
     tables
-        The model's.
+        The model's tables.
     intake
-        Whose pools the buffers come from.
+        It has the pools that the buffers come from.
     backend
-        Whose kernels survey what comes.
+        The kernels that survey payloads.
     """
 
     def __init__(self, tables: Tables, intake: Admission, backend: str = "auto") -> None:
@@ -129,7 +129,7 @@ class TableAdmission:
         ]
 
     def place(self, message: FetchRows | PushRows) -> RowsSink | None:
-        """Return where a message's payloads go; None: no room now.
+        """Return the sink of a message's payloads; None: no room now.
 
         Raises
         ------

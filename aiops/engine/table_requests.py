@@ -1,4 +1,4 @@
-"""What becomes of messages about rows: the engine's part for tables.
+"""Carry out messages about rows of tables, in their turn among the updates.
 
 Every push is applied at once, in the order of arrival, at a learning rate modulated with its
 staleness: how many pushes the table has had since the rows were fetched. Work on rows takes its
@@ -26,8 +26,8 @@ from aiops.wire.messages import Error, FetchRows, PushRows, TableRows
 class TableWork:
     """A message about rows on its way through the engine.
 
-    What it is about is fixed when it comes: of a push that is repeated meanwhile only the number of
-    the request counts, and where it came from.
+    Its payload is fixed when it comes: if the push is repeated meanwhile, only the connection and
+    the request id of the repetition are used.
     """
 
     desk: TableRequests
@@ -35,16 +35,16 @@ class TableWork:
     id: int
     table: int
     sink: RowsSink
-    member: Member | None = None  # None: it pushes nothing, or what it pushed was applied before
+    member: Member | None = None  # None: no push, or one that was applied before
     seq: int = 0
     staleness: int = 0
 
     def issue(self) -> TableJob:
-        """Fix what is to be done, now that its turn has come."""
+        """Return the job, now that its turn has come."""
         return self.desk.issue(self)
 
     def applied(self, sums: Ints) -> None:
-        """Answer: it is done."""
+        """Answer the message: its job is done."""
         self.desk.applied(self, sums)
 
 
@@ -54,13 +54,13 @@ class TableRequests:
     Parameters
     ----------
     algorithm, workers
-        Whose learning rate and modulation are used; a table's updates are counted by its version.
+        They give the learning rate, by the table's version, and the modulation.
     stores
         The tables, in the order of their numbers.
     answers
-        Where refusals are counted; its list of effects is appended to.
+        It counts refusals; replies are appended to its list of effects.
     queue
-        Has a piece of work take its turn.
+        Appends work to the update queue.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class TableRequests:
     # ------------------------------------------------------------ requests
 
     def fetch(self, event: Received) -> None:
-        """Send rows when their turn comes."""
+        """Queue a request for rows."""
         message, sink = event.message, event.sink
         assert isinstance(message, FetchRows)
         if not isinstance(sink, RowsSink):
@@ -90,7 +90,7 @@ class TableRequests:
         self._queue(TableWork(self, event.peer, message.id, message.table, sink))
 
     def push(self, event: Received, member: Member) -> None:
-        """Apply a push that is new and that every check lets pass, when its turn comes."""
+        """Queue a push that is new and has passed every check."""
         message, sink = event.message, event.sink
         assert isinstance(message, PushRows)
         assert isinstance(sink, RowsSink)
@@ -112,7 +112,7 @@ class TableRequests:
     def repeated(self, event: Received, member: Member) -> bool:
         """Answer a push that came before, on a connection since lost, without applying it.
 
-        Returns whether it had come before; its sink is then taken care of.
+        Returns True if it had come before; its sink is then freed, or used for the answer.
         """
         message, sink = event.message, event.sink
         assert isinstance(message, PushRows)
@@ -126,7 +126,7 @@ class TableRequests:
             again = Error(message.id, answer.code, answer.text, answer.details, False)
             self._effects.append(Reply(event.peer, again))
         elif isinstance(answer, TableRows) and isinstance(sink, RowsSink) and sink.fault is None:
-            if len(sink.wanted):  # the rows it asks for, as they are now
+            if len(sink.wanted):  # the rows that it requests, as they are now
                 work = TableWork(self, event.peer, message.id, message.table, sink)
                 work.staleness = answer.staleness
                 self._queue(work)
@@ -144,7 +144,7 @@ class TableRequests:
             sink.free()
         return True
 
-    # ------------------------------------------------------------ when their turn comes
+    # ------------------------------------------------------------ updates
 
     def issue(self, work: TableWork) -> TableJob:
         """Fix a push's staleness and learning rate."""
@@ -160,7 +160,7 @@ class TableRequests:
         return job
 
     def applied(self, work: TableWork, sums: Ints) -> None:
-        """Answer a piece of work, which is done."""
+        """Count a job that is done, and answer it."""
         sink, member, store = work.sink, work.member, self.stores[work.table]
         if member is not None:
             del self._pending[member.client, work.seq]

@@ -1,6 +1,6 @@
-"""The gradients that wait, the sum in progress, and the one update that is outstanding.
+"""Queue gradients, collect the sum in progress, and issue one update at a time.
 
-The policy is asked about each gradient when its turn comes, in the order of arrival. Everything
+The policy decides about each gradient when its turn comes, in the order of arrival. Everything
 about an update (its version, the staleness of its gradient, its target) is fixed when it is issued.
 """
 
@@ -26,30 +26,30 @@ from aiops.store.sparse_table import TableJob
 from aiops.store.updater import NONE
 
 _EXACT = 1024
-"""A staleness below this has a bar of its own in the histogram; above, powers of two have one."""
+"""A staleness below this is a bin of its own in the histogram; above, bins are powers of two."""
 
 
 class QueuedWork(Protocol):
-    """Work on rows of a table or on the shadow, which takes its turn among the updates."""
+    """Work on rows of a table or on the delta replica, which takes its turn among the updates."""
 
     def issue(self) -> TableJob | ReplicaJob:
-        """Return what is to be done, now that its turn has come."""
+        """Return the job, now that its turn has come."""
 
     def applied(self, sums: Ints) -> None:
-        """Hear that it is done."""
+        """Take the result of the job."""
 
 
 class UpdateQueue:
-    """One engine's updates.
+    """The updates of one engine.
 
     Parameters
     ----------
     algorithm, workers
-        Whose policy decides.
+        They give policy, learning rates and modulation.
     crew
-        Who is waited for.
+        The members, and the workers that a barrier waits for.
     answers
-        Tells workers what became of their gradients.
+        Acknowledges or refuses pushes.
     effects
         The engine's list of effects, appended to.
     """
@@ -71,66 +71,66 @@ class UpdateQueue:
         self._store: Store | None = None
         self._queue: deque[PendingPush | Decision | QueuedWork] = deque()
         self._outstanding: tuple[int, UpdateJob, PendingPush | None, Decision] | None = None
-        self._working: tuple[int, QueuedWork] | None = None  # the same, when it is rows
+        self._working: tuple[int, QueuedWork] | None = None  # the same for rows and the replica
         self._tickets = 0
         self._stopping = False
-        self._sum = np.zeros(0, bool)  # which tensors the sum in progress holds
+        self._sum = np.zeros(0, bool)  # the tensors that the sum in progress holds
         self._collected = 0
-        self._modulated = np.zeros((2, 0))  # of that sum: each tensor's modulations, and how many
-        self._even: dict[int, tuple[Array, float, Array]] = {}  # see `_steps`; by staleness
-        self._level_scalars: tuple[int, Array | None] = (-1, None)  # see `_scalars`
-        self._sent: Lease | None = None  # on what the outstanding update reads, if nobody has one
+        self._modulated = np.zeros((2, 0))  # of that sum, per tensor: modulations, gradients
+        self._even: dict[int, tuple[Array, float, Array]] = {}  # a cache of `_steps`, by staleness
+        self._level_scalars: tuple[int, Array | None] = (-1, None)  # a cache of `_scalars`
+        self._sent: Lease | None = None  # on what the update reads, if no member has one
         self.recall = GradientCache(0)
-        self.held: list[PendingPush] = []  # used, and to be answered when the policy says so
+        self.held: list[PendingPush] = []  # used; answered when the policy lets them go
         self._held_since = 0.0
-        # Who is waited for, as the policy was told. It takes time to say when they are thousands,
-        # and most policies do not listen.
+        # Thousands of workers make each `waited_for` slow, and most policies have no use for it:
+        # it is computed only for policies that override `workers_changed`. `_told`: the last one.
         self._immediate = type(self._policy).push is Immediate.push
         self._listens = type(self._policy).workers_changed is not Policy.workers_changed
         self._told: frozenset[int] = frozenset()
-        self.staleness: Counter[int] = Counter()  # gradients used, by what `_count` makes of it
+        self.staleness: Counter[int] = Counter()  # gradients used, by bin
         self.total_staleness = 0  # of all gradients used
         self.ignored = 0  # gradients
         self.now = 0.0
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is outstanding and nothing queued."""
+        """True if no work is outstanding and none queued."""
         return self._outstanding is None and self._working is None and not self._queue
 
     @property
     def working(self) -> bool:
-        """Whether rows of a table are being read or written."""
+        """True if work on rows or on the delta replica is outstanding."""
         return self._working is not None
 
     @property
     def reads(self) -> Version | None:
-        """What the outstanding update reads beside the parameters, if nobody else holds it."""
+        """The version that the outstanding update reads, if no member holds it."""
         return self._sent.version if self._sent is not None else None
 
     def begin(self, store: Store) -> None:
-        """Hear that the model is defined."""
+        """Take the store of the model, now that it is defined."""
         self._store = store
         self._sum = np.zeros(len(store.layout.tensors), bool)
         self._modulated = np.zeros((2, len(store.layout.tensors)))
 
     @property
     def answers_at_once(self) -> bool:
-        """Whether an update may be made `at_once`, as far as algorithm and rule are concerned."""
+        """True if algorithm and rule allow updates `at_once`."""
         assert self._store is not None
         clip, reads = self._algorithm.clip, self._store.rule.reads
         return repeatable(self._policy) and not (clip or reads or self.recall.bound)
 
-    # ------------------------------------------------------------ what happens
+    # ------------------------------------------------------------ events
 
     def at_once(self, worker: int, staleness: int) -> tuple[Array, Array | None] | None:
-        """Begin an update of all tensors with one gradient, that is done when this is heard of.
+        """Begin an update of all tensors with one gradient, which the caller carries out at once.
 
         Returns
         -------
         tuple or None
-            The learning rate of each tensor, and the rule's scalars. None if the gradient has to
-            wait its turn, or the policy wants something else done with it; nothing has begun then.
+            The learning rate of each tensor, and the rule's scalars. None if the gradient must wait
+            its turn, or the policy decides anything but `APPLY`; then nothing has begun.
         """
         if self._outstanding or self._working or self._queue or self.held or self._collected:
             return None
@@ -155,7 +155,7 @@ class UpdateQueue:
         return self._tickets
 
     def push(self, pending: PendingPush) -> None:
-        """Take a gradient that passed every check."""
+        """Queue a gradient that passed every check."""
         self._answers.pending[pending.member.client, pending.message.seq] = pending
         self._queue.append(pending)
         if pending.member.excused:
@@ -164,7 +164,7 @@ class UpdateQueue:
         self._advance()
 
     def work(self, work: QueuedWork, *, first: bool = False) -> None:
-        """Have work on rows, or on the shadow, take its turn (``first``: before all that wait)."""
+        """Queue work on rows or on the delta replica (``first``: at the head)."""
         if first:
             self._queue.appendleft(work)
         else:
@@ -172,7 +172,7 @@ class UpdateQueue:
         self._advance()
 
     def crew_changed(self) -> None:
-        """Tell the policy who is waited for now, if that is another set than before."""
+        """Give the policy the set of workers that are waited for, if it has changed."""
         if self._stopping:
             return
         if self._listens:
@@ -188,7 +188,7 @@ class UpdateQueue:
             self._let_go(published=False)
 
     def tick(self) -> None:
-        """Stop waiting for those who are overdue."""
+        """Stop waiting for workers that are overdue."""
         if not self.held:
             return
         crew = self._crew
@@ -209,10 +209,10 @@ class UpdateQueue:
             )
             crew.late = True
         self.crew_changed()
-        self._wake()
+        self._wake()  # for the worker that is overdue next
 
     def stop(self) -> None:
-        """Tell those who wait that the next version will not come."""
+        """Answer held pushes: refused, unless their step is in a published version."""
         self._stopping = True
         held, self.held = self.held, []
         for pending in held:
@@ -224,7 +224,7 @@ class UpdateQueue:
             self._let_go(published=False)
 
     def applied(self, event: Applied) -> None:
-        """Publish what the kernel did, and answer whom that concerns."""
+        """Publish the version that the kernel wrote, and send the answers that waited for it."""
         if self._working is not None:
             ticket, work = self._working
             assert ticket == event.ticket, "Applied answers another Apply than the outstanding one"
@@ -262,6 +262,7 @@ class UpdateQueue:
                 self.recall.keep(item.member.number, item.sink)
             else:
                 item.sink.free()
+        # Last: the next update may be in place, and the answers above read the current version.
         if self._queue:
             self._advance()
 
@@ -281,7 +282,7 @@ class UpdateQueue:
             self._wake()
 
     def _let_go(self, *, published: bool) -> None:
-        """Answer those among the held who may go on."""
+        """Acknowledge the held pushes whose workers the policy lets go."""
         held, self.held = self.held, []
         for pending in held:
             if self._policy.may_go(pending.member.number, published) or self._stopping:
@@ -298,7 +299,7 @@ class UpdateQueue:
         return frozenset(pending.member.number for pending in self.held)
 
     def _advance(self) -> None:
-        """Issue the next kernel's work, if none is outstanding."""
+        """Issue the next job, if none is outstanding."""
         while self._outstanding is None and self._working is None and self._queue:
             item = self._queue.popleft()
             if isinstance(item, Decision):
@@ -337,7 +338,7 @@ class UpdateQueue:
                 self._answers.refuse(item, kind(verdict.why, staleness=item.staleness))
 
     def _alone(self, verdict: Decision) -> Decision:
-        """Refuse to collect where the rule compares each gradient with what its worker was sent."""
+        """Refuse to collect: the rule reads what each single gradient's worker was sent."""
         if verdict.divide == 1 and not self._collected:
             return verdict
         why = (
@@ -373,7 +374,7 @@ class UpdateQueue:
         return known[0][:count], known[2][:count]
 
     def _even_steps(self, staleness: int, rate: float) -> tuple[Array, float, Array]:
-        """Return what `_even` is to hold for a staleness."""
+        """Compute and cache modulations and learning rates for tensors of equal staleness."""
         assert self._store is not None
         if len(self._even) > 1024:
             self._even.clear()
@@ -400,10 +401,9 @@ class UpdateQueue:
         return found if touched is store.layout.all else found[: len(touched)]
 
     def _read(self, store: Store, item: PendingPush) -> Version:
-        """Return what the rule reads beside the parameters: the version that the worker was sent.
+        """Return the version that the rule reads beside the parameters, which the worker was sent.
 
-        A worker of which that is not known any more (its connection was lost meanwhile) is taken
-        to have had the current one.
+        If it is not held any more (the connection was lost meanwhile), this is the current version.
         """
         cover, lease = item.sink.cover, item.member.sent
         if lease is not None:
@@ -416,7 +416,7 @@ class UpdateQueue:
     def _issue(
         self, item: PendingPush | None, verdict: Decision, stale: Ints | None = None
     ) -> None:
-        """Fix everything about the next piece of kernel work, and send it off."""
+        """Fix everything about the next update, and issue its `Apply`."""
         store = self._store
         assert store is not None
         direct = verdict.divide == 1 and not self._collected and item is not None
@@ -457,7 +457,7 @@ class UpdateQueue:
         self._effects.append(Apply(self._tickets, job))
 
     def _collected_steps(self, touched: Ints) -> Array:
-        """Return the learning rate of each tensor for a step with what was collected."""
+        """Return the learning rate of each tensor for a step with the collected sum."""
         assert self._store is not None
         steps = np.full(len(touched), self._rate(self._store.version))
         if not self._linear:  # gradients that were weighted have their modulation already
@@ -466,7 +466,7 @@ class UpdateQueue:
 
 
 def _bar(staleness: int) -> int:
-    """Return what a staleness too rare to be counted by itself is counted under."""
+    """Return the histogram bin of a large staleness: the power of two at or below it."""
     return 1 << (staleness.bit_length() - 1)
 
 

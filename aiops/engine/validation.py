@@ -1,4 +1,4 @@
-"""Whether what a client pushes can be taken at all, whatever the policy would say of it."""
+"""Check pushes before they are queued, and before the policy decides about them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def fault(
         cover, level = sink.cover, store.current.level
         known = cover.level is not None and level is not None and cover.level <= level
         if known and sink.fault is None and type(message) is Push and not message.wants:
-            return None  # the usual case: what all of those below come to
+            return None  # the usual case, for which every check below passes
     unfit_now = unready(member, store, stopping=stopping)
     return unfit_now if unfit_now is not None or store is None else unfit(store, message, sink)
 
 
 def unready(member: Member, store: Store | None, *, stopping: bool) -> Refused | None:
-    """Return why nothing can be taken from this client now, or None."""
+    """Return why this client may not push now, or None."""
     if not member.worker:
         return BadPush("an observer may not push; connect with role='worker'")
     if stopping:
@@ -38,7 +38,7 @@ def unready(member: Member, store: Store | None, *, stopping: bool) -> Refused |
 
 
 def unfit(store: Store, message: Push | PushRows, sink: Sink | None) -> Refused | None:
-    """Return what is wrong with a push, or None."""
+    """Return the refusal of a push that does not fit the model, or None."""
     if isinstance(sink, Discard) and isinstance(sink.fault, Refused):
         return sink.fault
     if not isinstance(sink, PushSink):
@@ -49,7 +49,7 @@ def unfit(store: Store, message: Push | PushRows, sink: Sink | None) -> Refused 
 
 
 def beyond(store: Store, message: Push | Reapply) -> Refused | None:
-    """Refuse to look for tensors that the model does not have."""
+    """Return the refusal of a request for tensors that the model does not have, or None."""
     if not message.wants:
         return None
     try:
@@ -60,7 +60,7 @@ def beyond(store: Store, message: Push | Reapply) -> Refused | None:
 
 
 def _ahead(store: Store, sink: PushSink) -> BadPush | None:
-    """Refuse a gradient of a version that does not exist yet."""
+    """Return the refusal of a gradient of a version that does not exist yet, or None."""
     cover, current = sink.cover, store.current
     if cover.level is not None and current.level is not None and cover.level <= current.level:
         return None

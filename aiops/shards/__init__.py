@@ -1,7 +1,74 @@
-"""One model on several servers: a lead that decides, and followers that hold parts of the arena.
+"""Spread one model over several servers: a lead that decides, and followers that hold its parts.
 
-The lead is an `aiops.engine.engine.Engine` that keeps only the first part of the arena's bytes.
-What its effects mean for the other parts it orders its followers to do; those decide nothing. So
-barriers, refusals, exactly-once and versions are one decision, and what any answer brings is of one
-version.
+Theory of operation
+===================
+
+**Placement.** `aiops.model.placement` cuts the arena's bytes into one run per shard. Shard 0 is the
+lead's. A tensor that is cut has a piece on each side. A small model is given to fewer shards, or to
+the lead alone; then pushes and fetches go straight to its engine. Embedding tables stay on the
+lead.
+
+**Lead.** `Lead` wraps an ordinary `aiops.engine.engine.Engine`, whose store knows the layout of the
+whole model but holds only the first part of its bytes. The engine decides as if there were no
+shards: membership, policy, staleness, barriers, refusals and versions exist once, on the lead. The
+lead translates in both directions. A push becomes an event for the engine when its portions are on
+all shards; an `Apply` becomes orders, and `Applied` when all shards have done it; a reply with
+parameters becomes the lead's portion and orders to send the others.
+
+**Follower.** `Follower` holds a store of its pieces and carries out orders. It has no policy and no
+queue of updates. Its one decision is whether an update is written in place: if no reader holds the
+current version here, and the lead has not ordered a spare arena. It publishes a computed version
+only when a later order names it. Published any earlier, the shard would be ahead of its lead, which
+may still order parameters of the version before.
+
+**Orders.** They travel on one connection from the lead to each follower, so every follower carries
+them out in the order in which they were decided:
+
+==================  ==============================================================================
+`LoadShard`         begin with these bytes of the model; it comes before all other orders
+`ExpectPush`        reserve room for a client's portion of push n
+`FinishPush`        free that portion, or keep it without counting its room
+`RunUpdate`         run one update with push n, or bring the delta replica up to the model
+`SendParams`        send a client (or the lead) these bytes of a version
+`SendIncrements`    the same from the delta replica, for coded fetches
+`HoldVersion`       keep a version that the rule will compare a gradient with, or let it go
+`CountTraffic`      report the bytes exchanged with each client
+==================  ==============================================================================
+
+An order about parameters names a version. A follower that is not at that version, and has not just
+computed it, refuses the order, and the lead treats the follower as lost: a wrong version is never
+sent.
+
+**Clients.** A client opens one connection to the lead and one to each follower that holds bytes;
+the shard table comes with the lead's welcome. Requests and answers go to and from the lead. Their
+headers list all parts; a part that lies elsewhere has the codec ``shard`` and no bytes. Those bytes
+cross between the client and the follower as `ShardParts` under the id of the request. The client's
+connections stand and fall together: if one is lost, all are opened anew, under a higher epoch.
+
+**Gathering.** `Gathering` holds a push back until the lead has its own portion and each follower
+has reported `PushArrived`. The engine then receives it as one message, with one verdict: a bad
+value on any shard refuses the push on all. Later messages of the same client wait behind it, so
+that each client's requests are decided in the order in which they were sent. Followers grant room
+in the order of the lead's `ExpectPush`. Were room given to what arrives first, two pushes could
+each hold room on one shard that the other needs on another, and both would wait for ever.
+
+**Updates.** `Updating` sends each follower its learning rates, weights and scalars, runs the lead's
+part, and gives the engine `Applied` when all have reported `UpdateDone`. One update is outstanding
+on all shards together. Clipping by norm takes two rounds, because the norm is a sum over shards:
+first all measure, then all take the step with the factor that the lead computed.
+
+**Exactly once.** Only the lead's engine remembers sequence numbers and answers. A portion has no
+effect until a `RunUpdate` names its push, which only the engine's decision brings about. If a
+connection is lost, a push that has not reached the engine is forgotten on all shards, and its
+repetition is a new push. A push that has reached the engine is decided whether its client is
+connected or not; its repetition gets that answer, and `FinishPush` frees the portions that came
+again.
+
+**Lost peers.** A client whose portions stay away is reported by `Lead.overdue` and dropped. When a
+follower is lost, its bytes and its part of the optimiser's state are lost too, so the lead stops
+the model: pushes and fetches of parameters, waiting or new, are answered with `Unavailable`, an
+outstanding update is never published, and no new snapshot of the whole model can be collected. The
+lead and the other followers stay up; statistics and earlier files remain. To recover, start all
+servers anew from the last ``--save``. A follower whose lead is lost ends. A failed shard cannot
+join again.
 """

@@ -1,4 +1,4 @@
-"""One version of the whole model, brought together from its shards: for a file, say."""
+"""Collect one version of the whole model from its shards, for example to save it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from aiops.wire.sinks import Sink
 
 
 class Collecting:
-    """A version that is being brought together.
+    """A version that is being collected.
 
     Parameters
     ----------
     placement
-        Where its parts lie.
+        The bytes that each shard holds.
     lease
-        On the version, of which the lead's part is taken at once.
+        On the version; the lead's part is copied at once, and the lease released.
     failure
-        Why it cannot be, if that is known already.
+        The reason why it cannot be collected, if that is known already.
 
     Attributes
     ----------
@@ -52,11 +52,11 @@ class Collecting:
 
     @property
     def done(self) -> bool:
-        """Whether nothing more is waited for."""
+        """True if no portion is waited for any more: all have come, or it has failed."""
         return not self.missing or bool(self.failure)
 
     def sink(self, shard: int, parts: Parts) -> _Portion:
-        """Return where a portion goes.
+        """Return the sink of a portion.
 
         Raises
         ------
@@ -69,14 +69,14 @@ class Collecting:
         return _Portion(self.arena, parts)
 
     def came(self, shard: int) -> bool:
-        """A shard's portion is there; return whether that was the last."""
+        """Note that a shard's portion has come; return whether that was the last."""
         self.missing.discard(shard)
         if self.done:
             self.on_done()
         return self.done
 
     def fail(self, why: str) -> None:
-        """It will not be complete."""
+        """End it without all portions, for this reason."""
         self.failure = self.failure or why
         self.on_done()
 
@@ -92,7 +92,7 @@ class _Portion(Sink):
         return self._data[self._parts[part].start + offset : self._parts[part].stop]
 
     def filled(self, part: int, offset: int, nbytes: int) -> None:
-        """Nothing is looked at."""
+        """Do nothing: parameters of a shard are not surveyed."""
 
     def abandoned(self) -> None:
-        """The shard is gone; the lead hears of it."""
+        """Do nothing: the lead learns of the loss by `aiops.engine.events.Lost`."""

@@ -1,4 +1,4 @@
-"""What crosses between clients and followers, counted before statistics are given."""
+"""Count the traffic between clients and followers, before statistics are reported."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class PushCounts:
     Parameters
     ----------
     number
-        Which count it is.
+        The number of this count; answers to an earlier one are ignored.
     followers
-        How many are asked.
+        The number of followers that count.
 
     Attributes
     ----------
     asked
-        The requests.
+        The requests for statistics.
     clients
-        What was counted, by client.
+        The traffic counted so far, by client.
     """
 
     def __init__(self, number: int, followers: int) -> None:
@@ -37,12 +37,12 @@ class PushCounts:
         self.clients: dict[str, Traffic] = {}
 
     def counted(self, number: int, shard: int, clients: Mapping[str, Any]) -> bool:
-        """Take what a follower has counted; return whether that was the last.
+        """Add a follower's count; return whether that was the last.
 
         Raises
         ------
         RemoteProtocolError
-            When it makes no sense.
+            When it is more traffic than can have crossed.
         """
         if number != self.number or shard not in self._missing:
             return False
@@ -50,7 +50,7 @@ class PushCounts:
         for client, told in clients.items():
             traffic = Traffic.read(told)
             self._volume += traffic.volume
-            if self._volume > LONGEST:  # it could not be told on
+            if self._volume > LONGEST:  # no message could carry the number
                 raise RemoteProtocolError("counted.clients: more than can have crossed")
             self.clients.setdefault(client, Traffic()).add(traffic)
         return not self._missing

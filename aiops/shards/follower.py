@@ -1,8 +1,8 @@
-"""A follower: it holds a part of the model's bytes, and does with them what its lead orders.
+"""Hold a part of a sharded model, and carry out the lead's orders on it.
 
-It decides nothing but where an update is written (in place when nobody reads here). It publishes a
-version only when an order names it: publishing one as soon as it is computed would make this shard
-run ahead of its lead, whose clients may still be told of the version before.
+A follower decides only where an update is written (in place if no reader holds the version here).
+It publishes a version only when an order names it: published as soon as it is computed, this shard
+would be ahead of its lead, which may still order the version before to be sent (`aiops.shards`).
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ class Beginning(Sink):
     Parameters
     ----------
     nbytes
-        Of how many bytes it is.
+        The bytes of the part.
     lengths
-        Of its payloads, which follow each other.
+        The bytes of each of its payloads, which are consecutive.
     """
 
     def __init__(self, nbytes: int, lengths: Sequence[int]) -> None:
@@ -93,27 +93,27 @@ class Beginning(Sink):
         self._offsets = np.cumsum([0, *lengths]).tolist()
 
     def view(self, part: int, offset: int) -> memoryview:
-        """Return where the rest of a payload goes."""
+        """Return the memory for the rest of a payload."""
         return self.data[self._offsets[part] + offset : self._offsets[part + 1]].data
 
     def filled(self, part: int, offset: int, nbytes: int) -> None:
-        """It has been looked over by the lead."""
+        """Do nothing: the lead has surveyed the values."""
 
     def abandoned(self) -> None:
-        """The lead is gone."""
+        """Do nothing: the lead is lost, and the server ends."""
 
 
 class Follower:
-    """One follower.
+    """A follower of a sharded model.
 
     Parameters
     ----------
     algorithm
-        The policy, of which only the rule is asked; it must be the lead's.
+        It must be the lead's; only its rule is used.
     options
-        How the server is run: its kernels, how many versions are alive.
+        The settings of the server: kernels, the most versions alive, memory.
     machine
-        What it takes from the machine it runs on.
+        Memory, threads and the device that the store uses.
     """
 
     def __init__(
@@ -133,22 +133,22 @@ class Follower:
         self.store: Store | None = None
         self._lead: int | None = None  # its connection
         self._run = ""
-        self._branches: dict[int, tuple[str, int]] = {}  # clients by connection
+        self._branches: dict[int, tuple[str, int]] = {}  # client and epoch, by connection
         self._peers: dict[tuple[str, int], int] = {}
-        self._traffic: dict[int, Traffic] = {}  # of the clients that are there, by connection
-        self._past: OrderedDict[str, Traffic] = OrderedDict()  # of their earlier ones, by client
+        self._traffic: dict[int, Traffic] = {}  # of present connections
+        self._past: OrderedDict[str, Traffic] = OrderedDict()  # of past connections, by client
         self._shadow: DeltaReplica | None = (
-            None  # the parameters as clients of coded fetches hold them
+            None  # the delta replica, from which coded fetches are answered
         )
         self._outstanding: tuple[int, UpdateJob | ReplicaJob] | None = None
         self._computed: UpdateJob | None = None  # done, and not published yet
-        self._held: dict[tuple[int, bool], Lease] = {}  # by version, and whether the shadow's
+        self._held: dict[tuple[int, bool], Lease] = {}  # by version; True: the delta replica's
         self._effects: list[Effect] = []
 
-    # ------------------------------------------------------------ what its server asks
+    # ------------------------------------------------------------ the shell's calls
 
     def handle(self, event: Event) -> list[Effect]:
-        """Take in an event; return what is to be done, in order."""
+        """Handle an event; return its effects, in the order in which to carry them out."""
         handler = _HANDLERS.get(type(event))
         if handler is not None:
             handler(self, event)
@@ -158,40 +158,40 @@ class Follower:
 
     @property
     def idle(self) -> bool:
-        """Whether no update is being computed."""
+        """True if no update is outstanding."""
         return self._outstanding is None
 
     @property
     def led(self) -> bool:
-        """Whether it has a lead."""
+        """True if a lead is connected."""
         return self._lead is not None
 
     def steady(
         self, peer: int, wire: Connection, push: Push, known: Steady | None
     ) -> Steady | None:
-        """Return no short way: what is spread over several servers is answered by all of them."""
+        """Return None: only an engine that holds the whole model has a short way."""
         return None
 
     def flush(self) -> list[Effect]:
-        """Return what has become due by placing something: nothing ever has."""
+        """Return the effects of calls of `place`: a follower has none (a lead has)."""
         return []
 
     def preparation(self) -> Warm:
-        """Return what is to be done as soon as the server listens, and must be done."""
+        """Return the kernels to compile as soon as the server listens."""
         rule = self.algorithm.rule() if self._machine.device is None else None
         return Warm(Warmup(rule, self.options.backend).steps())
 
     def overdue(self, now: float, patience: Callable[[int], float]) -> list[tuple[int, str]]:
-        """Return the connections that are to be dropped: the shell knows those by itself."""
+        """Return the connections to drop: none, since the shell applies its deadlines itself."""
         return []
 
     @property
     def pools(self) -> Sequence[BufferPool]:
-        """Where portions get their buffers."""
+        """The pools that portions get their buffers from."""
         return self.intake.pools
 
     def place(self, peer: int, message: Message) -> Sink | None:
-        """Return where a message's payloads go; None: no room now, wait in line."""
+        """Return the sink of a message's payloads, or None if there is no room now: call `wait`."""
         if peer == self._lead and isinstance(message, LoadShard):
             lengths = [part.nbytes for part in message.parts]
             if sum(lengths) > self.options.max_model:
@@ -206,10 +206,10 @@ class Follower:
         return self._rooms.place(*branch, message)
 
     def wait(self, again: Callable[[], bool]) -> None:
-        """Have ``again`` called when there may be room; it says whether there was."""
+        """Have ``again`` called when there may be room; it returns whether there was."""
         self._rooms.wait(again)
 
-    # ------------------------------------------------------------ who is there
+    # ------------------------------------------------------------ connections
 
     def _on_joined(self, event: Joined) -> None:
         hello = event.hello
@@ -262,12 +262,12 @@ class Follower:
             self._miss(self._rooms.left(*branch))
 
     def _miss(self, numbers: Sequence[int]) -> None:
-        """Tell of pushes whose portions will not come: their client's connection is gone."""
+        """Report pushes whose portions will not come, because their connection was lost."""
         for number in numbers:
             self._tell(PushArrived(number, {"code": LOST}))
 
     def _on_stopping(self, event: Stopping) -> None:
-        """Its lead will see that it is gone."""
+        """Do nothing: the lead learns of it when the connection ends."""
 
     # ------------------------------------------------------------ messages
 
@@ -345,7 +345,8 @@ class Follower:
         self._rooms.expect(event.message)
         key = event.message.client, event.message.epoch
         if key not in self._peers and event.message.ranges:
-            # It attached before it asked: so it is gone, and what it was to send too.
+            # A client attaches to all shards before it pushes. This one is not attached, so its
+            # connection was lost, and the portion with it.
             self._miss(self._rooms.left(*key))
 
     def _on_finish(self, event: Received) -> None:
@@ -376,13 +377,13 @@ class Follower:
             job.scalars = work.scalars(len(touched), len(store.rule.scalars))
             if store.rule.reads:
                 job.sent = self._version(work.sent, shadow=work.coded)
-            if not work.measure:
+            if not work.measure:  # `spare`: later orders may still name the current version
                 job.base, job.target = store.current, store.begin(work.spare)
         self._outstanding = message.id, job
         self._effects.append(Apply(message.id, job))
 
     def _follow_model(self, message: RunUpdate) -> None:
-        """Bring the shadow up to the model."""
+        """Bring the delta replica up to the model."""
         shadow, oldest = self._shadow, message.work[REPLICA]
         if shadow is None or type(oldest) is not int:
             raise ValueError("there is no shadow of this model")
@@ -452,7 +453,7 @@ class Follower:
     # ------------------------------------------------------------ inside
 
     def _reached(self, message: Message) -> Store:
-        """Be at the version that an order names; return the store."""
+        """Return the store at the version that an order names; publish it if just computed."""
         store, version = self.store, message.version  # type: ignore[attr-defined]
         if store is None:
             raise ValueError("the model has not begun")
@@ -466,7 +467,7 @@ class Follower:
         return store
 
     def _lease(self, message: HoldVersion) -> Lease:
-        """Take hold of a version that is the current one."""
+        """Return a lease on the version that an order names, which must be the current one."""
         if not message.replica:
             return self._reached(message).lease()
         if self._shadow is None or self._shadow.current.number != message.version:
@@ -484,11 +485,11 @@ class Follower:
 
 
 LOST = "lost"
-"""The code of a fault: the client's connection to this shard is gone."""
+"""The code of a fault: the client's connection to this shard was lost."""
 
 
 def _told(fault: Refused | None) -> Mapping[str, Any]:
-    """Return a fault as a lead is told of it."""
+    """Return a fault as the map that a lead is sent."""
     if fault is None:
         return {}
     return {"code": fault.code, "text": str(fault), "details": fault.details}

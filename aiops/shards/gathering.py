@@ -1,8 +1,8 @@
-"""Pushes that are on their way to several shards: each is held back until all of it is there.
+"""Hold pushes back until all of their portions have come to their shards.
 
-The engine hears of a push when every shard has its portion, so that a bad value anywhere refuses it
-everywhere. Whatever else its client says meanwhile waits behind it: what comes by one connection is
-heard in the order in which it was said.
+The engine receives a push when every shard has its portion, so that a bad value on one refuses it
+on all. Later messages of its client wait behind it: the messages of one connection are handled in
+the order in which they were sent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from aiops.wire.sinks import Discard, Sink
 
 
 class Nothing(Sink):
-    """The sink of a push of which nothing lies here."""
+    """The sink of a push that has no bytes on the lead."""
 
     fault = None
 
@@ -39,36 +39,37 @@ class Nothing(Sink):
 
 @dataclass(slots=True, eq=False)
 class Coming:
-    """One push that is on its way."""
+    """A push whose portions are still arriving."""
 
     number: int
     peer: int
-    sink: PushSink | Nothing | Discard  # of the portion that is the lead's
-    cover: Cover | None  # of the whole push; None: it is refused already
-    missing: set[int]  # followers that have not said that their portions are there
+    sink: PushSink | Nothing | Discard  # of the lead's portion
+    cover: Cover | None  # of the whole push; None: it has been refused
+    missing: set[int]  # followers that have not reported their portions
     since: float
     nbytes: int  # of the followers' portions, if raw
-    pieces: Sequence[Sequence[Part]]  # what lies on each shard (elsewhere as if raw)
+    pieces: Sequence[Sequence[Part]]  # the parts on each shard (those of followers as if raw)
     event: Received | None = None  # once the lead has its portion
     fault: Refused | None = None
 
     @property
     def complete(self) -> bool:
-        """Whether all of it is there."""
+        """True if all portions have come, or if the push was refused and the lead's has."""
         return self.event is not None and (not self.missing or self.cover is None)
 
 
 class Gathered(PushSink):
-    """The sink of a push that is there on all shards.
+    """The sink of a push that has come to all shards.
 
     Parameters
     ----------
     coming
         The push.
     nothing
-        The cover of what is held here if that is none of it.
+        The gradient of a push that has no bytes on the lead.
     forget
-        Called when its portions are done with; or (True) are to be kept, and their room is not.
+        Called with False to free the portions on the followers, with True to keep them there
+        without counting their room.
     """
 
     __slots__ = ("_forget", "_nothing", "_own", "number")
@@ -86,16 +87,16 @@ class Gathered(PushSink):
 
     @property
     def data(self) -> Bytes:
-        """What of it is held here."""
+        """The bytes of the lead's portion."""
         return self.take().data
 
     def take(self) -> Gradient:
-        """Return what of it is held here."""
+        """Return the lead's portion, with the push's number, which orders name."""
         mine = self._own.take() if self._own is not None else self._nothing
         return replace(mine, number=self.number)
 
     def keep(self) -> Gradient:
-        """Return the same; it stays, and takes no room on any shard from here on."""
+        """Return the same, kept on all shards without counting its room there."""
         mine = self._own.keep() if self._own is not None else self._nothing
         self._forget(True)
         done = partial(self._forget, False)
@@ -109,27 +110,28 @@ class Gathered(PushSink):
 
 
 class Gathering:
-    """All pushes of one lead that are on their way.
+    """The pushes of one lead whose portions are still arriving.
 
     Parameters
     ----------
     ready
-        Told what the engine is to hear, in order; with the push that it is, if it is one.
+        Called with each message that the engine may handle now, in order; and, for a push, its
+        `Coming`.
     """
 
     def __init__(self, ready: Callable[[Received, Coming | None], None]) -> None:
         self._ready = ready
-        self._by_sink: dict[int, Coming] = {}  # those of which the lead's portion is coming
+        self._by_sink: dict[int, Coming] = {}  # those whose portion on the lead is still arriving
         self._by_number: dict[int, Coming] = {}
         self._queues: dict[int, deque[tuple[Received, Coming | None]]] = {}
 
     def begin(self, coming: Coming) -> None:
-        """A push begins to come."""
+        """Add a push whose header has come."""
         self._by_sink[id(coming.sink)] = coming
         self._by_number[coming.number] = coming
 
     def received(self, event: Received) -> None:
-        """A message is there as a whole, as far as it comes to the lead."""
+        """Take a message of which all bytes for the lead have come; pass it on, or queue it."""
         coming = self._by_sink.pop(id(event.sink), None) if event.sink is not None else None
         if coming is not None:
             coming.event = event
@@ -142,21 +144,21 @@ class Gathering:
         queue.append((event, coming))
 
     def arrived(self, number: int, shard: int, fault: Refused | None) -> None:
-        """A follower has its portion of a push."""
+        """Note that a follower has its portion of a push, with its fault if it has one."""
         coming = self._by_number.get(number)
         if coming is None:
-            return  # it has been forgotten meanwhile
+            return  # its connection was lost meanwhile
         coming.missing.discard(shard)
         coming.fault = coming.fault or fault
         self._drain(coming.peer)
 
     def peer_of(self, number: int) -> int | None:
-        """Return by which connection a push comes that has not been heard yet."""
+        """Return the connection of a push that has not been passed on, or None."""
         coming = self._by_number.get(number)
         return None if coming is None else coming.peer
 
     def left(self, peer: int) -> list[Coming]:
-        """A client's connection is gone; return its pushes that will not be heard of."""
+        """Remove a connection that ended; return its pushes, which will not be passed on."""
         self._queues.pop(peer, None)
         gone = [coming for coming in self._by_number.values() if coming.peer == peer]
         for coming in gone:
@@ -165,7 +167,7 @@ class Gathering:
         return gone
 
     def despair(self) -> None:
-        """Wait for no portion any more: a follower is gone, and whoever hears a push refuses it."""
+        """Wait for no more portions: a follower is lost, and the lead refuses what is passed on."""
         for coming in list(self._by_number.values()):
             coming.missing.clear()
             self._drain(coming.peer)

@@ -1,13 +1,13 @@
-"""A lead: an engine that keeps its own part of the model, and orders of what it decides.
+"""Lead a sharded model: an engine with the first part of it, and orders to the followers.
 
 ::
 
     events → Lead.handle → Engine.handle → effects → Lead → effects, and orders to the followers
 
-What the engine hears and says is about the whole model. Here a push is held back until every shard
-has its portion; an `Apply` becomes an order to each follower, and is `Applied` when all are done;
-an answer that brings parameters becomes the lead's portion, and an order to send each of the
-others. The engine never hears of followers, and they never hear of policies.
+The engine's events and effects are about the whole model. Here a push is held back until every
+shard has its portion; an `Apply` becomes an order to each follower, and is `Applied` when all are
+done; a reply with parameters becomes the lead's portion, and orders to send the others. The engine
+has no knowledge of followers, nor they of the policy (`aiops.shards`).
 """
 
 from __future__ import annotations
@@ -78,30 +78,30 @@ from aiops.wire.sinks import Discard, Sink
 
 
 class Lead:
-    """One lead.
+    """The lead of one sharded model.
 
     Parameters
     ----------
     engine
-        What decides; its options say how many shards there are.
+        The engine that decides; its options give the number of shards.
     addresses
-        Where clients reach each of the others: host (empty: this server's own) and port.
+        The address of each follower for clients: host (empty: this server's own) and port.
     """
 
     def __init__(self, engine: Engine, addresses: Sequence[tuple[str, int]]) -> None:
         assert engine.options.shards == len(addresses) + 1
         self.engine, self.addresses = engine, tuple(addresses)
         self.placement: Placement | None = None
-        self._alone = False  # all of the model lies here
+        self._alone = False  # all of the model is held here
         self._gathering = Gathering(self._ready)
         self._clients: dict[int, tuple[str, int]] = {}  # id and epoch, by connection
         self._numbers = 0  # pushes so far
         self._updating = Updating(
             len(addresses), self._order, lambda effect: self._out.append(effect), engine.of_shadow
         )
-        # Versions that followers keep for rules that read them, and whether they are the shadow's.
+        # Versions that followers keep for rules that read them; True: those of the delta replica.
         self._held: set[tuple[int, bool]] = set()
-        self._broken: dict[int, str] = {}  # followers that are gone, and why
+        self._broken: dict[int, str] = {}  # followers that are lost: the reason of each
         self._nothing = Gradient(aligned(0), empty_cover())
         self._counting: PushCounts | None = None
         self._counts = 0
@@ -109,10 +109,10 @@ class Lead:
         self._collected = 0
         self._out: list[Effect] = []
 
-    # ------------------------------------------------------------ what its server asks
+    # ------------------------------------------------------------ the shell's calls
 
     def handle(self, event: Event) -> list[Effect]:
-        """Take in an event; return what is to be done, in order."""
+        """Handle an event; return its effects, in the order in which to carry them out."""
         handler = _HANDLERS.get(type(event))
         if handler is not None:
             handler(self, event)
@@ -123,20 +123,23 @@ class Lead:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is outstanding and nothing queued."""
+        """True if no update is outstanding and none queued."""
         return self.engine.idle
 
     @property
     def pools(self) -> Sequence[BufferPool]:
-        """Where payloads get their buffers."""
+        """The pools that payloads get their buffers from."""
         return self.engine.pools
 
     def wait(self, again: Callable[[], bool]) -> None:
-        """Stand in the line of those whom `place` had no room for."""
+        """Have ``again`` called when there may be room; it returns whether there was."""
         self.engine.wait(again)
 
     def place(self, peer: int, message: Message) -> Sink | None:
-        """Return where a message's payloads go; None: no room now, wait in line."""
+        """Return the sink of a message's payloads, or None if there is no room now: call `wait`.
+
+        A push is announced to the followers here, so that they have room for its portions.
+        """
         placement = self.placement
         if not isinstance(message, Push) or placement is None or peer not in self._clients:
             return self.engine.place(peer, message)
@@ -156,6 +159,8 @@ class Lead:
                 return None
         if isinstance(sink, Discard):
             return self._refused(peer, message, sink.fault)
+        # Announced only with room on the lead: so all shards grant room in one order, and two
+        # pushes cannot wait for each other.
         self._numbers += 1
         missing = {shard for shard in range(1, len(placement)) if pieces[shard]}
         nbytes = sum(part.nbytes for shard in missing for part in pieces[shard])
@@ -169,20 +174,20 @@ class Lead:
     def steady(
         self, peer: int, wire: Connection, push: Push, known: Steady | None
     ) -> Steady | None:
-        """Return no short way: what is spread over several servers is answered by all of them."""
+        """Return None: a short way would answer without the followers."""
         return None
 
     def flush(self) -> list[Effect]:
-        """Return what has become due by placing something."""
+        """Return the orders that calls of `place` have given."""
         out, self._out = self._out, []
         return out
 
     def preparation(self) -> Warm:
-        """Return what is to be done as soon as the server listens, and must be done."""
+        """Return the kernels to compile as soon as the server listens."""
         return self.engine.preparation()
 
     def overdue(self, now: float, patience: Callable[[int], float]) -> list[tuple[int, str]]:
-        """Return the clients whose portions have not come for too long, each with a sentence."""
+        """Return the connections whose portions are missing too long, each with the reason."""
         return [
             (
                 coming.peer,
@@ -216,7 +221,7 @@ class Lead:
             self._gathering.received(event)
 
     def _ready(self, event: Received, coming: Coming | None) -> None:
-        """The engine is to hear a message, whose push is there on all shards."""
+        """Let the engine handle a message; if it is a push, it has come to all shards."""
         event = replace(event, time=max(event.time, self.engine.now))
         if coming is not None and coming.cover is not None:
             forget = partial(self._forget, coming.number)
@@ -235,7 +240,7 @@ class Lead:
         self._decide(event)
 
     def _count(self, event: Received) -> None:
-        """Have the followers say what has crossed there, before the engine reports."""
+        """Order the followers to count their traffic, before the engine reports."""
         if self._counting is None:
             self._counts += 1
             self._counting = PushCounts(self._counts, len(self.addresses))
@@ -257,7 +262,7 @@ class Lead:
                 self._decide(replace(event, time=self.engine.now))
 
     def _refused(self, peer: int, message: Push, fault: Exception | None) -> Discard:
-        """Throw away what comes of a push, on all shards."""
+        """Discard the portions of a push that is refused, on all shards."""
         self._numbers += 1
         sink = Discard(fault)
         self._gathering.begin(
@@ -282,7 +287,7 @@ class Lead:
     def _hear(self, event: Told) -> None:
         message = event.message
         if isinstance(message, PushArrived):
-            if message.fault.get("code") == LOST:  # a client's connections stand and fall together
+            if message.fault.get("code") == LOST:  # the client must open all connections anew
                 peer = self._gathering.peer_of(message.id)
                 if peer is not None:
                     why = f"its connection to {self._name(event.shard)} is gone"
@@ -308,12 +313,12 @@ class Lead:
             self._decide(event)
 
     def _done(self, applied: Applied | None) -> None:
-        """An update is done once it is on all shards."""
+        """Let the engine handle `Applied`, unless a shard was lost: then it is never published."""
         if applied is not None and not self._broken:
             self._decide(applied)
 
     def _on_lost(self, event: Lost) -> None:
-        """A follower is gone: nothing of the model can be changed or fetched any more."""
+        """Answer all waiting requests: without this follower the model has no further version."""
         if event.shard in self._broken:
             return
         self._broken[event.shard] = event.why
@@ -351,7 +356,7 @@ class Lead:
     # ------------------------------------------------------------ the whole model
 
     def collect(self) -> Collecting | None:
-        """Begin to bring the current version together; None while it cannot be read."""
+        """Begin to collect the current version from all shards; None while it cannot be read."""
         store, placement = self.engine.store, self.placement
         if store is None or placement is None or not store.readable:
             return None
@@ -365,16 +370,16 @@ class Lead:
         return collecting
 
     def place_told(self, shard: int, message: Message) -> Sink:
-        """Return where the payloads of what a follower says go."""
+        """Return the sink of the payloads of a follower's message."""
         collecting = self._collecting.get(message.id)
         if collecting is None or not isinstance(message, ShardParts):
             return Discard()
         return collecting.sink(shard, message.parts)
 
-    # ------------------------------------------------------------ what the engine decides
+    # ------------------------------------------------------------ the engine's effects
 
     def _decide(self, event: Event) -> None:
-        """Have the engine handle an event, and give the orders that follow."""
+        """Let the engine handle an event, and translate its effects into orders."""
         begun = len(self._out)
         effects = self.engine.handle(event)
         self._hold()
@@ -386,13 +391,13 @@ class Lead:
                 translate(self, effect)
         if any(
             type(effect) is DistributeModel for effect in effects
-        ):  # it comes first of all orders
+        ):  # `LoadShard` precedes all other orders
             mine = self._out[begun:]
             mine.sort(key=lambda e: not (type(e) is Order and type(e.message) is LoadShard))
             self._out[begun:] = mine
 
     def _hold(self) -> None:
-        """Have followers keep the versions that the rule will compare gradients with."""
+        """Order followers to keep the versions that the rule will compare gradients with."""
         store = self.engine.store
         if store is None or not store.rule.reads or self.placement is None:
             return
@@ -450,7 +455,7 @@ class Lead:
         self._out.append(effect)
 
     def report(self) -> list[dict[str, Any]]:
-        """Return each shard's line of the statistics; ``behind`` is its drift, in versions."""
+        """Return each shard's line of the statistics; ``behind`` is its lag, in versions."""
         version, edges = self.engine.answers.version, []
         if self.placement is not None:
             edges = self.placement.edges
@@ -481,7 +486,7 @@ class Lead:
         self._out.append(Order(shard, message))
 
     def _all(self, message: Message) -> None:
-        """Order it of all followers that hold a part of the model."""
+        """Send an order to all followers that hold a part of the model."""
         for shard in self._used:
             self._order(shard, message)
 
@@ -491,7 +496,7 @@ class Lead:
 
 
 def _fault(told: Mapping[str, Any]) -> Refused | None:
-    """Return the fault that a follower tells of."""
+    """Return the fault that a follower reported, if any."""
     if not told:
         return None
     details = told.get("details")

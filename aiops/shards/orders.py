@@ -1,6 +1,6 @@
-"""What a lead has its followers do for an update: numbers only, written and read.
+"""Write and read orders for updates and parameters.
 
-An array of equal numbers (the usual case) travels as one of them.
+An array of equal numbers (the usual case) is sent as a single one.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from aiops.store.parameters import UpdateJob
 from aiops.wire.messages import SendIncrements, SendParams
 
 REPLICA = "replica"
-"""The key of work on the delta replica: the number of the oldest increment that is to be kept."""
+"""The key of work on the delta replica: the number of the oldest increment to keep."""
 
 
 def work_of(
     job: UpdateJob, shard: int, placement: Placement, *, sent: int, shadow: bool = False
 ) -> dict[str, Any]:
-    """Return what one shard has to do of a job, as `aiops.wire.messages.RunUpdate` carries it.
+    """Return one shard's part of a job, as `aiops.wire.messages.RunUpdate` carries it.
 
-    ``sent``: the version that the rule reads, and whether that is the ``shadow``'s.
+    ``sent``: the version that the rule reads (-1: none); ``shadow``: it is one of the
+    delta replica.
     """
     found: dict[str, Any] = {"factor": float(job.factor), "measure": job.measure, "sent": sent}
     if shadow:
@@ -64,7 +65,7 @@ def send_params(
 def send_increments(
     id: int, client: str, epoch: int, version: int, parts: Sequence[Part]
 ) -> SendIncrements:
-    """Return the order to send a client these parts of a version of the shadow."""
+    """Return the order to send a client these parts of a version of the delta replica."""
     whole = ranges_of([part for part in parts if part.codec == RAW])
     coded = [part[:2] for part in parts if part.codec != RAW]
     increments = tuple((*piece, len(list(each))) for piece, each in groupby(coded))
@@ -72,19 +73,19 @@ def send_increments(
 
 
 class ShardWork:
-    """What a follower has to do, read and checked.
+    """One shard's part of a job, read and checked by its follower.
 
     Parameters
     ----------
     told
-        As `work_of` wrote it.
+        The map that `work_of` returned.
     tensors
-        How many this shard has pieces of.
+        The number of tensors that this shard has pieces of.
 
     Raises
     ------
     RemoteProtocolError
-        When it makes no sense.
+        When a value is missing, or of another kind or range than allowed.
     """
 
     def __init__(self, told: Mapping[str, Any], tensors: int) -> None:
@@ -107,7 +108,7 @@ class ShardWork:
             raise RemoteProtocolError(f"run_update.work: {error}") from None
 
     def weights_of(self, tensors: int) -> Array | None:
-        """Return the weight of each tensor of the gradient, if it is to be collected."""
+        """Return the weight of each tensor of the gradient; None if it is not collected."""
         return None if self.weights is None else _numbers(self.weights, tensors)
 
     def steps(self, tensors: int) -> Array:

@@ -1,10 +1,10 @@
-"""Memory for the portions of pushes on a follower, given in the lead's order.
+"""Grant room for the portions of pushes on a follower, in the lead's order.
 
-The lead says which push is to be expected next. If each server gave room to whatever came first,
-two pushes could each hold the room on one that the other waits for on another, for ever; in the
-lead's order the first of all that are under way always has room everywhere. A portion is known by
-its client, the epoch of its connections, and the id of its request: the same push that is sent
-again on later connections is another one, with room of its own.
+The lead announces each push. If each shard granted room to the portion that arrives first, two
+pushes could each hold the room on one shard that the other waits for on another, for ever. In the
+lead's order the oldest push under way always has room on all shards. A portion is identified by its
+client, the epoch of its connections, and the id of its request: a push that is repeated on later
+connections is another portion, with room of its own.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from aiops.wire.messages import ExpectPush, Push, ShardParts
 from aiops.wire.sinks import Discard, Sink
 
 _MOST = 4096
-"""Portions that may be expected of one client's connection before it has sent any of them."""
+"""The most portions to be discarded that one client's connection may have outstanding."""
 
 
 @dataclass(slots=True, eq=False)
 class ExpectedPortion:
-    """One portion, from being expected until it is forgotten."""
+    """One portion, from its announcement until it is freed."""
 
     number: int
     key: tuple[str, int, int]  # client, epoch, id of its request
     ranges: Ranges
-    reserved: int = 0  # bytes counted for it, until it begins to come
+    reserved: int = 0  # bytes counted for it, until its header comes
     granted: bool = False
     sink: Sink | None = None
     gradient: Gradient | None = None  # once all of it is there
@@ -41,12 +41,12 @@ class ExpectedPortion:
 
 
 class ShardBuffers:
-    """One follower's rooms.
+    """The portions of one follower, and the room that they take.
 
     Parameters
     ----------
     intake
-        Places what comes; its pool bounds it.
+        It makes the sinks; its pool bounds the bytes.
     """
 
     def __init__(self, intake: Admission) -> None:
@@ -55,24 +55,24 @@ class ShardBuffers:
         self._begin = 0  # the first byte of the arena that is held here
         self._by_number: dict[int, ExpectedPortion] = {}
         self._by_key: dict[tuple[str, int, int], ExpectedPortion] = {}
-        self._line: deque[ExpectedPortion] = deque()  # without room yet
+        self._line: deque[ExpectedPortion] = deque()  # no room granted yet
         self._waiting: list[Callable[[], bool]] = []  # connections whose next portion has no room
-        self._discards: dict[tuple[str, int], int] = {}  # by connection: expected to be thrown away
+        self._discards: dict[tuple[str, int], int] = {}  # by connection: portions to be discarded
 
     def begin(self, first: int) -> None:
-        """Hear that the model is there, and at which byte of the arena it begins here."""
+        """Begin to grant room: the model has come, and begins here at this byte of the arena."""
         self._begin = first
         self._grant()
 
     # ------------------------------------------------------------ the lead's orders
 
     def expect(self, order: ExpectPush) -> None:
-        """Expect a portion, whose room comes after that of all expected before.
+        """Expect a portion; it gets room after all that were expected before it.
 
         Raises
         ------
         ValueError
-            When a push of that number is expected already, or too many are to be thrown away.
+            When it is expected already, or too many are to be discarded.
         """
         key = order.client, order.epoch, order.request
         if order.id in self._by_number or key in self._by_key:
@@ -89,7 +89,7 @@ class ShardBuffers:
         self._grant()
 
     def forget(self, number: int, *, keep: bool = False) -> None:
-        """Let a push go, whether it has come or not; ``keep``: only the room that it takes."""
+        """Free a portion, complete or not; ``keep``: free only its room, and keep its bytes."""
         room = self._by_number.get(number)
         if room is None:
             return
@@ -106,32 +106,32 @@ class ShardBuffers:
             self._line.remove(room)
         self._release(room)
         if room.gradient is None:
-            room.ranges = ()  # what still comes of it is thrown away
+            room.ranges = ()  # `place` discards the rest of it
         elif isinstance(sink, PushSink):
             sink.free()
         self._grant()
 
     def gradient(self, number: int) -> Gradient:
-        """Return what has come of a push.
+        """Return the gradient in a portion.
 
         Raises
         ------
         ValueError
-            When not all of it has.
+            When it is not complete.
         """
         room = self._by_number.get(number)
         if room is None or room.gradient is None:
             raise ValueError(f"push {number} is to be used, but has not arrived")
         return room.gradient
 
-    # ------------------------------------------------------------ what clients send
+    # ------------------------------------------------------------ portions
 
     def place(self, client: str, epoch: int, message: ShardParts) -> Sink | None:
-        """Return where a portion goes; None: it is not expected yet, or not its turn."""
+        """Return the sink of a portion; None: it is not expected yet, or has no room yet."""
         room = self._by_key.get((client, epoch, message.id))
         if room is None or not (room.granted or not room.ranges):
             return None
-        if not room.ranges:  # not to be used, or forgotten meanwhile
+        if not room.ranges:  # refused, or freed meanwhile
             return Discard()
         self._release(room)
         try:
@@ -143,13 +143,13 @@ class ShardBuffers:
         return sink
 
     def arrived(self, client: str, epoch: int, message: ShardParts) -> ExpectedPortion | None:
-        """Take a whole portion; return what the lead is to hear of, or None if nobody waits."""
+        """Take a complete portion; return it if the lead waits for it, else None."""
         room = self._by_key.pop((client, epoch, message.id), None)
         if room is None:
             return None
         self._forget_discards(client, epoch, message.id)
         sink = room.sink
-        if room.number not in self._by_number:  # forgotten while it came
+        if room.number not in self._by_number:  # freed while it came
             if isinstance(sink, PushSink):
                 sink.free()
                 self._grant()
@@ -162,14 +162,14 @@ class ShardBuffers:
         return room
 
     def left(self, client: str, epoch: int) -> list[int]:
-        """A client's connection is gone; return the pushes of which a portion will not come."""
+        """Remove a connection that ended; return the pushes whose portions will not come."""
         missing = []
         for key in [key for key in self._by_key if key[:2] == (client, epoch)]:
             room = self._by_key.pop(key)
             if room in self._line:
                 self._line.remove(room)
             self._release(room)
-            room.sink = None  # its connection has let it go
+            room.sink = None  # the connection has freed it by `abandoned`
             if self._by_number.get(room.number) is room:
                 missing.append(room.number)
         self._discards.pop((client, epoch), None)
@@ -177,7 +177,7 @@ class ShardBuffers:
         return missing
 
     def wait(self, again: Callable[[], bool]) -> None:
-        """Have ``again`` called when there may be room; it says whether there was."""
+        """Have ``again`` called when there may be room; it returns whether there was."""
         self._waiting.append(again)
 
     # ------------------------------------------------------------ inside
@@ -191,7 +191,7 @@ class ShardBuffers:
         return sink
 
     def _grant(self) -> None:
-        """Give room to those in line, first come first served; let those who wait for it go on."""
+        """Grant room, first come first served, and let the connections that wait for it go on."""
         pool = self._intake.pool
         given = False
         while self._line and self._intake.layout is not None:
@@ -207,13 +207,13 @@ class ShardBuffers:
             self._waiting = [again for again in waiting if not again()] + self._waiting
 
     def _release(self, room: ExpectedPortion) -> None:
-        """Count no longer what was reserved."""
+        """Undo the reservation of a portion."""
         if room.reserved:
             self._intake.pool.unreserve(room.reserved)
             room.reserved = 0
 
     def _forget_discards(self, client: str, epoch: int, upto: int) -> None:
-        """Portions come in the order of their requests: what was to come before will not."""
+        """Drop earlier discards: portions come in the order of their requests, so they will not."""
         count = self._discards.get((client, epoch))
         if not count:
             return

@@ -1,4 +1,4 @@
-"""One update on all shards: ordered at once, and done when it is done on all of them."""
+"""Run one update on all shards: ordered on all at once, and done when all have done it."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ class _Update:
 
     ticket: int
     job: UpdateJob | ReplicaJob
-    missing: set[int] = field(default_factory=set)  # shards that have not done their part
+    missing: set[int] = field(default_factory=set)  # shards that have not reported their part
     sums: list[Ints] = field(default_factory=list)  # by shard
 
 
 class Updating:
     """The updates of one lead, one after the other.
 
-    Where the norm of a gradient is clipped, each is two: it is measured on all shards, then the
-    step is taken with what that comes to. Work on the shadow (`aiops.store.delta_replica`) goes the
-    same way.
+    If the norm of a gradient is clipped, each takes two rounds: all shards measure their part of
+    the norm, then all take the step with the factor that follows from the sum. Work on the delta
+    replica (`aiops.store.delta_replica`) takes one round.
 
     Parameters
     ----------
     order
-        Tells a follower something.
+        Sends an order to a follower.
     carry_out
-        Has the lead's own part run.
+        Issues an effect: the `Apply` of the lead's own part.
     of_shadow
-        Says whether a version is the shadow's.
+        Returns whether a version is one of the delta replica.
 
     Attributes
     ----------
@@ -61,11 +61,11 @@ class Updating:
         self._order, self._carry_out, self._of_shadow = order, carry_out, of_shadow
         self._placement: Placement | None = None
         self._update: _Update | None = None
-        self._computing = 0  # the version that it makes
+        self._computing = 0  # the version that the update makes
         self.versions = [0] * followers
 
     def defined(self, placement: Placement) -> None:
-        """Hear where the model lies."""
+        """Take the placement of the model, now that it is defined."""
         self._placement = placement
 
     def begin(self, effect: Apply) -> None:
@@ -80,20 +80,20 @@ class Updating:
         self._issue(update, job)
 
     def concerns(self, event: Applied) -> bool:
-        """Whether it is the lead's part of the outstanding update that was done."""
+        """Return whether the lead's part of the outstanding update was done."""
         return self._update is not None and self._update.ticket == event.ticket
 
     def applied(self, event: Applied) -> Applied | None:
-        """The lead has done its part; return what the engine is to hear, if it is done on all."""
+        """Take the lead's sums; return the engine's `Applied` if all shards are done."""
         return self._take(0, event.sums, event.time)
 
     def done(self, event: Told, message: UpdateDone) -> Applied | None:
-        """A follower has done its part; return the same.
+        """Take a follower's sums; return the same.
 
         Raises
         ------
         RemoteProtocolError
-            When that was not asked of it, or its sums are of other tensors.
+            When that was not ordered, or its sums are of other tensors.
         """
         update, placement = self._update, self._placement
         if update is None or message.id != update.ticket or event.shard not in update.missing:
@@ -130,17 +130,17 @@ class Updating:
         return Applied(time, update.ticket, placement.sums(job.touched, update.sums))
 
     def _step(self, update: _Update, job: UpdateJob) -> None:
-        """All of a gradient has been measured: take the step with what it is clipped to."""
+        """Order the step of a gradient whose norm has been measured, with the factor to clip it."""
         squares = sum(float(mine.view(np.float64).sum()) for mine in update.sums)
         job.factor *= clipping(job.clip, job.factor, squares)
         job.measure, job.clip = False, 0.0
-        if job.weights is not None:  # it has been collected
+        if job.weights is not None:  # the first round has added it to the sum
             job.gradient = job.weights = None
         self._issue(update, job)
         self._carry_out(Apply(update.ticket, job))
 
     def _have_followed(self, update: _Update, job: ReplicaJob) -> None:
-        """Order the followers to bring their parts of the shadow up to the model."""
+        """Order the followers to bring their parts of the delta replica up to the model."""
         placement = self._placement
         assert placement is not None
         update.missing = set(placement.used)
@@ -167,7 +167,7 @@ class Updating:
         for shard in placement.used[1:]:
             work = work_of(job, shard, placement, sent=sent, shadow=shadow)
             pushed = job.pushed[placement.rows(shard, job.pushed)]
-            mine = number if sizes[pushed].any() else 0  # it has no portion of nothing
+            mine = number if sizes[pushed].any() else 0  # empty pieces: no portion was sent
             if not mine:
                 work.pop("weights", None)
             self._order(shard, RunUpdate(update.ticket, mine, job.store.version, work))
