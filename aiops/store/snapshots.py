@@ -21,8 +21,9 @@ model that is being saved.
 
 **In place or into a spare.** `SnapshotPool.target` returns where the next version is written. If
 the current version has no lease, that is the current version: it is overwritten in place, no second
-arena is needed, and no value is copied. Otherwise it is a new version in a spare arena. The update
-reads the old arena and writes the new one, so that no copy is made of the tensors that it updates.
+arena is needed, and no value is copied. Otherwise it is a new version in a spare arena. An update
+of all tensors reads the old arena and writes the new one, so that its own write is the copy; an
+update of some tensors copies the old arena first.
 `SnapshotPool.publish` makes the target current. The version before it is retired at once if it has
 no lease, and when its last lease ends otherwise.
 

@@ -385,7 +385,7 @@ class Connection:
         return self._advance()
 
     def lost(self) -> None:
-        """Close after the connection is lost: let go of a half-filled sink and the peer's memory."""
+        """Close for good: let go of a half-filled sink and of the peer's memory."""
         if self.shared is not None:
             self.shared.lost()
         if self._sink is not None:
@@ -457,7 +457,7 @@ class Connection:
             self._check_length(length)
             room = len(self._head) - self._rest
             if 5 + length > room and 2 * (self._end - begin) >= room:
-                self._resize(min(length + _HEAD, 2 * room))  # never for bytes that were only announced
+                self._resize(min(length + _HEAD, 2 * room))  # not more than arrived
             return False
         if length > self.limits.greeting or length > self.limits.header:
             self._check_length(length)
