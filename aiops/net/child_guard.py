@@ -16,7 +16,7 @@ import threading
 
 
 class ChildGuard:
-    """Watch standard input from a thread: its first line is the word to go, its end ends the process."""
+    """Watches standard input: its first line is the word to go, its end ends the process."""
 
     def __init__(self) -> None:
         self._word = threading.Event()
