@@ -1,4 +1,4 @@
-"""Bandwidth gates: when a worker pushes and fetches, and what becomes of what it does not push.
+"""Bandwidth gates: decide when a worker pushes and fetches, and what to do with skipped gradients.
 
 A `Gate` is a value, its settings; the server announces it in the client plan, and the worker's
 strategy (`aiops.client.strategies.gated`) asks `Gate.chances` before each transfer. What a user
@@ -48,7 +48,7 @@ class Gate:
         fetches (as under local SGD): what it computes next is then nearer to where the model is by
         now. 0: it computes at the parameters as fetched.
     longest : int, default 100
-        A run of so many opportunities passed over opens the gate, whatever else.
+        Opportunities passed over in a row after which the gate opens in any case.
     seed : int, default 0
         Of the workers' random streams; each worker has its own.
     """
@@ -123,7 +123,7 @@ class Gate:
 
     @property
     def spec(self) -> str:
-        """What a user writes to get this: the settings that are not the defaults."""
+        """The text for ``--gate`` that makes this gate: its settings that are not the defaults."""
         values = [(f.name, getattr(self, f.name), f.default) for f in dataclasses.fields(self)]
         written = ",".join(f"{name}={value}" for name, value, default in values if value != default)
         return f"{self.name}:{written}" if written else self.name
