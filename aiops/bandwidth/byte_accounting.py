@@ -325,7 +325,7 @@ class Ledger:
             self.rows_fetched.update(other.rows_fetched)
 
     def settle(self, into: Ledger) -> None:
-        """Move the bytes of single tensors to another ledger, and keep their sums to save memory."""
+        """Move the bytes of single tensors to another ledger, and keep their sums."""
         self.disconnected()
         for mine, theirs in zip(self._tallies(), into._tallies(), strict=True):
             mine.settle(theirs)
