@@ -128,7 +128,7 @@ class Ledger:
             self._fetches += request.have >= 0
             self.fetched.messages += 1
             self.fetched.sent.whole += 1
-            return  # what the rest comes to in the usual exchange: a gradient for a whole model
+            return  # the usual exchange, a gradient for a whole model, counted in fewer calls
         if isinstance(request, PushRows | FetchRows):
             if isinstance(message, TableRows) and taken:
                 self.rows_fetched[request.table] += sum(part.nbytes for part in message.parts)
@@ -184,7 +184,7 @@ class Ledger:
         self._leave_out(self.skipped, "skipped", tensors)
 
     def skipped_fetch(self, tensors: Ints | None = None) -> None:
-        """Note parameters that were not asked for, of some tensors or (None) of all.
+        """Note parameters that were not requested, of some tensors or (None) of all.
 
         What a request leaves out by itself (its ``wants``) is noted when it is made.
         """
@@ -216,7 +216,7 @@ class Ledger:
 
     @property
     def unfetched(self) -> int:
-        """After how many mini-batches nothing was fetched, as a server can tell."""
+        """The number of mini-batches without a fetch, as far as a server can tell."""
         return 0 if self._own else max(0, self._batches - self._fetches)
 
     # ------------------------------------------------------------ by tensor

@@ -50,7 +50,8 @@ and nothing else has come, it returns the values that vary and leaves the messag
 server computes with the payload in the head buffer and calls `answered`, which counts both messages
 and returns the answer. In every other case (another form, another state, a request that cannot be
 answered at once) `received` takes the same bytes, and no message is lost or read twice. Expected
-messages are forgotten when the head buffer is replaced; the server learns them again.
+messages are forgotten when the head buffer is replaced; the server learns them again, up to 32
+forms per connection.
 
 **Limits.** `Limits` bounds a header to 4 MiB (4 KiB until a server's peer has completed its
 handshake) and a message to 65,536 parts. The length is checked when the prefix is read, and
@@ -58,7 +59,7 @@ handshake) and a message to 65,536 parts. The length is checked when the prefix 
 Deadlines, rates and the number of connections are the driver's concern.
 
 **A broken peer.** Bytes that are not a legal message raise `RemoteProtocolError` from `received` or
-`resume`, with the path of the fault. Messages completed by the same call are dropped and their
+`resume`, with a sentence that names the fault. Messages completed by the same call are dropped and their
 sinks abandoned. The stream has no point to start again from, so the driver closes the connection.
 For whatever reason it ends, the driver calls `lost`: the sink in progress is abandoned, the peer's
 segments are forgotten, and the state is ``"closed"``.
