@@ -1,20 +1,19 @@
-"""The ledger: what became of every byte between a client and its server, by tensor and reason.
+"""The ledger: account for every byte between a client and its server, by tensor and reason.
 
-A connection's `Traffic` counts bytes and messages as they cross, payloads apart from the rest,
-which is overhead. The ledger says of those payloads which tensors they were, and of what did *not*
-cross why it did not:
+A connection's `Traffic` counts bytes and messages as they cross, payloads apart from overhead. The
+ledger attributes those payloads to tensors, and counts, by reason, the bytes that did *not* cross:
 
 ==============  ==================================================================================
 pushed          gradients' bytes that crossed; ``raw``: what they would have been without a codec
 reapplied       a push that was not sent, since the server applied the worker's last one again
-skipped         mini-batches whose gradient did not travel by itself, but with a later one
+skipped         mini-batches whose gradient was not sent by itself, but with a later one
 fetched         parameters' bytes that crossed; ``raw`` as above
-not_modified    tensors that were asked for and not sent: they had not changed
-not_wanted      tensors that were not asked for
+not_modified    tensors that were requested and not sent: they had not changed
+not_wanted      tensors that were not requested
 ==============  ==================================================================================
 
-Both sides keep one, of the same class: it is told of each request (`Ledger.asked`) and of each
-answer (`Ledger.answered`). What is left out is counted in the bytes that it would have been raw.
+Both sides keep one, of the same class: `Ledger.asked` counts each request and `Ledger.answered`
+each answer. Tensors that did not cross are counted in their raw bytes.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from aiops.wire.traffic import KindTraffic, Traffic
 RAW = "raw"
 
 SHOWN = 256
-"""Tensors that a report lists, those first whose bytes were most; a model may have thousands."""
+"""Tensors that a report lists, those with most bytes first; a model may have thousands."""
 
 _MODEL = ("define",)
 
@@ -57,16 +56,16 @@ class Ledger:
     Parameters
     ----------
     layout
-        The model's; set it when it becomes known.
+        The model's layout; set it when it becomes known.
     own
-        Whether the client keeps it. It knows what its gates hold back (`skipped_push`,
-        `skipped_fetch`); a server concludes that from what comes.
+        True if the client keeps it. A client counts what its gates hold back (`skipped_push`,
+        `skipped_fetch`); a server infers that from the requests.
 
     Attributes
     ----------
     traffic
-        What crossed in all, as the keeper's side counted it; may be replaced by a `Traffic` that
-        goes on being counted.
+        The sums of all that crossed, as counted on this side; may be replaced by the `Traffic` of
+        a connection in use.
     """
 
     __slots__ = (
@@ -84,11 +83,11 @@ class Ledger:
         self.not_modified, self.not_wanted = Tally(), Tally()
         self.rows_pushed: Counter[int] = Counter()  # bytes by table
         self.rows_fetched: Counter[int] = Counter()
-        self.times: Counter[str] = Counter()  # how often a reason to send nothing was had
+        self.times: Counter[str] = Counter()  # transfers that did not happen, by reason
         self._open: dict[int, Message] = {}  # requests that are not answered yet
-        self._last: Parts = ()  # of the last push that was used
-        self._settled = 0  # the sequence number of the last push whose meaning has been noted
-        self._batches = self._fetches = 0  # pushed, however many at a time; and made
+        self._last: Parts = ()  # of the last push that was applied
+        self._settled = 0  # the sequence number of the last push counted
+        self._batches = self._fetches = 0  # mini-batches pushed, and fetches made
 
     # ------------------------------------------------------------ what crosses
 
@@ -113,7 +112,7 @@ class Ledger:
         self._open[message.id] = message
 
     def answered(self, message: Message, taken: bool = True) -> None:
-        """Note an answer; ``taken``: its payloads found the place they were asked for."""
+        """Note an answer; ``taken``: its payloads were received."""
         request = self._open.pop(message.id, None)
         if request is None:
             return
@@ -129,7 +128,7 @@ class Ledger:
             self._fetches += request.have >= 0
             self.fetched.messages += 1
             self.fetched.sent.whole += 1
-            return  # what the rest comes to in the usual exchange: a gradient for a whole model
+            return  # the usual exchange, a gradient for a whole model, counted in fewer calls
         if isinstance(request, PushRows | FetchRows):
             if isinstance(message, TableRows) and taken:
                 self.rows_fetched[request.table] += sum(part.nbytes for part in message.parts)
@@ -169,7 +168,7 @@ class Ledger:
         return nbytes == self.layout.nbytes and codec == RAW
 
     def disconnected(self) -> None:
-        """Forget what was asked: it will be asked again, or not at all."""
+        """Forget open requests: they will be sent again, or not at all."""
         self._open.clear()
 
     # ------------------------------------------------------------ what does not
@@ -185,7 +184,7 @@ class Ledger:
         self._leave_out(self.skipped, "skipped", tensors)
 
     def skipped_fetch(self, tensors: Ints | None = None) -> None:
-        """Note parameters that were not asked for, of some tensors or (None) of all.
+        """Note parameters that were not requested, of some tensors or (None) of all.
 
         What a request leaves out by itself (its ``wants``) is noted when it is made.
         """
@@ -217,7 +216,7 @@ class Ledger:
 
     @property
     def unfetched(self) -> int:
-        """After how many mini-batches nothing was fetched, as a server can tell."""
+        """The number of mini-batches without a fetch, as far as a server can tell."""
         return 0 if self._own else max(0, self._batches - self._fetches)
 
     # ------------------------------------------------------------ by tensor
@@ -271,7 +270,7 @@ class Ledger:
         return len(parts) == 1 and parts[0].start == 0 and parts[0].stop == self.layout.nbytes
 
     def _add_raw(self, tally: Tally, parts: Parts, times: int) -> None:
-        """Count tensors with the bytes that they have raw, so many times."""
+        """Count the raw bytes of tensors, multiplied by ``times``."""
         if self.layout is None:
             return
         if self._is_whole(parts):
@@ -284,7 +283,7 @@ class Ledger:
             before = part
 
     def _spread(self, tally: Tally, part: Part, times: int) -> None:
-        """Count the bytes of a range, so many times, at the tensors that it lies in."""
+        """Count the bytes of a range, multiplied by ``times``, at the tensors that it covers."""
         assert self.layout is not None
         nbytes = times * (part.stop - part.start)
         counts = tally.room(self.layout, nbytes)
@@ -299,7 +298,7 @@ class Ledger:
         counts[first:last] += times * np.maximum(shared, 0).astype(counts.dtype, copy=False)
 
     def _at(self, offset: int) -> int:
-        """Return the tensor with elements that holds a byte."""
+        """Return the index of the tensor, with elements, that holds a byte."""
         assert self.layout is not None
         return int(np.searchsorted(self.layout.starts, offset, side="right")) - 1
 
@@ -319,14 +318,14 @@ class Ledger:
         self.not_wanted.whole += other.unfetched
         self.times["not_wanted"] += other.unfetched
         self.traffic.add(other.traffic)
-        if other.times:  # most have none of these, and there may be thousands
+        if other.times:  # most ledgers have none, and there may be thousands
             self.times.update(other.times)
         if other.rows_pushed or other.rows_fetched:
             self.rows_pushed.update(other.rows_pushed)
             self.rows_fetched.update(other.rows_fetched)
 
     def settle(self, into: Ledger) -> None:
-        """Hand the bytes of single tensors over, and keep their sums: they take less room."""
+        """Move the bytes of single tensors to another ledger, and keep their sums."""
         self.disconnected()
         for mine, theirs in zip(self._tallies(), into._tallies(), strict=True):
             mine.settle(theirs)
@@ -346,9 +345,9 @@ class Ledger:
         return {name: min(nbytes, LONGEST) for name, nbytes in found.items()}
 
     def tensors(self) -> dict[str, Any]:
-        """Return the same by tensor: a list of names, and for each reason one of bytes.
+        """Return the sums by tensor: a list of names, and for each reason a list of bytes.
 
-        At most `SHOWN` tensors, those with most bytes first; ``more`` says how many are left out.
+        At most `SHOWN` tensors, those with most bytes first; ``more`` is the number left out.
         """
         layout = self.layout
         if layout is None:
@@ -366,7 +365,7 @@ class Ledger:
         return {"names": names, **lists, "more": len(layout.tensors) - len(names)}
 
     def report(self) -> dict[str, Any]:
-        """Return everything as plain values; all counts are bytes where nothing else is said."""
+        """Return everything as plain values; counts are in bytes unless named otherwise."""
         brief, times, traffic = self.brief(), self.times, self.traffic
         up, down = traffic.kinds_in, traffic.kinds_out
         nbytes = traffic.bytes_in, traffic.bytes_out
@@ -395,10 +394,10 @@ def _told(counts: Array) -> list[int]:
 def _direction(
     kinds: Mapping[str, KindTraffic], nbytes: int, flow: Flow, sent: int, rows: Counter[int]
 ) -> dict[str, Any]:
-    """Return what crossed one way: ``bytes`` is the sum of all the others.
+    """Return the account of one direction: ``bytes`` is the sum of all the others.
 
     ``payload``: of the tensors. ``model``: the offer that defines it. ``rows``: of tables, with
-    their ids. ``other``: payloads that were refused, or that nobody waited for any more.
+    their ids. ``other``: payloads that were refused, or answered a request given up.
     ``unfinished``: of messages that are not complete, or never were.
     """
     overhead = {name: kind.overhead for name, kind in kinds.items()}

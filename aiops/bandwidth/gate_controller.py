@@ -1,4 +1,4 @@
-"""What chooses the gates' constants, so that workers ask for what a bandwidth budget can carry.
+"""Choose the gates' constants so that the workers' demand fits a bandwidth budget.
 
 A worker transmits with the probability p = 1 / (1 + c / (v̄ + ε)) (B-FASGD, Odena 2016, eq 9). The
 controller chooses one c for pushes, and a multiple of it for fetches, by integral control of
@@ -6,14 +6,14 @@ y = -ln p = ln(1 + c / (v̄ + ε)). Demand is proportional to p, so in y the loo
 everywhere; y = 0 is c = 0, where the integrator stops (no wind-up); and c = (v̄ + ε) (eʸ - 1)
 follows a falling v̄ by itself.
 
-How much more the workers want than crosses cannot be seen while the budget is the bottleneck: it
-is inferred from how many of them are waiting. With λ workers of which a share f waits, transfers
+While the budget is the bottleneck, the workers' demand beyond it cannot be measured. It is inferred
+from the number of workers that are waiting. With λ workers of which a share f waits, transfers
 of s seconds follow each other without a gap, so a worker's cycle takes λs, of which it computes
 (1 - f) λs; it would have to compute (λ - 1) s for the demand to be the budget. The quotient of the
-two, F = (λ - 1) / ((1 - f) λ), is what 1/p is short of.
+two, F = (λ - 1) / ((1 - f) λ), is the factor by which 1/p is too small.
 
-A worker hears of new constants only when it transmits. So the loop's time constant is the time in
-which, at full use of the budget, each does once; but at least one second.
+A worker receives new constants only when it transmits. So the loop's time constant is the time in
+which, at full use of the budget, each worker transmits once; but at least one second.
 """
 
 from __future__ import annotations
@@ -26,33 +26,36 @@ from typing import Any
 from aiops.bandwidth.token_bucket import USABLE
 
 _TARGET = 0.985 * USABLE
-"""The share of the budget aimed at: a little below what can cross, so that a lack can be seen."""
+"""The target share of the budget: a little below what can cross, so that demand shows."""
 
 _QUEUED, _QUEUED_FEW = 1.5, 8.0
-"""F that is borne, for many workers and in addition for few: with chance in it, full use needs a
-line now and then, and few workers make it only by wanting more than there is."""
+"""F that is tolerated: for any number of workers, and in addition divided by their number.
+
+Transfers are random, so full use needs a queue now and then. A few workers make one only if their
+demand exceeds the budget.
+"""
 
 _GAIN = 0.6  # of the integrator, per time constant: well damped with the averaging
 _FASTEST, _SLOWEST = 1.0, 30.0  # seconds: bounds of the time constant
 _FIRST_VBAR = 1.0  # FASGD's v begins at 1
-_REMEMBERED = 64  # transmissions that tell how large one is
+_REMEMBERED = 64  # transmissions over which their size is averaged
 _MOST = math.log(1e4)  # bound of y
 _LEAST_USE = 0.01  # a use below this share counts as this
-_BEAT = 0.1  # seconds between two looks, when nobody says
-_STALEST = 4.0  # weight of who has not transmitted for long, against 1
+_BEAT = 0.1  # seconds before the first sample
+_STALEST = 4.0  # weight of a worker that has not transmitted for long, relative to 1
 
 
 @dataclass(slots=True)
 class _Seen:
-    """One connection, as the line's shares are made."""
+    """One connection: its last transmission, and its weight under the budget."""
 
-    version: int  # when it last transmitted
+    version: int  # the model version at its last transmission
     weight: float = 1.0
 
 
 @dataclass(slots=True)
 class BudgetSample:
-    """What crossed under a budget between two looks; see `aiops.engine.events.BudgetTick`."""
+    """One sample of a budget's use; its fields are those of `aiops.engine.events.BudgetTick`."""
 
     time: float
     nbytes: int
@@ -78,9 +81,9 @@ class GateController:
     depth
         y = ln(1 + c / (v̄ + ε)) to begin with.
     eps, floor
-        The gate's ε, and what it takes off v̄ first.
+        The gate's ε, and the floor that it subtracts from v̄ first.
     steers
-        Whether there is a gate that goes by the constants.
+        True if there is a gate that uses the constants.
     """
 
     budget: int | None
@@ -94,7 +97,7 @@ class GateController:
     _use: float = 0.0  # share of the budget that crosses, averaged
     _waiting: float = 0.0  # workers with a message on its way, averaged
     _sizes: list[float] = field(default_factory=lambda: [0.0, 0.0])  # bytes, and transmissions
-    _sent: int = 0  # transmissions since the last look
+    _sent: int = 0  # transmissions since the last sample
     _seen: dict[int, _Seen] = field(default_factory=dict)
     _last: BudgetSample | None = None
     _pressed: list[float] = field(default_factory=lambda: [0.0, 0.0])  # bytes, and bytes possible
@@ -103,9 +106,9 @@ class GateController:
     def beside(
         cls, gate: Mapping[str, Any] | None, budget: int | None, each: int | None
     ) -> GateController | None:
-        """Return what steers a gate, by its entry in the client plan; None without a budget.
+        """Return the controller of a gate, given its entry in the client plan; None: no budget.
 
-        The gate's own constants are where it begins, and their ratio is kept.
+        It begins with the gate's own constants, and keeps their ratio.
         """
         if budget is None and each is None:
             return None
@@ -118,7 +121,7 @@ class GateController:
         return cls(budget, each, ratio, min(depth, _MOST), eps, floor)
 
     def constants(self, vbar: float | None) -> tuple[float, ...]:
-        """Return c of a push and c of a fetch, to go with this v̄; nothing without a gate.
+        """Return c of a push and c of a fetch for this v̄; ``()`` without a gate.
 
         Both are 0 while the budget is not needed.
         """
@@ -128,17 +131,17 @@ class GateController:
         return c, c * self.ratio
 
     def seconds_per_byte(self, workers: int) -> float:
-        """Return how long a client is to allow for a byte of an exchange, with so many workers.
+        """Return the seconds that a client should allow per byte of an exchange.
 
-        Four times what it takes when all of them push and fetch at once: more may come, and
-        others may be ahead in the line.
+        Four times the time that it takes when all ``workers`` push and fetch at once: more workers
+        may join, and others may be ahead in the queue.
         """
         return 4 * 2 * max(workers, 1) / (USABLE * self._rate(workers))
 
     # ------------------------------------------------------------ what happens
 
     def transmitted(self, peer: int, version: int) -> None:
-        """Take note of a push or a fetch: its sender is up to date with ``version``."""
+        """Note a push or a fetch at model version ``version``."""
         self._sent += 1
         seen = self._seen.get(peer)
         if seen is None:
@@ -151,7 +154,7 @@ class GateController:
         self._seen.pop(peer, None)
 
     def paced(self, crossing: BudgetSample, workers: int) -> None:
-        """Take a look: what crossed since the last, with so many workers connected."""
+        """Update the depth y from one sample, with the number of workers connected."""
         last = self._time if self._time is not None else crossing.time - _BEAT
         self._time, self._last = crossing.time, crossing
         seconds = crossing.time - last
@@ -169,10 +172,10 @@ class GateController:
         self.depth = min(max(self.depth + step, 0.0), _MOST)
 
     def shares(self, version: int, workers: int) -> tuple[tuple[int, float], ...]:
-        """Return the connections whose weight in the line has changed, with it.
+        """Return the connections whose weight under the budget has changed, with their weights.
 
-        Who has not transmitted for many versions goes first: a worker's weight grows from 1 to 4
-        with the versions since then, in units of as many as there are workers.
+        Workers that have not transmitted for many versions go first: a weight grows from 1 to 4
+        with the versions since then, divided by the number of workers.
         """
         changed = []
         for peer, seen in self._seen.items():
@@ -184,7 +187,7 @@ class GateController:
         return tuple(changed)
 
     def report(self, vbar: float | None) -> dict[str, Any]:
-        """Return what the statistics show of the budget, with the constants for this v̄."""
+        """Return the budget's row of the statistics, with the constants for this v̄."""
         last, (crossed, possible) = self._last, self._pressed
         c_push, c_fetch = self.constants(vbar) or (None, None)
         return {
@@ -205,7 +208,7 @@ class GateController:
         sizes = self._sizes
         sizes[0], sizes[1] = sizes[0] + nbytes, sizes[1] + self._sent
         self._sent = 0
-        if sizes[1] > _REMEMBERED:  # what was long ago matters less and less
+        if sizes[1] > _REMEMBERED:  # an average that forgets: half of the sums
             sizes[:] = [size / 2 for size in sizes]
         return min(max(workers * sizes[0] / max(sizes[1], 1.0) / rate, _FASTEST), _SLOWEST)
 
@@ -216,7 +219,7 @@ class GateController:
         return min(rates)
 
     def _error(self, workers: int) -> float:
-        """Return by how much y is short, roughly: above 0 when the workers want too much."""
+        """Return the control error, about ln of demand over target: above 0 for too much demand."""
         use = self._use / _TARGET
         if use < 0.5:
             return math.log(max(use, _LEAST_USE))

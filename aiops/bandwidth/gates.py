@@ -1,4 +1,4 @@
-"""Bandwidth gates: when a worker pushes and fetches, and what becomes of what it does not push.
+"""Bandwidth gates: decide when a worker pushes and fetches, and what to do with skipped gradients.
 
 A `Gate` is a value, its settings; the server announces it in the client plan, and the worker's
 strategy (`aiops.client.strategies.gated`) asks `Gate.chances` before each transfer. What a user
@@ -32,14 +32,14 @@ class Gate:
     Settings
     --------
     skipped : str, default ``accumulate``
-        What becomes of a gradient that is not pushed. ``accumulate``: it is kept, and travels with
+        The use of a gradient that is not pushed. ``accumulate``: it is kept, and pushed with
         those that follow. ``reapply``: the server applies the worker's last gradient again (Odena
         2016). ``discard``: nothing.
     combine : str, default ``sum``
-        Whether accumulated gradients travel as their ``sum`` (no step is lost) or their ``mean``
+        Accumulated gradients are pushed as their ``sum`` (no step is lost) or their ``mean``
         (one step, as large as any).
     stamp : str, default ``oldest``
-        The version that accumulated gradients are said to be computed at: of the ``oldest``, their
+        The version that accumulated gradients are taken to be computed at: of the ``oldest``, their
         ``mean``, or the ``newest``.
     by : str, default ``model``
         Whether one decision holds for the whole ``model``, or each ``tensor`` has its own.
@@ -48,7 +48,7 @@ class Gate:
         fetches (as under local SGD): what it computes next is then nearer to where the model is by
         now. 0: it computes at the parameters as fetched.
     longest : int, default 100
-        A run of so many opportunities passed over opens the gate, whatever else.
+        Opportunities passed over in a row after which the gate opens in any case.
     seed : int, default 0
         Of the workers' random streams; each worker has its own.
     """
@@ -123,7 +123,7 @@ class Gate:
 
     @property
     def spec(self) -> str:
-        """What a user writes to get this: the settings that are not the defaults."""
+        """The text for ``--gate`` that makes this gate: its settings that are not the defaults."""
         values = [(f.name, getattr(self, f.name), f.default) for f in dataclasses.fields(self)]
         written = ",".join(f"{name}={value}" for name, value, default in values if value != default)
         return f"{self.name}:{written}" if written else self.name
@@ -253,7 +253,7 @@ class BFASGD(Gate):
         self._require("eps", self.eps > 0, "more than 0")
 
     def plan(self, algorithm: Algorithm) -> dict[str, Any]:
-        """Tell the workers the algorithm's floor."""
+        """Return the plan with the algorithm's floor, if it has one to announce."""
         plan = super().plan(algorithm)
         if self.floor_free:
             plan["gate"]["floor"] = algorithm.rule().statistic_floor
@@ -349,7 +349,7 @@ def find(spec: str) -> Gate:
 
 
 def for_budget(algorithm: Algorithm, workers: int | None) -> Gate | None:
-    """Return the gate with which a bandwidth budget is kept, when no other was asked for.
+    """Return the gate with which a bandwidth budget is kept, if no other was chosen.
 
     None where the algorithm does not go with it: its transfers are paced, and not chosen.
     """

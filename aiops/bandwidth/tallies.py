@@ -1,8 +1,8 @@
-"""Bytes by tensor: what a `Ledger` is made of.
+"""Sums of bytes by tensor, the columns of a `Ledger`.
 
-What did not cross is counted in the bytes that it would have been, so a hundred bytes that say
-"again" count as a whole model, and these sums go beyond 64 bits. None of them wraps or rounds: they
-are int64 while that holds them, and Python's integers beyond.
+Transfers that did not happen count in raw bytes: a hundred bytes of a `Reapply` count as a whole
+model. So the sums can exceed 64 bits. They neither wrap nor round: they are int64 while that holds
+them, and Python's integers beyond.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from aiops.model.layout import Array, Ints, Layout
 from aiops.wire.fields import LONGEST
 
 _EASY = 1 << 61
-"""Sums up to here are int64 wherever they are added to or taken from each other."""
+"""Sums up to here are int64, with room for sums and differences of a few of them."""
 
 
 class Tally:
@@ -22,9 +22,9 @@ class Tally:
     Attributes
     ----------
     whole
-        How many whole models, raw.
+        The number of whole models, raw.
     settled
-        Bytes beside those, whose tensors stand in another ledger (see `Ledger.settle`).
+        Further bytes whose tensors are in another ledger (`Ledger.settle`).
     """
 
     __slots__ = ("_beyond", "_each", "_most", "settled", "whole")
@@ -33,12 +33,12 @@ class Tally:
         self.whole = self.settled = 0
         self._each: Ints | None = None  # int64[tensors], bytes beside whole models; None: none
         self._most = 0  # what they add up to at most, never more than int64 holds
-        self._beyond: Array | None = None  # object[tensors], what there was no room for in those
+        self._beyond: Array | None = None  # object[tensors], the bytes carried over from those
 
     def room(self, layout: Layout, nbytes: int) -> Array:
         """Return an array by tensor to which ``nbytes`` bytes (in all, at most) may be added.
 
-        It is int64, or object where so many bytes are more than that holds.
+        It is int64, or object where ``nbytes`` exceeds int64.
         """
         return self._room(len(layout.tensors), nbytes)
 
@@ -55,7 +55,7 @@ class Tally:
         return self._each
 
     def _carry(self, tensors: int) -> None:
-        """Make the int64 array empty."""
+        """Move the int64 sums to Python's integers."""
         if self._beyond is None:
             self._beyond = np.zeros(tensors, object)
         if self._each is not None:
@@ -77,7 +77,7 @@ class Tally:
             self._beyond += other._beyond
 
     def settle(self, into: Tally) -> None:
-        """Hand the tensors over, and keep their sum."""
+        """Move the bytes by tensor to another tally, and keep their sum."""
         self.settled += self._sum()
         into._add(self)
         self._each, self._beyond, self._most = None, None, 0
@@ -109,11 +109,11 @@ class Flow:
     Attributes
     ----------
     messages
-        Those that brought a payload.
+        The number of messages with a payload.
     sent, coded
         Bytes that crossed, of all parts and of those in a codec.
     plain
-        What the parts in a codec would have been raw.
+        The raw bytes of the parts in a codec.
     """
 
     __slots__ = ("coded", "messages", "plain", "sent")

@@ -1,16 +1,16 @@
-"""A ceiling on bytes per second, and the fair line of those who wait under it.
+"""Limit bytes per second, and share them fairly among the connections that wait.
 
-Pure: time is handed in (seconds of any monotonic clock), and nothing here waits. Bytes are *taken*
-before they cross, so that what several connections are allowed never adds up to more than there
-is; then they either *cross*, or are *put back*. The driver does only this::
+Pure: time is an argument (seconds of any monotonic clock), and nothing here waits. Bytes are
+*taken* before they cross, so that the grants of several connections never exceed the budget in sum;
+then they either *cross*, or are *put back*. The driver does only this::
 
-    budget.ask(flow, OUT, nbytes)                     # somebody wants to move bytes
-    for flow, way, nbytes in budget.grants(now):      # who may, and how many
+    budget.ask(flow, OUT, nbytes)                     # a connection has bytes to move
+    for flow, way, nbytes in budget.grants(now):      # those that it may move now
         ...
-    budget.crossed(flow, nbytes, now)                 # they did
-    budget.next(now)                                  # when to look again
+    budget.crossed(flow, nbytes, now)                 # they crossed
+    budget.next(now)                                  # the time of the next grants
 
-The line is deficit round robin (Shreedhar and Varghese, SIGCOMM 1995) with a weight per flow.
+The queue is deficit round robin (Shreedhar and Varghese, SIGCOMM 1995) with a weight per flow.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ IN: Way = 0
 OUT: Way = 1
 
 USABLE = 0.96
-"""The share of a budget earned per second; the rest lets bursts be forgotten, and newcomers in."""
+"""The share of a budget earned per second; the rest absorbs bursts and new connections."""
 
 _DEPTH = 0.125
 """Seconds of a budget that may be saved up and cross at once."""
 
 _SLOTS = 128  # per second, in the ledger
 _KEPT = _SLOTS + 2  # slots summed: any second, and 1/128 s for clocks read a little apart
-_CRUMB = 256  # shares of a second's budget: less is not worth a system call
+_CRUMB = 256  # a 256th of a second's budget: less is not worth a system call
 _QUANTUM = (1, 256 * 1024)  # bytes per turn, at least and at most
 _TURNS = 64  # turns per second, between those bounds
-_SPARE = 64  # the part of a second's budget that is kept for those who just come
-_IDLE = 1.0  # seconds after which nothing is remembered of who went
+_SPARE = 64  # a 64th of a second's budget is kept for new connections
+_IDLE = 1.0  # seconds for which the bucket of a client that left is kept
 
 
 class TokenBucket:
-    """What may cross per second: at most ``rate`` bytes in any second, earned evenly.
+    """A limit of ``rate`` bytes in any second, earned evenly.
 
     A token bucket makes the traffic smooth (it fills at 0.96 of the rate, and holds 1/8 s of it, so
-    that a late wake-up loses nothing). A ledger of the last second, kept in slots of 1/128 s, has
-    the last word: whatever the pattern, no window of one second sees more than ``rate`` bytes.
+    that a late wake-up loses nothing). A ledger of the last second, kept in slots of 1/128 s,
+    decides in the end: whatever the pattern, no second has more than ``rate`` bytes.
 
     Parameters
     ----------
@@ -63,11 +63,11 @@ class TokenBucket:
         self._slot = int(now * _SLOTS)
         self._slots = [0] * _KEPT  # bytes that crossed, by slot modulo their number
         self._window = 0  # their sum
-        self.taken = 0  # bytes that may cross any time now
+        self.taken = 0  # bytes taken that have not crossed
         self.peak = 0  # most bytes that crossed in a window so far
 
     def room(self, now: float) -> int:
-        """Return how many bytes may be taken now."""
+        """Return the number of bytes that may be taken now."""
         self._advance(now)
         left = self.rate - self.rate // _SPARE - self._window - self.taken
         return max(0, min(int(self._tokens), left))
@@ -78,7 +78,7 @@ class TokenBucket:
         return self._window + self.taken < self.rate
 
     def take(self, nbytes: int) -> None:
-        """Take bytes that `room` said there are."""
+        """Take bytes, at most as many as `room` returned."""
         self._tokens -= nbytes
         self.taken += nbytes
 
@@ -88,7 +88,7 @@ class TokenBucket:
         self._tokens = min(self._depth, self._tokens + nbytes)
 
     def crossed(self, nbytes: int, now: float) -> None:
-        """Write down that bytes which were taken have crossed."""
+        """Count taken bytes that have crossed."""
         self._advance(now)
         self.taken -= nbytes
         self._slots[self._slot % _KEPT] += nbytes
@@ -96,22 +96,22 @@ class TokenBucket:
         self.peak = max(self.peak, self._window)
 
     def used(self, now: float) -> int:
-        """Return how many bytes crossed in the last second."""
+        """Return the number of bytes that crossed in the last second."""
         self._advance(now)
         return self._window
 
     def absorb(self, other: TokenBucket, now: float) -> None:
-        """Take over what another bucket of the same rate has counted: the two were one flow."""
+        """Add the counts of another bucket of the same rate: both are one client's."""
         self._advance(now)
         other._advance(now)
         for slot in range(self._slot - _KEPT + 1, self._slot + 1):
             self._slots[slot % _KEPT] += other._slots[slot % _KEPT]
         self._window += other._window
         self.taken += other.taken
-        self._tokens -= other._depth - other._tokens  # what the other has spent of its savings
+        self._tokens -= other._depth - other._tokens  # the tokens that the other has spent
 
     def when(self, nbytes: int, now: float) -> float:
-        """Return when so many bytes can be taken, if nobody else takes any."""
+        """Return the time at which ``nbytes`` can be taken, if none are taken before."""
         self._advance(now)
         due = now + max(0.0, min(nbytes, self._depth) - self._tokens) / (USABLE * self.rate)
         excess = self._window + self.taken + nbytes + self.rate // _SPARE - self.rate
@@ -140,9 +140,9 @@ class _Flow:
 
     weight: float = 1.0
     own: TokenBucket | None = None
-    key: str | None = None  # whose bucket that is
+    key: str | None = None  # the client whose bucket that is
     wants: list[int] = field(default_factory=lambda: [0, 0])  # by way
-    way: Way = IN  # which is looked at first
+    way: Way = IN  # the direction served next
     deficit: float = 0.0  # bytes that it may still take in this turn
     credited: bool = False  # its turn has begun
     queued: bool = False
@@ -150,7 +150,7 @@ class _Flow:
 
 
 class Budget:
-    """Who may move how many bytes, of all connections of a server.
+    """The bytes that each connection of a server may move, under shared limits.
 
     Parameters
     ----------
@@ -171,20 +171,20 @@ class Budget:
         self._each = each
         self._flows: dict[int, _Flow] = {}
         self._owners: dict[str, TokenBucket] = {}
-        self._gone: deque[tuple[float, str]] = deque()  # owners to be forgotten, and when
+        self._gone: deque[tuple[float, str]] = deque()  # the times at which clients are forgotten
         self._line: deque[int] = deque()
         self.spent = 0  # bytes that have crossed so far
         self.wanted = 0  # bytes that are waited for
 
-    # ------------------------------------------------------------ who is there
+    # ------------------------------------------------------------ connections
 
     def open(self, flow: int, now: float) -> None:
-        """Let a connection take part."""
+        """Add a connection."""
         own = TokenBucket(self._each, now) if self._each is not None else None
         self._flows[flow] = _Flow(own=own)
 
     def join(self, flow: int, client: str, now: float) -> None:
-        """Say whose connection it is: a client has one budget, however often it connects."""
+        """Set the client of a connection: all connections of a client share one limit."""
         entry = self._flows[flow]
         if entry.own is None:
             return
@@ -197,7 +197,7 @@ class Budget:
         entry.key = client
 
     def close(self, flow: int, now: float) -> None:
-        """Forget a connection; what it had taken goes back."""
+        """Forget a connection; the bytes that it had taken are put back."""
         entry = self._flows.pop(flow, None)
         if entry is None:
             return
@@ -210,7 +210,7 @@ class Budget:
         self._forget(now)
 
     def weigh(self, flow: int, weight: float) -> None:
-        """Set the share of a connection, relative to others', when all want more than there is."""
+        """Set a connection's share, relative to others, when demand exceeds the budget."""
         entry = self._flows.get(flow)
         if entry is not None:
             entry.weight = weight
@@ -218,7 +218,7 @@ class Budget:
     # ------------------------------------------------------------ asking
 
     def ask(self, flow: int, way: Way, nbytes: int) -> None:
-        """Stand in line for so many bytes, in place of what was asked for that way before."""
+        """Queue for ``nbytes``, in place of the last request of this connection and direction."""
         entry = self._flows[flow]
         self.wanted += nbytes - entry.wants[way]
         entry.wants[way] = nbytes
@@ -230,11 +230,11 @@ class Budget:
             self._unqueue(entry)
 
     def asked(self, flow: int, way: Way) -> int:
-        """Return how many bytes a connection waits for."""
+        """Return the number of bytes that a connection waits for."""
         return self._flows[flow].wants[way]
 
     def at_once(self, flow: int, nbytes: int, now: float) -> int:
-        """Take up to so many bytes without standing in line: none when somebody does."""
+        """Take up to ``nbytes`` without queueing: 0 while any connection waits."""
         if self._line:
             return 0
         entry = self._flows[flow]
@@ -243,7 +243,7 @@ class Budget:
         return count
 
     def borrow(self, flow: int, now: float) -> bool:
-        """Take the one byte that an event loop insists on offering; return whether there is one."""
+        """Take one byte, for an event loop that reads in any case; return whether there is one."""
         entry = self._flows[flow]
         if not all(b.spare(now) for b in (self.total, entry.own) if b is not None):
             return False
@@ -251,7 +251,7 @@ class Budget:
         return True
 
     def grants(self, now: float) -> list[tuple[int, Way, int]]:
-        """Return who may move how many bytes now; they are taken."""
+        """Take and return all grants possible now: connection, direction, bytes."""
         found: list[tuple[int, Way, int]] = []
         line, passed = self._line, 0
         while line and passed < len(line):
@@ -266,7 +266,7 @@ class Budget:
             if self.total is not None and self.total.room(now) < least:
                 break
             if entry.own is not None and entry.own.room(now) < least:
-                line.rotate(-1)  # its own ceiling holds it up: that must not hold up the others
+                line.rotate(-1)  # its own limit holds it up, and must not hold up the others
                 passed += 1
                 continue
             count, passed = min(count, self._room(entry, now)), 0
@@ -285,7 +285,7 @@ class Budget:
         return found
 
     def next(self, now: float) -> float | None:
-        """Return when there will be something for those in line; None when nobody is."""
+        """Return the time of the next grants; None while no connection waits."""
         if not self._line:
             return None
         due = now
@@ -296,10 +296,10 @@ class Budget:
         soonest = min(self._when(self._flows[flow], now) for flow in self._line)
         return max(due, soonest)
 
-    # ------------------------------------------------------------ what becomes of it
+    # ------------------------------------------------------------ taken bytes
 
     def crossed(self, flow: int, nbytes: int, now: float) -> None:
-        """Write down that a connection moved bytes that it had taken."""
+        """Count taken bytes that a connection has moved."""
         entry = self._flows[flow]
         entry.taken -= nbytes
         self.spent += nbytes
@@ -342,7 +342,7 @@ class Budget:
         entry.deficit = 0.0
 
     def _forget(self, now: float) -> None:
-        """Forget the buckets of clients that went long ago."""
+        """Forget the buckets of clients that left over a second ago."""
         while self._gone and self._gone[0][0] <= now:
             _when, key = self._gone.popleft()
             owner = self._owners.get(key)

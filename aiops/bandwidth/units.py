@@ -1,4 +1,4 @@
-"""Bytes per second as people write them, and what a budget of so many can carry."""
+"""Parse and format rates in bytes per second, and check that one can carry a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEAST = 1000
 """Bytes per second: a smaller budget could not even carry the handshakes."""
 
 SLOWEST = 60.0
-"""Seconds that the largest tensor may take: it is the smallest unit that a gate can send."""
+"""Seconds that the largest tensor may take: a tensor is the smallest unit that a gate sends."""
 
 _MOST = 1 << 50
 _BYTES = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}
@@ -31,7 +31,7 @@ def parse_rate(flag: str, text: str | float | None) -> int | None:
     Parameters
     ----------
     flag
-        What the error is to name.
+        The flag that an error names.
     text
         A number of bytes, or a number with B/s, KB/s, MB/s, GB/s (1000), KiB/s, MiB/s, GiB/s
         (1024), or kbit/s, Mbit/s, Gbit/s (1000 bits).

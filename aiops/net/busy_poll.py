@@ -1,10 +1,10 @@
-"""Looking for an answer for a moment before sleeping for it.
+"""Poll for a message for a moment before sleeping until it comes.
 
-A processor that has gone idle takes as long to wake as a small exchange takes altogether: with
-4 KiB and one worker, looking on both sides makes 10,000 exchanges a second out of 4,500. But who
-looks, keeps a processor from others. So a look never lasts longer than `Spin.MOST`, and gives way
-between any two glances: whoever else wants the processor has it. When that happens, or when the
-look was in vain, the next ones are left out, the more the longer it goes on.
+An idle processor takes as long to wake as a whole small exchange: with 4 KiB and one worker,
+polling on both sides makes 10,000 exchanges a second out of 4,500. But polling keeps a processor
+from other threads. So it never lasts longer than `Spin.MOST`, and yields the processor after each
+poll. If another thread takes it then, or the poll was in vain, the next waits begin without
+polling: 1, then 2, 4 and so on up to 256 of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from time import perf_counter
 
 _CROWDED = 5e-6
-"""Giving way takes a microsecond when nobody wants the processor, and much longer otherwise."""
+"""Seconds: `sched_yield` takes about 1e-6 if the processor is free, and much longer if not."""
 
 _LONGEST_REST = 256
 
@@ -23,7 +23,7 @@ _GIVE_WAY: Callable[[], None] | None = getattr(os, "sched_yield", None)
 
 
 class Spin:
-    """When to look again, when to go to sleep, and when not to begin at all.
+    """The decision to poll again, to sleep, or not to poll at all.
 
     ::
 
@@ -36,11 +36,11 @@ class Spin:
     Parameters
     ----------
     clock, give_way
-        For tests; `time.perf_counter` and `os.sched_yield` (where there is none, nobody looks).
+        For tests; `time.perf_counter` and `os.sched_yield` (without it there is no polling).
     """
 
     MOST = 500e-6
-    """Seconds that one look may last."""
+    """Seconds that one wait may poll."""
 
     __slots__ = ("_clock", "_give_way", "_rest", "_resting", "_until")
 
@@ -54,7 +54,7 @@ class Spin:
         self._resting, self._rest = 0, 1  # waits to leave out now, and after the next failure
 
     def begin(self) -> bool:
-        """Begin a wait; return whether to look at all."""
+        """Begin a wait; return whether to poll at all."""
         if self._resting:
             self._resting -= 1
             return False
@@ -64,7 +64,7 @@ class Spin:
         return True
 
     def again(self) -> bool:
-        """Give way to others after a glance in vain; return whether to glance again."""
+        """Yield the processor after a poll in vain; return whether to poll again."""
         assert self._give_way is not None
         before = self._clock()
         self._give_way()
@@ -76,16 +76,16 @@ class Spin:
         return False
 
     def found(self) -> None:
-        """What was looked for has come while looking: it is worth it."""
+        """Note that a message came while polling: poll in the next wait too."""
         self._rest = 1
 
     def look(self, there: Callable[[int], object]) -> None:
-        """Do all of that at one go: look until it is there, or is to be slept for.
+        """Poll until the message is there or it is time to sleep, in one call.
 
         Parameters
         ----------
         there
-            Says whether it is; it is told how many milliseconds to wait for it (0).
+            Returns whether it is; called with the milliseconds that it may wait (0).
         """
         if self._resting:
             self._resting -= 1
@@ -107,29 +107,29 @@ class Spin:
 
 
 class BusyPoll:
-    """Has an event loop look for a next message a while before it sleeps for one.
+    """Has an event loop poll for a next message before it sleeps until one comes.
 
     Parameters
     ----------
     spin
-        What says how long.
+        Decides how long.
     """
 
     __slots__ = ("_heard", "_looking", "_spin")
 
     def __init__(self, spin: Spin) -> None:
         self._spin = spin
-        self._looking = self._heard = False  # and whether a message came meanwhile
+        self._looking = self._heard = False  # a poll is scheduled; a message came meanwhile
 
     def heard(self) -> None:
-        """Hear that messages have come, on the event loop: look for the next."""
+        """Begin to poll for the next message, called on the event loop when messages have come."""
         self._heard = self._looking
         if not self._looking and self._spin.begin():
             self._looking = True
             get_running_loop().call_soon(self._look)
 
     def _look(self) -> None:
-        """Come round once more, unless it is time to sleep."""
+        """Have the loop run once more, unless it is time to sleep."""
         if self._heard:
             self._heard = False
             self._spin.found()

@@ -1,5 +1,6 @@
-"""Children that end when their parent does: ``python -m aiops.net.child_guard MODULE
-ARGUMENTS...``.
+"""Run a child process that ends when its parent does.
+
+``python -m aiops.net.child_guard MODULE ARGUMENTS...`` runs a module as such a child.
 
 A process that is killed outright cannot end its children. So the child holds the reading end of a
 pipe whose writing end only the parent has: its own standard input. However the parent ends, the
@@ -15,7 +16,7 @@ import threading
 
 
 class ChildGuard:
-    """Watch standard input from a thread: its first line is the word to go, its end is our end."""
+    """Watches standard input: its first line is the word to go, its end ends the process."""
 
     def __init__(self) -> None:
         self._word = threading.Event()
@@ -23,7 +24,7 @@ class ChildGuard:
         thread.start()
 
     def wait_for_word(self, seconds: float) -> bool:
-        """Return whether the parent said a line within so many seconds."""
+        """Return whether the parent wrote a line within ``seconds``."""
         return self._word.wait(seconds)
 
     def _watch(self) -> None:
@@ -34,7 +35,7 @@ class ChildGuard:
 
 
 def main() -> None:
-    """Run a module as ``python -m`` does, on a leash."""
+    """Run a module as ``python -m`` does, under a `ChildGuard`."""
     del sys.argv[0]
     ChildGuard()
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

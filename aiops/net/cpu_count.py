@@ -1,4 +1,4 @@
-"""How many processors this process may use, and who uses them.
+"""Count the processors that this process may use, and share them between processes.
 
 A machine's processors are not all a process's own: it may be bound to some of them (`taskset`, a
 container's cpuset), and a container usually has a quota of their time instead (``docker --cpus``,
@@ -20,7 +20,7 @@ BLAS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def usable(me: Path = Path("/proc/self")) -> int:
-    """Return how many threads of this process can run at the same time, at least 1.
+    """Return the number of threads of this process that can run at the same time, at least 1.
 
     A quota is rounded down: a process that exceeds it is stopped until its period (a tenth of a
     second, usually) is over, in the middle of whatever it does.
@@ -35,23 +35,23 @@ def usable(me: Path = Path("/proc/self")) -> int:
 def leave_blas_alone() -> None:
     """Have NumPy, if it is imported later, start no threads for matrix products.
 
-    A server has none to make, and its workers may be on the same machine. Whoever has set the
-    variables is heard.
+    A server computes no matrix products, and its workers may be on the same machine. Variables
+    that are set already stay as they are.
     """
     for name in BLAS:
         os.environ.setdefault(name, "1")
 
 
 def share(processes: int) -> int:
-    """Return how many threads each of so many processes on this machine may have, at least 1."""
+    """Return the threads that each of ``processes`` on this machine may have, at least 1."""
     return max(1, usable() // processes)
 
 
 def quota(me: Path = Path("/proc/self")) -> float:
-    """Return how many processors' time the control groups of a process allow; inf without a limit.
+    """Return the processors' time that the control groups of a process allow; inf: no limit.
 
-    Those of both versions are looked at, and those that they lie in, as far as they can be seen
-    from here. Whatever cannot be read sets no limit.
+    Groups of both versions count, and the groups around them, as far as this process can see them.
+    A file that cannot be read sets no limit.
     """
     try:
         return min(_quotas(me), default=inf)
@@ -85,7 +85,7 @@ def _folders(point: Path, root: Path, group: str) -> Iterator[Path]:
     """Yield the folder of a group where it is mounted, and those of the groups around it."""
     try:
         inner = Path(group).relative_to(root)
-    except ValueError:  # another view of the tree than ours: what is mounted is all we see
+    except ValueError:  # mounted from another part of the tree: only the mount is visible
         inner = Path()
     folder = point / inner
     yield folder

@@ -1,7 +1,7 @@
-"""A host's addresses, looked up without holding up the end of the program.
+"""Look a host's addresses up without delaying the end of the program.
 
-What looks them up (``getaddrinfo``) cannot be interrupted, and may take half a minute where a name
-server is out of reach. So a thread does it that belongs to no pool and that nobody waits for.
+``getaddrinfo`` cannot be interrupted, and may take half a minute where a name server is out of
+reach. So a daemon thread calls it, which belongs to no pool and is never joined.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Addresses: TypeAlias = tuple[str, ...]
 
 T = TypeVar("T")
 
-_GLANCE = 0.1  # seconds between two looks at whether a wait has been ended
+_GLANCE = 0.1  # seconds between two calls of ``check`` during a wait
 
 
 def literal(host: str) -> Addresses | None:
@@ -61,10 +61,10 @@ async def addresses(host: str, patience: float) -> Addresses:
 async def first_reached(
     hosts: Sequence[str], until: float, reach: Callable[[str], Awaitable[T]]
 ) -> T:
-    """Return what comes of reaching the first of a host's addresses that answers.
+    """Return the result of ``reach`` for the first of a host's addresses that answers.
 
-    A silent address leaves the others their share of the time until ``until``, on the event loop's
-    clock; the last one has no other end than the caller's.
+    Each address gets an equal share of the time left until ``until``, on the event loop's clock, so
+    that a silent one leaves time to the others; only the caller limits the last.
 
     Raises
     ------

@@ -1,8 +1,8 @@
-"""What a server or a client takes from the machine it runs on: clock, entropy, a thread, a name.
+"""The environment of a server or a client: clock, entropy, threads, sockets, names.
 
-Nothing decides by where it runs. Whoever runs servers and clients elsewhere, such as in virtual
-time (`aiops.testing`), sets `SURROUNDINGS` in a context; what is made in that context takes from
-there what it would otherwise take from the machine.
+Servers and clients take all of these from an `Environment`, by default that of the real machine. To
+run them elsewhere, such as in virtual time (`aiops.testing`), set `SURROUNDINGS` in a context: all
+servers and clients made in that context use it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Dial(Protocol):
     async def __call__(
         self, factory: Callable[[], P], host: str, port: int
     ) -> tuple[asyncio.Transport, P]:
-        """Return the transport and the protocol; raise `OSError` where nobody is reached."""
+        """Return the transport and the protocol; raise `OSError` if none answers."""
         ...
 
 
@@ -82,39 +82,39 @@ def _device(name: str) -> Device | None:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Where something runs; by default a process of a real machine.
+    """The functions of a machine; by default those of a real process on a real machine.
 
     Attributes
     ----------
     now
-        Seconds of a monotonic clock, the one that the event loop's timers go by.
+        Seconds of a monotonic clock, the same as that of the event loop's timers.
     token_bytes, below
-        Entropy: so many random bytes; a random whole number from 0 up to one below the argument.
+        Entropy: the given number of random bytes; a random integer from 0 to below the argument.
     applier
-        Makes what runs a server's kernels: of its event loop, and of what is to be called when a
+        Makes the runner of a server's kernels, given its event loop and the function to call when a
         kernel raises.
     spin
-        Makes what looks for a message for a while before sleeping for it.
+        Makes the decision to poll for a message before sleeping until it comes.
     parallel_map
-        Has several threads do pieces of large work.
+        Shares the pieces of large work among threads.
     shared
-        Makes what has so many threads do that, the one that asks for it included.
+        Makes a ``parallel_map`` of a number of threads, the caller's included.
     identity
-        What to call a client that was given no name.
+        Names a client that was given no name.
     listening, unconnected
-        Make a socket, of an IP address: one that listens there, at a free port; and one to connect
-        to it. The event loop reads and writes them.
+        Make a socket, given an IP address: one that listens there at a free port; and one to
+        connect to it. The event loop reads and writes them.
     dialled
         Connects the event loop's protocols.
     known
-        Returns the addresses of a host if nobody has to be asked for them; None: look it up.
+        Returns the addresses of a host if they are known without a lookup; None: look it up.
     reached_at
-        The IP address at which others reach what listens here; None: that of its connection.
+        The IP address at which other machines reach a listener here; None: that of its connection.
     beside
         Listens beside a TCP address for this user's clients on the same machine; returns None where
-        that cannot be. None itself where nobody is on the same machine.
+        the system cannot. None itself where no client is on the same machine.
     nearby
-        Returns a socket connected to a server of this user that listens so; None without one.
+        Returns a socket connected to such a listener of this user; None without one.
     device
         Opens the device that a server's setting names; None: the host.
     """
@@ -142,4 +142,4 @@ class Environment:
 _REAL = Environment()
 
 SURROUNDINGS: ContextVar[Environment] = ContextVar("SURROUNDINGS", default=_REAL)
-"""Those of the current context."""
+"""The environment of the current context."""

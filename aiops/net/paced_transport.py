@@ -1,9 +1,9 @@
-"""Connections under a bandwidth budget: nothing is written or read that was not granted.
+"""Pace connections under a bandwidth budget: no byte is written or read without a grant.
 
-What is to be sent waits in the link's queue, what is to be received in the kernel's buffer (kept
-small, so that the peer notices), until `aiops.bandwidth.token_bucket.Budget` grants it. A
-connection that has nothing to read holds a grant of one byte, so that the event loop can tell when
-something comes.
+Bytes to send wait in the transport's queue, bytes to receive in the kernel's buffer (kept small, so
+that the peer's sending slows down), until `aiops.bandwidth.token_bucket.Budget` grants them. A
+connection with nothing to read holds a grant of one byte, with which the event loop notices the
+next message.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from aiops.wire.connection import Connection
 
 _PACED = "paced"  # why a peer is not read from
 _SOONEST = 0.001  # seconds: what event loops' timers can tell apart
-_UNTOLD = 16 * 1024  # bytes asked for where nobody can tell how much more there is to read
+_UNTOLD = 16 * 1024  # bytes requested if the system cannot tell how many are to be read
 
 
 class Pacer:
-    """Grants one server's connections their turns, and sets the timer to the next.
+    """Grants bytes to one server's connections, and sets a timer for the next grant.
 
     Parameters
     ----------
     budget
-        What decides.
+        Decides.
     clock
         The server's clock, in seconds.
     narrowed
-        Bytes per second that sockets' buffers are made for.
+        Bytes per second, by which sockets' buffers are sized.
     """
 
     def __init__(self, budget: Budget, clock: Callable[[], float], narrowed: int) -> None:
@@ -43,30 +43,30 @@ class Pacer:
         self._serving = False
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0  # when the timer rings
-        self._waited = False  # somebody has stood in line since the last look
+        self._waited = False  # a connection has waited since the last `pressed`
 
     def open(self, link: PacedTransport) -> int:
-        """Let a connection take part; return its number here."""
+        """Add a connection; return its number here."""
         self._flows += 1
         self._links[self._flows] = link
         self.budget.open(self._flows, self.now())
         return self._flows
 
     def close(self, flow: int) -> None:
-        """Forget a connection; what it leaves is the others'."""
+        """Forget a connection; its grants go to the others."""
         if self._links.pop(flow, None) is not None:
             self.budget.close(flow, self.now())
             self.serve()
 
     def ask(self, flow: int, way: Way, nbytes: int) -> None:
-        """Have `PacedTransport.granted` called when so many bytes may move, some at a time."""
+        """Have `PacedTransport.granted` called, in portions, until ``nbytes`` have been granted."""
         if flow in self._links:
             self.budget.ask(flow, way, nbytes)
             self.serve()
 
     def serve(self) -> None:
         """Grant what can be granted now."""
-        if self._serving:  # what is asked for meanwhile is granted in the same round
+        if self._serving:  # requests made meanwhile are granted by the same loop
             return
         self._serving = True
         try:
@@ -96,18 +96,18 @@ class Pacer:
         self.serve()
 
     def stop(self) -> None:
-        """Set no more timers, until somebody asks."""
+        """Cancel the timer; the next request sets one again."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def pressed(self) -> bool:
-        """Return whether somebody has waited at any time since this was last called."""
+        """Return whether a connection has waited at any time since the last call."""
         waited, self._waited = self._waited, self.budget.wanted > 0
         return waited
 
     def busy(self) -> int:
-        """Return how many connections have a message on its way."""
+        """Return the number of connections with a message on its way."""
         return sum(link.busy for link in self._links.values())
 
 
@@ -117,9 +117,9 @@ class PacedTransport(MessageTransport):
     Parameters
     ----------
     wire, owner
-        As of every link.
+        As for every `MessageTransport`.
     pacer
-        The server's.
+        The server's pacer.
     """
 
     _at_once = -1  # everything is queued
@@ -129,8 +129,8 @@ class PacedTransport(MessageTransport):
         self._pacer = pacer
         self._allowed = 0  # bytes granted that may be read
         self._offered = 0  # bytes that the last buffer had room for
-        self._held = 0.0  # seconds spent in line so far
-        self._since: float | None = None  # in line since then
+        self._held = 0.0  # seconds of waiting for grants so far
+        self._since: float | None = None  # waiting since then
         self.flow = 0
 
     # ------------------------------------------------------------ asyncio's side
@@ -145,13 +145,13 @@ class PacedTransport(MessageTransport):
         self._ask_to_read()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Offer as much of the wire's buffer as may be read."""
+        """Offer as much of the connection's buffer as may be read."""
         buffer = self.wire.next_buffer()
         lacking = len(buffer) - self._allowed
         if lacking > 0:
             budget, now = self._pacer.budget, self._pacer.now()
             self._allowed += budget.at_once(self.flow, lacking, now)
-            if not self._allowed:  # uvloop reads from who was paused as the connection was made
+            if not self._allowed:  # uvloop reads once although reading was paused
                 if not budget.borrow(self.flow, now):
                     raise BlockingIOError("more connections at once than the budget has bytes for")
                 self._allowed = 1
@@ -179,19 +179,19 @@ class PacedTransport(MessageTransport):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """The transport is full: nothing is asked for until it is not."""
+        """Request no bytes to send while the transport is full."""
         super().pause_writing()
         self._pacer.ask(self.flow, OUT, 0)
         self._note()
 
     def joined(self, client: str) -> None:
-        """Hear whose connection this is."""
+        """Note the client of this connection: its connections share one budget."""
         self._pacer.budget.join(self.flow, client, self._pacer.now())
 
     # ------------------------------------------------------------ what is granted
 
     def granted(self, way: Way, nbytes: int) -> None:
-        """Move so many bytes."""
+        """Read or write ``nbytes``."""
         if way == IN:
             self._allowed += nbytes
             super()._go_on_reading(_PACED)
@@ -226,7 +226,7 @@ class PacedTransport(MessageTransport):
         self._pumped()
 
     def _ask_to_read(self, *, more: bool = False) -> None:
-        """Ask for what there is to read, or for the byte by which it will be noticed."""
+        """Request the bytes that wait to be read, or one byte to notice the next by."""
         assert self.transport is not None
         sock = self.transport.get_extra_info("socket")
         there = readable(sock) if sock is not None else None
@@ -242,7 +242,7 @@ class PacedTransport(MessageTransport):
         self._allowed = nbytes
 
     def _stop_reading(self, why: str) -> None:
-        """Stop for a reason that is not the budget's: what was granted is the others'."""
+        """Stop for a reason that is not the budget's: grants go back to the other connections."""
         super()._stop_reading(why)
         self._unread.discard(_PACED)
         self._pacer.ask(self.flow, IN, 0)
@@ -257,24 +257,24 @@ class PacedTransport(MessageTransport):
             self._unread = {_PACED}
             self._ask_to_read()
 
-    # ------------------------------------------------------------ whose fault slowness is
+    # ------------------------------------------------------------ time held up by the budget
 
     @property
     def reading(self) -> bool:
-        """Whether this peer is being read from, as fast as the budget lets it."""
+        """True if this peer is read from, at the pace of the budget."""
         return not self._unread - {_PACED}
 
     @property
     def busy(self) -> bool:
-        """Whether a message is on its way."""
+        """True if a message is on its way, in either direction."""
         return self.wire.midway or self._unsent > 0
 
     def held(self, now: float) -> float:
-        """Return for how many seconds so far it stood in line."""
+        """Return the seconds that it has waited for grants so far."""
         return self._held + (now - self._since if self._since is not None else 0.0)
 
     def _note(self) -> None:
-        """Note the time when it begins or ceases to stand in line."""
+        """Note the time when it begins or ceases to wait for grants."""
         waits = _PACED in self._unread or (self._unsent > 0 and not self._full)
         if waits and self._since is None:
             self._since = self._pacer.now()

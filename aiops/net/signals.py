@@ -1,4 +1,4 @@
-"""Ctrl-C and a request to end, as calls in an event loop."""
+"""Handle SIGINT and SIGTERM as calls in an event loop."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from contextlib import contextmanager
 def heard(handler: Callable[[int], None]) -> Iterator[None]:
     """Have SIGINT and SIGTERM call a handler, with their number, in the running event loop.
 
-    Afterwards they do what they do in any Python program: an event loop that ends, or uvloop's at
-    any rate, would leave a process deaf to them.
+    The handlers are removed at the end: uvloop's loop, when it ends, would leave the process
+    without any.
     """
     loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
     for number in numbers:

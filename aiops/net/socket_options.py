@@ -1,4 +1,4 @@
-"""How every socket of aiops is set up, on both sides."""
+"""Set the options of every socket of aiops, on both sides."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _IDLE, _INTERVAL, _PROBES = 15, 5, 4  # seconds of silence, between probes, and 
 def tune(sock: socket.socket) -> None:
     """Send small messages at once, large ones fast, and notice a peer whose machine is gone.
 
-    A silent peer is probed after 15 s; what it does not acknowledge for 35 s ends the connection.
+    A silent peer is probed after 15 s; data not acknowledged for 35 s end the connection.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
@@ -38,14 +38,14 @@ def tune(sock: socket.socket) -> None:
 
 
 def unpace(sock: socket.socket, host: str) -> None:
-    """Have no congestion control that paces what does not leave the machine.
+    """Replace BBR by Reno for connections that do not leave the machine.
 
     BBR, some systems' default, estimates a bandwidth and sends by timers at that rate, and a
-    loopback has neither a bottleneck nor losses: measured there, 1 MiB exchanges are 1.6 times as
-    many with Reno, which every process may choose. On other links the system's choice stands.
+    loopback has neither a bottleneck nor losses: measured there, Reno, which every process may
+    choose, makes 1.6 times as many 1 MiB exchanges. On other links the system's choice stays.
 
-    To be called before a socket is connected, or listens (whom it accepts inherits it): a kernel
-    that has begun to pace goes on with it, if less.
+    Call it before a socket is connected, or listens (accepted sockets inherit the option): a kernel
+    that has begun to pace a connection goes on doing so, if less.
 
     Parameters
     ----------
@@ -57,28 +57,28 @@ def unpace(sock: socket.socket, host: str) -> None:
     option = getattr(socket, "TCP_CONGESTION", None)
     if option is None or not is_loopback(host):  # not Linux, or it may leave the machine
         return
-    with contextlib.suppress(OSError):  # the kernel knows no other
+    with contextlib.suppress(OSError):  # the kernel has no Reno
         if sock.getsockopt(socket.IPPROTO_TCP, option, 16).startswith(b"bbr"):
             sock.setsockopt(socket.IPPROTO_TCP, option, b"reno")
 
 
 class HasFileno(Protocol):
-    """A socket, or what an event loop shows of one."""
+    """A socket, or an event loop's stand-in for one."""
 
     def fileno(self) -> int:
         """Return its file descriptor, -1 when it is closed."""
 
 
 def unacknowledged(sock: HasFileno) -> int:
-    """Return how many sent bytes the other side has not received yet (0 where nobody can tell).
+    """Return the sent bytes that the other side has not acknowledged (0 where unknown).
 
-    A socket's buffer hides a slow reader: it takes no more until much of it is free again.
+    The event loop cannot see a slow reader while the socket's send buffer takes its bytes.
     """
     return _count(sock, "TIOCOUTQ") or 0
 
 
 def readable(sock: HasFileno) -> int | None:
-    """Return how many received bytes wait in a socket to be read, None where nobody can tell."""
+    """Return the number of received bytes that wait in a socket, None where it is unknown."""
     return _count(sock, "FIONREAD")
 
 
@@ -95,10 +95,10 @@ def _count(sock: HasFileno, request: str) -> int | None:
 
 
 def narrow(sock: socket.socket, rate: int) -> None:
-    """Give a socket buffers that hold little of what ``rate`` (bytes per second) lets through.
+    """Give a socket buffers that are small relative to ``rate`` (bytes per second).
 
-    What is not read then stays with the peer, so that the wire is throttled too, and not only the
-    reading of it. Linux doubles what is set; a listening socket hands it on to those it accepts.
+    Bytes that are not read then stay with the peer, so that the network is throttled too, and not
+    only the reading. Linux doubles the sizes; accepted sockets inherit them from the listening one.
     """
     size = max(_NARROWEST, min(SEND_BUFFER, rate // _SHARE))
     for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):

@@ -1,10 +1,10 @@
-"""Threads that lend a hand to whoever has a lot of memory to go through.
+"""Share work on large memory among threads.
 
-One core does not fill a machine's memory bus. What is large is cut into pieces, and the thread that
-has to do it takes one piece after the other, as do those that help. Nobody waits for a helper that
-did not come: on a busy machine whoever asked does all of it. So it costs next to nothing to ask.
-There is one set of helpers per process, however many servers and workers it has (and one more for
-each number that a server was told: ``--threads``).
+One core does not fill a machine's memory bus. Large work is cut into pieces. The calling thread
+takes one piece after the other, and so do the helpers. The caller waits only for pieces that a
+helper has begun: on a busy machine it does all of them itself, so that sharing costs next to
+nothing. A process has one set of helpers for all its servers and workers, and one more for each
+number given with ``--threads``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aiops.common import forks
 from aiops.net.cpu_count import usable
 
 MOST = 4
-"""Threads: with more the memory is no quicker."""
+"""Threads: more do not make memory faster."""
 
 
 class _Task:
@@ -30,7 +30,7 @@ class _Task:
 
     def __init__(self, pieces: Sequence[Callable[[], object]]) -> None:
         self.pieces = pieces
-        self._next = itertools.count()  # the interpreter counts one at a time
+        self._next = itertools.count()  # `next` of a count is atomic under the GIL: no lock
         self._left = len(pieces)
         self._lock = threading.Lock()
         self._done = threading.Event()
@@ -52,19 +52,19 @@ class _Task:
                 self._done.set()
 
     def wait(self) -> None:
-        """Wait until others have finished theirs."""
+        """Wait until the helpers have finished theirs."""
         self._done.wait()
         if self._error is not None:
             raise self._error
 
 
 class ThreadPool:
-    """The threads of this process that help.
+    """The helper threads of one process.
 
     Parameters
     ----------
     helpers
-        How many; they are started when they are first needed.
+        Their number; they are started when they are first needed.
     """
 
     def __init__(self, helpers: int) -> None:
@@ -80,7 +80,7 @@ class ThreadPool:
 
     @property
     def count(self) -> int:
-        """How many threads may work at the same time, the caller's included."""
+        """The number of threads that may work at the same time, the caller's included."""
         return 1 + self._helpers
 
     def all(self, pieces: Sequence[Callable[[], Any]]) -> None:
@@ -119,10 +119,10 @@ class ThreadPool:
 
 
 HANDS = ThreadPool(min(MOST, usable()) - 1)
-"""Those of this process, where nobody has said how many."""
+"""The default threads of this process."""
 
 
 @functools.cache
 def hands_of(threads: int) -> ThreadPool:
-    """Return those that are so many threads with the one that asks; always the same ones."""
+    """Return the pool of this many threads, the caller's included; one per number."""
     return ThreadPool(threads - 1)

@@ -1,8 +1,8 @@
-"""The asyncio driver of one connection, under the server and `AsyncClient` alike.
+"""Drive one `aiops.wire.connection.Connection` under asyncio, for servers and `AsyncClient`.
 
-Bytes are received straight into the buffers that the wire offers. What is sent goes out in chunks
-as the peer takes them, so that a slow peer costs memory that is counted, can be noticed, and can
-be asked to let a version of the parameters go.
+Bytes are received straight into the buffers that the connection offers. Messages are sent in chunks
+as the peer takes them, so that the bytes unsent to a slow peer are counted, and a version of the
+parameters that it holds up can be let go (`aiops.store.snapshots.Lease.evict`).
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from aiops.wire.messages import Message
 from aiops.wire.sinks import Sink
 
 _CHUNK = 1 << 20  # handed to the transport at once
-_BEHIND = 4 << 20  # a peer with so much unsent is not read from
+_BEHIND = 4 << 20  # bytes: a peer with more unsent is not read from
 
 
 class TransportOwner(Protocol):
-    """Whoever a link works for."""
+    """The object that a `MessageTransport` reports to."""
 
     def link_made(self, link: MessageTransport) -> None:
-        """Hear that the connection is there."""
+        """Called when the connection is made."""
 
     def link_heard(
         self, link: MessageTransport, messages: list[tuple[Message, Sink | None]]
     ) -> None:
-        """Take whole messages."""
+        """Called with whole messages."""
 
     def link_stuck(self, link: MessageTransport) -> None:
-        """Have `MessageTransport.resume` called when there may be room for a payload again."""
+        """Called when a payload has no room: call `MessageTransport.resume` when it may have."""
 
     def link_lost(self, link: MessageTransport, error: AiopsError) -> None:
-        """Hear that the connection is gone, and why."""
+        """Called when the connection is lost, with the reason."""
 
 
 class MessageTransport(asyncio.BufferedProtocol):
@@ -50,40 +50,40 @@ class MessageTransport(asyncio.BufferedProtocol):
     Parameters
     ----------
     wire
-        Its wire; replaced at will while no connection is open.
+        The sans-I/O connection; it may be replaced while none is open.
     owner
-        Told of everything that happens.
+        Receives all that happens.
 
     Attributes
     ----------
     shortcut
-        Asked first when bytes have come, and neither side has anything else under way: returns the
+        Called first when bytes have come and neither side has anything else under way. Returns the
         answer if they are a request that is answered at once, or ``b""`` if they begin one. None:
-        they are to go through the wire, as if nobody had been asked.
+        they are parsed by the connection as usual.
     """
 
-    _at_once = _CHUNK  # a buffer of at most so many bytes is written without being queued
+    _at_once = _CHUNK  # bytes: a smaller message is written without being queued
 
     def __init__(self, wire: Connection, owner: TransportOwner) -> None:
         self.wire, self._owner = wire, owner
         self.transport: asyncio.Transport | None = None
         self.peer_name = "a peer"
-        self.side: UnixSide | None = None  # where segments come, on a connection within one machine
+        self.side: UnixSide | None = None  # receives segments, on a connection within one machine
         self.number = 0
         self._out: deque[tuple[memoryview, Lease | None]] = deque()
         self._unsent = 0  # bytes in _out
         self._full = False  # the transport takes no more now
-        self._unread: set[str] = set()  # why this peer is not read from
+        self._unread: set[str] = set()  # the reasons for which this peer is not read from
         self._closing = False
         self._error: AiopsError | None = None
         self.pumped = 0  # bytes handed to the transport
         self.shortcut: Callable[[int], bytes | None] | None = None
-        self._heard: deque[tuple[Message, Sink | None]] = deque()  # not passed on yet
+        self._heard: deque[tuple[Message, Sink | None]] = deque()  # complete, and not passed on yet
 
     # ------------------------------------------------------------ asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Set the socket up."""
+        """Set the socket's options, and report the connection."""
         self._set_up(cast(asyncio.Transport, transport))  # uvloop's derives from nothing of asyncio
         self._owner.link_made(self)
 
@@ -98,11 +98,11 @@ class MessageTransport(asyncio.BufferedProtocol):
         transport.set_write_buffer_limits(high=_CHUNK // 2)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Offer the wire's buffer."""
+        """Offer the connection's buffer."""
         return self.wire.next_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take what was received; answer it at once, if it goes the short way."""
+        """Parse received bytes; answer at once, if `shortcut` does."""
         shortcut = self.shortcut
         if shortcut is not None and not (
             self._out or self._full or self._unread or self._heard or self._closing
@@ -161,9 +161,9 @@ class MessageTransport(asyncio.BufferedProtocol):
     # ------------------------------------------------------------ receiving
 
     def resume(self) -> bool:
-        """Ask again for room for a payload; return whether there was (or nobody needs it now).
+        """Request room for a payload again; return whether there was, or it is needed no longer.
 
-        Who had room, and has come to a further payload without, stands in line anew.
+        A peer that had room, and whose next payload has none, waits at the end of the queue.
         """
         if self._closing or self.transport is None or not self.wire.waiting:
             return True
@@ -188,20 +188,20 @@ class MessageTransport(asyncio.BufferedProtocol):
         self._pass_on()
 
     def _pass_on(self) -> None:
-        """Pass on what was heard, one by one, while the peer reads its answers.
+        """Pass messages on, one by one, while the peer reads its answers.
 
-        A few bytes can ask for many models: who does not read them gets no more of them.
+        A few bytes can request many models. A peer that does not read its answers gets no more.
         """
         while self._heard and "behind" not in self._unread:
             self._owner.link_heard(self, [self._heard.popleft()])
 
     @property
     def reading(self) -> bool:
-        """Whether this peer is being read from."""
+        """True if this peer is read from."""
         return not self._unread
 
     def held(self, now: float) -> float:
-        """Return for how many seconds so far a bandwidth budget, not the peer, held it up."""
+        """Return the seconds so far for which a bandwidth budget, not the peer, held it up."""
         return 0.0
 
     def _stop_reading(self, why: str) -> None:
@@ -225,7 +225,7 @@ class MessageTransport(asyncio.BufferedProtocol):
 
     @property
     def sent(self) -> int:
-        """Bytes that the peer's side has received, as far as this side can tell."""
+        """Bytes that the peer's system has acknowledged, as far as this one can tell."""
         if self.transport is None:
             return self.pumped
         waiting = self.transport.get_write_buffer_size()
@@ -233,7 +233,7 @@ class MessageTransport(asyncio.BufferedProtocol):
         return self.pumped - waiting - (0 if sock is None else unacknowledged(sock))
 
     def send(self, buffers: list[Buffer], lease: Lease | None = None) -> None:
-        """Send these buffers, in order; a lease is let go as its bytes go out."""
+        """Send these buffers, in order; the views of a lease are dropped as they are sent."""
         if self.transport is None or self.transport.is_closing():
             return
         if (
@@ -270,16 +270,16 @@ class MessageTransport(asyncio.BufferedProtocol):
         self._pumped()
 
     def _pumped(self) -> None:
-        """See what follows from having less to send."""
+        """Read on from a peer that has caught up; close if all is sent and it is time."""
         if self._unsent <= _BEHIND and "behind" in self._unread:
             self._go_on_reading("behind")
-            if self._heard:  # later, for this may run in the midst of an event's handling
+            if self._heard:  # later: this may run while an event is being handled
                 asyncio.get_running_loop().call_soon(self._pass_on)
         if not self._out and self._closing and self.transport is not None:
             self.transport.close()
 
     def _evict(self, lease: Lease) -> None:
-        """Copy what is still unsent of a lease's parameters, so that they can be let go."""
+        """Copy the unsent bytes of a lease, so that its version can be let go."""
         self._out = deque(
             (memoryview(bytes(view)), None) if whose is lease else (view, whose)
             for view, whose in self._out
@@ -288,7 +288,7 @@ class MessageTransport(asyncio.BufferedProtocol):
     # ------------------------------------------------------------ ending
 
     def forked(self) -> None:
-        """Let go of it in a fork, without its event loop, which shares more with the parent's."""
+        """Close it in a fork, without the event loop, which shares state with the parent's."""
         sock = self.transport.get_extra_info("socket") if self.transport is not None else None
         if sock is not None:
             forks.blank(sock.fileno())

@@ -1,8 +1,8 @@
-"""Meeting on the same machine: a Unix socket beside the TCP port, for the same user only.
+"""Connect clients and servers of one user on one machine by a Unix socket beside the TCP port.
 
-Its name is made of the user, the address and the port, in Linux's abstract namespace: there is no
-file, so nothing is left behind, and it reaches as far as the loopback interface does (a container
-has its own).
+Its name consists of the user, the address and the port, in Linux's abstract namespace. There is no
+file to be left behind, and the name is valid as far as the loopback interface (a container has its
+own).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _wanted() -> bool:
 
 
 def listen(host: str, port: int) -> socket.socket | None:
-    """Listen beside a TCP server at this address; None where that cannot be."""
+    """Listen beside a TCP server at this address; None where the system cannot."""
     if not available():
         return None
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -44,10 +44,10 @@ def listen(host: str, port: int) -> socket.socket | None:
 
 
 class UnixSide:
-    """The side channel of a connection: a socket that file descriptors of segments go through.
+    """The side channel of a connection: a socket that carries the file descriptors of segments.
 
-    Each segment is sent there just before the message that is about it, so whoever hears of it
-    finds it there.
+    A segment is sent on it just before the message that announces it, so that the receiver of the
+    message finds the descriptor there.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -83,7 +83,7 @@ class UnixSide:
 
 
 def welcome(sock: socket.socket) -> UnixSide | None:
-    """Begin a connection that was accepted: send its side channel; None if nobody takes it."""
+    """Begin an accepted connection: send its side channel; None if the client is gone."""
     ours, theirs = socket.socketpair()
     with theirs:
         try:
@@ -95,12 +95,12 @@ def welcome(sock: socket.socket) -> UnixSide | None:
 
 
 def welcomed(sock: socket.socket) -> UnixSide:
-    """Begin a connection that was made: receive its side channel, which is the first to come.
+    """Begin a connection to a server: receive its side channel, the first thing sent.
 
     Raises
     ------
     OSError
-        When something else came, or nothing in the socket's time.
+        When something else came, or nothing within the socket's timeout.
     """
     _byte, came, _flags, _address = socket.recv_fds(sock, 1, 1)
     if not came:
@@ -115,7 +115,7 @@ def welcomed(sock: socket.socket) -> UnixSide:
 def reach(host: str, port: int) -> socket.socket | None:
     """Return a socket connected to this user's server at this address; None if there is none.
 
-    It does not block, and `welcomed` is due. A server that listens on all addresses is found at
+    It does not block; call `welcomed` next. A server that listens on all addresses is found at
     each.
     """
     if not _wanted():
@@ -125,7 +125,7 @@ def reach(host: str, port: int) -> socket.socket | None:
         if name != host and not _is_ours(host):
             return None
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.setblocking(False)  # either it is there, and takes who comes, or TCP will do
+        sock.setblocking(False)  # it accepts at once, or TCP is used instead
         with contextlib.suppress(OSError):
             sock.connect(_name(name, port))
             if same_user(sock):
@@ -155,7 +155,7 @@ def _name(host: str, port: int) -> str:
 
 
 def _is_ours(host: str) -> bool:
-    """Return whether an address is this machine's own: whether one can listen there."""
+    """Return whether an address is this machine's own, one that can be bound."""
     if ipaddress.ip_address(host).is_loopback:
         return True
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

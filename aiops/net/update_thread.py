@@ -1,4 +1,4 @@
-"""The applier: what runs a server's kernels, in the order they were issued."""
+"""Run a server's kernels on a thread, in the order in which they were issued."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ T = TypeVar("T")
 
 
 class KernelRunner(Protocol):
-    """Whatever runs updates for an event loop.
+    """Runs updates for an event loop.
 
     Attributes
     ----------
     at_once
-        An update that touches at most so many bytes need not be handed over: the loop may run it.
+        Bytes: the event loop may run an update itself that touches no more than that.
     """
 
     at_once: float
 
     def submit(self, run: Callable[[], T], nbytes: int, done: Callable[[T], None]) -> None:
-        """Run it after what was submitted before; ``nbytes`` are touched.
+        """Run it after all that was submitted before; ``nbytes`` are touched.
 
-        ``done`` is called on the loop with what came of it.
+        ``done`` is called on the loop with the result.
         """
 
     def close(self) -> None:
-        """End when what is being done is finished."""
+        """End when all that was submitted is finished."""
 
 
 _Task: TypeAlias = tuple[Callable[[], Any], Callable[[Any], None]]
 
 
 class UpdateThread:
-    """An `KernelRunner` beside the event loop: one thread (kernels release the GIL).
+    """A `KernelRunner` beside the event loop: one thread (kernels release the GIL).
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class UpdateThread:
         Called on the loop when a kernel raises; nothing more is run then.
     """
 
-    at_once: float = 64 << 20  # bytes, 2 ms: handing less over costs more than it saves
+    at_once: float = 64 << 20  # bytes, about 2 ms: for less, a thread costs more than it saves
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, failed: Callable[[BaseException], None]
@@ -58,11 +58,11 @@ class UpdateThread:
         self._thread.start()
 
     def submit(self, run: Callable[[], T], nbytes: int, done: Callable[[T], None]) -> None:
-        """Run it after what was submitted before."""
+        """Run it after all that was submitted before."""
         self._queue.put((run, done))
 
     def close(self) -> None:
-        """End the thread when it has finished what it is doing."""
+        """End the thread when all that was submitted is finished."""
         self._queue.put(None)
         self._thread.join()
 

@@ -1,4 +1,4 @@
-"""Work beside an event loop that gives the interpreter up at once, when the loop wants it."""
+"""Shorten the interpreter's switch interval during long work beside an event loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ third longer while it is disturbed, and no longer if it is not.
 
 
 class _Holders:
-    """Who wants short turns now, in all the process; before the first and after the last, none."""
+    """Counts the uses of `yielding` in this process: the first shortens turns, the last resets."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -31,7 +31,7 @@ class _Holders:
         forks.note(self)
 
     def forked(self) -> None:
-        """Have a lock of its own in a fork: a thread of its parent may have had this one."""
+        """Make a new lock in a fork: a thread of the parent may have held this one."""
         self._lock = threading.Lock()
 
     def enter(self) -> None:

@@ -1,4 +1,4 @@
-"""A server's connections: greeted, listened to, and dropped when they stall."""
+"""Accept a server's connections, pass their messages on, and drop those that stall."""
 
 from __future__ import annotations
 
@@ -33,38 +33,38 @@ _log = logging.getLogger("aiops.server")
 
 
 class Coordinator(Protocol):
-    """What decides for a server: an engine, a lead or a follower."""
+    """Makes a server's decisions: an engine, a lead or a follower."""
 
     def handle(self, event: Event) -> list[Effect]:
-        """Take in an event; return what is to be done, in order."""
+        """Handle an event; return its effects, in order."""
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is outstanding and nothing queued."""
+        """True if nothing is outstanding and nothing is queued."""
 
     @property
     def pools(self) -> Sequence[BufferPool]:
-        """Where payloads get their buffers."""
+        """The pools of receive buffers."""
 
     def place(self, peer: int, message: Message) -> Sink | None:
-        """Return where a message's payloads go; None: no room now, wait in line."""
+        """Return the sink of a message's payloads; None: no room now, call `wait`."""
 
     def wait(self, again: Callable[[], bool]) -> None:
-        """Stand in the line of those whom `place` had no room for."""
+        """Queue a call of ``again`` for when `place` may have room; it returns whether it had."""
 
     def flush(self) -> list[Effect]:
-        """Return what has become due by placing something."""
+        """Return the effects that calls of `place` have made due."""
 
     def steady(
         self, peer: int, wire: Connection, push: Push, known: Steady | None
     ) -> Steady | None:
-        """Return the short way of exchanges like this push of a connection, if there is one."""
+        """Return the `Steady` of exchanges like this push of a connection, if it has one."""
 
     def preparation(self) -> Warm:
-        """Return what is to be done as soon as the server listens, and must be done."""
+        """Return the warming of kernels, which begins when the server listens."""
 
     def overdue(self, now: float, patience: Callable[[int], float]) -> list[tuple[int, str]]:
-        """Return the connections that are to be dropped, each with a sentence."""
+        """Return the connections to be dropped, each with the reason as a sentence."""
 
 
 def _nowhere(message: Message) -> Sink | None:
@@ -72,38 +72,38 @@ def _nowhere(message: Message) -> Sink | None:
 
 
 class Acceptor:
-    """All connections of one server, and what it knows of each.
+    """All connections of one server, with a `Peer` for each.
 
     Parameters
     ----------
     config
-        The server's: its token, its deadlines, how many connections it takes.
+        The server's settings: token, deadlines, bound on connections.
     coordinator
-        What decides: asked where payloads go.
+        Makes the decisions; its `Coordinator.place` provides sinks.
     here
         The server's clock and entropy.
     pacing
         Its bandwidth budget, if it has one.
     post
-        Told who has joined, what each says, and who is gone.
+        Handles an event: a connection that joined, a message, a connection that is gone.
     gone
-        Called after a connection is.
+        Called after a connection is gone.
     exchange
-        Has a steady exchange answered, of which so many bytes have come; returns what
+        Answers a steady exchange, given the number of bytes received; returns as
         `Steady.exchange` does.
     placed
-        Called after the brain was asked for a place, if something may follow from that.
+        Called after each call of `Coordinator.place`, if effects may follow from it.
     measure
-        Counts the time spent on what comes.
+        Counts the time spent on received bytes.
 
     Attributes
     ----------
     peers
-        Those that are there, by number.
+        The open connections, by number.
     heard
-        To be called when a message has come: the loop looks for the next a while before it sleeps.
+        To be called when a message has come: the loop then polls for the next before it sleeps.
     most
-        How many there may be.
+        Bound on their number.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Acceptor:
         await asyncio.get_running_loop().connect_accepted_socket(lambda: self._counted(link), sock)
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Sweep, now and every so often: drop those who stall, ping those who are silent."""
+        """Sweep, now and at intervals: drop peers that stall, ping peers that are silent."""
         config = self._config
         shortest = min(config.hello_deadline, config.stall_deadline, config.heartbeat)
         self._sweeper = loop.call_later(min(1.0, shortest / 4), self.begin, loop)
@@ -179,11 +179,11 @@ class Acceptor:
                 late.link.fault(DeadlineExceeded(why))
 
     def _patience(self, nbytes: int) -> float:
-        """Return how many seconds so many bytes may take."""
+        """Return the seconds that a transfer of ``nbytes`` may take."""
         return 2 * self._config.stall_deadline + nbytes / max(self._config.min_rate, 1)
 
     def end(self, error: AiopsError) -> None:
-        """End all of them because of an error; each goes as the loop comes round to it."""
+        """End all of them because of an error; each is closed by the loop, soon."""
         if self._sweeper is not None:
             self._sweeper.cancel()
         for peer in list(self.peers.values()):
@@ -195,7 +195,7 @@ class Acceptor:
             peer.link.forked()
 
     def tell(self, why: str) -> None:
-        """End all of them with a last word, each when it has been sent."""
+        """Send all of them a fatal error, and close each when it has been sent."""
         for peer in list(self.peers.values()):
             if peer.link.wire.state != "closed":
                 peer.link.send(peer.link.wire.send(Error(0, Unavailable.code, why, {}, True)))
@@ -203,15 +203,15 @@ class Acceptor:
 
     @property
     def unsent(self) -> bool:
-        """Whether something is still to be sent to anybody."""
+        """True if bytes are still to be sent to any peer."""
         return any(peer.link.unsent for peer in self.peers.values())
 
     @property
     def sent(self) -> int:
-        """Bytes that those who are there have taken."""
+        """Bytes that the open connections' peers have acknowledged."""
         return sum(peer.link.sent for peer in self.peers.values())
 
-    # ------------------------------------------------------------ what links tell
+    # ------------------------------------------------------------ calls of the transports
 
     def link_made(self, link: MessageTransport) -> None:
         """Greet a new connection, or refuse one too many."""
@@ -239,7 +239,7 @@ class Acceptor:
             if isinstance(message, Release):
                 peer.given_back(message.id)
             elif isinstance(message, Share):
-                pass  # its wire has seen to it
+                pass  # the connection has mapped it
             elif peer.joined:
                 self._post(Received(now, link.number, message, sink))
                 if type(message) is Push:
@@ -251,7 +251,7 @@ class Acceptor:
         self.heard()
 
     def _shorten(self, peer: Peer, steady: Steady) -> None:
-        """Have a connection's exchanges go the short way from here on, if they can."""
+        """Have a connection's exchanges answered by `Steady.exchange` from here on."""
         peer.steady = steady
         peer.link.shortcut = self._measure("policy", partial(self._exchange, steady))
 
@@ -274,12 +274,12 @@ class Acceptor:
         self._post(Joined(self._now(), link.number, hello, greeter.proof, traffic))
 
     def link_stuck(self, link: MessageTransport) -> None:
-        """Let a peer wait in line for a receive buffer."""
+        """Queue a peer for a receive buffer."""
         self._coordinator.wait(link.resume)
 
     def link_lost(self, link: MessageTransport, error: AiopsError) -> None:
-        """Tell the engine that a connection is gone."""
-        link.wire.place = _nowhere  # it knew the link, which knows its wire: both can go now
+        """Report to the engine that a connection is gone."""
+        link.wire.place = _nowhere  # breaks the cycle of references between the two
         link.shortcut = None
         peer = self.peers.pop(link.number, None)
         if peer is None:

@@ -1,4 +1,4 @@
-"""How a server is run. Every field is a flag, an ``AIOPS_*`` variable and a key of a TOML file.
+"""The settings of a server: each is a flag, an ``AIOPS_*`` variable and a key of a TOML file.
 
 The field ``worker_deadline`` is ``--worker-deadline``, ``AIOPS_WORKER_DEADLINE`` and
 ``worker-deadline = 60`` (or ``worker_deadline``) in ``--config FILE.toml``; a flag wins over a
@@ -99,7 +99,7 @@ class Config:
     log_level: str = _option("info", "'debug', 'info', 'warning' or 'error'.")
 
     def __post_init__(self) -> None:
-        """Check what can be checked without starting.
+        """Check the settings, as far as that is possible before the server starts.
 
         Raises
         ------
@@ -162,7 +162,7 @@ class Config:
 
     @property
     def sharded(self) -> bool:
-        """Whether the model is spread over several servers, of which this is the lead."""
+        """True if the model is spread over several servers, of which this is the lead."""
         return self.shards > 1 or bool(self.followers)
 
     def reach(self) -> list[tuple[str, int]]:
@@ -193,7 +193,7 @@ class Config:
         return total, each
 
     def options(self) -> Options:
-        """Return what the engine needs to know."""
+        """Return the engine's options."""
         total, each = self.budgets()
         return Options(
             workers=self.workers,
@@ -220,7 +220,7 @@ class Config:
 
 
 def settings_of(assigned: Iterable[str], lr: float | None) -> dict[str, Any]:
-    """Return an algorithm's settings, of ``key=value`` each and of a learning rate.
+    """Return an algorithm's settings from ``key=value`` items and a learning rate.
 
     >>> settings_of(["n=2"], 0.1)
     {'n': '2', 'lr': 0.1}
@@ -282,7 +282,7 @@ _KINDS: Mapping[str, tuple[str, tuple[type, ...]]] = {
     "Path": ("a string", (str,)),
     "list[str]": ('a table, or a list of strings like "lr=0.1"', (list,)),
 }
-"""What a TOML value of each type of field must be."""
+"""By type of field: the TOML values accepted, in words and as types."""
 
 
 def _one_of(flag: str, value: str, known: tuple[str, ...]) -> None:

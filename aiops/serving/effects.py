@@ -1,4 +1,4 @@
-"""What carries out a server's effects: answers go out, kernels run, timers are set."""
+"""Carry out a server's effects: send answers, run kernels, set timers."""
 
 from __future__ import annotations
 
@@ -39,35 +39,36 @@ from aiops.wire.connection import SMALL
 _log = logging.getLogger("aiops.server")
 
 _SOON = 1.0
-"""Seconds within which kernels are ready if an earlier process has compiled them. Until then the
-loop comes first; compiling takes longer, and everybody gains by its being over sooner.
+"""Seconds within which kernels are ready if an earlier process has compiled them.
+
+Until then the loop has priority (`yielding`). Compiling takes longer, and is not slowed down.
 """
 
 
 class EffectRunner:
-    """Does what one server's engine decides; what comes of it is posted.
+    """Carries out the effects of one server's engine, and posts the events that follow.
 
     Parameters
     ----------
     loop, here
-        Where timers are set, and what makes the applier: the thread that runs kernels.
+        The loop of timers, and the environment that makes the applier: the thread of kernels.
     connections
-        Who is answered.
+        The connections that answers are sent on.
     pacing
         The bandwidth budget, if there is one.
     post
-        Told of updates that are done and timers that have rung.
+        Handles an event: an update that is done, a timer that is due.
     failed
         Called when an update failed midway: the parameters cannot be trusted any more.
     machine
-        Who counts where time goes.
+        Counts the time of updates and answers.
 
     Attributes
     ----------
     actions
-        What carries an effect out, by its type; returns what happened at once.
+        By type of effect, the function that carries it out and returns an immediate event or None.
     at_once
-        An update that touches at most so many bytes is done on the event loop, as things are now.
+        Bytes: an update that touches no more is done on the event loop, at present.
     """
 
     def __init__(
@@ -96,10 +97,10 @@ class EffectRunner:
         self._peers, self._pacing = connections.peers, pacing
         self._make_applier = partial(here.applier, loop, failed)
         self._applier = self._make_applier()
-        self._warmer: KernelRunner | None = None  # what makes kernels ready, while it has to
+        self._warmer: KernelRunner | None = None  # compiles kernels, while there are any to compile
         self._closing = False
-        self._gentle_until = 0.0  # until when making them ready is not to hold the loop up
-        self._cold = 0  # kernels being made ready; updates meanwhile are the applier's
+        self._gentle_until = 0.0  # the time until which warming yields to the loop
+        self._cold = 0  # warmings under way; updates run on the applier meanwhile
         self.at_once = self._applier.at_once
         self.links: ShardLinks | None = None  # to followers, if there are any
         self.end: Callable[[str], None] = lambda why: None  # has the server end
@@ -107,22 +108,22 @@ class EffectRunner:
 
     @property
     def warm(self) -> bool:
-        """Whether no kernel is being made ready."""
+        """True if no kernel is being warmed."""
         return not self._cold
 
     def perform(self, effect: Effect) -> None:
-        """Carry it out, and post what comes of it."""
+        """Carry an effect out, and post the event that follows at once, if any."""
         event = self.actions[type(effect)](effect)
         if event is not None:
             self._post(event)
 
     def stop(self) -> None:
-        """Have no timer ring any more."""
+        """Cancel the timer."""
         if self._tick is not None:
             self._tick.cancel()
 
     def close(self) -> None:
-        """End the applier, once it has finished what it is doing."""
+        """End the applier and the warming, when their current work is finished."""
         self._applier.close()
         self._closing = True
         if self._warmer is not None:
@@ -201,7 +202,7 @@ class EffectRunner:
         self._post(Applied(self._now(), ticket, sums))
 
     def _warm_up(self, effect: Warm) -> None:
-        """Have it done beside updates, which need not wait for it."""
+        """Run the steps on a thread beside the applier, so that no update waits for them."""
         if self._warmer is None:
             self._warmer = self._make_applier()
         if not self._cold:

@@ -1,4 +1,4 @@
-"""A server's ledger as a file: one JSON object per line, for plots of bytes against time."""
+"""Write a server's ledger to a file: one JSON object per line, to plot bytes against time."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ _log = logging.getLogger("aiops.server")
 
 
 class LedgerFile:
-    """Writes what `aiops.bandwidth.byte_accounting.Ledger.report` returns, with the seconds since
-    the start.
+    """Writes reports of `aiops.bandwidth.byte_accounting.Ledger`, with the seconds since the start.
 
     Parameters
     ----------
     path
-        Of this run's own: see `aiops.serving.new_files.begin`.
+        The file, opened as by `aiops.serving.new_files.begin`: each run has its own.
 
     Attributes
     ----------
     error
-        Why it ends before the run does; empty while it goes on.
+        The reason for which it ended before the run; empty while it goes on.
 
     Raises
     ------
@@ -68,7 +67,7 @@ class LedgerFile:
             self._end(error, "with this run")
 
     def discard(self) -> None:
-        """Remove it: the run that it is of did not begin."""
+        """Remove the file: its run did not begin."""
         new_files.discard(self._file)
 
     def _end(self, error: OSError, when: str) -> None:

@@ -1,4 +1,4 @@
-"""A server as a process: its open files, its signals."""
+"""Run a server as a process: signals, the limit of open files, follower processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SPARE_FILES = 64
 async def run(config: Config, announce: Callable[[str], None]) -> None:
     """Run a server until a signal ends it; ``announce`` is given the URL when it listens.
 
-    With ``shards`` the other servers are processes of their own, which end with this one.
+    With ``shards`` the followers are child processes, which end with this one.
     """
     config = _with_room(config)
     server: Server | None = None
@@ -32,7 +32,7 @@ async def run(config: Config, announce: Callable[[str], None]) -> None:
         again, ending = ending, True
         if server is None:
             return
-        if again or number == signal.SIGINT:  # somebody waits for it
+        if again or number == signal.SIGINT:  # a person waits at the terminal
             server.stop()
         else:
             server.stop_with_lead()
@@ -48,7 +48,7 @@ async def run(config: Config, announce: Callable[[str], None]) -> None:
 
 
 def _with_room(config: Config) -> Config:
-    """Let this process have an open file per connection; if it may not, lower the limit."""
+    """Raise the limit of open files to one per connection; if that fails, lower the bound."""
     try:
         import resource
     except ImportError:  # not on Windows

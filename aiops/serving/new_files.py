@@ -1,4 +1,4 @@
-"""Files that a server begins: each run writes its own, and none is written over."""
+"""Open files for a run: each run writes new ones, and none is overwritten."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from aiops.errors import UsageError
 def begin(flag: str, path: Path) -> BinaryIO:
     """Open a file that no run has written yet.
 
-    It is ``path``, or, if there is such a file, ``path.2``, ``path.3`` and so on: the number after
-    the highest that is there. A device or a pipe (``/dev/null``) is written as it is.
+    It is ``path``, or, if that exists, ``path.2``, ``path.3`` and so on: the number after the
+    highest in use. A device or a pipe (``/dev/null``) is opened itself.
 
     Parameters
     ----------
     flag
-        Who asks for it, for the error: ``record``.
+        The flag that an error names: ``record``.
     path
-        Where it should be.
+        The path wanted.
 
     Returns
     -------
     BinaryIO
-        Open for writing; its ``name`` says where it is.
+        Open for writing; its ``name`` is its path.
 
     Raises
     ------
@@ -44,7 +44,7 @@ def begin(flag: str, path: Path) -> BinaryIO:
 
 
 def discard(file: BinaryIO) -> None:
-    """Close a file of `begin` and remove it: there was nothing to write."""
+    """Close a file of `begin` and remove it."""
     path = Path(file.name)
     with contextlib.suppress(OSError):
         file.close()

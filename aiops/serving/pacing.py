@@ -1,4 +1,4 @@
-"""A server's bandwidth budget: who paces its connections, and what the engine is told of it."""
+"""Pace a server's connections under its bandwidth budget, and report its use to the engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aiops.serving.config import Config
 from aiops.serving.peer import Peer
 
 _EVERY = 0.1
-"""Seconds between two looks at what crosses."""
+"""Seconds between two reports of a budget's use."""
 
 _CONNECTION = 16
 """Bytes per second that a budget must have per connection: each holds a grant of one byte."""
@@ -26,9 +26,9 @@ class Pacing:
     Parameters
     ----------
     pacer
-        What grants the connections their turns.
+        Grants bytes to the connections.
     post
-        Told every so often what has crossed (`BudgetTick`), while anything does.
+        Handles a `BudgetTick`, ten times a second while bytes cross.
 
     Attributes
     ----------
@@ -40,14 +40,14 @@ class Pacing:
         self.pacer, self._post = pacer, post
         self.most = pacer.narrowed // _CONNECTION
         self._next: asyncio.TimerHandle | None = None
-        self._spent = 0  # bytes that had crossed at the last look
+        self._spent = 0  # bytes that had crossed at the last report
         self._idle = True  # nothing was on its way then
 
     @classmethod
     def of(
         cls, config: Config, here: Environment, post: Callable[[BudgetTick], None]
     ) -> Self | None:
-        """Return that of a server; None when it has no budget."""
+        """Return the pacing of a server; None if it has no budget."""
         total, each = config.budgets()
         rates = [rate for rate in (total, each) if rate is not None]
         if not rates:
@@ -55,7 +55,7 @@ class Pacing:
         return cls(Pacer(Budget(total, each, here.now()), here.now, min(rates)), post)
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Look at what crosses, now and every so often."""
+        """Report the budget's use, now and at intervals."""
         self._next = loop.call_later(_EVERY, self.begin, loop)
         pacer, budget = self.pacer, self.pacer.budget
         now, total = pacer.now(), budget.total
@@ -63,11 +63,11 @@ class Pacing:
         second, peak = (total.used(now), total.peak) if total is not None else (0, 0)
         busy, pressed = pacer.busy(), pacer.pressed()
         idle, self._idle = self._idle, not (crossed or second or busy)
-        if not (idle and self._idle):  # there is nothing new about nothing
+        if not (idle and self._idle):  # one report of an idle budget is enough
             self._post(BudgetTick(now, crossed, second, peak, budget.wanted, busy, pressed))
 
     def stop(self) -> None:
-        """Look no more; the connections that are there are still paced."""
+        """Report no more; open connections are still paced."""
         if self._next is not None:
             self._next.cancel()
 

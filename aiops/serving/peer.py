@@ -1,4 +1,4 @@
-"""A connection as the server sees it, and how long its silence and its slowness are borne."""
+"""The server's record of a connection: what it has lent, and its deadlines."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from aiops.wire.handshake import Greeter
 from aiops.wire.messages import Message, Ping
 
 _LENT = 4
-"""Answers whose parameters a client may hold at a time: each may keep a version alive."""
+"""Lent answers that a client may hold at a time: each may keep a version alive."""
 
 _CROWDED_RATE, _CROWDED_WINDOW = 64 * 1024, 5.0
-"""Bytes per second over seconds that who holds a buffer must manage while others wait for it."""
+"""Bytes per second, over seconds, required of a peer while others wait for its buffer."""
 
 
 class Peer:
-    """What the server knows of a connection, beside its link."""
+    """The server's record of one connection, beside its transport."""
 
     __slots__ = (
         *("_lent", "greeter", "joined", "last_in", "link", "pinged", "rows", "since", "slow_in"),
@@ -33,19 +33,19 @@ class Peer:
     def __init__(self, link: MessageTransport, greeter: Greeter, now: float) -> None:
         self.link, self.greeter = link, greeter
         self.joined = False
-        self.steady: Steady | None = None  # the short way of its exchanges
+        self.steady: Steady | None = None  # answers its steady exchanges
         self.since = now
         self.last_in = (now, 0)  # when bytes last came, and how many had come by then
         self.pinged = False
         self._lent: dict[int, Lease] = {}  # by the id of the answer that lent it
         self.rows: weakref.ref[Bytes] | None = None  # sent last; alive while not all of it has gone
-        self.slow_in = self.slow_out = (now, 0)  # where a peer's current transfer is measured from
+        self.slow_in = self.slow_out = (now, 0)  # the start of the current measurement
 
     def lend(self, message: Message, lease: Lease) -> bool:
-        """Answer with parameters where they lie, until they are given back; say whether it did.
+        """Answer with a place in shared memory instead of a payload; return whether it did.
 
-        That takes a connection within this machine, parameters in memory that can be shown, and
-        a client that does not hold too much already.
+        That takes a connection within this machine, parameters in shared memory, and a client that
+        holds fewer than 4 lent answers.
         """
         link, segment = self.link, lease.version.arena.segment
         shared = link.wire.shared
@@ -64,13 +64,13 @@ class Peer:
         return True
 
     def given_back(self, id: int) -> None:
-        """What an answer lent is not read any more."""
+        """Release the lease of a lent answer: the client has given it back."""
         lease = self._lent.pop(id, None)
         if lease is not None:
             lease.release()
 
     def lost(self) -> None:
-        """Nobody can tell any more what it reads of what it was lent."""
+        """Abandon the leases of lent answers: the client may read on, and cannot be asked."""
         for lease in self._lent.values():
             lease.abandon()
         self._lent.clear()
@@ -80,11 +80,11 @@ class Peer:
     ) -> AiopsError | None:
         """Return why a peer is to be dropped, or None.
 
-        ``crowded``: others wait for a receive buffer, so who fills one must be quicker;
-        ``crowded_rows``: for one to be sent rows in, so who reads or asks for some must be.
+        ``crowded``: others wait for a receive buffer, so a peer that fills one must be quicker;
+        ``crowded_rows``: others wait for a buffer of rows, so a peer that uses one must be.
         """
         link = self.link
-        now -= link.held(now)  # by the clock that stands while the server's budget holds it up
+        now -= link.held(now)  # without the time that the server's own budget held it up
         if not self.joined and now - self.since > config.hello_deadline:
             return DeadlineExceeded(f"it did not introduce itself in {config.hello_deadline:g} s")
         came = link.wire.traffic.bytes_in
@@ -113,8 +113,10 @@ class Peer:
         return self._silent(config, came, now)
 
     def _silent(self, config: Config, came: int, now: float) -> AiopsError | None:
-        """Ping a silent client that promised to answer; drop it if it does not."""
-        if came != self.last_in[1] or self.link.unsent:  # who still reads an answer cannot speak
+        """Ping a silent client that has announced to answer pings; drop it if it does not."""
+        if (
+            came != self.last_in[1] or self.link.unsent
+        ):  # a client that still reads an answer may not send
             self.last_in, self.pinged = (now, came), False
         quiet = now - self.last_in[0]
         hello = self.greeter.hello
@@ -132,7 +134,7 @@ class Peer:
 def _stalled(
     window: float, rate: float, busy: bool, since: tuple[float, int], count: int, now: float
 ) -> tuple[tuple[float, int], bool]:
-    """Measure a transfer over windows of so many seconds."""
+    """Measure a transfer over windows of ``window`` seconds; return whether it is too slow."""
     began, had = since
     if not busy:
         return (now, count), False

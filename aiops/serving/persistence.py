@@ -1,7 +1,7 @@
-"""What a server keeps in files: its model, the record of its events, the ledger.
+"""Write a server's files: its model, the record of its events, the ledger.
 
-A file that cannot be written any more (a full disk, say) ends neither the server nor any other of
-its files: the error is logged, and is among the server's statistics while it lasts.
+If a file cannot be written any more (a full disk, say), the server and its other files go on. The
+error is logged, and is part of the statistics while it lasts.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ class Persistence:
     Parameters
     ----------
     config
-        Which files, and how often.
+        The files, and the interval of copies.
     engine
-        Whose model, events and ledger.
+        The engine whose model, events and ledger are written.
     now
         The server's clock.
     collect
-        Begins to bring the model together, if it lies on several shards.
+        Begins to collect the model, if it is placed on several shards.
 
     Attributes
     ----------
     recording
-        Whether `note` is to be told every event.
+        True while `note` is to be called with every event.
     """
 
     def __init__(
@@ -80,14 +80,14 @@ class Persistence:
         self._unsaved_said = 0.0
 
     def errors(self) -> list[str]:
-        """Return what is wrong with the files, a sentence each."""
+        """Return the errors of the files, a sentence each."""
         ledger = self._ledger.error if self._ledger is not None else ""
         return [text for text in (self._recorded, ledger, self._unsaved) if text]
 
     # ------------------------------------------------------------ life
 
     def open(self) -> Initialised | None:
-        """Open what is to be written; return the model to begin with, if there is one.
+        """Open the files to be written; return the model to begin with, if there is one.
 
         Raises
         ------
@@ -104,7 +104,7 @@ class Persistence:
         return None if config.init is None else self._initialised(config.init)
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Write what is written every so often from now on."""
+        """Begin to write the files that are written at intervals."""
         self._began = self._now()
         if self._ledger is not None:
             self._write_ledger(loop, self._ledger)
@@ -117,7 +117,7 @@ class Persistence:
             self._saving.cancel()
 
     async def end(self) -> None:
-        """Write what is to be written at the end, and close everything.
+        """Write the files that are written at the end, and close all.
 
         Raises
         ------
@@ -145,7 +145,7 @@ class Persistence:
             self._ledger.discard()
 
     def forked(self) -> None:
-        """Let go of the files in a fork, whose copies of what is not written yet are not wanted."""
+        """Let go of the files in a fork: their buffered bytes are the parent's to write."""
         if self._record is not None and not self._record.closed:
             forks.blank(self._record.fileno())
         if self._ledger is not None:
@@ -169,7 +169,7 @@ class Persistence:
     async def _save_sharded(
         self, path: Path, collect: Callable[[], Collecting | None], patient: bool = False
     ) -> bool:
-        """Bring the current version together from all shards, and write it; say whether it is.
+        """Collect the current version from all shards and write it; return whether it is written.
 
         ``patient``: if it cannot be read now, there will be another time.
         """
@@ -201,7 +201,7 @@ class Persistence:
         return True
 
     async def _save_now_and_then(self, seconds: float) -> None:
-        """Write the parameters every so often; a lease keeps the version whole meanwhile."""
+        """Write the parameters at intervals; a lease keeps the version unchanged meanwhile."""
         path = self._config.save
         assert path is not None
         while True:
@@ -246,7 +246,7 @@ class Persistence:
         self._unsaved = ""
 
     def _is_not_saved(self, error: Exception) -> None:
-        """Say so, but not every time."""
+        """Log that the model is not saved, at most once a minute for a lasting error."""
         now = self._now()
         text = str(error) if isinstance(error, UsageError) else f"cannot save the model: {error!r}"
         if text != self._unsaved or now - self._unsaved_said >= _REPEAT:
@@ -274,7 +274,7 @@ class Persistence:
     # ------------------------------------------------------------ the record, the ledger
 
     def note(self, event: Event) -> None:
-        """Record an event; if there is no room for it, log that and go on without a record."""
+        """Record an event; if the file cannot take it, log that and go on without a record."""
         if self._journal is None or not self.recording:  # cut short, perhaps by the event before
             return
         try:
@@ -308,7 +308,7 @@ class Persistence:
             self._record.close()
 
     def _end_record(self) -> None:
-        """End the record with the run, or say again that it ended before."""
+        """End the record with the run, or log again that it ended before."""
         if self._journal is None or self._record is None:
             return
         if self.recording:
@@ -325,7 +325,7 @@ class Persistence:
             )
 
     def _write_ledger(self, loop: asyncio.AbstractEventLoop, file: LedgerFile) -> None:
-        """Write a line now, and again before long."""
+        """Write a line of the ledger now, and again after `EVERY` seconds."""
         file.write(self._now() - self._began, self._engine.crew.ledger())
         self._noting = loop.call_later(EVERY, self._write_ledger, loop, file)
 
@@ -333,7 +333,7 @@ class Persistence:
 def _check_numbers(
     path: Path, arrays: Mapping[str, Array], tables: Sequence[tuple[Described, Ints, Array]]
 ) -> None:
-    """Refuse a model to begin with that has lost its numbers: training would not bring them back.
+    """Refuse an initial model with infinities or NaNs: training would not remove them.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Where a server's time goes: ``--profile FILE.json``."""
+"""Measure the time that a server spends, by purpose: ``--profile FILE.json``."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from aiops.serving import new_files
 from aiops.store.resources import Measure
 
 WHAT = ("receive", "decode", "policy", "upload", "kernel", "download", "send")
-"""What is counted: bytes read, parsed and surveyed; codecs; decisions; updates; answers.
+"""The purposes: bytes read, parsed and surveyed; codecs; decisions; updates; answers.
 
-Uploads and downloads are a device's, of gradients and of parameters.
+Uploads and downloads are those of gradients and parameters, to and from a device.
 """
 
 _RECEIVE = "buffer_updated"
@@ -32,7 +32,7 @@ _log = logging.getLogger("aiops.server")
 
 
 class Profile:
-    """Seconds by what they were spent on, on the event loop and beside it.
+    """Seconds by purpose, on the event loop and beside it.
 
     Each moment counts once, under the innermost name; threads that work at the same time add up.
     Counting costs about a microsecond per call.
@@ -40,9 +40,9 @@ class Profile:
     Parameters
     ----------
     path
-        Where to write it at the end; checked at once. See `aiops.serving.new_files.begin`.
+        The file to write at the end, opened as by `aiops.serving.new_files.begin`; checked now.
     clock
-        Seconds.
+        Returns the time in seconds.
 
     Raises
     ------
@@ -60,12 +60,14 @@ class Profile:
         new_files.discard(new_files.begin("profile", path))
 
     def measure(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that does the same, and is counted."""
+        """Return a function that does the same, and whose time counts for ``what``."""
         clock, local = self._clock, self._local
 
         @wraps(function)
         def counted(*args: Any, **named: Any) -> Any:
-            within = getattr(local, "inner", 0.0)  # seconds of what was called from here, counted
+            within = getattr(
+                local, "inner", 0.0
+            )  # seconds counted so far in the call around this one
             local.inner = 0.0
             began = clock()
             try:
@@ -80,7 +82,7 @@ class Profile:
         return counted
 
     def report(self) -> dict[str, Any]:
-        """Return seconds, share of the time since the start, and calls, by what they were for."""
+        """Return seconds, share of the time since the start, and calls, by purpose."""
         total = max(self._clock() - self._since, 1e-9)
         with self._lock:
             counted = {
@@ -94,7 +96,7 @@ class Profile:
         return {"seconds": round(total, 3), **counted}
 
     def write(self) -> None:
-        """Write it; a full disk is no reason to lose anything else, so that is only logged."""
+        """Write the report; an error is only logged, and the server's end goes on."""
         try:
             file = new_files.begin("profile", self._path)
         except UsageError as error:
@@ -111,7 +113,7 @@ class Profile:
 
 
 class Receiving(asyncio.BufferedProtocol):
-    """A connection's protocol, and the time that it takes to take in what comes is counted."""
+    """A connection's protocol, with the time spent on received bytes counted."""
 
     def __init__(self, protocol: asyncio.BufferedProtocol, measure: Measure) -> None:
         for name in _PROTOCOL:

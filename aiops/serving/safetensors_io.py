@@ -54,12 +54,12 @@ def read_model(path: Path) -> dict[str, Array]:
 def read_tables(path: Path) -> list[tuple[Described, Ints, Array]]:
     """Return the sparse tables of a .safetensors file that `write_model` has written.
 
-    Each is described as on the wire, and comes with the ids and the parameters of its stored rows.
+    Each is described as in a message, and comes with the ids and the parameters of its stored rows.
 
     Raises
     ------
     UsageError
-        As `read_model`, and when it says that it has a table and does not.
+        As `read_model`, and when the metadata name a table that the file does not have.
     """
     held, described = _read(path)
     found = []

@@ -1,9 +1,9 @@
 """The server: an asyncio shell around the engine.
 
-It moves bytes, keeps time, runs kernels on its applier thread (they release the GIL, so fetches and
-pushes go on meanwhile), and carries out what the engine decides. A `Server` is its life: it opens,
-listens, has the engine handle one event after the other, drains and closes. `Acceptor` bring the
-events, the `EffectRunner` carries out the effects.
+It moves bytes, keeps time, and runs kernels on its applier thread. They release the GIL, so that
+fetches and pushes go on meanwhile. A `Server` opens its files, listens, has the engine handle one
+event after the other, drains and closes. The `Acceptor` posts the events of connections, the
+`EffectRunner` carries out the engine's effects.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _log = logging.getLogger("aiops.server")
 
 _BACKLOG = 1024
 
-_LONGEST_REASON = 200  # characters of an error that peers are told
+_LONGEST_REASON = 200  # characters of an error that are sent to peers
 _LEAD_ENDS = 60.0  # seconds that a follower that is asked to end waits for its lead to do so
 _UNMOVED = 0.5
-"""Seconds: answers of which nothing was read for so long do not hold up the end of a server."""
+"""Seconds without progress after which unsent answers do not delay a server's end."""
 
 
 class Server:
@@ -55,7 +55,7 @@ class Server:
     Parameters
     ----------
     config
-        See `Config`.
+        The settings.
 
     Raises
     ------
@@ -73,7 +73,7 @@ class Server:
         alone = not (config.sharded or config.follower)  # no shard lends its part yet
         alone = alone and self._pacing is None
         near = alone and not config.no_shm and here.beside is not None
-        relaxed = config.consistency == "relaxed"  # who reads is sent what there is at that moment
+        relaxed = config.consistency == "relaxed"  # replies are of the memory as it is then
         self._profile = Profile(config.profile) if config.profile is not None else None
         memory = SharedMemory() if near and not relaxed else Memory()
         device = here.device(config.device)
@@ -121,7 +121,7 @@ class Server:
         forks.note(self)
 
     def _reaching(self, run: str) -> ShardLinks:
-        """Return what reaches the followers."""
+        """Return the connections to the followers, not made yet."""
         assert self._lead is not None
         config, algorithm = self.config, self._engine.algorithm
         return ShardLinks(
@@ -133,20 +133,20 @@ class Server:
 
     @property
     def engine(self) -> Engine:
-        """What decides, unless this server is a follower."""
+        """The engine that decides, unless this server is a follower."""
         return self._engine
 
     @property
     def warm(self) -> bool:
-        """Whether all kernels are ready."""
+        """True if all kernels are ready."""
         return self._runner is not None and self._runner.warm
 
     # ------------------------------------------------------------ life
 
     async def start(self) -> str:
-        """Open everything and listen; return the URL to join."""
+        """Open everything and listen; return the URL that workers connect to."""
         loop = asyncio.get_running_loop()
-        preparation = self._coordinator.preparation()  # from here on nobody waits for it
+        preparation = self._coordinator.preparation()  # before peers can connect and wait for it
         self._ended = loop.create_future()
         self._runner = EffectRunner(
             loop, self._env, self.connections, self._pacing, self.post, self._failed, self._machine
@@ -196,7 +196,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        """The URL to join."""
+        """The URL that workers connect to."""
         assert self._listener is not None
         host, port = self._listener.sockets[0].getsockname()[:2]
         return urls.write(host, port)
@@ -218,15 +218,15 @@ class Server:
                 await self._close()
 
     def stop(self) -> None:
-        """Begin to end: take no more pushes, answer who waits, then close."""
+        """Begin to end: take no more pushes, answer open requests, then close."""
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
 
     def stop_with_lead(self) -> None:
         """Begin to end as `stop`, but a follower that has a lead ends with it, or a minute later.
 
-        Who ends a service often asks all its processes at once, and a lead needs its followers
-        until it has saved the model.
+        A service manager often ends all processes of a service at once, and a lead needs its
+        followers until it has saved the model.
         """
         if isinstance(self._coordinator, Follower) and self._coordinator.led:
             _log.info("asked to end: its lead has %g s to end first", _LEAD_ENDS)
@@ -248,13 +248,13 @@ class Server:
             self._persistence.forked()
 
     def _end(self, why: str) -> None:
-        """End as the brain wants it, with an error if there is a reason."""
+        """End as the coordinator has decided, with an error if there is a reason."""
         if why and self._ended is not None and not self._ended.done():
             self._ended.set_exception(ConnectionLost(why))
         self.stop()
 
     def _failed(self, error: BaseException) -> None:
-        """End because of an error of this side: what it left half done nobody knows."""
+        """End because of an internal error: the state that it left may be inconsistent."""
         if self._broken:
             return
         self._broken = True
@@ -280,7 +280,7 @@ class Server:
         self._runner.stop()
         if self._pacing is not None:
             self._pacing.stop()
-        if self._broken:  # they have been told, and go when they have heard it
+        if self._broken:  # peers have been sent an error, and close when they have read it
             await self._all_gone()
         self.connections.end(ConnectionLost("the server is shutting down"))
         await self._all_gone()
@@ -299,7 +299,7 @@ class Server:
                 self._profile.write()
 
     async def _drain(self) -> None:
-        """Wait until everything is answered and sent, or those who are to read it do not."""
+        """Wait until everything is answered and sent, or peers have stopped reading."""
         loop, connections = asyncio.get_running_loop(), self.connections
         moved = began = loop.time()
         sent = -1
@@ -313,14 +313,14 @@ class Server:
             await self._change(0.05)
 
     async def _all_gone(self) -> None:
-        """Wait until no connection is left, or not for long."""
+        """Wait until no connection is left, for at most half a second."""
         loop = asyncio.get_running_loop()
         until = loop.time() + _UNMOVED
         while self.connections.peers and loop.time() < until:
             await self._change(0.05)
 
     async def _change(self, seconds: float) -> None:
-        """Wait until something happens, or that long."""
+        """Wait until an event is handled or a connection ends, for at most ``seconds``."""
         self._changed = changed = asyncio.Event()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(changed.wait(), seconds)
@@ -332,10 +332,10 @@ class Server:
     # ------------------------------------------------------------ events and effects
 
     def post(self, event: Event) -> None:
-        """Have the engine handle an event, and carry out what follows.
+        """Have the engine handle an event, and carry out its effects.
 
-        What follows may bring further events at once (an update done in place, a buffer that came
-        back and let a waiting peer go on): they queue behind this one.
+        Effects may post further events at once (an update done on the event loop, a buffer that
+        came back and let a waiting peer go on). They queue behind this one.
         """
         if self._broken:
             return
@@ -354,8 +354,8 @@ class Server:
                     happened = actions[type(effect)](effect)
                     if happened is not None:
                         self._events.append(happened)
-        except Exception as error:  # a policy's, say: whose pushes would come again and again
-            if self._listener is None:  # it has not begun yet, and does not
+        except Exception as error:  # a policy's, say: clients would repeat the push that raises it
+            if self._listener is None:  # `start` has not finished, and fails
                 raise
             self._events.clear()
             self._failed(error)
@@ -365,7 +365,7 @@ class Server:
             self._changed.set()
 
     def _exchange(self, steady: Steady, nbytes: int) -> bytes | None:
-        """Have a steady exchange answered, unless it is to go the general way (None)."""
+        """Answer a steady exchange; None: it goes the general way."""
         runner, files = self._runner, self._persistence
         if self._handling or self._broken or runner is None or steady.cost > runner.at_once:
             return None
@@ -380,14 +380,14 @@ class Server:
         return answer
 
     def _collect(self) -> Collecting | None:
-        """Begin to bring the model together from all shards; None while it cannot be read."""
+        """Begin to collect the model from all shards; None while it cannot be read."""
         assert self._lead is not None
         collecting = self._lead.collect()
         self._flush()
         return collecting
 
     def _flush(self) -> None:
-        """Carry out what follows from having placed something, unless an event is being handled."""
+        """Carry out the effects of `Coordinator.place`, unless an event is being handled."""
         if self._lead is None or self._handling or self._runner is None:
             return
         for effect in self._coordinator.flush():
@@ -399,7 +399,7 @@ def _brief(error: BaseException) -> str:
 
 
 def _nearest(host: str) -> str:
-    """Return where what listens at a host's every address is reached from the same host."""
+    """Return the address by which a listener on all addresses is reached on the same host."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
@@ -468,7 +468,7 @@ async def _with_followers(config: Config, stack: contextlib.AsyncExitStack) -> C
 
 
 def following(config: Config) -> Config:
-    """Return how a follower of a server is run."""
+    """Return the settings of a server's follower."""
     return dataclasses.replace(
         config,
         shards=1,

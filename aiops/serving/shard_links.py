@@ -1,4 +1,4 @@
-"""A lead's connections to its followers: the shell that carries its orders, and what they say."""
+"""Connect a lead to its followers: send its orders, and pass their messages on."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _LIMITS = Limits(header=64 << 20)
 
 
 class FollowerLink:
-    """One follower, as its lead sees it."""
+    """The lead's record of one follower."""
 
     def __init__(self, shard: int, name: str) -> None:
         self.shard, self.name = shard, name
@@ -55,14 +55,14 @@ class FollowerLink:
 
 
 class ShardLinks:
-    """All of them.
+    """A lead's connections to all its followers.
 
     Parameters
     ----------
     addresses
         Host and port of each follower, from the first.
     token, run
-        What the lead and its followers share; what this run of theirs is called.
+        The secret that the lead and its followers share; the name of their run.
     policy, settings
         The lead's algorithm.
     heartbeat
@@ -70,9 +70,9 @@ class ShardLinks:
     here
         The lead's clock and entropy.
     place
-        Chooses where payloads go: of the shard's number and the message.
+        Returns the sink of payloads, given the shard's number and the message.
     post
-        Told what followers say, and when one is gone.
+        Handles an event: a follower's message, or that it is gone.
     """
 
     def __init__(
@@ -100,12 +100,12 @@ class ShardLinks:
         self._ending = False
 
     async def connect(self, patience: float) -> None:
-        """Reach all followers, within so many seconds.
+        """Connect to all followers, each within ``patience`` seconds.
 
         Raises
         ------
         UsageError
-            When one cannot be reached, or does not let this lead in; it is named.
+            When one cannot be reached, or refuses this lead; the error names it.
         """
         loop = asyncio.get_running_loop()
         for follower, (host, port) in zip(self._followers, self._addresses, strict=True):
@@ -139,7 +139,7 @@ class ShardLinks:
 
     @property
     def unsent(self) -> bool:
-        """Whether something is still to be sent to any of them."""
+        """True if bytes are still to be sent to a follower."""
         return any(f.link is not None and f.link.unsent for f in self._followers)
 
     def send(self, order: Order) -> None:
@@ -150,7 +150,7 @@ class ShardLinks:
             link.send(link.wire.send(order.message, order.payloads))
 
     def end(self) -> None:
-        """Say goodbye to all of them: they end too."""
+        """Send `Leave` to all of them: they end too."""
         self._ending = True
         if self._sweeper is not None:
             self._sweeper.cancel()
@@ -169,10 +169,10 @@ class ShardLinks:
         for link in self._by_link:
             link.forked()
 
-    # ------------------------------------------------------------ what links tell
+    # ------------------------------------------------------------ calls of the transports
 
     def link_made(self, link: MessageTransport) -> None:
-        """Introduce the lead."""
+        """Send the lead's hello."""
         follower = self._by_link[link]
         follower.heard = (self._env.now(), 0)
         follower.hello = LeadHello(
@@ -193,7 +193,7 @@ class ShardLinks:
     def link_heard(
         self, link: MessageTransport, messages: list[tuple[Message, Sink | None]]
     ) -> None:
-        """Pass on what a follower says."""
+        """Handle a follower's messages."""
         follower = self._by_link[link]
         try:
             for message, sink in messages:
@@ -230,7 +230,7 @@ class ShardLinks:
         raise AssertionError("what followers send has a place")
 
     def link_lost(self, link: MessageTransport, error: AiopsError) -> None:
-        """Tell that a follower is gone, and why."""
+        """Report that a follower is gone, and why."""
         follower = self._by_link[link]
         follower.lost = error
         self._stirred.set()
@@ -238,10 +238,10 @@ class ShardLinks:
             why = f"{follower.name} is gone ({error})"
             self._post(Lost(self._env.now(), follower.shard, why))
 
-    # ------------------------------------------------------------ signs of life
+    # ------------------------------------------------------------ heartbeat
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Ping who is silent; lose who does not answer."""
+        """Ping silent followers; end the connection of one that does not answer."""
         self._sweeper = loop.call_later(min(1.0, self._heartbeat / 4), self._sweep, loop)
         now = self._env.now()
         for follower in self._followers:

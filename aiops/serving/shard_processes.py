@@ -1,7 +1,7 @@
-"""The followers of a server on one machine: processes of their own, on free ports.
+"""Run the followers of a server on its machine: child processes, on free ports.
 
-They are on a leash (`aiops.net.child_guard`): at whatever moment this process is killed they end
-too, also one that is still importing its policy, or has never heard of its lead.
+They run under `aiops.net.child_guard`: whenever this process is killed they end too, even one that
+is still importing its policy, or has no connection to its lead yet.
 """
 
 from __future__ import annotations
@@ -44,27 +44,28 @@ _HANDED = (
     *("max_connections", "hello_deadline", "stall_deadline", "min_rate", "heartbeat"),
     *("drain_deadline", "log_format", "log_level"),
 )
-"""What a follower is told of its lead's settings; its token by the environment."""
+"""The lead's settings that followers get as flags; they get the token by the environment."""
 
 
 class ShardProcesses(AsyncClosing):
-    """The followers of a server. ``async with Children(config) as children`` ends them again.
+    """The followers of a server. ``async with ShardProcesses(config) as children``
+    ends them again.
 
     Parameters
     ----------
     config
-        The server's.
+        The server's settings.
 
     Attributes
     ----------
     config
-        The same, with the addresses of the followers that have been started, and with the threads
-        that each of the processes may have, if nobody has said how many.
+        The same, with the addresses of the started followers, and with the threads of each process
+        if ``threads`` was not set.
 
     Raises
     ------
     UsageError
-        When one does not start; it is named.
+        When one does not start; the error names it.
     """
 
     def __init__(self, config: Config) -> None:
@@ -77,7 +78,7 @@ class ShardProcesses(AsyncClosing):
         self._ending = False
 
     async def connect(self) -> Self:
-        """Start them, all at once."""
+        """Start all of them at the same time."""
         config = self.config
         if config.shards == 1 or config.followers:
             return self
@@ -88,7 +89,7 @@ class ShardProcesses(AsyncClosing):
         return self
 
     async def abandon(self) -> None:
-        """End them at once: their lead is not there to say goodbye."""
+        """End them by a signal: there is no lead to send them `Leave`."""
         for process in self._processes:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -144,7 +145,7 @@ class ShardProcesses(AsyncClosing):
         return port
 
     async def _watch(self, name: str, process: asyncio.subprocess.Process) -> None:
-        """Say that a follower ended, if it was not asked to."""
+        """Log that a follower ended, if it was not to end."""
         status = await process.wait()
         if status and not self._ending:
             how = f"by signal {-status}" if status < 0 else f"with status {status}"
@@ -152,7 +153,7 @@ class ShardProcesses(AsyncClosing):
 
 
 def flags(config: Config) -> list[str]:
-    """Return what a follower is started with."""
+    """Return the flags that a follower is started with."""
     found: list[str] = []
     for name in _HANDED:
         value: Any = getattr(config, name)

@@ -1,4 +1,4 @@
-"""Where clients on this machine come to a server: Unix sockets beside its TCP addresses."""
+"""Listen for clients on this machine: Unix sockets beside a server's TCP addresses."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class UnixListener:
     Parameters
     ----------
     listen
-        Makes a listening socket beside a TCP address, or None where that cannot be; see
-        `aiops.net.unix_socket.listen`.
+        Makes a listening socket beside a TCP address, as `aiops.net.unix_socket.listen` does;
+        returns None where the system cannot.
     accept
         Begins a connection, given its socket.
     """
@@ -35,7 +35,7 @@ class UnixListener:
         self._beginning: set[asyncio.Task[None]] = set()
 
     def begin(self, addresses: Iterable[tuple[str, int]]) -> None:
-        """Listen beside each of these TCP addresses; says so once where it cannot be."""
+        """Listen beside each of these TCP addresses; log once where the system cannot."""
         loop = asyncio.get_running_loop()
         for host, port in addresses:
             sock = self._listen(host, port)
@@ -48,7 +48,7 @@ class UnixListener:
     def _welcome(self, sock: socket.socket) -> None:
         try:
             connected, _address = sock.accept()
-        except OSError:  # it is gone again; or there are no descriptors left, and the next tries
+        except OSError:  # it is gone again; or no descriptors are left, and the loop tries again
             return
         if not same_user(connected):
             connected.close()

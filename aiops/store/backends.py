@@ -1,7 +1,8 @@
-"""Where a store's arithmetic is done: on the host, or on a device with memory of its own.
+"""Compute backends: do a store's arithmetic on the host, or on a device with memory of its own.
 
-A `Stepping` (`aiops.store.updater`) is the same on both. Its arrays are flat, and slices and views
-of them are the same memory; what they hold only its `ComputeBackend` knows.
+An `aiops.store.updater.Updater` is the same on both. Its arrays are flat, and slices and views of
+them share their memory. Only its `ComputeBackend` reads their values: on a device they are no NumPy
+arrays.
 """
 
 from __future__ import annotations
@@ -23,34 +24,34 @@ from aiops.store.snapshots import Version
 
 
 class ComputeBackend(Protocol):
-    """What a `Stepping` asks of where it is.
+    """The memory and kernels that an `Updater` works with.
 
     Attributes
     ----------
     joins
-        Whether raw values among coded ones are brought together first, to be aligned.
+        True if raw values among coded ones are copied together first, to be aligned.
     """
 
     joins: bool
 
     @property
     def backend(self) -> str:
-        """Which kernels run: ``"numba"``, ``"numpy"`` or ``"cuda"``."""
+        """The kernels in use: ``"numba"``, ``"numpy"`` or ``"cuda"``."""
 
     def array(self, size: int, dtype: np.dtype[Any], value: float | None = None) -> Array:
         """Return an array in the compute dtype; all elements are ``value``, if there is one."""
 
     def kernel(self, rule: Rule, dtype: np.dtype[Any], codec: str | None = None) -> Kernel:
-        """Return what `aiops.kernels.build` does, for arrays that lie here."""
+        """Return a kernel, as `aiops.kernels.build` does, for arrays of this backend."""
 
     def folding(self, rule: Rule, dtype: np.dtype[Any]) -> Kernel:
         """Return a kernel whose ``base`` and ``target`` are sums in the compute dtype.
 
-        Its gradients have the dtype itself, or what `widened` made of that.
+        Its gradients are those that `widened` returns.
         """
 
     def widened(self, gradient: Array) -> Array:
-        """Return a gradient as those kernels read it."""
+        """Return a gradient in the dtype that the kernels of `folding` read."""
 
     def update(
         self,
@@ -68,16 +69,16 @@ class ComputeBackend(Protocol):
         """Call a kernel; ``whole``: it reads payloads, one of each tensor."""
 
     def sum_squares(self, array: Array) -> float:
-        """Return `aiops.kernels.sum_squares`."""
+        """Return the sum of squares of an array."""
 
     def narrow(self, target: Array, master: Array) -> None:
         """Round a master into the parameters."""
 
     def taken(self, gradient: Gradient) -> Gradient:
-        """Return a gradient whose bytes lie here."""
+        """Return a gradient whose bytes are in this backend's memory."""
 
     def dense(self, gradient: Gradient) -> Gradient:
-        """Return the same with every tensor raw; it is valid until the next is asked for."""
+        """Return the gradient with every tensor raw, valid until the next call."""
 
     def read_packed(self) -> frozenset[str]:
         """Return the codecs for which there are kernels that read payloads."""
@@ -86,22 +87,22 @@ class ComputeBackend(Protocol):
         """Return the sections of the version that an update begins with, or of its target."""
 
     def sent(self, version: Version, current: Version) -> Sequence[Array]:
-        """Return the sections of an older version, as it is."""
+        """Return the sections of an older version, unchanged by later updates."""
 
     def load(self, arena: Arena, masters: Sequence[Array | None]) -> None:
-        """Make what lies here the parameters of an arena."""
+        """Load the parameters of an arena; the masters follow."""
 
     def begin(self, base: Version, target: Version, whole: bool, wanted: bool) -> None:
-        """Hear of an update, of all tensors if ``whole``; ``wanted`` as `end` will be told."""
+        """Prepare an update, of all tensors if ``whole``; ``wanted`` as for `end`."""
 
     def end(self, target: Version, wanted: bool) -> None:
         """Return when an update is done; ``wanted``: its version will be read before long."""
 
     def remaining(self, version: Version) -> Callable[[], None] | None:
-        """Return what is left to do before a new version's arena may be read, if anything."""
+        """Return the copy to be made before a new version's arena may be read; None: none."""
 
     def shown(self, array: Array) -> Array:
-        """Return what an array holds, to be looked at."""
+        """Return the values of an array, as a NumPy array to be read."""
 
 
 class HostBackend:
@@ -119,27 +120,27 @@ class HostBackend:
 
     @property
     def backend(self) -> str:
-        """See `ComputeBackend`."""
+        """The kernels in use: ``"numba"`` or ``"numpy"``."""
         return kernels.current_backend(self._wish) if self._first is None else self._first.backend
 
     def array(self, size: int, dtype: np.dtype[Any], value: float | None = None) -> Array:
-        """See `ComputeBackend`."""
+        """Return an uninitialised array, or one filled with ``value``."""
         if value is None:
             return np.empty(size, dtype)
         return filled(size, dtype, value, self._parallel_map)
 
     def kernel(self, rule: Rule, dtype: np.dtype[Any], codec: str | None = None) -> Kernel:
-        """See `ComputeBackend`."""
+        """Build a kernel, or one that NumPy stands in for until it is compiled."""
         made = self._build(rule, dtype, self._wish, codec)
         self._first = self._first or made
         return made
 
     def folding(self, rule: Rule, dtype: np.dtype[Any]) -> Kernel:
-        """See `ComputeBackend`."""
+        """Build a kernel in the compute dtype."""
         return self.kernel(rule, compute_dtype(dtype))
 
     def widened(self, gradient: Array) -> Array:
-        """See `ComputeBackend`."""
+        """Return the gradient in the compute dtype, without a copy if it has it."""
         wide: Array = gradient.astype(compute_dtype(gradient.dtype), copy=False)
         return wide
 
@@ -156,25 +157,25 @@ class HostBackend:
         *,
         whole: bool = False,
     ) -> Ints:
-        """See `ComputeBackend`."""
+        """Call a kernel, sharing large work with this process's threads."""
         arrays = factor, base, grad, target, state, reads
         return update(kernel, self._parallel_map, spans, *arrays, whole=whole)
 
     def sum_squares(self, array: Array) -> float:
-        """See `ComputeBackend`."""
+        """Return the sum of squares, by the host's kernels."""
         return kernels.sum_squares(array, self._wish)
 
     def narrow(self, target: Array, master: Array) -> None:
-        """See `ComputeBackend`."""
+        """Round a master into the parameters; what is too large becomes infinity."""
         with np.errstate(over="ignore"):
             target[:] = master
 
     def taken(self, gradient: Gradient) -> Gradient:
-        """See `ComputeBackend`."""
+        """Return the gradient: its bytes are on the host already."""
         return gradient
 
     def dense(self, gradient: Gradient) -> Gradient:
-        """See `ComputeBackend`."""
+        """Decode the gradient into one buffer that every call uses."""
         found: Gradient = self._dense(
             gradient, self._layout, self._room, self._wish, self._parallel_map
         )
@@ -186,35 +187,35 @@ class HostBackend:
         return self._decoded
 
     def read_packed(self) -> frozenset[str]:
-        """See `ComputeBackend`."""
+        """Return the codecs whose payloads the host's kernels read."""
         return kernels.PACKED
 
     def parameters(self, version: Version) -> Sequence[Array]:
-        """See `ComputeBackend`."""
+        """Return the sections of the version's arena."""
         return version.arena.sections
 
     def sent(self, version: Version, current: Version) -> Sequence[Array]:
-        """See `ComputeBackend`."""
+        """Return the sections of the version's arena."""
         return version.arena.sections
 
     def load(self, arena: Arena, masters: Sequence[Array | None]) -> None:
-        """See `ComputeBackend`."""
+        """Copy the parameters into the masters; the arena itself stays where it is."""
         for master, section in zip(masters, arena.sections, strict=True):
             if master is not None:
                 np.copyto(master, section)
 
     def begin(self, base: Version, target: Version, whole: bool, wanted: bool) -> None:
-        """See `ComputeBackend`."""
+        """Copy the base, where the update leaves tensors of another arena unwritten."""
         if target is not base and not whole:
             np.copyto(target.arena.data, base.arena.data)
 
     def end(self, target: Version, wanted: bool) -> None:
-        """See `ComputeBackend`."""
+        """Nothing is left to be done: kernels on the host have written the arena."""
 
     def remaining(self, version: Version) -> Callable[[], None] | None:
-        """See `ComputeBackend`."""
+        """Return None: the arena can be read at once."""
         return None
 
     def shown(self, array: Array) -> Array:
-        """See `ComputeBackend`."""
+        """Return the array itself."""
         return array

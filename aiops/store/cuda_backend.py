@@ -1,13 +1,12 @@
-"""A `Place` with memory of its own: parameters, masters, state and sums stay on a device.
+"""Keep parameters, masters, state and sums on a CUDA device, and update them there.
 
-The parameters exist there once, and an update is always in place. What readers lease is a copy on
-the host, in page-locked memory, made once per version: at the end of the update if somebody read
-the version before, else when somebody asks for it. So a burst of pushes that nobody fetches in
-between costs no copies, and where every push is answered with parameters, the copy is made beside
-the event loop.
+The device holds the parameters once, and an update is always in place. Readers lease a copy on the
+host, in page-locked memory, made once per version: during the update if the version before was
+read, otherwise on the first read. So pushes between which no worker fetches cost no copies. Where
+every push is answered with parameters, the copy is made beside the event loop.
 
-What a rule compares with (`Rule.reads`) is uploaded from the host's copy, which its worker was
-sent: copies of all versions that are out would fill the device with one model per worker.
+The version that a rule compares with (`Rule.reads`) is uploaded from the host's copy, the one that
+its worker was sent. To keep all such versions on the device would take one model per worker.
 """
 
 from __future__ import annotations
@@ -41,23 +40,23 @@ from aiops.store.snapshots import Version
 _PIECE = 1 << 18  # elements that are filled with a value at a time
 
 PORTION = 8 << 20
-"""Bytes of a gradient that are brought at a time, while what came before is updated and shown."""
+"""Bytes of a gradient uploaded at a time: upload, update and download are pipelined."""
 
 
 class CudaBackend:
-    """Implements `Place`; arrays are `DeviceArray`.
+    """A `ComputeBackend` on a device; its arrays are `DeviceArray`.
 
     Parameters
     ----------
     device
-        Whose memory and kernels.
+        Provides the memory and the kernels.
     layout
         The tensors that are held.
     backend
-        Of the host's kernels, which decode what the device's do not: low-rank factors, codecs of
-        third parties, and what is coded of tensors that are not float32.
+        The host's kernels, which decode what the device's do not: low-rank factors, codecs of
+        third parties, and coded tensors that are not float32.
     machine
-        Who counts where time goes.
+        Counts the time of uploads and downloads.
 
     Raises
     ------
@@ -81,20 +80,20 @@ class CudaBackend:
         self._sections = self._cut(self._parameters)
         self._buffers = Buffers(device, layout.nbytes)
         self._sent: DeviceArray | None = None
-        self._room: DeviceArray | None = None  # of a decoded gradient
+        self._room: DeviceArray | None = None  # for a decoded gradient
         self._decoders: dict[str, DeviceKernel] = {}
-        self._brought: Version | None = None  # the last whose copy the host has
+        self._brought: Version | None = None  # the last version with a copy on the host
         self._coming: deque[tuple[int, DeviceEvent]] = (
             deque()
-        )  # up to where a gradient is there, and when
-        self._reached = 0  # up to where it is
-        self._source: Bytes | None = None  # where it comes from, which is to stay until then
-        self._showing: Arena | None = None  # where what is updated is copied to at once
-        self._copied = 0  # bytes of it for which that has begun
+        )  # uploads under way: the end of each, and its event
+        self._reached = 0  # the end of the last upload that is complete
+        self._source: Bytes | None = None  # the bytes being uploaded, kept alive until they are
+        self._showing: Arena | None = None  # gets updated parameters at once
+        self._copied = 0  # bytes of it whose copy has begun
 
     @property
     def backend(self) -> str:
-        """See `Place`."""
+        """The kernels in use: ``"cuda"``."""
         return "cuda"
 
     # ------------------------------------------------------------ arrays and kernels
@@ -106,7 +105,7 @@ class CudaBackend:
         return [data[s.start : s.stop].view(s.dtype) for s in self._layout.sections]
 
     def array(self, size: int, dtype: np.dtype[Any], value: float | None = None) -> Any:
-        """See `Place`."""
+        """Return an array on the device; all elements are ``value``, if there is one."""
         found = self._allocate(size * dtype.itemsize).view(dtype)
         if value is not None:
             piece = np.full(min(size, _PIECE), value, dtype).view(np.uint8)
@@ -118,13 +117,13 @@ class CudaBackend:
         return found
 
     def kernel(self, rule: Rule, dtype: np.dtype[Any], codec: str | None = None) -> Any:
-        """See `Place`."""
+        """Build a kernel for the device's arrays."""
         if codec is not None:
             return self._built(rule, ArrayTypes("float32", "float32", codec, packed=True))
         return self._built(rule, ArrayTypes(compute_dtype(dtype).name, dtype.name, dtype.name))
 
     def folding(self, rule: Rule, dtype: np.dtype[Any]) -> Any:
-        """See `Place`."""
+        """Build a kernel that reads gradients in their own dtype."""
         real = compute_dtype(dtype).name
         return self._built(rule, ArrayTypes(real, real, dtype.name))
 
@@ -132,7 +131,7 @@ class CudaBackend:
         return DeviceKernel(rule, kinds, self._device, self._stream)
 
     def widened(self, gradient: Array) -> Array:
-        """See `Place`: the kernels do so themselves."""
+        """Return the gradient: the kernels widen it themselves."""
         return gradient
 
     def update(
@@ -148,10 +147,10 @@ class CudaBackend:
         *,
         whole: bool = False,
     ) -> Ints:
-        """See `Place`.
+        """Call a kernel, on portions of a gradient whose upload is still under way.
 
-        Of a gradient that is still on its way, what is there is updated, and copied to where
-        readers will lease it, while the rest comes.
+        The parameters of each portion are copied to the arena that readers will lease while the
+        next portion is uploaded.
         """
         arrays: tuple[Any, ...] = base, grad, target, state, reads
         if whole or not self._coming or grad.dtype == np.uint8:
@@ -168,30 +167,30 @@ class CudaBackend:
         return sums
 
     def _show(self, arena: Arena, target: Any, part: Spans) -> None:
-        """Begin to copy updated elements, if they are parameters, to where they are read."""
+        """Begin to copy updated elements to the arena that is read, if they are parameters."""
         begin, item = target.start - self._parameters.start, target.dtype.itemsize
         if not 0 <= begin < self._parameters.nbytes:
-            return  # a master, of which the parameters are made later
+            return  # a master, from which the parameters are rounded later
         for low, high in zip(part.lo.tolist(), part.hi.tolist(), strict=True):
             at = slice(begin + item * low, begin + item * high)
             self._down.download(arena.data[at], self._parameters[at])
             self._copied += item * (high - low)
 
     def sum_squares(self, array: Any) -> float:
-        """See `Place`."""
+        """Return the sum of squares, once all of a gradient is uploaded."""
         self._settle()
         return self._tools.sum_squares(array)
 
     def narrow(self, target: Any, master: Any) -> None:
-        """See `Place`."""
+        """Round a master into the parameters."""
         self._tools.narrow(target, master)
 
     def read_packed(self) -> frozenset[str]:
-        """See `Place`."""
+        """Return the codecs whose payloads the device's kernels read."""
         return kernels.PACKED
 
     def shown(self, array: Any) -> Array:
-        """See `Place`."""
+        """Download an array."""
         data = np.empty(array.nbytes, np.uint8)
         self._down.download(data, array.view(np.uint8))
         self._down.finish()
@@ -201,7 +200,7 @@ class CudaBackend:
     # ------------------------------------------------------------ gradients
 
     def taken(self, gradient: Gradient) -> Gradient:
-        """See `Place`."""
+        """Upload a gradient as it came, if it is not on the device."""
         data: Any = gradient.data
         if isinstance(data, DeviceArray):
             return gradient
@@ -221,13 +220,13 @@ class CudaBackend:
         return there
 
     def _arrive(self, array: DeviceArray) -> None:
-        """Wait until all of an array is there."""
+        """Wait until all of an array is uploaded."""
         while self._coming and self._reached < array.start + array.nbytes:
             self._reached, mark = self._coming.popleft()
             mark.wait()
 
     def _settle(self) -> None:
-        """Wait until all is there that was to be brought."""
+        """Wait until the whole gradient is uploaded."""
         if self._source is not None:
             self._rested()
             self._coming.clear()
@@ -238,7 +237,7 @@ class CudaBackend:
         self._up.finish()
 
     def dense(self, gradient: Gradient) -> Gradient:
-        """See `Place`."""
+        """Decode a gradient on the device if it has kernels for all of it, else on the host."""
         known = {RAW.name, TopK.name, *kernels.PACKED}
         tensors = [self._layout.tensors[i] for i in gradient.cover.tensors.tolist()]
         single = all(tensor.dtype == np.float32 for tensor in tensors)
@@ -253,7 +252,7 @@ class CudaBackend:
         return Gradient(found, gradient.cover)
 
     def _decode(self, gradient: Gradient, there: DeviceArray, room: DeviceArray) -> None:
-        """Decode the parts of a gradient, which lies there too, to where its cover says."""
+        """Decode the parts of a gradient to the places of its cover; ``there`` is its upload."""
         layout, cover, begin = self._layout, gradient.cover, 0
         spans: dict[str, list[tuple[int, int, int]]] = {}
         for part in gradient.parts:
@@ -283,11 +282,11 @@ class CudaBackend:
     # ------------------------------------------------------------ versions
 
     def parameters(self, version: Version) -> Sequence[Array]:
-        """See `Place`."""
+        """Return the sections of the only version on the device."""
         return self._sections
 
     def sent(self, version: Version, current: Version) -> Sequence[Array]:
-        """See `Place`."""
+        """Return the device's sections, or upload an older version from its copy on the host."""
         if version is current:
             return self._sections
         if self._sent is None:
@@ -296,19 +295,19 @@ class CudaBackend:
         return self._cut(self._sent)
 
     def load(self, arena: Arena, masters: Sequence[Any]) -> None:
-        """See `Place`."""
+        """Upload the parameters and the masters."""
         self._upload(self._parameters, arena.data)
         for master, section in zip(masters, arena.sections, strict=True):
             if master is not None:
                 self._upload(master.view(np.uint8), section.astype(np.float32).view(np.uint8))
 
     def begin(self, base: Version, target: Version, whole: bool, wanted: bool) -> None:
-        """See `Place`."""
+        """Copy parameters during the update if its version is wanted, else on demand."""
         self._brought, self._copied = None, 0
         self._showing = target.room if wanted else None
 
     def end(self, target: Version, wanted: bool) -> None:
-        """See `Place`."""
+        """Wait for the update, and for the copy of a wanted version."""
         self._settle()
         self._stream.finish()
         if not wanted:
@@ -320,7 +319,7 @@ class CudaBackend:
         self._showing, self._brought = None, target
 
     def remaining(self, version: Version) -> Callable[[], None] | None:
-        """See `Place`."""
+        """Return the download of a version that has no copy on the host yet."""
         return None if version is self._brought else partial(self._downloaded, version.room)
 
     def _download(self, arena: Arena) -> None:
@@ -329,7 +328,7 @@ class CudaBackend:
 
 
 class Buffers:
-    """Memory of a device that gradients are brought to; it comes back when nobody refers to it."""
+    """Device memory for uploaded gradients; each buffer returns with its last reference."""
 
     def __init__(self, device: Device, nbytes: int) -> None:
         self._device, self._nbytes = device, nbytes
@@ -339,12 +338,12 @@ class Buffers:
         return self._device.allocate(max(nbytes, 1))
 
     def take(self, nbytes: int) -> DeviceArray:
-        """Return room for so many bytes."""
+        """Return a buffer of ``nbytes``, a spare one if there is one."""
         try:
             memory = self._spare.popleft()
         except IndexError:
             memory = self._made(max(nbytes, self._nbytes))
-        if len(memory) < nbytes:  # coded, and longer for it
+        if len(memory) < nbytes:  # a coded gradient can be longer than the model
             memory = self._made(nbytes)
         loan = _Loan(self._spare, memory)
         return DeviceArray(memory.start, nbytes, memory.dtype, loan)
@@ -359,21 +358,21 @@ class _Loan:
 
 
 class PageLocked(Memory):
-    """Makes what another memory makes such that a device copies from and to it by itself.
+    """Makes page-locked memory, which a device reads and writes without the processor.
 
     Parameters
     ----------
     inner
-        Where arenas are made that others are to be shown.
+        Makes the arenas; those in shared memory are page-locked in place.
     device
-        Which device.
+        The device that page-locks.
     """
 
     def __init__(self, inner: Memory, device: Device) -> None:
         self._inner, self._device = inner, device
 
     def arena(self, layout: Layout) -> Arena:
-        """See `Memory`."""
+        """Return an arena in page-locked memory."""
         made = self._inner.arena(layout)
         if made.segment is None:
             return Arena(layout, self._device.host(layout.nbytes))
@@ -383,11 +382,11 @@ class PageLocked(Memory):
         return made
 
     def holding(self, layout: Layout, data: Bytes) -> Arena:
-        """See `Memory`."""
+        """Return a page-locked arena with a copy of ``data``."""
         made = self.arena(layout)
         made.data[:] = data
         return made
 
     def buffer(self, nbytes: int) -> Bytes:
-        """See `Memory`."""
+        """Return a page-locked receive buffer."""
         return self._device.host(nbytes)

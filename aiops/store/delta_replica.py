@@ -1,14 +1,15 @@
-"""The parameters as clients of coded fetches hold them: one shadow for all, S ← S + C(θ − S).
+"""A delta replica: the parameters as clients of coded fetches hold them, S ← S + C(θ − S).
 
-What a codec leaves out of one increment is in the next difference, so that the shadow follows the
-parameters whatever the codec (error feedback comes by itself), and because all clients hold some
-version of the same shadow, nothing is kept per client: who holds S at model version h is sent the
-increments since h, or the tensor itself where that is shorter. The increments kept are never longer
-than the model, nor so many that an answer could have more parts than a message may.
+The replica S follows the parameters θ by coded increments. The error of one increment is part of
+the next difference, so the replica follows the parameters with any codec and needs no error
+feedback of its own. All clients hold some version of the same replica, so nothing is kept per
+client: a client with S at model version h is sent the increments since h, or the tensor itself
+where that is shorter. The increments kept are bounded by the bytes of the model and by the number
+of parts that an answer may have.
 
-Where the model lies on several shards, each has the shadow of its own pieces, and codes them. The
-lead hears how long each increment is, and so says for all shards which of them a reader is sent; a
-tensor that is cut travels one way, all of it.
+If the model is placed on several shards, each has the replica of its own pieces, and codes them.
+The followers report the length of each increment to the lead, which chooses for all shards the
+increments that a reader is sent. All pieces of a tensor are sent in the same way.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from aiops.model.placement import Pieces, Placement
 from aiops.store.snapshots import Lease, SnapshotPool, Version, Wanted
 
 UNTOUCHED, WHOLE = -2, -1
-"""What a job tells of a piece in place of its payload's bytes: it has none; it is sent whole."""
+"""Reported for a piece instead of its payload's bytes: no increment; sent whole."""
 
 _MOST = 256
-"""Increments kept: who is further behind fetches so seldom that raw tensors are no burden."""
+"""Increments kept: a client further behind fetches too seldom for raw tensors to matter."""
 
 _DESCRIBED = 32
 """Bytes that a part takes beside its payload, roughly: its row in the header, and a prefix."""
 
 
 class Coded(NamedTuple):
-    """What codes one piece: the codec, how many bytes, and these if they are here."""
+    """One piece of an increment: its codec, its bytes, and the payload if this shard has it."""
 
     codec: str
     nbytes: int
@@ -50,7 +51,7 @@ class Coded(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Increment:
-    """One step of the shadow: to which model version it leads, and what codes each piece."""
+    """One step of the replica: the model version that it leads to, and the coded pieces."""
 
     number: int
     coded: Mapping[int, Coded]
@@ -58,26 +59,27 @@ class Increment:
 
 
 class DeltaReplica:
-    """One model's shadow.
+    """The delta replica of one model.
 
     Parameters
     ----------
     current
-        The model's version to begin with: its values, and those of the shadow, are the same.
+        The version to begin with: the replica's values are equal to it.
     choice
-        Which codec each tensor travels in; only float32 tensors travel coded.
+        The codec of each tensor; only float32 tensors are coded.
     backend
-        Whose kernels encode.
+        The kernels that encode: ``"auto"``, ``"numba"`` or ``"numpy"``.
     lag
-        Versions that the shadow may be behind when it is asked for; 0: half of what lies between
-        two fetches of a worker, so that one finds about two increments.
+        Versions that the replica may be behind when it is sent; 0: half of those between two
+        fetches of a worker, so that a fetch finds about two increments.
     live
-        At most so many of its versions are alive (`aiops.store.snapshots.SnapshotPool`).
+        Bound on its versions alive (`aiops.store.snapshots.SnapshotPool`).
     placement, shard
-        Where the model lies, if not on one server, and which of the shards this is: of a follower
-        (from 1) the version is of its pieces, and it keeps its increments until it is told.
+        The model's placement on shards, if there are several, and the number of this one. On a
+        follower (from 1) the version is of its own pieces, and increments are kept until the lead
+        has them dropped.
     parallel_map
-        Who shares in encoding large tensors.
+        Shares the encoding of large tensors among threads.
     """
 
     def __init__(
@@ -117,19 +119,19 @@ class DeltaReplica:
         )
         self._increments: deque[Increment] = deque()
         self._kept = 0  # bytes of them
-        # The versions that S has had, from the first whose increments since are all there; and for
-        # each tensor the one since which it has only been incremented.
+        # The versions that S has had, from the first whose increments since are all kept; and for
+        # each tensor the last version in which it was set and not incremented.
         self._points: dict[int, None] = {current.number: None}  # a set in order
         self._most = max(1, min(_MOST, MAX_TENSORS // max(1, len(pieces.tensors))))
         self._since: Ints = np.full(len(layout.tensors), current.number, np.int64)
-        self._behind = np.zeros(len(self._own), bool)  # where it is not what it follows
+        self._behind = np.zeros(len(self._own), bool)  # pieces that differ from the model
         self._gap = 1.0  # model versions between two fetches of a worker, a moving average
 
     # ------------------------------------------------------------ reading
 
     @property
     def current(self) -> Version:
-        """The newest version of the shadow; its number is that of the model that it follows."""
+        """The newest version of the replica; its number is the model version that it follows."""
         return self._snapshots.current
 
     @property
@@ -138,35 +140,35 @@ class DeltaReplica:
         return self._increments[0].number if self._increments else self.current.number
 
     def owns(self, version: Version) -> bool:
-        """Say whether a version is one of the shadow's, and not the model's."""
+        """Return whether a version is one of the replica's, and not the model's."""
         return version in self._snapshots
 
     @property
     def copies(self) -> int:
-        """How many slow readers were given a copy."""
+        """The number of copies made for slow readers."""
         return self._snapshots.copies
 
     @property
     def lag(self) -> int:
-        """How many versions it may be behind."""
+        """The number of versions that it may be behind."""
         return self._lag or max(1, round(self._gap / 2))
 
     def lease(self) -> Lease:
-        """Take hold of its newest version."""
+        """Return a lease on its newest version."""
         return self._snapshots.lease()
 
     def asked(self, version: int, wanted: Wanted) -> None:
-        """Take note of a fetch at a model version."""
+        """Note a fetch at a model version, for the average of `lag`."""
         have = max([run[2] for run in wanted.wants], default=wanted.have)
         if 0 <= have <= version:
             self._gap += 0.05 * (version - have - self._gap)
 
     def due(self, version: int) -> bool:
-        """Say whether it is too far behind the model to be sent."""
+        """Return whether it is too far behind the model to be sent."""
         return version - self.current.number >= self.lag
 
     def answer(self, wanted: Wanted) -> tuple[Parts, Lease | None]:
-        """Return the parts that bring a reader up to the shadow, and a hold on their bytes."""
+        """Return the parts that bring a reader up to the replica, and a lease on their bytes."""
         current = self.current
         if not wanted.wants and wanted.have == current.number:
             return (), None
@@ -190,7 +192,7 @@ class DeltaReplica:
     def _steps(self, index: int, have: int) -> list[tuple[int, Coded]] | None:
         """Return the increments of a tensor's pieces since a version, each with its piece.
 
-        None: the tensor itself is shorter, or needed.
+        None: the tensor itself is shorter, or the increments do not lead to it.
         """
         first, last = self._pieces.firsts[index : index + 2]
         if have < self._since[index] or self._codecs[first] is None:
@@ -212,19 +214,19 @@ class DeltaReplica:
         return tensor.offset, tensor.offset + tensor.nbytes
 
     def portion(self, whole: Ranges, steps: Ranges) -> tuple[Parts, Lease]:
-        """Return the parts of an answer that lie on this shard, as its lead has chosen them.
+        """Return the parts of an answer that are on this shard, as its lead has chosen them.
 
         Parameters
         ----------
         whole
-            The ranges of the arena that are sent as they are.
+            The ranges of the arena that are sent raw.
         steps
-            The pieces of which increments are sent: start, stop, and how many of the newest.
+            The pieces of which increments are sent: start, stop, and the number of newest ones.
 
         Raises
         ------
         ValueError
-            When they are not kept, or of no piece.
+            When increments are not kept, or a range is no piece.
         """
         begin, parts, coded = self.current.arena.layout.begin, list[Part](), dict[int, Bytes]()
         chosen = [(row, False) for row in whole] + [(row, True) for row in steps]
@@ -244,9 +246,9 @@ class DeltaReplica:
     # ------------------------------------------------------------ following the model
 
     def follow(self, model: Version) -> ReplicaJob:
-        """Return the work that brings the shadow up to a version of the model.
+        """Return the job that brings the replica up to a version of the model.
 
-        The model may not change while it is done, and nobody may read the shadow.
+        While it runs, the model does not change and the replica is not read.
         """
         owners = self._pieces.owners[: len(self._own)]
         changed = model.changed[owners] > self.current.number
@@ -254,7 +256,7 @@ class DeltaReplica:
         return ReplicaJob(self, model, self._snapshots.target(), behind)
 
     def followed(self, job: ReplicaJob, told: Ints) -> None:
-        """Publish what the work has done; ``told`` is what it returned, on all shards."""
+        """Publish a job's result; ``told`` is what `ReplicaJob.run` returned on all shards."""
         target, model, owners = job.target, job.model, self._pieces.owners
         target.follow(model, np.unique(owners[told != UNTOUCHED]))
         self._snapshots.publish(target)
@@ -271,12 +273,12 @@ class DeltaReplica:
         self._kept += nbytes
 
     def settle(self) -> None:
-        """Let go of increments, if they have become too many."""
+        """Drop the oldest increments while they exceed their bounds."""
         while self._kept > self.layout.nbytes or len(self._increments) > self._most:
             self._drop()
 
     def forget(self, oldest: int) -> None:
-        """Let go of increments before that of a model version."""
+        """Drop the increments before that of a model version."""
         while self._increments and self._increments[0].number < oldest:
             self._drop()
 
@@ -285,9 +287,9 @@ class DeltaReplica:
         del self._points[next(iter(self._points))]
 
     def encode(self, job: ReplicaJob) -> Ints:
-        """Do the work (on any thread): encode the differences, and add what they decode to.
+        """Encode the differences and add what they decode to (on any thread).
 
-        Returns what there is to be told of each piece that is here (`ReplicaJob.run`).
+        Returns the result for each piece that is here, as `ReplicaJob.run` does.
         """
         base, target = self.current.arena, job.target.arena
         if target is not base:
@@ -313,7 +315,7 @@ class DeltaReplica:
             np.subtract(model, shadow, out=difference)
         try:
             payload = np.frombuffer(encoder.encode(difference), np.uint8).copy()
-        except NotFinite:  # the model has run away; what it is now is sent as it is
+        except NotFinite:  # the model has diverged: its values are sent raw
             return None
         codec = encoder.codec
         how = payload, encoder.shape, shadow
@@ -321,7 +323,7 @@ class DeltaReplica:
         return payload
 
     def report(self) -> dict[str, int | float]:
-        """Return its line of the statistics."""
+        """Return the replica's row of the statistics."""
         return {
             "version": self.current.number,
             "lag": self.lag,
@@ -331,7 +333,7 @@ class DeltaReplica:
 
 
 class ReplicaJob:
-    """The shadow's work, which takes its turn among the updates."""
+    """One step of the replica, queued like an update of the model."""
 
     def __init__(self, shadow: DeltaReplica, model: Version, target: Version, pieces: Ints) -> None:
         self.shadow = shadow
@@ -345,12 +347,12 @@ class ReplicaJob:
         return 4 * self.target.arena.layout.nbytes
 
     def run(self) -> Ints:
-        """Do it; return for each piece its payload's bytes, -1 (sent whole) or -2 (untouched)."""
+        """Run the step; return for each piece its payload's bytes, -1 (whole) or -2 (untouched)."""
         return self.shadow.encode(self)
 
 
 def _codecs(pieces: Pieces, choice: CodecChoice) -> list[Codec | None]:
-    """Return which codec each piece travels in: for all pieces of a tensor the same, or none."""
+    """Return the codec of each piece: the same for all pieces of a tensor, or None."""
     found: list[Codec | None] = []
     for tensor, (first, last) in zip(pieces.layout.tensors, pairwise(pieces.firsts), strict=True):
         codec, mine = choice.codec(tensor), pieces.tensors[first:last]
@@ -363,14 +365,14 @@ def _codecs(pieces: Pieces, choice: CodecChoice) -> list[Codec | None]:
 def _add(
     parts: list[Part], coded: dict[int, Bytes], range: tuple[int, int], step: Coded, version: int
 ) -> None:
-    """Add an increment to the parts of an answer, and its payload, if it is here, to theirs."""
+    """Add an increment to the parts of an answer, and its payload, if it is here, to ``coded``."""
     if step.payload is not None:
         coded[len(parts)] = step.payload
     parts.append(Part(*range, step.codec, step.nbytes, version))
 
 
 def _joined(before: list[Part], parts: list[Part]) -> list[Part]:
-    """Return what follows some parts; one that continues the last is joined to it."""
+    """Return the parts to append to ``before``; one that continues its last is joined to it."""
     if before and len(parts) == 1:
         last, part = before[-1], parts[0]
         nbytes = last.nbytes + part.nbytes

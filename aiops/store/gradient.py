@@ -1,4 +1,4 @@
-"""Received gradients, and where their tensors lie."""
+"""Received gradients: their bytes, and the offsets of their tensors in them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _HALF = np.float32(65504.0)
 
 @dataclass(slots=True)
 class Gradient:
-    """A received push: the bytes, which tensors they are, and how written (nothing: all raw).
+    """A received push: its bytes, the tensors that it covers, and its parts (none: all raw).
 
-    ``number``: of the push by the lead's count, where other shards hold portions of it; ``let_go``:
-    called when it is kept no longer. ``whole``: what the push covers on all of them. ``groups``: if
-    kernels are to read the payloads themselves, which.
+    ``number``: the push's number at the lead, if other shards hold portions of it. ``let_go``:
+    called when it is kept no longer. ``whole``: its cover on all shards together. ``groups``: the
+    payloads that kernels read themselves, if any.
     """
 
     data: Bytes
@@ -42,7 +42,7 @@ class Gradient:
         backend: str,
         parallel_map: ParallelMap = serial_map,
     ) -> Gradient:
-        """Return the same with every tensor raw, decoded into ``room()`` if need be."""
+        """Return the gradient with every tensor raw, decoded into ``room()`` if it has parts."""
         if not self.parts:
             return self
         out, begin = room(), 0
@@ -76,8 +76,8 @@ class Gradient:
 class CodedGroup:
     """The tensors of a gradient that a kernel can read in one call.
 
-    ``codec``: how they are written. ``rows``: which of the cover's tensors. ``source``: where each
-    begins in ``data``, in bytes of a payload, or in elements if they are raw.
+    ``codec``: the codec of all of them. ``rows``: their indices among the cover's tensors.
+    ``source``: the start of each in ``data``, in bytes of a payload, or in elements if raw.
     """
 
     codec: str
@@ -91,8 +91,8 @@ def groups(
 ) -> list[CodedGroup] | None:
     """Return a coded gradient's tensors by codec, for kernels that read payloads themselves.
 
-    None if one is in a codec that is not ``readable``, or is no whole tensor. ``join``: bring raw
-    tensors together, aligned; else they are read where they are, as payloads.
+    None if one is in a codec that is not ``readable``, or is no whole tensor. ``join``: copy raw
+    tensors together, aligned; otherwise they are read in place, as payloads.
     """
     rows: dict[str, list[int]] = {}
     sources: dict[str, list[int]] = {}
@@ -108,7 +108,7 @@ def groups(
         if not whole or (part.codec != raw.NAME and part.codec not in readable):
             return None
         if part.codec != raw.NAME:
-            first = layout.tensor_at(part.start)  # an empty one may begin there too
+            first = layout.tensor_at(part.start)  # an empty tensor may begin at the same offset
             last = first + 1
         row = int(np.searchsorted(gradient.cover.tensors, first))
         rows.setdefault(part.codec, []).extend(range(row, row + last - first))
@@ -136,7 +136,7 @@ def groups(
 
 
 def narrowed(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Return an array in another dtype; what is too large for it becomes its largest.
+    """Return an array in another dtype; a value too large for it becomes its largest.
 
     A gradient's 1e5 must not become float16's infinity, which would end the training.
     """
@@ -147,12 +147,12 @@ def narrowed(array: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def section_size(section: Section) -> int:
-    """Return how many elements a section has."""
+    """Return the number of elements of a section."""
     return (section.stop - section.start) // section.dtype.itemsize
 
 
 def rows_in(tensors: Ints, section: Section, chosen: Array | None = None) -> Ints:
-    """Return which rows of a list of tensors are in a section (and chosen)."""
+    """Return the indices, in a list of tensors, of those in a section (and chosen)."""
     inside = (tensors >= section.first) & (tensors < section.last)
     return np.flatnonzero(inside if chosen is None else inside & chosen)
 

@@ -1,12 +1,12 @@
-"""The parameters: one arena per live version, and versions are leases.
+"""The parameters of one model: versions, optimiser state, and the updates that change them.
 
-A reader holds a `Lease` on one `Version` and so sees exactly that version, whatever happens
-meanwhile, without a copy. The next version is computed **in place when nobody holds the current
-one, otherwise out of place into a spare arena**: the copy, when one is needed, is the update's own
-write. `Store.begin` decides which, `Store.commit` publishes.
+A reader holds a `Lease` on one `Version` and so sees exactly that version without a copy. The next
+version is computed in place if the current one has no lease, otherwise into a spare arena
+(`aiops.store.snapshots`). `Store.begin` returns the target of an update, `Store.commit` publishes
+it.
 
-In relaxed mode readers hold nothing and every update is in place: a reply may then mix versions,
-as in ElasticDL's asynchronous design (lock-free reads), for those who want that.
+In relaxed mode leases are not counted and every update is in place: a reply may then mix versions,
+as in ElasticDL's asynchronous design (lock-free reads).
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _F4 = np.dtype("<f4")
 
 @dataclass(slots=True)
 class UpdateJob:
-    """One kernel's work, fixed when it is issued; `run` may be called on another thread.
+    """One update of the store, fixed when it is issued; `run` may be called on another thread.
 
     With ``weights`` it first adds ``weights[t] · g`` to the accumulator. With a ``target`` it then
     takes a step, with the accumulator (or the gradient itself, when there are no weights) times
     ``factor``, at the learning rate ``steps[t]`` for tensor t. ``scalars`` are the rule's, one row
-    per tensor; ``sent`` is what it reads beside the parameters: the version that the gradient's
-    worker was sent. A gradient whose norm is more than ``clip`` (if not 0) is scaled down to it.
+    per tensor; ``sent`` is the version that the gradient's worker was sent, for rules that read it
+    (`Rule.reads`). A gradient whose norm is more than ``clip`` (if not 0) is scaled down to it.
     ``pushed`` are the tensors that the gradient covers, on whichever shard. With ``measure`` it
     adds as above and takes no step, but returns the sum of squares that the norm is of.
     """
@@ -65,7 +65,7 @@ class UpdateJob:
         return self.store.cost
 
     def run(self) -> Ints:
-        """Do it; return the statistic's fixed-point sums of the tensors of the step."""
+        """Run the update; return the statistic's fixed-point sums of the tensors of the step."""
         stepping, gradient = self.store.stepping, self.gradient
         if gradient is not None and (
             (gradient.cover.whole and not gradient.parts and self.weights is None)
@@ -74,7 +74,7 @@ class UpdateJob:
         ):
             assert self.base is not None
             assert self.steps is not None
-            # The usual case, and what the rest comes to in it.
+            # The usual case: what the rest does for it, with fewer calls.
             data = gradient.data
             sections = [data[s.start : s.stop].view(s.dtype) for s in stepping.layout.sections]
             return stepping.whole(self.base, self.target, sections, self.steps, self.scalars)
@@ -101,14 +101,14 @@ class Store:
     backend
         ``"auto"``, ``"numba"`` or ``"numpy"``.
     live
-        At most so many versions are alive at once; beyond it the readers of the oldest are given
-        a copy of what they have not sent yet (counted in `copies`).
+        Bound on the versions alive at once; beyond it the senders of the oldest copy what they
+        have not sent yet (counted in `copies`).
     relaxed
-        Whether reads may mix versions.
+        True if reads may mix versions.
     arena
         The initial parameters (may also be given by `set`).
     machine
-        Where further versions are made, who shares the work of an update, and who counts.
+        Makes the arenas of further versions, runs and shares updates, and measures them.
     held
         The pieces of the model that are held here, if other shards hold the rest: the first of its
         tensors, of which the last may be cut. Versions and sums are those of the whole model.
@@ -120,7 +120,7 @@ class Store:
     cost
         Bytes that an update reads and writes, at most.
     whole_at_once
-        Whether an update of all tensors is one call of a kernel per section, shared by no threads.
+        True if an update of all tensors is one call of a kernel per section, on one thread.
     """
 
     def __init__(
@@ -155,11 +155,11 @@ class Store:
             None
         )
         self._backend = backend
-        self._read = -1  # the version that somebody took hold of last
-        self._wanted = False  # whether the outstanding update's version will be read before long
+        self._read = -1  # the version that was leased last
+        self._wanted = False  # the version in the making will be read before long
         self.cost = held.nbytes * (3 + len(rule.state))
         self.whole_at_once = device is None and held is layout and held.nbytes < LARGE
-        self.busy = False  # the current version is being overwritten
+        self.busy = False  # the current version is being overwritten in place
         self.sums = self._first_sums()
         self._units = kernels.STATISTIC_SCALE * np.maximum(layout.sizes, 1)  # of a tensor's mean
         self._total = int(self.sums.sum())
@@ -174,43 +174,43 @@ class Store:
 
     @property
     def readable(self) -> bool:
-        """Whether the current version may be read now."""
+        """True if the current version may be read now."""
         return self.relaxed or not self.busy
 
     @property
     def alive(self) -> int:
-        """How many versions are alive."""
+        """The number of versions alive."""
         return self._snapshots.alive
 
     @property
     def spare(self) -> int:
-        """How many arenas are kept for versions to come."""
+        """The number of arenas kept for versions to come."""
         return self._snapshots.spare
 
     @property
     def copies(self) -> int:
-        """How many slow readers were given a copy."""
+        """The number of copies made for slow readers."""
         return self._snapshots.copies
 
     @property
     def backend(self) -> str:
-        """Which kernels run: ``"numba"``, ``"numpy"`` or ``"cuda"``."""
+        """The kernels in use: ``"numba"``, ``"numpy"`` or ``"cuda"``."""
         return self.stepping.place.backend
 
     @property
     def state(self) -> list[tuple[Array, ...]]:
-        """The optimiser's arrays by section, to be looked at."""
+        """The optimiser's arrays by section, to be read."""
         shown = self.stepping.place.shown
         return [tuple(shown(array) for array in arrays) for arrays in self.stepping.state]
 
     @property
     def masters(self) -> list[Array | None]:
-        """The float32 masters of the sections that have them, to be looked at."""
+        """The float32 masters by section, to be read; None for sections without."""
         shown = self.stepping.place.shown
         return [None if array is None else shown(array) for array in self.stepping.masters]
 
     def lease(self) -> Lease:
-        """Take hold of the current version."""
+        """Return a lease on the current version; in relaxed mode it holds nothing."""
         assert self.relaxed or not self.busy, "the current version is being overwritten"
         self._read = self.current.number
         return Lease(self.current, None if self.relaxed else self._snapshots.returned)
@@ -233,7 +233,7 @@ class Store:
         self.stepping.load(self.current.arena)
 
     def read_packed(self, codecs: Iterable[str]) -> None:
-        """See `aiops.store.updater.Updater.read_packed`."""
+        """Have updates read payloads in these codecs directly, where there is a kernel for it."""
         self.stepping.read_packed(codecs)
 
     def warm(self) -> None:
@@ -242,15 +242,15 @@ class Store:
             step()
 
     def warming(self) -> list[Callable[[], None]]:
-        """Return the steps of that."""
+        """Return the calls that `warm` makes, in order."""
         dtypes = dict.fromkeys(section.dtype.name for section in self.held.sections)
         surveys = [partial(kernels.warm_survey, name, self._backend) for name in dtypes]
         return [*surveys, *self.stepping.warming()]
 
     def begin(self, spare: bool = False) -> Version:
-        """Return where the next version is to be written: in place, or a spare arena.
+        """Return where the next version is to be written: in place, or in a spare arena.
 
-        ``spare``: not in place, whoever reads here.
+        ``spare``: not in place, even if the current version has no lease here.
         """
         assert not self.busy, "one update at a time"
         self._wanted = self.relaxed or self._read == self.current.number
@@ -259,7 +259,7 @@ class Store:
             return self.current
         target = self._snapshots.target(spare)
         self.busy = target is self.current
-        if not self.busy and self.current.fill is not None:  # its readers go on, and need it all
+        if not self.busy and self.current.fill is not None:  # on a device: its leases outlast it
             self.current.arena  # noqa: B018
         return target
 
@@ -280,14 +280,14 @@ class Store:
             self._total = int(np.add.reduce(self.sums))
 
     def update(self, gradient: Sequence[Array], steps: Array, scalars: Array | None) -> Ints:
-        """Take a step of all tensors, here and now, and publish the version made.
+        """Take a step of all tensors on the calling thread, and publish the new version.
 
-        Where all of the model is held, on the host, and its rule reads nothing beside it.
+        Only for a model that is held whole, on the host, and a rule without `Rule.reads`.
 
         Parameters
         ----------
         gradient
-            Of each section, as one flat array.
+            The gradient of each section, as one flat array.
         steps
             float64[tensors], the learning rate of each.
         scalars
@@ -321,16 +321,16 @@ class Store:
         return self.stepping.step(work)
 
     def squares(self, job: UpdateJob) -> float:
-        """Return the sum of squares of what a job's step is taken with, as far as it is held here.
+        """Return the sum of squares of a job's gradient or sum, of the tensors held here.
 
-        The job's factor is not in it.
+        The job's factor is not included.
         """
         if self.held is not self.layout:
             job = self._of_held(job)
         return self.stepping.squares(job.gradient if job.weights is None else None, job.touched)
 
     def _of_held(self, job: UpdateJob) -> UpdateJob:
-        """Return what a job comes to here, where only the first tensors are held."""
+        """Return a job cut to the tensors held here, the first ones of the model."""
         count = int(np.searchsorted(job.touched, len(self.held.tensors)))
         whole = count == len(self.held.tensors)
         known = self._cut_to_held
@@ -344,7 +344,7 @@ class Store:
     # ------------------------------------------------------------ the statistic
 
     def statistic(self) -> tuple[float | None, bytes]:
-        """Return `vbar` and `vbars`."""
+        """Return `vbar` and `vbars`: the statistic's mean over the model, and per tensor."""
         if self.rule.statistic is None:
             return None, b""
         vbar = self._total / kernels.STATISTIC_SCALE / self._parameters
@@ -357,7 +357,7 @@ class Store:
         return self._total / kernels.STATISTIC_SCALE / self._parameters
 
     def vbars(self) -> bytes:
-        """Return the same per tensor, float32 little endian (empty without a statistic)."""
+        """Return the statistic's mean per tensor, float32 little endian (empty without one)."""
         if self.rule.statistic is None:
             return b""
         return (self.sums / self._units).astype(_F4).tobytes()

@@ -1,4 +1,4 @@
-"""What an engine takes from the machine it runs on, handed in: memory, hands, a stopwatch."""
+"""The machine as an engine uses it, passed in: memory, threads, a stopwatch, a device."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from aiops.kernels.parallel import ParallelMap, serial_map
 from aiops.model.shared_memory import Memory
 
 Measure: TypeAlias = Callable[[str, Callable[..., Any]], Callable[..., Any]]
-"""Returns a function that does the same, and whose time is counted under a name."""
+"""Wraps a function so that its time is counted under a name: ``(name, function) → function``."""
 
 
 def unmeasured(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function itself: nobody counts."""
+    """Return the function itself: no time is counted."""
     return function
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """By default memory of its own, one thread, and nobody who counts.
+    """The machine's resources; by default private memory, one thread, and no stopwatch.
 
     Attributes
     ----------
     memory
-        Where versions of the parameters are made.
+        Makes the arenas of versions, and receive buffers.
     parallel_map
-        Who shares large work.
+        Shares large work among threads.
     measure
-        Counts where time goes.
+        Counts the time that functions take.
     device
-        Where parameters and the optimiser's state are kept and updates are done; None: here.
+        Holds the parameters and the optimiser's state, and runs updates; None: the host does.
     later
-        Whether kernels are made ready (`aiops.engine.events.Warm`) beside other work, so that NumPy
-        does theirs until then, rather than by whoever calls one first.
+        True if kernels are compiled beside other work (`aiops.engine.events.Warm`) and NumPy runs
+        in their place until then; False: a kernel's first call compiles it.
     """
 
     memory: Memory = field(default_factory=Memory)

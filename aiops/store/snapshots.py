@@ -1,4 +1,84 @@
-"""Versions of the parameters, and the leases by which readers hold them."""
+"""Versions of the parameters, and the leases by which readers hold them.
+
+Theory of operation
+===================
+
+Every update of a model makes a new version of its parameters. A `Version` is a number, an arena
+with the values, and two arrays with an entry per tensor: how many updates the tensor has had, and
+the model version in which it was last updated. Exactly one version is current. Workers fetch the
+current version while the next one is computed, and a worker with a slow connection is still
+receiving an old one many updates later. This module keeps those apart without copying the
+parameters for every reader.
+
+**Leases.** A reader takes a `Lease` on the current version. While a version has leases, its arena
+is not written to, so the reader sees exactly one version. `Lease.payloads` returns views of the
+arena, to be sent. Each view holds the lease, and so does the lease itself until `release`; when the
+last of them is gone, the lease has ended. Nothing needs to report that a payload was sent: the
+driver drops the view. `Lease.glimpses` returns views that hold nothing, for answers so small that
+they are copied before `release`. Leases are taken for answers on their way to workers, for the
+version a worker computes its gradient at where the rule will read it (`Rule.reads`), and for a
+model that is being saved.
+
+**In place or into a spare.** `SnapshotPool.target` returns where the next version is written. If
+the current version has no lease, that is the current version: it is overwritten in place, no second
+arena is needed, and no value is copied. Otherwise it is a new version in a spare arena. An update
+of all tensors reads the old arena and writes the new one, so that its own write is the copy; an
+update of some tensors copies the old arena first.
+`SnapshotPool.publish` makes the target current. The version before it is retired at once if it has
+no lease, and when its last lease ends otherwise.
+
+**The pool.** A retired version's arena is kept as a spare, since memory fresh from the system costs
+more than an update. Spares that no update needed during 256 calls of `target` are let go.
+
+**Copies for the slowest reader.** If all readers were slow, every version would stay alive.
+``live`` bounds that. When as many versions would be in use, the one to be written included, the
+pool takes the oldest version with a lease that has an `evict` function, and calls that function for
+each such lease of the version. The sender replaces what it has not sent yet by a copy of its own
+and drops the views. A slow reader then costs a copy of its remaining bytes and holds no arena. The
+bound is soft. Leases without `evict` stay, such as those of `Rule.reads`; so do bytes that the
+event loop has already taken. `target` makes another arena rather than wait for them.
+
+**Lent versions and poisoned arenas.** A client on the same machine may map a version's arena and
+read it there (`Lease.lend`); no payload is sent. The lease lasts until the client gives the payload
+back, and lent versions do not count towards ``live``, since there is nothing to copy. When the
+connection of such a client is lost, its process may still be reading, and the mapping cannot be
+taken back. `Lease.abandon` then marks the version as poisoned: its arena is never written to again.
+A poisoned current version is not updated in place, and a poisoned arena never becomes a spare. Its
+memory is freed when the last process has unmapped it.
+
+**Relaxed mode.** With ``--consistency relaxed`` (`aiops.store.parameters.Store`) a lease is not
+counted and every update is in place. There is one arena and no copy, and a reply may mix versions.
+Such a lease cannot be lent.
+
+**Values elsewhere.** With a CUDA backend the values are computed on the device. ``Version.room`` is
+then the arena on the host and `Version.fill` copies the values into it. `Version.arena` calls
+``fill`` on first use and so may take as long as that copy.
+
+Ownership
+---------
+The pool owns the current version, the older versions with leases, and the spare arenas. The caller
+of `target` owns the target until `publish`: no one else reads it or writes to it. There is one
+target at a time, which the pool does not check (the store does). A reader owns its lease, and has
+to call `release` or `abandon` once, whatever happened to its connection.
+
+Concurrency
+-----------
+One thread, that of the event loop, makes every call of the pool, takes leases and releases them.
+Other threads do three things. A kernel writes the target's arena while the loop goes on leasing and
+sending the current version; if the target is the current version, the store reports itself as not
+readable and answers wait until the update is committed. A leased version may be read, to be written
+to a file. And the interpreter may drop the last view of a payload on any thread. `Lease._close`, which runs then, only counts down and
+appends the lease to ``returned``. `SnapshotPool.settle` removes the lease from its version later,
+on the loop's thread.
+
+Faults
+------
+A reader that never drops its views keeps one arena until it is evicted or its connection is closed
+(deadlines are the server's concern). A lease that is never released keeps its version's arena for
+good. `target` raises MemoryError when the system has no memory for another arena; no version has
+changed then. An update that fails in place leaves the current version half written. It cannot be
+repaired from here, so the server ends.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +97,18 @@ from aiops.model.parts import Part, Parts, Wants
 from aiops.model.shared_memory import Memory
 
 _WINDOW = 256
-"""Versions after which arenas that none of them needed are let go.
-
-Until then they are kept: memory fresh from the system costs more than an update.
-"""
+"""The updates after which spare arenas that none of them needed are let go."""
 
 
 class Wanted:
-    """Which tensors are asked for, and as of which model version their reader holds them.
+    """A request for tensors, with the model version of each that the reader already holds.
 
     Parameters
     ----------
     have
-        The model version that it holds of every tensor (-1: none), without ``wants``.
+        Without ``wants``: the model version that the reader holds of every tensor (-1: none).
     wants
-        Runs of tensors, each with the version held of it.
+        Runs of tensors (first, past the last, version held), in order and without overlaps.
     """
 
     __slots__ = ("have", "wants")
@@ -45,7 +122,10 @@ class Wanted:
         return max([self.have, *(run[2] for run in self.wants)]) if self.wants else self.have
 
     def mask(self, changed: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Return which tensors have changed since, given when each last did."""
+        """Return bool[tensors]: those that changed since the reader's version.
+
+        ``changed`` is the model version in which each tensor was last updated.
+        """
         if not self.wants:
             return changed > self.have
         mask = np.zeros(len(changed), bool)
@@ -54,14 +134,16 @@ class Wanted:
         return mask
 
     def held(self, tensors: int) -> Ints:
-        """Return the model version held of each tensor (of those that are not wanted too)."""
+        """Return int64[tensors], the model version held of each, wanted or not."""
         held = np.full(tensors, self.have, np.int64)
         for first, last, have in self.wants:
             held[first:last] = have
         return held
 
     def known(self, version: int, tensors: int) -> Wanted:
-        """Return the same, without claims to hold versions that do not exist yet.
+        """Return the same request, without claims to hold versions newer than ``version``.
+
+        A claim to a newer version, as after a restart of the server, counts as none.
 
         Raises
         ------
@@ -84,14 +166,14 @@ class Wanted:
 _part = partial(tuple.__new__, Part)  # what Part(*item) does, in a third of the time
 
 ALL = Wanted(-1)
-"""Everything, for a reader who holds nothing."""
+"""A request for all tensors, of a reader that holds none."""
 
 
 class Version:
     """One version of the parameters; immutable while it has `readers`.
 
-    ``layout`` is the model's; the arena may hold only the first of its bytes. ``room`` is that
-    arena, whatever is in it, and ``fill`` brings its values if they are elsewhere.
+    ``layout`` is the whole model's. On a shard the arena holds only some of its bytes. ``room`` is
+    that arena, whatever it contains, and ``fill``, if set, copies the values into it.
     """
 
     __slots__ = (
@@ -113,16 +195,16 @@ class Version:
         self.fill: Callable[[], None] | None = None
         self.layout = layout or arena.layout
         self.level = level  # the version of every tensor, when they are all equal
-        self._each: Ints | None = tensor_versions  # made of the level when somebody asks
+        self._each: Ints | None = tensor_versions  # made of the level on first use
         self._changed = changed
         self.readers: set[Lease] = set()
-        self.lent = 0  # of these, those to whom it is lent: they read it in its memory
-        self.poisoned = False  # somebody may read its arena for ever: it is never written to again
+        self.lent = 0  # the readers to which its memory is lent
+        self.poisoned = False  # a lost reader may still read its arena
         self._parts: Parts | None = None
 
     @property
     def arena(self) -> Arena:
-        """Its values; they are brought here if they were not, which takes as long as that does."""
+        """The arena with the values, copied here first if they are on a device."""
         if self.fill is not None:
             self.fill()
             self.fill = None
@@ -130,14 +212,14 @@ class Version:
 
     @property
     def tensor_versions(self) -> Ints:
-        """The version of each tensor: how many updates it has had. Not to be written to."""
+        """int64[tensors], the updates that each tensor has had. Not to be written to."""
         if self._each is None:
             self._each = np.full(len(self.layout.tensors), self.level, np.int64)
         return self._each
 
     @property
     def parts(self) -> Parts:
-        """The parts that this version travels as."""
+        """The parts of a message that carry all of this version."""
         if self._parts is None:
             layout = self.layout
             nbytes, level = layout.nbytes, self.level
@@ -157,18 +239,18 @@ class Version:
         return self._changed
 
     def following(self, arena: Arena) -> Version:
-        """Return what the next version is to be made of, in another arena."""
+        """Return a copy of this version's numbers with another arena, for `advance`."""
         return Version(self.number, arena, self._each, self.level, self._changed, self.layout)
 
     def follow(self, other: Version, tensors: Ints) -> None:
-        """Become the version of another's number, with some of its tensors."""
+        """Take another version's number; ``tensors`` are those whose values were taken too."""
         changed = self.changed.copy()
         changed[tensors] = other.number
         self._changed, self._parts = changed, None
         self.number, self._each, self.level = other.number, other.tensor_versions, other.level
 
     def parts_since(self, have: int) -> Parts:
-        """Return the parts that bring what a reader does not have who holds a version of all."""
+        """Return the parts for a reader that holds version ``have`` of all tensors."""
         if have == self.number:
             return ()
         if self._changed is None:
@@ -176,7 +258,7 @@ class Version:
         return self.parts_for(Wanted(have) if have <= self.number else ALL)
 
     def parts_for(self, wanted: Wanted) -> Parts:
-        """Return the parts that bring what a reader wants and does not have."""
+        """Return the parts that a reader requests and does not hold."""
         if not wanted.wants:
             if wanted.have == self.number:
                 return ()
@@ -187,7 +269,7 @@ class Version:
         return self.parts if mask.all() else tuple(_chosen(layout, self.tensor_versions, mask))
 
     def advance(self, number: int, touched: Ints) -> None:
-        """Become the version of that number, in which the touched tensors have one more update."""
+        """Become version ``number``, in which the touched tensors have one more update."""
         if touched is not self.layout.all:
             changed, each = self.changed.copy(), self.tensor_versions.copy()
             changed[touched] = number
@@ -201,10 +283,10 @@ class Version:
 
 
 class Lease:
-    """A reader's hold on a version; ends when everything `payloads` returned has been let go.
+    """A reader's hold on a version; ends after `release`, with the last view of `payloads`.
 
-    ``evict`` may be set by whoever sends the payloads: the store calls it when too many versions
-    are alive, and the sender then copies what is still unsent and lets the version go.
+    The sender of the payloads may set ``evict``. The pool calls it when too many versions are
+    alive. The sender then copies what is still unsent and drops its views.
     """
 
     __slots__ = ("_coded", "_open", "_returned", "evict", "lent", "version")
@@ -216,7 +298,7 @@ class Lease:
         coded: Mapping[int, Bytes] | None = None,
     ) -> None:
         self.version, self.lent = version, False
-        self._coded = coded or {}  # payloads of parts that are not raw, by their place
+        self._coded = coded or {}  # payloads of parts that are not raw, by part number
         self.evict: Callable[[Lease], None] | None = None
         self._returned = returned
         self._open = 1  # the lease itself, until `release`
@@ -224,7 +306,10 @@ class Lease:
             version.readers.add(self)
 
     def glimpses(self, parts: Parts | None = None) -> list[list[memoryview]]:
-        """Return views to be copied before the lease is released, one list per part (of all)."""
+        """Return views to be copied before the lease is released, one list per part.
+
+        ``parts`` are by default those of the whole version.
+        """
         version = self.version
         parts = version.parts if parts is None else parts
         arena = version.room if version.fill is None else version.arena
@@ -238,7 +323,7 @@ class Lease:
         return found
 
     def payloads(self, parts: Parts | None = None) -> list[list[memoryview]]:
-        """Return views to send, one list per part; each keeps the version until it is let go."""
+        """Return views to send, one list per part; each keeps the version until it is dropped."""
         parts = self.version.parts if parts is None else parts
         found: list[list[memoryview]] = []
         begin = self.version.arena.layout.begin
@@ -246,7 +331,7 @@ class Lease:
             if not part.nbytes:  # its bytes lie on another shard
                 found.append([])
                 continue
-            if place in self._coded:  # nobody writes to it any more
+            if place in self._coded:  # encoded once, and not written to after
                 found.append([self._coded[place].data])
                 continue
             array = self.version.arena.data[part.start - begin : part.stop - begin]
@@ -257,51 +342,51 @@ class Lease:
 
     @property
     def lendable(self) -> bool:
-        """Whether its reader may read the version in its memory: it is whole, and stays."""
+        """True if the version can be lent: the lease is counted, and all of it is raw."""
         return self._returned is not None and not self._coded
 
     def lend(self) -> None:
-        """Let the reader read the version in its memory, for as long as it likes."""
+        """Let the reader read the version in its memory, until it gives that back."""
         self.lent = True
         self.version.lent += 1
 
     def release(self) -> None:
-        """End the lease; payloads still out keep the version alive until they are let go."""
-        self._open -= 1  # as `_close`
+        """End the lease; payloads still in use keep the version until they are dropped."""
+        self._open -= 1  # `_close` in line: one call less per answer
         if self._open == 0 and self._returned is not None:
             self._returned.append(self)
 
     def abandon(self) -> None:
-        """End the lease of a reader that was lost, and may read on: nobody can tell it."""
+        """End the lease of a lost reader, which may still read: poison the version."""
         self.version.poisoned = True
         self._close()
 
     def _close(self) -> None:
-        # May run on any thread (a collection can start anywhere), so it only appends: the store
-        # does the counting on its own thread.
+        # May run on any thread, since a garbage collection can start on any. So it only appends:
+        # the pool's own sets change on one thread, in `settle`.
         self._open -= 1
         if self._open == 0 and self._returned is not None:
             self._returned.append(self)
 
 
 class SnapshotPool:
-    """The versions of one model that are alive: those that somebody reads, and the current one.
+    """The live versions of one model: the current one, and the older ones that have leases.
 
     Parameters
     ----------
     current
-        The first.
+        The first version.
     live
-        At most so many are alive, beside those that are lent; beyond it the readers of the oldest
-        are given a copy of what they have not sent yet (counted in `copies`).
+        Bound on the versions alive, without those that are only lent. Beyond it the senders of
+        the oldest copy what they have not sent yet (counted in `copies`).
     memory
-        Where their arenas are made.
+        Makes the arenas.
     """
 
     def __init__(self, current: Version, live: int, memory: Memory | None = None) -> None:
         self.current, self.live, self._memory = current, live, memory or Memory()
         self.copies = 0
-        self.returned: deque[Lease] = deque()  # those that have ended, and are not counted yet
+        self.returned: deque[Lease] = deque()  # ended, and not settled yet
         self._alive = {current: None}  # in the order of their numbers
         self._spare: list[Arena] = []
         self._unused = 0  # spare arenas that were not needed in this window
@@ -312,17 +397,20 @@ class SnapshotPool:
 
     @property
     def spare(self) -> int:
-        """How many arenas are kept for versions to come."""
+        """The number of arenas kept for versions to come."""
         return len(self._spare)
 
     @property
     def alive(self) -> int:
-        """How many versions are alive."""
+        """The number of versions alive."""
         self.settle()
         return len(self._alive)
 
     def lease(self, coded: Mapping[int, Bytes] | None = None) -> Lease:
-        """Take hold of the current version; ``coded`` are the payloads of parts that are coded."""
+        """Return a lease on the current version.
+
+        ``coded``: payloads of parts that are not raw, by part number.
+        """
         if self.returned:
             self.settle()
         return Lease(self.current, self.returned, coded)
@@ -330,11 +418,11 @@ class SnapshotPool:
     def target(self, spare: bool = False) -> Version:
         """Return where the next version is to be written: in place, or in a spare arena.
 
-        ``spare``: not in place, since the current version may still be asked for.
+        ``spare``: not in place, since the current version may still be requested.
         """
         if self.returned:
             self.settle()
-        self._until -= 1
+        self._until -= 1  # `_unused`: the fewest spares left over at any time in this window
         if not self._until:
             del self._spare[: self._unused]
             self._unused, self._until = len(self._spare), _WINDOW
@@ -350,7 +438,7 @@ class SnapshotPool:
 
     @property
     def _busy(self) -> int:
-        """How many versions are alive not only because they are lent."""
+        """The number of versions with leases that are not lent, and one for the next version."""
         return sum(len(version.readers) > version.lent for version in self._alive) + 1
 
     def publish(self, version: Version) -> None:
@@ -361,7 +449,7 @@ class SnapshotPool:
             self._retire(before)
 
     def settle(self) -> None:
-        """Count the leases that ended, and keep the arenas that nobody reads any more."""
+        """Remove the leases that have ended, and retire the versions left without any."""
         while self.returned:
             lease = self.returned.popleft()
             version = lease.version
@@ -371,7 +459,7 @@ class SnapshotPool:
                 self._retire(version)
 
     def _retire(self, version: Version) -> None:
-        """Keep the arena of a version that nobody reads any more, unless it is the current one."""
+        """Keep the arena of a version without leases as a spare, unless it is the current one."""
         if version.readers or version is self.current:
             return
         del self._alive[version]
@@ -379,10 +467,10 @@ class SnapshotPool:
             self._spare.append(version.room)
 
     def _evict(self) -> None:
-        """Give the readers of the oldest version that has any a copy of what they have not sent.
+        """Have the senders of the oldest version that can be evicted copy what they have not sent.
 
-        Versions that are kept because their workers' gradients will be compared with them
-        (`Rule.reads`) have no such readers: they do not count.
+        Leases without `Lease.evict`, such as those for rules that read the version that a worker
+        was sent (`Rule.reads`), are passed over.
         """
         for version in self._alive:
             slow = [lease for lease in version.readers if lease.evict is not None]
@@ -398,7 +486,7 @@ class SnapshotPool:
 def _chosen(
     layout: Layout, versions: Ints, mask: np.ndarray[tuple[int], np.dtype[np.bool_]]
 ) -> Iterator[Part]:
-    """Yield the parts of some tensors: one per run of neighbours of equal version."""
+    """Yield the parts of the tensors in a mask: one per run of neighbours of equal version."""
     edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
     for first, last in zip(edges[::2], edges[1::2], strict=True):
         offset = layout.tensors[first].offset

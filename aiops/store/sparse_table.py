@@ -1,11 +1,11 @@
-"""The rows of a table on the server: stored when they are first updated, read without a trace.
+"""The rows of a table on the server: stored by their first update, unchanged by reading.
 
-A table has room for all its rows in address space and none of it in memory: a page is committed
-when a row in it is first written. Reading a row that was never written works its first values out
-anew. So fetching changes nothing, and what a table costs is what has been pushed to it.
+A table reserves address space for all its rows. The system commits a page of memory when a row in
+it is first written. Reading a row that was never written computes its initial values anew. So a
+fetch changes nothing, and a table takes memory only for the rows that were pushed.
 
-Tables are not leased as the dense parameters are: a reply gathers its rows. The engine never lets
-a gather and an update of rows run at the same time.
+Tables are not leased as the dense parameters are: a reply gathers its rows into a buffer. The
+engine never runs a gather and an update of rows at the same time.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from aiops.model.tables import NamedTable, outside
 _NO_HUGE_PAGES = getattr(mmap, "MADV_NOHUGEPAGE", None)
 _USUAL = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64", "riscv64")
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if _USUAL else 0)  # Python 3.13 has the name
-_SMALL = 1 << 20  # bytes that are simply allocated
-_AT_ONCE = 1 << 16  # rows, when all of them are gone through
+_SMALL = 1 << 20  # bytes: smaller arrays are allocated by NumPy
+_AT_ONCE = 1 << 16  # rows per step of a pass over all of them
 
 
 @dataclass(slots=True)
 class TableJob:
-    """One piece of work on a table, fixed when it is issued: a push, a gather, or first one and
-    then the other.
+    """One piece of work on a table, fixed when it is issued: a push, a gather, or both in turn.
 
     ``pushed``, ``grads``: the rows pushed and their gradients; None when nothing is pushed.
-    ``step``: learning rate times modulation. ``wanted``, ``out``: the rows to gather, and where to.
+    ``step``: learning rate times modulation. ``wanted``, ``out``: the rows to gather, and the
+    buffer for them.
     """
 
     store: SparseTable
@@ -59,11 +59,11 @@ class TableJob:
         return 3 * rows * self.store.record_bytes
 
     def run(self) -> Ints:
-        """Do it (on any thread, one at a time).
+        """Run the job (on any thread, one at a time).
 
-        Returns ``[place, rows, fresh]``: the place among the pushed ids of the first row whose
-        gradients add up to what no model survives (nothing was changed then; else -1), how many
-        different rows were updated, and how many of them for the first time.
+        Returns ``[place, rows, fresh]``: the index among the pushed ids of the first row whose
+        gradients have a sum that is not fit to be applied (nothing was changed then; else -1), the
+        number of different rows updated, and the number of those updated for the first time.
         """
         done = np.array([-1, 0, 0])
         if self.pushed is not None:
@@ -81,20 +81,20 @@ class SparseTable:
     Parameters
     ----------
     named
-        What the table is.
+        The table's name and description.
     rule
         The mathematics of an update. Rows that an update does not touch keep parameters and state.
     backend
         ``"auto"``, ``"numba"`` or ``"numpy"``; all give the same bits.
     later
-        Whether `warm` will be called, on whichever thread: until then NumPy does the work.
+        True if `warm` will be called, on any thread: until then NumPy does the work.
 
     Attributes
     ----------
     version
-        How many pushes have been applied to the table.
+        The number of pushes applied to the table.
     made
-        How many rows are stored.
+        The number of rows stored.
     """
 
     def __init__(
@@ -131,14 +131,17 @@ class SparseTable:
     def warm(self) -> None:
         """Compile the kernels."""
         self._kernel.warm()
-        self._mover = self._make_mover(self._backend)  # they may take turns at any moment
+        self._mover = self._make_mover(self._backend)  # both give the same bits: any moment will do
 
     def gather(self, ids: Ints, out: Array) -> None:
         """Write the parameters of these rows to ``out``, ``dtype[len(ids), width]``."""
         self._mover.gather(self._store, ids, out)
 
     def update(self, ids: Ints, grads: Array, step: float) -> Ints:
-        """Apply one push: gradients of the same row are added up first. See `TableJob.run`."""
+        """Apply one push and return as `TableJob.run` does.
+
+        Gradients of the same row are added up first.
+        """
         if len(ids) > self._room:
             self._make_room(len(ids))
         unique, total, work = self._unique, self._total, self._work
@@ -195,7 +198,7 @@ class SparseTable:
         return total.digest()
 
     def report(self) -> dict[str, Any]:
-        """Return its line of the statistics."""
+        """Return the table's row of the statistics."""
         table = self.table
         return {
             "name": self.named.name,
@@ -225,15 +228,15 @@ class SparseTable:
 
 
 class _Promotion:
-    """Makes huge pages of the ones that a table takes up, once it takes up most of them anyway.
+    """Makes huge pages of a table's memory, once half of its rows are stored.
 
     With 4 KiB pages every row of a large table misses the processor's address cache: gathering 512
-    of 10 million takes half as long again as from huge pages. Copying them over takes a second per
-    GB or two, so it is done bit by bit while rows are updated.
+    of 10 million takes half as long again as from huge pages. Copying takes a second per GB or two,
+    so it is done in steps while rows are updated.
     """
 
     _HUGE, _COLLAPSE = 2 << 20, 25  # MADV_COLLAPSE, Linux 6.1
-    _STEP = 8 * _HUGE  # bytes at once
+    _STEP = 8 * _HUGE  # bytes per step
     _EVERY = 1 << 17  # rows updated from one step to the next
 
     def __init__(self, store: Array) -> None:
@@ -249,7 +252,7 @@ class _Promotion:
             self._pages = None
 
     def go_on(self, rows: int) -> None:
-        """Hear of so many rows updated, and promote the next few pages if it is time."""
+        """Count updated rows, and promote the next pages after every 131,072 of them."""
         self._updated += rows
         if self._pages is None or self._updated < self._EVERY:
             return
@@ -269,8 +272,8 @@ class _Promotion:
 def _untouched(count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return zeros that take up memory page by page, as they are written.
 
-    They may be more than the machine has (no reserve). Not from huge pages, which NumPy asks for
-    where it can: a row would take 2 MiB.
+    They may be more than the machine has (no reserve). Huge pages, which NumPy requests where it
+    can, are switched off: the first row written in one would take 2 MiB.
     """
     nbytes = count * dtype.itemsize
     if nbytes < _SMALL or _NO_HUGE_PAGES is None:

@@ -1,7 +1,7 @@
-"""The arithmetic of one store: gradients are added up, and steps are taken with them.
+"""Run the arithmetic of one store: add gradients up, and take steps with them.
 
-It is the same wherever it is done, which is its `ComputeBackend`'s business
-(`aiops.store.backends`).
+It is the same on the host and on a device; the `ComputeBackend` (`aiops.store.backends`) is what
+differs.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ NONE = np.empty(0, np.int64)
 
 @dataclass(slots=True)
 class KernelWork:
-    """What an update is of.
+    """The input of one update.
 
-    The attributes are those of `aiops.store.parameters.UpdateJob`, as far as they are held here;
-    ``gradient`` lies where the arithmetic is done. ``wanted``: the version made will be read before
-    long.
+    The attributes are those of `aiops.store.parameters.UpdateJob`, cut to the tensors held here.
+    ``gradient`` is in the backend's memory. ``wanted``: the new version will be read before long.
     """
 
     gradient: Gradient | None
@@ -47,7 +46,7 @@ class KernelWork:
 
 
 class Updater:
-    """The optimiser's state, the sum in progress, and the kernels.
+    """The optimiser's state, the float32 masters, the sum in progress, and the kernels.
 
     Parameters
     ----------
@@ -56,13 +55,13 @@ class Updater:
     rule
         The mathematics of an update.
     place
-        Where it is done.
+        The backend: its memory and kernels.
     """
 
     def __init__(self, layout: Layout, rule: Rule, place: ComputeBackend) -> None:
         self.layout, self.rule, self.place = layout, rule, place
         self.kernels = [place.kernel(rule, s.dtype) for s in layout.sections]
-        # The same for a collected gradient, which is in the compute dtype already.
+        # For a sum of gradients, which is in the compute dtype already.
         self._wide = [place.kernel(rule, compute_dtype(s.dtype)) for s in layout.sections]
         self._packed: dict[str, kernels.Kernel] = {}  # by the codec that they read
         self._folds = [
@@ -77,30 +76,31 @@ class Updater:
             wide = dtype == section.dtype
             self.masters.append(None if wide else place.array(size, dtype))
         self._accumulator: Accumulator | None = None
-        self._sent: Sequence[Array] = ()  # the sections of what the rule compares with
+        self._sent: Sequence[Array] = ()  # the sections of the version that `Rule.reads`
         nothing = kernels.Spans(NONE, NONE, NONE, np.empty(0))
         self._spans: list[tuple[Array | None, Array | None, kernels.Spans]] = [
             (None, None, nothing)
         ] * len(layout.sections)
 
     def load(self, arena: Arena) -> None:
-        """Begin with these parameters; the masters follow."""
+        """Start from these parameters; the masters follow."""
         self.place.load(arena, self.masters)
 
     def read_packed(self, codecs: Iterable[str]) -> None:
-        """Have updates read gradients in these codecs as they came, where there is a kernel for it.
+        """Have updates read payloads in these codecs directly, where there is a kernel for it.
 
-        Others are decoded first.
+        Gradients in other codecs are decoded first.
         """
+        # There are such kernels for float32 only: with other dtypes, payloads are decoded first.
         if [section.dtype for section in self.layout.sections] == [np.float32]:
             found = self.place.read_packed() & set(codecs)
-            if found and not self.place.joins:
+            if found and not self.place.joins:  # raw tensors are read between coded ones then
                 found |= {RAW}
             for name in found:
                 self._packed[name] = self.place.kernel(self.rule, np.dtype(np.float32), name)
 
     def warming(self) -> list[Callable[[], None]]:
-        """Return what compiles the kernels, those first that are needed first."""
+        """Return the calls that compile the kernels, in the order in which they are needed."""
         folds = [kernel for pair in self._folds for kernel in pair]
         every = *self.kernels, *self._packed.values(), *self._wide, *folds
         return [kernel.warm for kernel in every]
@@ -113,9 +113,9 @@ class Updater:
         return self._accumulator
 
     def taken(self, gradient: Gradient, *, alone: bool) -> Gradient:
-        """Return a gradient as the kernels here read it.
+        """Return a gradient as the kernels read it.
 
-        ``alone``: a step is to be taken with it, and neither a sum nor its norm is asked for.
+        ``alone``: a step follows from it alone, and neither a sum nor its norm is needed.
         """
         if not gradient.parts:
             return self.place.taken(gradient)
@@ -190,7 +190,7 @@ class Updater:
         return sums[0] if len(sums) == 1 else np.concatenate(sums)
 
     def _arrays(self, work: KernelWork, index: int) -> tuple[Array, Array, list[Array]]:
-        """Return a section's base, target and what is read beside them."""
+        """Return a section's base, its target, and the version that the rule reads beside them."""
         master, place = self.masters[index], self.place
         source = place.parameters(work.base)[index] if master is None else master
         sent = [] if work.sent is None else [self._sent[index]]
@@ -216,7 +216,7 @@ class Updater:
         return sums
 
     def _clipped(self, clip: float, factor: float, gradients: list[Array]) -> float:
-        """Return what brings the norm of a gradient, times a factor, down to the limit."""
+        """Return the factor that brings the norm of ``factor · gradients`` down to ``clip``."""
         return clipping(clip, factor, sum(self.place.sum_squares(g) for g in gradients))
 
     def _whole_spans(self, index: int, steps: Array, scalars: Array | None) -> kernels.Spans:
@@ -261,13 +261,13 @@ class Updater:
             sums.append(self.place.update(self._wide[index], spans, *arrays))
             if master is not None:
                 self.place.narrow(output, master)
-        self.accumulator.reset()
+        self.accumulator.reset()  # the next gradient starts a new sum
         return sums[0] if len(sums) == 1 else np.concatenate(sums)
 
     # ------------------------------------------------------------ a norm
 
     def squares(self, gradient: Gradient | None, touched: Ints) -> float:
-        """Return the sum of squares of a gradient, or of what has been collected (None)."""
+        """Return the sum of squares of a gradient; None: of the sum in progress."""
         found: list[Array] = []
         for index, section in enumerate(self.layout.sections):
             if gradient is not None:
@@ -323,6 +323,6 @@ class Accumulator:
 
 
 def clipping(clip: float, factor: float, squares: float) -> float:
-    """Return what brings the norm of a gradient, times a factor, down to the limit."""
+    """Return the factor that brings ``factor · √squares`` down to ``clip``; at most 1."""
     norm = abs(factor) * math.sqrt(squares)
     return clip / norm if norm > clip else 1.0

@@ -1,8 +1,8 @@
-"""What a server makes ready before anybody has told it the model: its kernels.
+"""Warm a server's kernels before a client has defined the model.
 
-Importing Numba and reading its cache takes several times as long as all that a server's first
-client asks for, and compiling takes seconds. So it begins when the server listens, on a thread of
-its own, and NumPy answers who is quicker than that, to the same bits.
+Importing Numba and reading its cache takes several times as long as all requests of a server's
+first client, and compiling takes seconds. So it begins when the server listens, on a thread of its
+own. NumPy serves requests until then, with the same bits.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ __all__ = ["Warmup"]
 
 
 class Warmup:
-    """The steps that make kernels ready, for any thread, in order; until then NumPy executes them.
+    """The steps that warm kernels, in order, on any thread; NumPy serves until then.
 
     Parameters
     ----------
     rule
-        What updates are made by, if by kernels for this machine's processors. The model's dtype is
-        taken to be float32, as most are: kernels of another are made when it is known
+        The rule of updates, if the host's kernels run it. The model's dtype is taken to be
+        float32, as most are; kernels of another dtype are made when it is known
         (`aiops.store.parameters.Store.warming`).
     backend
         ``"auto"``, ``"numba"`` or ``"numpy"``.
     codecs
-        In which tensors will travel.
+        The codecs in which tensors will be sent.
     """
 
     def __init__(self, rule: Rule | None, backend: str, codecs: Iterable[Codec] = ()) -> None:
@@ -40,7 +40,7 @@ class Warmup:
         self._pending = kernels.PendingNumba() if backend != "numpy" else None
 
     def steps(self) -> list[Callable[[], object]]:
-        """Return what imports, and compiles or reads what an earlier process has compiled."""
+        """Return the steps: imports, then kernels, compiled or read from Numba's cache."""
         if self._pending is None:
             return []
         packed = sorted(kernels.PACKED & self._codecs.keys())

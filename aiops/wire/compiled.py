@@ -1,4 +1,4 @@
-"""Whether what every message goes through runs compiled, or as it is read."""
+"""Report whether the modules that every message goes through are compiled."""
 
 from __future__ import annotations
 

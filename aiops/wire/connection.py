@@ -1,17 +1,71 @@
-"""The wire, sans-I/O: bytes in, messages out, and the other way round.
+"""One connection, sans-I/O: received bytes become messages, and messages become bytes to send.
 
-A driver (asyncio or blocking, it makes no difference) does only this::
+Theory of operation
+===================
 
-    n = recv_into(wire.next_buffer())        # straight into the payload's final buffer
-    for message, sink in wire.received(n):   # whole messages, payloads already in place
+A `Connection` has no socket, clock or thread. A driver (asyncio or blocking) does only this::
+
+    n = recv_into(connection.next_buffer())        # a payload goes straight to its final buffer
+    for message, sink in connection.received(n):   # whole messages, payloads already in place
         ...
-    send(wire.send(message, payloads))       # buffers for writelines or sendmsg, nothing joined
+    send(connection.send(message, payloads))       # buffers for writelines or sendmsg, not joined
 
-Where a payload is to be received is asked of ``place(message) -> Sink | None`` as soon as its
-header is complete, before anything is allocated. ``None`` means "no room now": the wire then is
-`waiting`, the driver stops reading that peer, and calls `resume` when there may be room.
+A message is a MessagePack header behind a prefix of 5 bytes, then the payloads of its parts, each
+behind a prefix of 5 bytes. The prefixes are MessagePack too, so that the stream can be decoded by
+any MessagePack library.
 
-Which message is legal when is the table `aiops.wire.state_machine.HANDSHAKE`.
+**States.** `aiops.wire.state_machine.HANDSHAKE` is a table: for each state and side, the kinds of
+message that may be sent, and the state that follows. Both directions share one state. A connection
+begins in ``"start"``, the handshake leads to ``"open"`` (or one of its counterparts between shards
+and between workers), and a fatal error leads to ``"closed"``, where nothing is legal. `send` raises
+`LocalProtocolError`, before it changes anything, if this side may not send the message. A message
+of the peer that the table does not allow is a `RemoteProtocolError`.
+
+**Head buffer and sinks.** `next_buffer` offers one of two places. Between payloads it is the head
+buffer, 16 KiB for prefixes and headers. A longer header makes it grow as its bytes arrive, so that
+announcing one costs no memory, and it shrinks after the message. Within a payload it is a view of
+the message's `Sink`. As soon as a header is complete, before memory is allocated for payloads,
+``place(message)`` returns the sink. Payload bytes that were read behind the header are copied from
+the head buffer; all others are received where they belong. `Sink.filled` reports each run of bytes.
+`received` returns a message when its last payload is complete, with its sink; a message without
+parts has none. Payloads that are not wanted go to a `Discard`, and the connection goes on.
+
+**Waiting for room.** ``place`` may return None: there is no room now. The connection is then
+`waiting` and parses nothing further. The driver stops reading, which leaves the rest with the
+peer, and calls `resume` when there may be room. Messages that were complete before are returned at
+once.
+
+**Shared payloads.** On a connection within one machine, each side may show the other segments of
+shared memory (`Share`). A payload may then be a place, a segment and an offset, instead of bytes.
+If the sink adopts such a payload, it is read where it lies, and the sink gives it back later;
+otherwise it is copied into the sink and given back when the message is complete. `Traffic` counts
+it as if it had been sent, so that its figures do not depend on where a peer runs.
+
+**Expected messages.** In training of a small model nearly every message is a push of the whole
+gradient or its answer, whose headers differ in a few integers. The server learns the form of a push
+as a `Template` and passes it to `expect`. The head buffer then has room for the whole message, with
+the payload aligned to 64 bytes. `match` looks at received bytes first. It takes effect only if they
+are the beginning of such a message, complete as far as its payload's prefix. If they complete one,
+and nothing else has come, it returns the values that vary and leaves the message where it is; the
+server computes with the payload in the head buffer and calls `answered`, which counts both messages
+and returns the answer. In every other case (another form, another state, a request that cannot be
+answered at once) `received` takes the same bytes, and no message is lost or read twice. Expected
+messages are forgotten when the head buffer is replaced; the server learns them again, up to 32
+forms per connection.
+
+**Limits.** `Limits` bounds a header to 4 MiB (4 KiB until a server's peer has completed its
+handshake) and a message to 65,536 parts. The length is checked when the prefix is read, and
+`aiops.wire.decoding` checks each field. A payload's length has to be the one in the header.
+Deadlines, rates and the number of connections are the driver's concern.
+
+**A broken peer.** Bytes that are not a legal message raise `RemoteProtocolError` from `received` or
+`resume`, with a sentence that names the fault. Messages completed by the same call are dropped and their
+sinks abandoned. The stream has no point to start again from, so the driver closes the connection.
+For whatever reason it ends, the driver calls `lost`: the sink in progress is abandoned, the peer's
+segments are forgotten, and the state is ``"closed"``.
+
+A connection belongs to one thread, its driver's. Views of the head buffer, such as that of
+`expect`, hold until the next bytes are received.
 """
 
 from __future__ import annotations
@@ -39,10 +93,10 @@ from aiops.wire.traffic import Traffic
 Buffer: TypeAlias = bytes | memoryview
 
 SMALL = 64 * 1024
-"""Payloads of at most so many bytes in all are sent in one buffer with their header, as a copy."""
+"""Bytes: payloads of at most this sum are copied into one buffer with their header."""
 
-_HEAD = 16 * 1024  # what is read ahead of a header; a payload's first bytes may fall in it
-_SHORT = 4096  # bytes: the longest header that is kept to be learnt from
+_HEAD = 16 * 1024  # bytes of the head buffer; a payload's first bytes may be received in it
+_SHORT = 4096  # bytes: the longest header that is kept, for `Connection.header`
 _LINE = 64  # bytes of a processor's cache line
 _PREFIX = struct.Struct(">BI")
 _MAP_PREFIX, _BIN_PREFIX = 0xCE, 0xC6
@@ -52,10 +106,13 @@ _PLACE_PREFIX, _INTEGER_PREFIX = 0xDD, 0xCF
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a peer may announce; checked before anything is allocated."""
+    """Bounds on what a peer may announce, checked before memory is allocated.
+
+    ``header`` and ``greeting`` are in bytes; ``parts`` is per message.
+    """
 
     header: int = 4 << 20
-    greeting: int = 4 << 10  # the same, before the handshake is done
+    greeting: int = 4 << 10  # a header's, until the handshake is complete
     parts: int = 1 << 16
 
 
@@ -70,22 +127,22 @@ class Connection:
     Parameters
     ----------
     side
-        ``"client"`` or ``"server"``: which one this is.
+        ``"client"`` or ``"server"``: the side that this is.
     place
-        Asked for a sink once per message that has payloads.
+        Returns the sink of a message that has payloads; None: there is no room now.
     limits
-        What the peer may announce.
+        Bounds on what the peer may announce.
 
     Attributes
     ----------
     shared
-        What both sides have shown each other, on a connection within one machine; else None.
+        The segments that both sides have shown, on a connection within one machine; else None.
     header
-        The bytes of the header read last, if they are few.
+        The header read last, if it has at most 4,096 bytes; else empty.
     expected
-        The form of the messages that `match` looks for, if `expect` has been told one.
+        The form of the messages that `match` looks for, or None.
     forms
-        How many it has been told.
+        The number of calls of `expect` so far.
     """
 
     __slots__ = (
@@ -107,7 +164,7 @@ class Connection:
         self.waiting = False
         self._head = memoryview(bytearray(self._room))
         self._begin = self._end = 0  # the bytes of _head that are not read yet
-        self._rest = 0  # where they begin when there are none
+        self._rest = 0  # where the next bytes go when there are none
         self._usual = self._room  # bytes of _head, unless a long header is being read
         self.header = b""
         self.expected: Template | None = None
@@ -117,10 +174,10 @@ class Connection:
         self._length = 0  # of its header, in bytes
         self._parts: Parts = ()
         self._sink: Sink | None = None
-        self._part = self._filled = 0  # which payload is being received, and how much is there
+        self._part = self._filled = 0  # the payload in progress, and its bytes so far
         self._inside = False  # its prefix has been read
         self.shared: SharedPayloads | None = None
-        self._borrowed = False  # payloads of this message were copied from where they are lent
+        self._borrowed = False  # lent payloads of this message were copied
 
     # ------------------------------------------------------------ sending
 
@@ -132,12 +189,12 @@ class Connection:
     ) -> list[Buffer]:
         """Return the buffers to send, in order; ``payloads`` holds the views of each part.
 
-        A payload that has a place in ``places`` is lent and not sent. It counts as if it were.
+        A payload that has a place in ``places`` is lent and not sent. It counts as if it were sent.
 
         Raises
         ------
         LocalProtocolError
-            When this side may not say that now.
+            When this side may not send that now.
         """
         header = self._say(message)
         prefix = _PREFIX.pack(_MAP_PREFIX, len(header))
@@ -161,7 +218,7 @@ class Connection:
         return chunks
 
     def _say(self, message: Message) -> bytes:
-        """Take note of a message that is sent, with its payloads; return its header."""
+        """Count a message that is sent, with its payloads; return its header."""
         kind = message.kind
         following = HANDSHAKE[self.state][self._side].get(kind)
         if following is None:
@@ -188,12 +245,12 @@ class Connection:
 
     @property
     def midway(self) -> bool:
-        """Whether a message has begun to arrive and is not complete."""
+        """True while a message has begun to arrive and is not complete."""
         return self._message is not None or self._end > self._begin
 
     @property
     def missing(self) -> int:
-        """How many bytes of the payload in progress are still to come (0 between payloads)."""
+        """The bytes of the payload in progress still to come (0 between payloads)."""
         if self._inside and self._begin == self._end:
             return self._parts[self._part].nbytes - self._filled
         return 0
@@ -207,7 +264,7 @@ class Connection:
             assert self._sink is not None
             want = self._parts[self._part].nbytes - self._filled
             return self._sink.view(self._part, self._filled)[:want]
-        if self._begin > self._rest:
+        if self._begin > self._rest:  # the rest of a header moves to the front, to make room
             left = self._end - self._begin
             end = self._rest + left
             self._head[self._rest : end] = bytes(self._head[self._begin : self._end])
@@ -215,7 +272,7 @@ class Connection:
         return self._head[self._end :]
 
     def received(self, nbytes: int) -> list[tuple[Message, Sink | None]]:
-        """Take note of ``nbytes`` bytes in the last `next_buffer`; return the messages now whole.
+        """Read ``nbytes`` bytes in the last `next_buffer`; return the messages now whole.
 
         Raises
         ------
@@ -238,20 +295,20 @@ class Connection:
     # ------------------------------------------------------------ what is expected
 
     def expect(self, template: Template, nbytes: int) -> memoryview:
-        """Look for messages of one form, each with one payload of so many bytes.
+        """Have `match` look for messages of one form, each with one payload.
 
         Parameters
         ----------
         template
             The form of all that precedes the payload: two prefixes, and the header between them.
         nbytes
-            At most `SMALL`: such messages are read as a whole before anything is made of them.
+            Bytes of the payload, at most `SMALL`: the whole message fits in the head buffer.
 
         Returns
         -------
         memoryview
-            Where the payload of a message that `match` finds lies, 64-byte aligned, until the next
-            bytes are received; the same memory each time, until `expected` is another.
+            The payload of a message that `match` finds, 64-byte aligned, valid until the next bytes
+            are received; the same memory each time, until `expected` changes.
         """
         self.forms += 1
         whole = template.size + nbytes
@@ -263,14 +320,14 @@ class Connection:
         return self._head[begin : begin + nbytes]
 
     def match(self, nbytes: int) -> tuple[int, ...] | None:
-        """Look at ``nbytes`` bytes in the last `next_buffer`, and take no note of them yet.
+        """Compare ``nbytes`` bytes in the last `next_buffer` with the expected form.
 
         Returns
         -------
         tuple or None
-            The values of a message as it is expected, if these bytes complete it and nothing else
-            has come: `answered` takes note of it. ``()`` if they are the beginning of one: they
-            have been taken note of. None: `received` is to be told of them.
+            The values of an expected message, if these bytes complete it and nothing else has come;
+            `answered` or `received` is to be called then. ``()`` if they are the beginning of one,
+            which is counted. None: call `received` with them; nothing has changed.
         """
         begin, end, template = self._begin, self._end + nbytes, self.expected
         if template is None or begin != self._rest or self._message is not None:
@@ -290,12 +347,12 @@ class Connection:
     def answered(
         self, nbytes: int, answer: Template, values: Sequence[float | bytes], payload: memoryview
     ) -> bytes:
-        """Take note of the push that `match` found, and of its answer; return that.
+        """Count the push that `match` found, and its answer; return the answer.
 
         Parameters
         ----------
         nbytes
-            As `match` was told.
+            The argument of `match`.
         answer, values
             The form of all that precedes the payload of an ``ack`` with one part, and the values
             that vary in it.
@@ -324,12 +381,12 @@ class Connection:
     # ------------------------------------------------------------ going on
 
     def resume(self) -> list[tuple[Message, Sink | None]]:
-        """Ask `place` again after `waiting`; return the messages now whole."""
+        """Call `place` again after `waiting`; return the messages now whole."""
         self.waiting = False
         return self._advance()
 
     def lost(self) -> None:
-        """Say that the connection is gone: a half-filled sink and others' memory are let go."""
+        """Close for good: let go of a half-filled sink and of the peer's memory."""
         if self.shared is not None:
             self.shared.lost()
         if self._sink is not None:
@@ -339,7 +396,7 @@ class Connection:
         self._begin = self._end = 0
 
     def _advance(self) -> list[tuple[Message, Sink | None]]:
-        """Read as far as what has come allows."""
+        """Parse what has come; return the messages now whole."""
         whole: list[tuple[Message, Sink | None]] = []
         try:
             while not self.waiting and (
@@ -355,7 +412,7 @@ class Connection:
                 payload = 0
                 for part in self._parts:
                     payload += part.nbytes
-                self.traffic.messages_in += 1  # as `_count`
+                self.traffic.messages_in += 1  # `_count` in line: one call less per message
                 counted = self.traffic.kinds_in[message.kind]
                 counted.messages += 1
                 counted.overhead += 5 + self._length + 5 * len(self._parts)
@@ -365,10 +422,10 @@ class Connection:
                     self._borrowed = False
                     self.shared.give_back(message.id)
                 self._message, self._sink, self._parts = None, None, ()
-                if len(self._head) > self._usual:  # a long header must not cost memory for ever
+                if len(self._head) > self._usual:  # a long header must not cost memory after it
                     self._resize(self._usual)
         except RemoteProtocolError:
-            for _message, sink in whole:  # nobody will hear of these: the connection is over
+            for _message, sink in whole:  # not returned: the connection is over
                 if sink is not None:
                     sink.abandoned()
             raise
@@ -389,7 +446,7 @@ class Connection:
         counted.payload += payload
 
     def _read_message(self) -> bool:
-        """Read a header with its prefix, once all of it is there."""
+        """Parse a prefix and its header; return False while they are not complete."""
         begin = self._begin
         if self._end - begin < 5:
             return False
@@ -401,7 +458,7 @@ class Connection:
             self._check_length(length)
             room = len(self._head) - self._rest
             if 5 + length > room and 2 * (self._end - begin) >= room:
-                self._resize(min(length + _HEAD, 2 * room))  # as it comes: announcing is free
+                self._resize(min(length + _HEAD, 2 * room))  # not more than arrived
             return False
         if length > self.limits.greeting or length > self.limits.header:
             self._check_length(length)
@@ -421,7 +478,7 @@ class Connection:
         return True
 
     def _hear(self, message: Message) -> None:
-        """Check that the peer may say this now."""
+        """Check that the peer may send this now, and go to the state that follows."""
         peer = "client" if self._side == "server" else "server"
         following = HANDSHAKE[self.state][peer].get(message.kind)
         if following is None:
@@ -438,7 +495,7 @@ class Connection:
             raise RemoteProtocolError(f"header: {length} bytes announced, at most {limit} allowed")
 
     def _resize(self, size: int) -> None:
-        """Give the header's buffer another size, if what is in it fits."""
+        """Replace the head buffer by one of another size, if its bytes fit."""
         left = self._end - self._begin
         if left <= size:
             head = memoryview(bytearray(size))
@@ -447,7 +504,7 @@ class Connection:
             self.expected, self._rest, self._usual = None, 0, min(self._usual, self._room)
 
     def _read_payloads(self) -> bool:
-        """Find the payloads a place, and fill it; return whether all of them are there."""
+        """Get the message's sink and fill it; return whether all payloads are complete."""
         sink = self._sink
         if sink is None:
             assert self._message is not None
@@ -491,7 +548,7 @@ class Connection:
 
     @property
     def _is_lent(self) -> bool:
-        """Whether the next payload has begun to come, and is a place."""
+        """True if the next payload has begun to come, and is a place."""
         return (
             self.shared is not None
             and self._begin < self._end
@@ -499,9 +556,9 @@ class Connection:
         )
 
     def _lent(self, nbytes: int) -> Bytes | None:
-        """Return what lies at the place that is the next payload, None while it is not all there.
+        """Return the bytes at the place that is the next payload, None while that is incomplete.
 
-        It is not passed over yet.
+        The place itself stays unread; `_take` passes over it.
         """
         if self._end - self._begin < _PLACE.size:
             return None
@@ -512,7 +569,7 @@ class Connection:
         return self.shared.at(rest[1], rest[3], nbytes)
 
     def _take(self, data: Bytes, sink: Sink) -> None:
-        """Take a payload that is lent, as it lies if that will do; count it as if it had come."""
+        """Have the sink adopt a lent payload, or copy it; count it as if it had been received."""
         assert self._message is not None
         assert self.shared is not None
         lent = LentPayload(data, partial(self.shared.give_back, self._message.id))
@@ -536,7 +593,7 @@ _USUAL = {
     side: {kind for kind, state in said.items() if state == "open" and kind != "error"}
     for side, said in HANDSHAKE["open"].items()
 }
-"""What changes nothing about an open connection, by who says it."""
+"""By sender: the kinds of message that leave an open connection open."""
 
 
 def _packed(segment: int, offset: int) -> bytes:

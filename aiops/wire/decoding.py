@@ -1,8 +1,7 @@
-"""The header of a message, as it came in, made into that message: the wire's door.
+"""Decode and check the header of a received message.
 
-Whatever the bytes are, they become a message whose fields are all of their types, or a
-`RemoteProtocolError` that names the path at which they are not; on the way to it nothing large is
-made of them.
+Any bytes become a message whose fields all have their types, or a `RemoteProtocolError` that names
+the path of the fault. Until then no memory is allocated that is large relative to the header.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from aiops.wire.fields import CHECKS, MAX_COUNT, TYPES
 from aiops.wire.messages import KINDS, Message
 
 MAX_PAYLOAD = (1 << 32) - 1
-"""Bytes of a payload: its prefix has room for no more."""
+"""Bytes of a payload, at most: its prefix has 32 bits for them."""
 
-_UNSEEN = 1024  # a header longer than this is walked through before anything is made of it
+_UNSEEN = 1024  # bytes: a longer header is walked through before it is decoded
 
 
 def decode(data: bytes | bytearray | memoryview) -> Message:
@@ -31,7 +30,7 @@ def decode(data: bytes | bytearray | memoryview) -> Message:
     Raises
     ------
     RemoteProtocolError
-        Naming the path at which the header is not what the wire allows.
+        Naming the path at which the header is not legal.
     """
     try:
         if len(data) > _UNSEEN:
@@ -56,7 +55,7 @@ def decode(data: bytes | bytearray | memoryview) -> Message:
             raise RemoteProtocolError(f"{kind}.{name}: missing") from None
         if check is None:
             value = _read_parts(kind, value)
-        elif type(value) is int and bounds is not None:  # most are: what their check would say
+        elif type(value) is int and bounds is not None:  # most fields: their check in line
             if not bounds[0] <= value <= bounds[1]:
                 raise _unexpected(kind, name, what, value)
         elif value is True or value is False:
@@ -80,10 +79,10 @@ def _unexpected(kind: str, name: str, what: str, value: object) -> RemoteProtoco
 
 
 def _walk(data: bytes | bytearray | memoryview) -> None:
-    """See that every list is as long as it claims to be, without making any of them.
+    """Check that every list is as long as it announces, without allocating any.
 
-    A list's room is made when its length is read, so that a megabyte of lists within lists that
-    each claim a million items would take gigabytes before the last of them is found missing.
+    msgpack allocates a list when it reads its length. A megabyte of lists within lists that each
+    announce a million items would take gigabytes before the first missing item is noticed.
     """
     unpacker = msgpack.Unpacker(max_buffer_size=len(data))
     unpacker.feed(data)
@@ -117,7 +116,7 @@ _part = partial(tuple.__new__, Part)  # what Part(*item) does, in a third of the
 
 
 def _wrong_with(item: object) -> str:
-    """Say which field of a bad part is wrong, and how."""
+    """Return the field of a bad part that is wrong, and the reason."""
     if type(item) is not tuple or len(item) != 5:
         return ": five values were expected"
     field: dict[str, Any] = dict(zip(Part._fields, item, strict=True))
@@ -140,7 +139,7 @@ def _no_ext(code: int, data: bytes) -> object:
 
 
 def _short(value: object) -> str:
-    text = reprlib.repr(value)  # not repr: the value is a stranger's, and may be deep
+    text = reprlib.repr(value)  # not repr: the peer's value may be deep or long
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -35,7 +35,7 @@ MAX_COUNT = 1 << 20
 """Most mini-batches that one push may stand for; a gate keeps back a million at most."""
 
 LONGEST = (1 << 63) - 1
-"""Largest size of an axis, and seed: what they come to is checked where it is known."""
+"""Largest size of an axis, and largest seed; the layout checks their products."""
 
 MAX_AXES = 32
 """Most axes a tensor may have."""
@@ -98,7 +98,7 @@ def _plain_value(value: object, depth: int) -> bool:
 
 
 def _offered(value: object) -> bool:
-    """Check rows of (name, dtype, shape); what they mean is checked by the layout."""
+    """Check rows of (name, dtype, shape); the layout checks their values."""
     return type(value) is tuple and all(
         type(row) is tuple and len(row) == 3 and _described(row) for row in value
     )
@@ -210,7 +210,7 @@ _ACCEPTED: Mapping[str, tuple[str, Callable[[object], bool]]] = {
 CHECKS: Mapping[str, Callable[[object], bool]] = {
     name: check for name, (_what, check) in _ACCEPTED.items()
 }
-"""For each type of field: whether a value is one. Parts have none: the decoder makes them."""
+"""By type of field: the check of a value. Parts have none: the decoder checks them."""
 
 TYPES: Mapping[str, str] = {
     **{name: what for name, (what, _check) in _ACCEPTED.items()},

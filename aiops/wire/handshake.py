@@ -1,6 +1,6 @@
 """The handshake of both sides, sans-I/O: protocol version, role and token.
 
-The token never travels. Each side sends a nonce. The client proves that it knows the token by an
+The token itself is never sent. Each side sends a nonce. The client proves that it knows the token by an
 HMAC over both nonces, and so does the server in its welcome: else a client would send its gradients
 to any process that listens on the right port.
 """
@@ -42,7 +42,7 @@ class Greeter:
     nonce
         16 random bytes, never used before.
     follower
-        Whether the server is a shard's follower, to whom come its lead and its lead's clients.
+        True if the server is a follower, which only its lead and the lead's clients connect to.
     """
 
     def __init__(self, token: str | None, nonce: bytes, *, follower: bool = False) -> None:
@@ -52,7 +52,7 @@ class Greeter:
         self.proof = b""
 
     def greet(self, message: Message) -> Challenge | Error | None:
-        """Return what to answer; None once `admitted`, when the engine says welcome."""
+        """Return the answer; None once `admitted`: the engine then sends the welcome."""
         if isinstance(message, Hello | ShardHello | LeadHello):
             return self._greet_hello(message)
         if isinstance(message, RingHello):
@@ -117,14 +117,14 @@ def check_welcome(
     token: str | None,
     server: str,
 ) -> None:
-    """See that a welcome comes from a server that knows the token too.
+    """Check that a welcome comes from a server that knows the token too.
 
     Raises
     ------
     Unauthorised
-        When it does not: the client must tell it nothing.
+        When it does not: the client must send it nothing more.
     RemoteProtocolError
-        When it speaks another version of the wire.
+        When it speaks another version of the protocol.
     """
     if welcome.protocol != PROTOCOL:
         raise RemoteProtocolError(

@@ -606,9 +606,9 @@ _packer = msgpack.Packer()
 _pack, _pack_map = _packer.pack, _packer.pack_map_pairs
 _LONGEST = Struct(">BQ").pack
 
-# From one exchange to the next the header of a push differs in some integers, and so does that of
-# its answer. These are written in their longest form, so that all else stays as it is, and where it
-# is (`aiops.wire.template`). Readers take any form.
+# The headers of successive pushes differ in some integers, and so do those of their answers. These
+# integers are written in their longest form, so that all other bytes keep their values and offsets
+# (`aiops.wire.template`). Readers accept any form.
 _INTEGER, _PARTS = "integer", "parts"
 _PART = b"\x91\x95"  # a list of one list of five
 _WIDENED: Mapping[type[Message], Mapping[str, str]] = {

@@ -1,9 +1,9 @@
-"""Payloads that are lent instead of sent: both sides of a connection see the memory they lie in.
+"""Lend payloads in shared memory instead of sending them.
 
 On a connection within one machine a payload may be a *place*: the number of a segment and an offset
-in it. Each side shows the other its segments (`Share`) before it names a place in one. What is lent
-by a server stays as it is until the client gives it back (`Release`); what is lent by a client,
-until its request is answered.
+in it. Each side shows the other its segments (`Share`) before it names a place in one. A payload
+that a server lends stays unchanged until the client gives it back (`Release`), one that a client
+lends until its request is answered.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ MOST = 256
 
 
 class LentPayload:
-    """A message's only payload, which lies where its sender has it: ``data``.
+    """A message's only payload, in the memory of its sender.
 
     Parameters
     ----------
     data
-        Its bytes.
+        Its bytes, uint8.
     give_back
-        Called once they are not needed any more.
+        Called when they are not needed any more.
     """
 
     __slots__ = ("data", "give_back")
@@ -42,7 +42,7 @@ class LentPayload:
         self.data, self.give_back = data, give_back
 
     def arena(self, layout: Layout) -> Arena:
-        """Return it as a whole model, whose values it is."""
+        """Return it as the arena of a whole model, without a copy."""
         return Arena(layout, self.data)
 
 
@@ -59,7 +59,7 @@ class SharedPayloads:
     Attributes
     ----------
     give_back
-        Told the id of a message when what it lent is not needed any more.
+        Called with the id of a message whose lent payload is not needed any more.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class SharedPayloads:
         self._ours: WeakValueDictionary[int, Segment] = WeakValueDictionary()
 
     def hear(self, message: Share) -> None:
-        """Look at a segment that the other side shows; an earlier one of its number is forgotten.
+        """Map a segment that the other side shows; an earlier one of its number is forgotten.
 
         Raises
         ------
         RemoteProtocolError
-            When it is no such memory as it should be.
+            When it is not sealed memory of the announced size.
         """
         if not 0 < message.segment <= MOST:
             raise RemoteProtocolError(f"share.segment: 1 to {MOST}, not {message.segment}")
@@ -93,7 +93,7 @@ class SharedPayloads:
         self._theirs.clear()
 
     def at(self, number: int, offset: int, nbytes: int) -> Bytes:
-        """Return what lies at a place.
+        """Return the bytes at a place.
 
         Raises
         ------
@@ -111,9 +111,9 @@ class SharedPayloads:
         return segment[offset : offset + nbytes]
 
     def show(self, segment: Segment, wire: Connection) -> tuple[int, list[Buffer]]:
-        """Return a segment's number, and what is to be sent first so that the other side knows it.
+        """Return a segment's number, and the buffers of a `Share` to be sent first, if any.
 
-        Returns 0 when it knows too many, or takes no more.
+        The number is 0 if the other side has `MOST` segments, or takes no more.
         """
         number = self._numbers.get(segment)
         if number is not None:

@@ -1,39 +1,39 @@
-"""Sinks: where the payloads of messages go, as they come."""
+"""Sinks: receive the payloads of messages into their final buffers."""
 
 from __future__ import annotations
 
 from aiops.wire.shared_payloads import LentPayload
 
-_PIECE = 256 * 1024  # copied and surveyed at a time
+_PIECE = 256 * 1024  # bytes copied and surveyed at a time
 
 
 class Sink:
-    """The place where the payloads of one message are received."""
+    """Receives the payloads of one message."""
 
     __slots__ = ()
 
     def view(self, part: int, offset: int) -> memoryview:
-        """Return writable bytes for the payload of a part from ``offset`` on (not all, perhaps)."""
+        """Return writable bytes for a part's payload from ``offset`` on; they may be fewer."""
         raise NotImplementedError
 
     def filled(self, part: int, offset: int, nbytes: int) -> None:
-        """Say that ``nbytes`` bytes from ``offset`` on have been written."""
+        """Note that ``nbytes`` bytes from ``offset`` on have been written."""
         raise NotImplementedError
 
     def abandoned(self) -> None:
-        """Say that the rest will never come: the connection is gone."""
+        """Let go of everything: the rest will never come, the connection is gone."""
         raise NotImplementedError
 
     def adopt(self, lent: LentPayload) -> bool:
-        """Be offered the message's only payload as it lies; return whether it is not to be copied.
+        """Adopt the message's only payload in place, or return False to have it copied.
 
-        A sink that takes it gives it back when it is done with it.
+        A sink that adopts it gives it back when it needs it no longer.
         """
         return False
 
 
 class Discard(Sink):
-    """A sink whose payloads are discarded: they are read, so that the connection can go on."""
+    """A sink that discards payloads: they are received, so that the connection can go on."""
 
     _scratch = memoryview(bytearray(256 * 1024))
 
@@ -41,23 +41,23 @@ class Discard(Sink):
         self.fault = fault
 
     def adopt(self, lent: LentPayload) -> bool:
-        """Do without reading it."""
+        """Give the payload back unread."""
         lent.give_back()
         return True
 
     def view(self, part: int, offset: int) -> memoryview:
-        """Return the scratch bytes that every discarded payload shares."""
+        """Return scratch bytes that all discarded payloads share."""
         return self._scratch
 
     def filled(self, part: int, offset: int, nbytes: int) -> None:
-        """Forget them."""
+        """Do nothing: the bytes are discarded."""
 
     def abandoned(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no buffer is held."""
 
 
 def copy(payload: memoryview, sink: Sink, part: int, offset: int) -> None:
-    """Copy bytes of a payload to where they belong, in pieces that stay in the cache meanwhile."""
+    """Copy bytes of a payload into a sink, in pieces that stay in the cache to be surveyed."""
     begin = 0
     while begin < len(payload):
         room = sink.view(part, offset + begin)[:_PIECE]

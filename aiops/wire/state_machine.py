@@ -1,4 +1,4 @@
-"""The states of a connection: which message is legal when. docs/wire.md has the table in words."""
+"""The states of a connection, and the messages that are legal in each (in words: docs/wire.md)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Templates: headers that are the same bytes every time, but for a few values of fixed width.
+"""Templates: match and write headers that differ only in a few values of fixed width.
 
 From one exchange to the next only some integers of a header change: the request's id, the sequence
-number, the versions. A `Template` is learnt from one header, whatever the order of its keys and the
-widths of its integers. Another header is then compared with it, and its values are read, by a
+number, the versions. A `Template` is learnt from one header, with any order of keys and any widths
+of integers. Another header is then compared with it, and its values are read, by a
 single `struct` call; an answer is written by one.
 """
 
@@ -14,7 +14,7 @@ from struct import Struct
 from typing import Any, NamedTuple, TypeAlias
 
 Path: TypeAlias = tuple[str | int, ...]
-"""Where a value lies in a header: keys of maps and indices of lists, from the outermost in."""
+"""A value's path in a header: keys of maps and indices of lists, from the outermost in."""
 
 _FIXED = {0xCA: "f", 0xCB: "d", 0xCC: "B", 0xCD: "H", 0xCE: "I", 0xCF: "Q"} | {
     0xD0: "b",
@@ -40,7 +40,7 @@ _BYTES, _TEXTS, _LISTS = (0xC4, 0xC5, 0xC6), (0xD9, 0xDA, 0xDB), (0xDC, 0xDD)
 
 
 class Slot(NamedTuple):
-    """A value of a header: where its bytes begin and end, and their `struct` code."""
+    """A value of a header: the begin and end of its bytes, and their `struct` code."""
 
     path: Path
     begin: int
@@ -63,8 +63,8 @@ class Template:
     size
         Bytes of the run.
     unpack, constants, pick
-        What `values` is made of, for those who cannot spare a call: all pieces of the bytes from a
-        place on, what every second of them must be, and the values among them.
+        The steps of `values`, for callers in a hurry: unpack all pieces of the bytes from an
+        offset on; the values that every second piece must have; pick the others in order.
     pack, pieces
         The same for `filled`: the pieces, every second of which is a value, to be packed.
     """
@@ -89,7 +89,7 @@ class Template:
         self.pieces: list[Any] = pieces
 
     def values(self, data: bytes) -> tuple[int, ...] | None:
-        """Return the values that vary, if these bytes are the run otherwise."""
+        """Return the values that vary, if all other bytes are those of the run; else None."""
         if len(data) != self.size:
             return None
         found = self.unpack(data)
@@ -141,7 +141,7 @@ def _walk(data: bytes, at: list[int], path: Path) -> Iterator[Slot]:
 
 
 def _extent(data: bytes, mark: int, begin: int) -> tuple[int, int]:
-    """Return how many bytes, items or pairs a value has, and where they begin."""
+    """Return the number of bytes, items or pairs of a value, and the offset of the first."""
     if mark in _LENGTHS:
         width = _LENGTHS[mark]
         return int.from_bytes(data[begin : begin + width], "big"), begin + width

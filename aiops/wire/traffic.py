@@ -1,4 +1,4 @@
-"""Counters of what crosses connections: bytes and messages, in all and by kind of message."""
+"""Count the bytes and messages that cross connections, in all and by kind of message."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class KindTraffic:
     Attributes
     ----------
     messages
-        How many there were.
+        The number of messages.
     overhead
-        Their bytes that are no payload: headers, and what announces headers and payloads.
+        Their bytes beside payloads: headers, and the prefixes of headers and payloads.
     payload
         Bytes of their payloads.
     """
@@ -32,8 +32,8 @@ class KindTraffic:
 class Traffic:
     """The bytes and messages that crossed one connection so far, headers included.
 
-    ``kinds_in`` and ``kinds_out`` say the same by kind of message. What has come of a message that
-    is not complete is in ``bytes_in`` already, and in no kind.
+    ``kinds_in`` and ``kinds_out`` are the same by kind of message. The bytes of an incomplete
+    message are in ``bytes_in`` already, and in no kind.
     """
 
     bytes_in: int = 0
@@ -44,7 +44,7 @@ class Traffic:
     kinds_out: dict[str, KindTraffic] = field(default_factory=lambda: defaultdict(KindTraffic))
 
     def add(self, other: Traffic) -> None:
-        """Count what crossed another connection too."""
+        """Add the counts of another connection."""
         if not (other.bytes_in or other.bytes_out):
             return
         self.bytes_in += other.bytes_in
@@ -62,14 +62,14 @@ class Traffic:
 
     @property
     def volume(self) -> int:
-        """All counts together: none is larger."""
+        """The sum of all counts, a bound on each."""
         kinds = [*self.kinds_in.values(), *self.kinds_out.values()]
         messages = self.messages_in + self.messages_out
         told = sum(kind.messages + kind.overhead + kind.payload for kind in kinds)
         return self.bytes_in + self.bytes_out + messages + told
 
     def told(self) -> tuple[Any, ...]:
-        """Return all of it as plain values."""
+        """Return all counts as plain values, for `read`."""
         kinds = (
             {name: (kind.messages, kind.overhead, kind.payload) for name, kind in found.items()}
             for found in (self.kinds_in, self.kinds_out)
@@ -78,12 +78,12 @@ class Traffic:
 
     @classmethod
     def read(cls, told: Any) -> Traffic:
-        """Return what `told` told.
+        """Return the `Traffic` of which `told` returned these values.
 
         Raises
         ------
         RemoteProtocolError
-            When that is something else.
+            When they are anything else.
         """
         traffic = cls()
         try:
