@@ -51,9 +51,10 @@ are marked as not held meanwhile, and stay so if the connection is lost. The ans
 request goes into a `Discard`. If it is being received already, `abandon` returns True; the rest
 would still be written to the caller's arrays, so the driver ends the connection.
 
-**Shards.** Requests go to the lead, which answers them; both headers list the parts on all shards. `Shards` keeps a branch (`ShardChannel`) to each other shard that holds any of the model. It
-sends each its portion of a push, and completes an answer when all portions are in place. A portion
-may arrive before the lead has announced it; the branch is then not read until it has. The session
+**Shards.** Requests go to the lead, which answers them; both headers list the parts on all shards.
+`Shards` keeps a branch (`ShardChannel`) to each other shard that holds any of the model. It sends
+each its portion of a push, and completes an answer when all portions are in place. A portion may
+arrive before the lead has announced it; the branch is then not read until the lead has. The session
 is ready when all branches are attached; when one connection is lost, all are ended.
 
 **Shared memory.** On a connection within one machine a payload may be lent. `Outbox` owns the
@@ -696,6 +697,6 @@ class Session:
             return
         plan = self.welcome.plan
         self.coding = Coding.planned(self.layout, plan, self.shards.placement, self._parallel_map)
-        # An observer receives the values themselves: it may fetch only once.
+        # An observer is sent the values themselves, never increments.
         increments = CodecChoice.told(plan.get("fetch_codec", ()))
         self.increments = self.role == "worker" and bool(increments)
