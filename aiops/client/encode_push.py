@@ -1,4 +1,4 @@
-"""How a client's gradients become parts and payloads."""
+"""Encoding of a client's gradients as the parts and payloads of a push."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def parts_of(
 
     ``versions`` are the tensors', or that of all of them.
     Neighbours of equal version share a part: an ungated push of a whole model is one payload. With
-    ``coding`` some may travel coded; what they were encoded to is noted in ``encoded``.
+    ``coding`` some may travel coded; their payloads are appended to ``encoded``.
 
     Raises
     ------

@@ -1,7 +1,7 @@
-"""A lock that is had in the order in which it was asked for.
+"""A lock that is granted in the order of the requests.
 
-A training loop lets go of its lock only to take it again at once, and a `threading.Lock` lets it:
-who else waits for it would wait for ever. This one is handed over to who has waited longest.
+A training loop releases its lock only to acquire it again at once, and a `threading.Lock` permits
+that: another thread would wait for ever. This one is passed to the thread that has waited longest.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class FairLock:
 
     @property
     def held(self) -> bool:
-        """Whether somebody has it."""
+        """True while a thread or a task holds it."""
         return self._held
 
     @property
     def mine(self) -> bool:
-        """Whether this thread has it."""
+        """True while this thread holds it."""
         return self._owner == threading.get_ident()
 
     def acquire(self, timeout: float = -1) -> bool:
@@ -49,7 +49,7 @@ class FairLock:
         self.request(gate.release)
         try:
             had = gate.acquire(timeout=timeout)
-        except BaseException:  # Ctrl-C: what was asked for must not be handed to nobody
+        except BaseException:  # Ctrl-C: the lock must not be granted to a thread that has left
             self.cancel(gate.release)
             raise
         if not had and not self._forget(gate.release):

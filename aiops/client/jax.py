@@ -211,7 +211,7 @@ def _is_none(leaf: Any) -> bool:
 
 
 def _is_function(value: Any) -> bool:
-    """Whether it is a function and not a pytree (modules of some libraries are both)."""
+    """Return whether this is a function and no pytree (modules of some libraries are both)."""
     return callable(value) and bool(_tree.all_leaves([value]))
 
 

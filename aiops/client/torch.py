@@ -240,7 +240,7 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
         return 1.0
 
     def _check_unchanged(self) -> None:
-        """See that nobody trains what the server does not know, or overlooks that it decides."""
+        """Check that no frozen parameter is trained; warn of changes that will be overwritten."""
         for name, param in self._frozen:
             if param.requires_grad and param.grad is not None:
                 raise UsageError(

@@ -196,7 +196,7 @@ class Model:
                 target[...] = x
 
     def adopt(self) -> None:
-        """Take over the parameters where they have 16 bits: somebody has filled them."""
+        """Take over the parameters where they have 16 bits: they have been filled anew."""
         for x, source in self._narrow():
             x[...] = source
 

@@ -69,7 +69,7 @@ class Local(LocalStrategy):
 
     @property
     def due(self) -> bool:
-        """Whether a cycle ends that cannot be handed over before the last has been answered."""
+        """True if a cycle ends that cannot be handed over before the last was answered."""
         return self._overlap != "free" and self._since >= self._every
 
     def transfer(self) -> Transfer | None:
@@ -81,7 +81,7 @@ class Local(LocalStrategy):
 
     @property
     def waits(self) -> bool:
-        """Whether the worker is as far ahead as it may be."""
+        """True if the worker is as far ahead of the server as it may be."""
         if self.under_way is None or self._overlap in ("cycle", "mix"):
             return False
         return self._overlap == "none" or self._ahead >= self._limit
