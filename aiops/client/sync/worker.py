@@ -88,7 +88,7 @@ class Worker(WorkerFacade, Closing):
     ----------
     params
         The parameters to compute the next gradients at (`Params`, arrays by name); the same arrays
-        at all times, unless ``views`` is set. Under a policy with local steps they include these.
+        at all times, unless ``views`` is set. A policy with local steps changes them here.
     last
         The `Receipt` of the last push that was answered, or None.
     steps, recomputed
@@ -194,8 +194,8 @@ class Worker(WorkerFacade, Closing):
     def refresh(self) -> int:
         """Bring `params` up to date without pushing; return their version.
 
-        Local steps that have not been pushed stay on top of the server's parameters. (Under EASGD
-        the worker takes the centre instead.)
+        Local steps that have not been pushed stay on top of the server's parameters. Under Downpour
+        and SSP they do not, but travel with the next push; under EASGD `params` become the centre.
         """
         self._check()
         return self._play(self._steps.refresh())
