@@ -21,7 +21,7 @@ _AGAIN = 0.05  # seconds before a first average is tried again
 
 
 class Averaging:
-    """Everything that happens on the averaging thread's event loop.
+    """The averaging of one worker, on an event loop.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ class Averaging:
     async def abort(self) -> None:
         """Average no more; return when nothing is under way."""
         self._paused = True
-        # A server that does not answer keeps no list to withdraw from.
+        # Without an answer of the server there is no round to withdraw from.
         with contextlib.suppress(AiopsError, TimeoutError):
             async with asyncio.timeout(_WITHDRAWAL):
                 await self.rounds.withdraw()

@@ -127,7 +127,7 @@ class Calls:
         return report
 
     def ping(self) -> Call[None]:
-        """See that the server answers."""
+        """Check that the server answers."""
         yield Ask(self._requests.ping)
 
     def check_direct(self) -> None:
@@ -153,6 +153,6 @@ class Calls:
         return Leased(layout) if views else Params(layout)
 
     def _know(self) -> Call[None]:
-        """Have the model described, if it is not known yet."""
+        """Fetch the model's description, if it is not known yet."""
         if self._session.layout is None:
             yield Ask(self._requests.describe)

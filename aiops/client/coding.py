@@ -36,7 +36,7 @@ class Coding:
     placement
         Where the model lies, if not on one server.
     parallel_map
-        Who shares in encoding large tensors.
+        Encodes large tensors in parallel.
     """
 
     def __init__(

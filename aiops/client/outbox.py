@@ -83,7 +83,7 @@ class Outbox:
         return nbytes > SMALL
 
     def lend(self, payloads: Sequence[Sequence[memoryview]], show: Show) -> Lending:
-        """Have payloads lie where the server can read them; small ones are sent as quickly."""
+        """Lend payloads: in place, or copied into a segment; small ones are left to be sent."""
         found: list[tuple[Segment, int] | None] = [self._as_it_lies(views) for views in payloads]
         sizes = [sum(map(len, views)) for views in payloads]
         others = [number for number, place in enumerate(found) if place is None]

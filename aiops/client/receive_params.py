@@ -127,7 +127,7 @@ class ParameterSink(Sink):
             self._params.held[self._tensors] = -1
 
     def _check(self, wants: Wants) -> None:
-        """See that what comes was asked for, and that what is lacking comes."""
+        """Check that the parts were asked for, and that all lacking tensors come."""
         params = self._params
         asked = np.full(len(params.held), not wants)
         for first, last, _have in wants:
@@ -206,7 +206,7 @@ class ParameterSink(Sink):
         return self._data[self.parts[part].start + offset : self.parts[part].stop]
 
     def adopt(self, lent: LentPayload) -> bool:
-        """Have the parameters be what is lent, if they may; copy a whole model at one go."""
+        """Take over a lent model: in place if the parameters permit it, else as a copy."""
         if not self._whole:
             return False
         self.lent = True

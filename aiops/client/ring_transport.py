@@ -224,7 +224,7 @@ class Listener:
             self._park(_Stranger(link))
 
     def _park(self, stranger: _Stranger) -> None:
-        """Hear a stranger's greeting, and keep it until its round is known here too."""
+        """Receive a peer's greeting, and keep it until its round is known here too."""
         self._strangers.append(stranger)
         stranger.task = self._start(self._hear(stranger))
         # Not at the end of the task's own work: one that is cancelled at once never begins it.
@@ -304,7 +304,7 @@ async def take_part(
     Parameters
     ----------
     told, ring
-        Who they are, and this worker's part.
+        The round's members, and this worker's part of the ring.
     listener
         Where this worker is reached.
     patience

@@ -152,7 +152,7 @@ class Rounds:
         await self._listener.close()
 
     async def withdraw(self) -> None:
-        """Have the other workers not wait for this one.
+        """Withdraw, so that the other workers do not wait for this one.
 
         A request to meet that is under way is answered too: with an empty round, or a last one.
         """

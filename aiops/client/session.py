@@ -31,10 +31,11 @@ server drops the older. `Params` are stamped with the client and the epoch that 
 the steady exchange. Requests stay. On the next connection `_begin` asks all of them again, in
 order. Payloads may be views of the caller's arrays, so these must not change before the answer.
 
-**Exactly once.** The server applies a push whose sequence number is above the client's last. It
-answers an earlier one with the answer it remembers, and refuses it when it remembers none. It
-remembers `aiops.wire.messages.REMEMBERED` answers per client, so a driver keeps no more pushes
-under way. A push that was abandoned may have been applied; `again` sends it under the same number.
+**Exactly once.** To the server a push is new if its sequence number is above the client's last. It
+does not apply an earlier one again, but answers it: when the first sending is answered, or with the
+answer that it remembers, or, if it remembers none, with a refusal. It remembers
+`aiops.wire.messages.REMEMBERED` answers per client, so a driver keeps no more pushes under way. A
+push that was abandoned may have been applied; `again` sends it under the same sequence number.
 The server forgets the answers at `leave`, and everything at a restart; when more than
 `aiops.engine.membership.DEPARTED` clients are gone, it forgets those that left first. Other
 requests have no such number: a definition that is sent twice may report the second outcome.

@@ -68,7 +68,7 @@ class Shards:
     # ------------------------------------------------------------ the connections
 
     def branch_off(self, shards: ShardTable, *, defined: bool) -> None:
-        """Have connections made to the other shards; once the model is, to those that hold any.
+        """Make branches to the other shards; of a defined model, to those that hold a part of it.
 
         Raises
         ------
@@ -91,7 +91,7 @@ class Shards:
             self._leave_unused()
 
     def _leave_unused(self) -> None:
-        """Have no branches to shards that hold nothing: whatever is asked, nothing lies there."""
+        """Drop the branches to shards that hold no part of the model."""
         self.branches = [branch for branch in self.branches if branch.shard in self._used]
 
     @property
@@ -101,7 +101,7 @@ class Shards:
 
     @property
     def unattached(self) -> str:
-        """Those that are not, for people."""
+        """The shards that are not attached yet, for error texts."""
         return ", ".join(branch.server for branch in self.branches if not branch.attached)
 
     def resume(self) -> None:
@@ -228,7 +228,7 @@ class Shards:
 
     @property
     def late(self) -> tuple[int, str] | None:
-        """The first request that lacks portions, and whose, for people."""
+        """The first request that lacks portions, and the shards that owe them, for error texts."""
         for id, (_message, into) in self._partial.items():
             if into.missing:
                 late = [branch.server for branch in self.branches if branch.shard in into.missing]

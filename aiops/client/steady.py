@@ -217,7 +217,7 @@ class Steady:
         return found
 
     def hand_over(self, sent: int, came: int) -> tuple[Request, list[Buffer], list[memoryview]]:
-        """Go on on the general path, with the push as a request that is under way.
+        """Continue on the general path, with the push as a request that is under way.
 
         Parameters
         ----------
@@ -255,7 +255,7 @@ class Hearer(Protocol):
 
 
 def hear(session: Hearer, came: list[memoryview]) -> bool:
-    """Have a session process what came of an exchange that was handed over.
+    """Let a session process what came of an exchange that was handed over.
 
     Returns whether anything had come. Raises what `Session.received` does.
     """

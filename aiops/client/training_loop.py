@@ -125,7 +125,7 @@ class TrainingLoop:
     # ------------------------------------------------------------ the programs
 
     def check(self, *, again: bool) -> None:
-        """See that a gradient can be computed again (``again``), where the policy asks for that.
+        """Check that a gradient can be computed again (``again``), if the policy asks for that.
 
         Raises
         ------
@@ -159,7 +159,7 @@ class TrainingLoop:
         return receipt
 
     def failed(self, error: BaseException, *, again: bool) -> Program[Op, Receipt | None]:
-        """See what follows if it failed; returns what `step` does."""
+        """Go on after such a step failed; return what `step` does."""
         self._count(idle=True)
         try:
             receipt = yield from self._recover(error, again)
@@ -201,7 +201,7 @@ class TrainingLoop:
     # ------------------------------------------------------------ inside
 
     def _recover(self, error: BaseException, again: bool) -> Program[Op, Receipt | None]:
-        """Go on after a gradient that was not taken; raise what nothing can be done about."""
+        """Go on after a gradient that was not taken, or raise the error."""
         if isinstance(error, Restarted):
             yield from self._begin_anew()
             if not again or self.strategy.local:
@@ -214,7 +214,7 @@ class TrainingLoop:
     def _step(self, gradients: Gradients) -> Program[Op, Receipt]:
         routine = self.strategy
         if self._errand is not None and self._errand.error is not None:
-            yield from self._settle(wait=True)  # tell what failed before anything of this is done
+            yield from self._settle(wait=True)  # raise that error before this step changes anything
         routine.apply(gradients)
         yield from self._settle(wait=routine.due)
         transfer = routine.transfer()
@@ -228,7 +228,7 @@ class TrainingLoop:
         return self._nothing() if self.last is None else replace(self.last, pushed=False)
 
     def _note_held(self, transfer: Transfer | None) -> None:
-        """Tell the ledger what the gates kept from travelling after a mini-batch."""
+        """Enter in the ledger the tensors that the gates held back after a mini-batch."""
         tensors, ledger = self.params.layout.tensors, self._session.ledger
         pushed = transfer.arrays if transfer is not None else None
         if pushed is not None and len(pushed) < len(tensors):

@@ -83,14 +83,14 @@ class LocalStrategy:
         raise NotImplementedError
 
     def restarted(self) -> None:
-        """Hear that the server was restarted: versions from before mean nothing any more."""
+        """Note that the server was restarted: versions from before are void."""
 
     def offer(self) -> Params:
         """Return what to offer a server that has lost its model."""
         return self.params
 
     def offered(self) -> None:
-        """Hear that the server took the offer."""
+        """Note that the server took the offer."""
 
 
 class Direct(LocalStrategy):
