@@ -16,7 +16,7 @@ from aiops.client.replica import Replica
 from aiops.client.rounds import Rounds
 from aiops.errors import AiopsError, ConnectionLost, DeadlineExceeded
 
-_WITHDRAWAL = 2.0  # seconds that the server has to hear that this worker averages no more
+_WITHDRAWAL = 2.0  # seconds that the withdrawal at the server may take
 _AGAIN = 0.05  # seconds before a first average is tried again
 
 

@@ -22,7 +22,7 @@ class FairLock:
         self._waiting: deque[Callable[[], None]] = deque()
         self._held = False
         self._owner: int | None = None
-        self._lapsed = False  # in a fork: a task that had it may let go of it once more
+        self._lapsed = False  # in a fork: a task that held it may release it once more
 
     @property
     def held(self) -> bool:
@@ -35,7 +35,7 @@ class FairLock:
         return self._owner == threading.get_ident()
 
     def acquire(self, timeout: float = -1) -> bool:
-        """Wait for it, at most that many seconds (-1: as long as it takes); say whether one has it.
+        """Wait for it, at most ``timeout`` seconds (-1: without limit); return whether it is held.
 
         Raises
         ------
@@ -59,7 +59,7 @@ class FairLock:
         return had
 
     def release(self) -> None:
-        """Let go of it, or hand it on."""
+        """Release it, or pass it to the request that has waited longest."""
         self._owner = None
         with self._guard:
             if self._lapsed and not self._held:
@@ -71,7 +71,7 @@ class FairLock:
             following()
 
     def request(self, granted: Callable[[], None]) -> None:
-        """Ask for it without waiting: ``granted`` is called when one has it, by whichever thread.
+        """Request it without waiting: ``granted`` is called, by any thread, when it is granted.
 
         `release` it then, or `cancel` before.
         """
@@ -83,13 +83,13 @@ class FairLock:
         granted()
 
     def cancel(self, granted: Callable[[], None]) -> None:
-        """Take a request back; if it was granted already, let go."""
+        """Take a request back; if it was granted already, release the lock."""
         if not self._forget(granted):
             self.release()
 
     @contextlib.asynccontextmanager
     async def awaited(self) -> AsyncIterator[None]:
-        """Hold it, without blocking this event loop while others have it."""
+        """Hold it, without blocking this event loop during the wait."""
         loop = asyncio.get_running_loop()
         had: asyncio.Future[None] = loop.create_future()
 

@@ -24,7 +24,7 @@ from aiops.wire.traffic import Traffic
 
 _LIMITS = Limits(header=4 << 10, parts=1)
 _PARKED = 64
-"""Connections that may wait at once to greet, or for this worker to hear of their round."""
+"""Connections that may be parked at once: without a greeting, or of a round not known here yet."""
 
 
 class _Landing(Sink):
@@ -218,7 +218,7 @@ class Listener:
                 sock.close()
                 continue
             if len(self._strangers) >= _PARKED:
-                oldest = self._strangers.pop(0)  # who waits for long is likeliest no worker
+                oldest = self._strangers.pop(0)  # the least likely to be a worker
                 assert oldest.task is not None
                 oldest.task.cancel()  # which closes its link, when nothing reads it any more
             self._park(_Stranger(link))

@@ -663,7 +663,9 @@ class Session:
         if request.into is not None and not isinstance(request.into, RowsSink):
             request.into.connection = self.connection
             request.into.now_at(version, request.wants, late)
-        for other in self._unheard:  # the next answer may be coming into the same arrays already
+        # Pipelined: the next answer may already be coming into the same arrays, which `now_at` has
+        # just marked as whole.
+        for other in self._unheard:
             other.mark()
 
     def learn(self, told: Model | Welcome) -> None:
