@@ -1,4 +1,4 @@
-"""What the blocking and the async model averager have in common."""
+"""The parts that the blocking and the async model averager share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FAREWELL = 1.0
 
 
 class AveragerFacade:
-    """What the blocking and the async averager have in common; parameters as theirs."""
+    """Base of `ModelAverager` and `AsyncModelAverager`; parameters as theirs."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class AveragerFacade:
 
     @property
     def steps(self) -> int:
-        """How many steps have been taken."""
+        """The steps taken so far."""
         return self._core.steps
 
     @property
@@ -69,7 +69,7 @@ class AveragerFacade:
 
     @property
     def stats(self) -> Averages:
-        """What became of the averages so far."""
+        """The counts of this worker's averages so far (`Averages`)."""
         return self._core.rounds.stats
 
     @property

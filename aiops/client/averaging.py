@@ -1,4 +1,4 @@
-"""The averaging half of a worker: a loop that runs beside training, and says when to average.
+"""The averaging half of a worker: a loop that runs beside training and begins the rounds.
 
 `ModelAverager` gives it a thread of its own, `AsyncModelAverager` a task.
 """
@@ -16,17 +16,17 @@ from aiops.client.replica import Replica
 from aiops.client.rounds import Rounds
 from aiops.errors import AiopsError, ConnectionLost, DeadlineExceeded
 
-_WITHDRAWAL = 2.0  # seconds that the server has to hear that this worker averages no more
+_WITHDRAWAL = 2.0  # seconds that the withdrawal at the server may take
 _AGAIN = 0.05  # seconds before a first average is tried again
 
 
 class Averaging:
-    """Everything that happens on the averaging thread's event loop.
+    """The averaging of one worker, on an event loop.
 
     Parameters
     ----------
     replica, lock
-        The model, and what guards it.
+        The model, and the lock that guards it.
     url, token, name, timeout, host
         As `ModelAverager`'s.
 
@@ -91,7 +91,7 @@ class Averaging:
     async def abort(self) -> None:
         """Average no more; return when nothing is under way."""
         self._paused = True
-        # If the server does not answer, there is nobody to withdraw from.
+        # Without an answer of the server there is no round to withdraw from.
         with contextlib.suppress(AiopsError, TimeoutError):
             async with asyncio.timeout(_WITHDRAWAL):
                 await self.rounds.withdraw()
@@ -114,7 +114,7 @@ class Averaging:
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing left to end."""
+        """True once the loop has ended."""
         return self._task is None or self._task.done()
 
     async def end(self, patience: float) -> None:

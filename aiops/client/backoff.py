@@ -1,4 +1,4 @@
-"""How long to wait: for an answer, and before connecting again."""
+"""Pauses before connecting again, and limits of time-outs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def delays(below: Callable[[int], int]) -> Iterator[float]:
     """Yield pauses in seconds, each about twice the last, each a random half of its length.
 
     The randomness (``below(n)`` is uniform in 0..n−1) keeps a hundred workers of a restarted
-    server from knocking all at once.
+    server from connecting at the same moment.
     """
     pause = FIRST
     while True:
@@ -40,7 +40,7 @@ def delays(below: Callable[[int], int]) -> Iterator[float]:
 
 
 class Attempts:
-    """When to try to connect again, and when to give up.
+    """The attempts to connect again: the pause before each, and when the last has failed.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class Attempts:
     below
         As `delays`'s.
     until
-        When to stop trying, by the clock that `pause` is told the time of; may be changed.
+        When to stop trying, in seconds by the caller's clock (`pause`'s ``now``); may be changed.
     """
 
     def __init__(self, server: str, below: Callable[[int], int], until: float) -> None:
@@ -69,8 +69,8 @@ class Attempts:
     def lost(self, now: float, answered: int, until: float) -> None:
         """Note that it is gone, and try until then for another.
 
-        Pauses begin with the shortest if it was of use: it brought an answer, or lasted. Else they
-        go on growing, so that a server is not besieged that cuts off whoever asks.
+        Pauses begin with the shortest if the connection brought an answer or lasted `LONGEST`.
+        Otherwise they go on growing, to spare a server that ends each connection at once.
         """
         since, before = self._made
         if answered > before or now - since >= LONGEST:
@@ -94,7 +94,7 @@ class Attempts:
 
 
 def reason(error: Exception) -> str:
-    """Return what an error says, as briefly as it says it."""
+    """Return the shortest text of an error."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 

@@ -1,8 +1,8 @@
-"""What can be asked of a client, sans-I/O: `Client` and `AsyncClient` drive this.
+"""The calls of a client, sans-I/O: `Client` and `AsyncClient` drive them.
 
-Each call is a script (`aiops.client.program`): a generator that yields what is to be asked, is sent
-what that came to, and returns the result. The faces wait, the one by blocking, the other by
-awaiting, and decide nothing.
+Each call is a program (`aiops.client.program`): a generator that yields requests to make, is sent
+their results, and returns the result of the call. `Client` blocks for each answer, `AsyncClient`
+awaits it; neither decides anything.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from aiops.model.tables import Table
 
 
 class Ask(NamedTuple):
-    """An order: ask this, and wait for the answer.
+    """Make this request, and wait for the answer.
 
     Attributes
     ----------
     make
-        Asks it, and returns the request.
+        Makes the request, has it sent, and returns it.
     pushes
         Whether it counts as a push, of which only some may be under way at a time.
     """
@@ -47,7 +47,7 @@ class Calls:
     Parameters
     ----------
     session
-        Its dialogue with the server.
+        Its session with the server.
     asks
         Makes its requests.
     """
@@ -89,7 +89,7 @@ class Calls:
         return receipt
 
     def carry(self, transfer: Transfer) -> Call[Receipt | None]:
-        """Move what a routine wants moved; return None for a mere fetch."""
+        """Carry a strategy's transfer; return its receipt, or None for a mere fetch."""
         result = yield Ask(partial(transfer.ask, self._requests), True)
         return result if isinstance(result, Receipt) else None
 
@@ -127,16 +127,16 @@ class Calls:
         return report
 
     def ping(self) -> Call[None]:
-        """See that the server answers."""
+        """Check that the server answers."""
         yield Ask(self._requests.ping)
 
     def check_direct(self) -> None:
-        """See that gradients are what the server wants pushed.
+        """Check that the server's policy takes bare gradients.
 
         Raises
         ------
         UsageError
-            When its policy has its workers train by themselves.
+            When its policy has the workers take local steps.
         """
         routine = self._session.plan.get("routine", "direct")
         if routine != "direct":
@@ -153,6 +153,6 @@ class Calls:
         return Leased(layout) if views else Params(layout)
 
     def _know(self) -> Call[None]:
-        """Have the model described, if it is not known yet."""
+        """Fetch the model's description, if it is not known yet."""
         if self._session.layout is None:
             yield Ask(self._requests.describe)

@@ -1,4 +1,4 @@
-"""How a client's gradients are coded: the server's choice, and the encoders with their memory."""
+"""Coding of a client's gradients: the server's choice of codecs, and the encoders' memory."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Coding:
 
     A tensor that lies on several shards is coded in pieces, each as a tensor of its own.
 
-    A gradient that is refused is its owner's again, who may push it anew, so nothing of it may stay
-    in an encoder: `take_back` makes the rest what it was before.
+    A gradient that is refused may be pushed again, so nothing of it may stay in an encoder:
+    `take_back` restores the rest (the error fed back into the next push) from before it.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class Coding:
     placement
         Where the model lies, if not on one server.
     parallel_map
-        Who shares in encoding large tensors.
+        Encodes large tensors in parallel.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Coding:
         return cls(layout, choice, placement, parallel_map) if choice else None
 
     def coded(self, index: int) -> bool:
-        """Whether a tensor, or a piece of it, travels coded."""
+        """Return whether a tensor, or a piece of it, travels coded."""
         return any(codec is not None for _piece, codec in self._pieces[index])
 
     def encode(self, index: int, array: Array, encoded: Encoded) -> list[tuple[Tensor, str, Bytes]]:

@@ -1,4 +1,4 @@
-"""How a client's gradients become parts and payloads."""
+"""Encoding of a client's gradients as the parts and payloads of a push."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def parts_of(
 
     ``versions`` are the tensors', or that of all of them.
     Neighbours of equal version share a part: an ungated push of a whole model is one payload. With
-    ``coding`` some may travel coded; what they were encoded to is noted in ``encoded``.
+    ``coding`` some may travel coded; their payloads are appended to ``encoded``.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def _parts(
 def _whole(
     layout: Layout, arrays: Mapping[str, Array], version: int
 ) -> tuple[Parts, list[list[memoryview]]] | None:
-    """Do the usual case at one go: all tensors, of one version, fit to be sent as they lie."""
+    """Encode the usual case: all tensors, of one version, in arrays that are sent as they are."""
     if layout.nbytes > MAX_PART or len(arrays) != len(layout.tensors):
         return None
     views: list[memoryview] = []
@@ -174,6 +174,6 @@ def _checked(tensor: Tensor, array: Array) -> Array:
 
 
 def little_endian(array: Array) -> Array:
-    """Return an array with its bytes in the wire's order."""
+    """Return an array with its bytes in little-endian order."""
     order = array.dtype.newbyteorder("<") if array.dtype.str.startswith(">") else array.dtype
     return array.astype(order, copy=False)

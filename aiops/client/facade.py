@@ -1,4 +1,4 @@
-"""What the blocking and the async client have in common: who they are, and what they know."""
+"""The parts that the blocking and the async faces share: identity, plan, byte counts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from aiops.net.environment import SURROUNDINGS
 
 
 class Facade:
-    """The face of a conversation; derived classes move its bytes."""
+    """Base of `Client` and `AsyncClient`, which move the session's bytes."""
 
     def __init__(
         self,
@@ -55,14 +55,14 @@ class Facade:
         shards.host, shards.followers = self._host, tuple(followers)
 
     def forked(self) -> None:
-        """Let go of the connection in a fork, and refuse to work there."""
+        """Refuse to work in a fork; the connection is the parent's."""
         self._closed = self._forked = True
         self._session.ready = False
         if self._session.wire.shared is not None:
-            self._session.wire.shared.lost()  # the server's segments, but for those that are read
+            self._session.wire.shared.lost()  # unmap the server's segments, except those in use
 
     def _unusable(self) -> UsageError:
-        """Return why it cannot be used, when it is closed."""
+        """Return the error of a call to a client that is closed."""
         return forks.inherited("client") if self._forked else UsageError("this client is closed")
 
     @property
@@ -72,12 +72,12 @@ class Facade:
 
     @property
     def policy(self) -> str:
-        """The server's algorithm."""
+        """The name of the server's algorithm."""
         return self._session.policy
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Its settings."""
+        """The settings of the server's algorithm, by name."""
         return self._session.settings
 
     @property
@@ -89,8 +89,8 @@ class Facade:
     def patience(self) -> float:
         """Seconds that an answer may take.
 
-        The timeout, what the server's barrier may need, and under a bandwidth budget what a push
-        and a fetch of the model may take.
+        That is the time-out, the wait at the server's barrier, and under a bandwidth budget the
+        time that a push and a fetch of the model may take.
         """
         return self._patience_for(None)
 
@@ -108,12 +108,12 @@ class Facade:
         return allowed
 
     def begin(self, params: Params, clock: Callable[[], float]) -> TrainingLoop:
-        """Begin to train at these parameters, as the plan says; return what a worker drives.
+        """Begin to train at these parameters by the server's plan; return the loop to drive.
 
         Raises
         ------
         UsageError
-            When they are read where the server keeps them, and the plan has them written to.
+            When they lie in the server's memory, and the plan has the worker write to them.
         """
         steps = TrainingLoop(self._session, params, clock)
         if isinstance(params, Leased) and steps.strategy.writes:
@@ -125,17 +125,22 @@ class Facade:
         return steps
 
     def room(self) -> Params:
-        """Return room for gradients: a mapping like `Params`, of arrays to write them into.
+        """Return room for gradients: a `Params` of arrays to write them into.
 
-        A server on the same machine reads them there, without a copy. Ask anew for each gradient:
-        the arrays are the same ones each time, except when the server may still be reading those
-        (a push was given up, or is under way).
+        A server on the same machine reads a model of more than 64 KiB there, without a copy. Call
+        it for each gradient: the arrays are the same each time, unless the server may still be
+        reading them (a push was given up, or is under way).
+
+        Raises
+        ------
+        UsageError
+            When the model is not known yet.
         """
         return self._session.room()
 
     @property
     def near(self) -> bool:
-        """Whether the server is on this machine and memory is shared with it."""
+        """True if the server is on this machine, and memory is shared with it."""
         return self._session.wire.shared is not None
 
     @property
@@ -150,19 +155,19 @@ class Facade:
 
     @property
     def ledger(self) -> Ledger:
-        """What became of every byte so far, by tensor and reason, over all connections."""
+        """The account of every byte so far, by tensor and reason, over all connections."""
         return self._session.ledger
 
 
 class WorkerFacade:
-    """The face of a worker; derived classes carry out its orders."""
+    """Base of `Worker` and `AsyncWorker`, which carry out the operations of its loop."""
 
     _client: Facade
     _begun: TrainingLoop | None = None  # once it is connected, and knows the parameters
     _closed = _forked = False
 
     def forked(self) -> None:
-        """Refuse to work in a fork; the client lets go of the connection."""
+        """Refuse to work in a fork, where the client closes its descriptors."""
         self._closed = self._forked = True
 
     def _check(self) -> None:
@@ -183,9 +188,9 @@ class WorkerFacade:
 
     @property
     def params(self) -> Params:
-        """The parameters to compute the next gradients at.
+        """The parameters to compute the next gradients at: arrays by name.
 
-        The same arrays all the time; with ``views`` other ones after each step.
+        The arrays stay the same objects; with ``views`` there are other ones after each step.
         """
         return self._steps.params
 
@@ -198,7 +203,8 @@ class WorkerFacade:
             grads["w"][...] = ...
             worker.step(grads)
 
-        A server on the same machine reads them there. Ask anew for each step. See `Client.room`.
+        A server on the same machine reads a model of more than 64 KiB there. Call it for each step:
+        the arrays are others while the server may still be reading the last ones.
         """
         return self._client.room()
 
@@ -214,17 +220,17 @@ class WorkerFacade:
 
     @property
     def recomputed(self) -> int:
-        """Gradients that the policy had computed again."""
+        """Gradients that were computed again because the policy asked for it."""
         return self._steps.recomputed
 
     @property
     def compute_seconds(self) -> float:
-        """Seconds outside `step` and on local steps."""
+        """Seconds spent outside `step`, and on local steps."""
         return self._steps.compute_seconds
 
     @property
     def idle_seconds(self) -> float:
-        """Seconds in `step` waiting for the server."""
+        """Seconds spent waiting for the server."""
         return self._steps.idle_seconds
 
     @property
@@ -250,7 +256,7 @@ class WorkerFacade:
 
     @property
     def near(self) -> bool:
-        """Whether the server is on this machine and memory is shared with it."""
+        """True if the server is on this machine, and memory is shared with it."""
         return self._client.near
 
     @property
@@ -265,9 +271,9 @@ class WorkerFacade:
 
     @property
     def ledger(self) -> Ledger:
-        """What became of every byte so far, by tensor and reason; `Ledger.report` has it all.
+        """The account of every byte so far, by tensor and reason (`Ledger.report`).
 
-        Whoever holds gradients or fetches back says so here (`Ledger.skipped_push`,
-        `Ledger.skipped_fetch`).
+        A training loop that holds gradients or fetches back enters that here, with
+        `Ledger.skipped_push` and `Ledger.skipped_fetch`.
         """
         return self._client.ledger

@@ -1,7 +1,7 @@
-"""A lock that is had in the order in which it was asked for.
+"""A lock that is granted in the order of the requests.
 
-A training loop lets go of its lock only to take it again at once, and a `threading.Lock` lets it:
-who else waits for it would wait for ever. This one is handed over to who has waited longest.
+A training loop releases its lock only to acquire it again at once, and a `threading.Lock` permits
+that: another thread would wait for ever. This one is passed to the thread that has waited longest.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ class FairLock:
         self._waiting: deque[Callable[[], None]] = deque()
         self._held = False
         self._owner: int | None = None
-        self._lapsed = False  # in a fork: a task that had it may let go of it once more
+        self._lapsed = False  # in a fork: a task that held it may release it once more
 
     @property
     def held(self) -> bool:
-        """Whether somebody has it."""
+        """True while a thread or a task holds it."""
         return self._held
 
     @property
     def mine(self) -> bool:
-        """Whether this thread has it."""
+        """True while this thread holds it."""
         return self._owner == threading.get_ident()
 
     def acquire(self, timeout: float = -1) -> bool:
-        """Wait for it, at most that many seconds (-1: as long as it takes); say whether one has it.
+        """Wait for it, at most ``timeout`` seconds (-1: without limit); return whether it is held.
 
         Raises
         ------
@@ -49,7 +49,7 @@ class FairLock:
         self.request(gate.release)
         try:
             had = gate.acquire(timeout=timeout)
-        except BaseException:  # Ctrl-C: what was asked for must not be handed to nobody
+        except BaseException:  # Ctrl-C: the lock must not be granted to a thread that has left
             self.cancel(gate.release)
             raise
         if not had and not self._forget(gate.release):
@@ -59,7 +59,7 @@ class FairLock:
         return had
 
     def release(self) -> None:
-        """Let go of it, or hand it on."""
+        """Release it, or pass it to the request that has waited longest."""
         self._owner = None
         with self._guard:
             if self._lapsed and not self._held:
@@ -71,7 +71,7 @@ class FairLock:
             following()
 
     def request(self, granted: Callable[[], None]) -> None:
-        """Ask for it without waiting: ``granted`` is called when one has it, by whichever thread.
+        """Request it without waiting: ``granted`` is called, by any thread, when it is granted.
 
         `release` it then, or `cancel` before.
         """
@@ -83,13 +83,13 @@ class FairLock:
         granted()
 
     def cancel(self, granted: Callable[[], None]) -> None:
-        """Take a request back; if it was granted already, let go."""
+        """Take a request back; if it was granted already, release the lock."""
         if not self._forget(granted):
             self.release()
 
     @contextlib.asynccontextmanager
     async def awaited(self) -> AsyncIterator[None]:
-        """Hold it, without blocking this event loop while others have it."""
+        """Hold it, without blocking this event loop during the wait."""
         loop = asyncio.get_running_loop()
         had: asyncio.Future[None] = loop.create_future()
 

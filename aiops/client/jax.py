@@ -50,12 +50,11 @@ class RemoteTree(Remote):
     Parameters
     ----------
     tree
-        A pytree whose leaves are float64, float32, float16 or bfloat16 arrays of JAX or NumPy. The
-        first worker's define the model; the others get the server's.
-    url
-        ``aiops://host:port``.
-    token, name, timeout
-        As `Client`'s.
+        A pytree whose leaves are float64, float32, float16 or bfloat16 arrays of JAX or NumPy, of
+        any shape. float64 becomes float32 unless JAX has 64 bits enabled. The first worker's define
+        the model; the others receive the server's.
+    url, token, name, timeout
+        As `Worker`'s.
 
     Attributes
     ----------
@@ -64,6 +63,8 @@ class RemoteTree(Remote):
         leaves were. Every step makes new arrays; old ones stay as they are.
     worker
         The `Worker` underneath: ``stats()``, ``traffic``, ``policy``.
+    version
+        The model version of `params`.
     last
         The `Receipt` of the last step, or None.
 
@@ -73,7 +74,7 @@ class RemoteTree(Remote):
         When a leaf cannot be trained; the text names its path.
     BadPush
         When the server's model has other tensors; the text names the first difference.
-    ConnectionLost, DeadlineExceeded, Unauthorised
+    ConnectionLost, DeadlineExceeded, RemoteProtocolError, Unauthorised
         As `Client`.
     """
 
@@ -105,10 +106,14 @@ class RemoteTree(Remote):
         Parameters
         ----------
         gradients
-            A pytree like `params`, computed at `params`; where it has None instead of an array or a
-            subtree, those parameters take no part in this step. Or a function params → gradients:
-            the server may refuse a stale gradient and want it recomputed (``hardsync`` with
-            ``admission=reject``), and calls for it again, with newer parameters.
+            A pytree like `params`, computed at `params`, of the same shapes; where it has None
+            instead of an array or a subtree, those parameters take no part in this step. Or a
+            function params → gradients: the server may refuse a stale gradient (``hardsync`` with
+            ``admission=reject``), and the function is then called again, with newer parameters.
+
+        Returns
+        -------
+        The step's `Receipt`, as `Worker.step` returns it.
 
         Raises
         ------
@@ -116,7 +121,10 @@ class RemoteTree(Remote):
             When the gradients' structure, a shape or a dtype is not that of `params` (the text
             names the path), all are None, or the policy needs a function.
         BadPush
-            When a gradient is not finite; the text names it, and nothing has changed.
+            When a value is not finite, or is 1e18 or more in magnitude; the text names its tensor,
+            and nothing has changed.
+        ConnectionLost, DeadlineExceeded
+            When the server cannot be reached, or does not answer.
         """
         if _is_function(gradients):
             self.last = self.worker.step(self._computed_by(gradients))
@@ -131,7 +139,7 @@ class RemoteTree(Remote):
         return self.last
 
     def refresh(self) -> int:
-        """Bring `params` up to date without a push; return their version."""
+        """Bring `params` up to date without a push; return their version. Raises as `step` does."""
         version = self.worker.refresh()
         self.params = self._current()
         return version
@@ -211,7 +219,7 @@ def _is_none(leaf: Any) -> bool:
 
 
 def _is_function(value: Any) -> bool:
-    """Whether it is a function and not a pytree (modules of some libraries are both)."""
+    """Return whether this is a function and no pytree (modules of some libraries are both)."""
     return callable(value) and bool(_tree.all_leaves([value]))
 
 

@@ -1,4 +1,4 @@
-"""Parameters that are read where the server keeps them."""
+"""Read-only parameters in memory that the server lends."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from aiops.wire.shared_payloads import LentPayload
 
 
 class Leased(Params):
-    """Parameters that are read where the server keeps them; of its own as soon as it must be.
+    """Parameters that are read in the server's memory, or copied where that cannot be.
 
-    Its arrays are read-only, and others after each fetch.
+    The arrays are read-only, and others after each fetch. A version is copied when it must be
+    written to: when a fetch brings parts of the model, or the connection cannot lend.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -22,7 +23,7 @@ class Leased(Params):
 
     @property
     def borrowed(self) -> bool:
-        """Whether the arrays are the server's."""
+        """True while the arrays are the server's."""
         return self._give_back is not None
 
     def lend(self, lent: LentPayload) -> bool:

@@ -1,4 +1,4 @@
-"""The async client of a worker that averages: it also meets."""
+"""The async client of a worker that averages: it also joins rounds."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from aiops.wire import messages
 
 
 class MeetingClient(AsyncClient):
-    """A client that also meets."""
+    """An `AsyncClient` that also joins rounds of averaging."""
 
     async def meet(self, host: str, port: int, rounds: int) -> messages.Round:
-        """Wait for a round; with port 0, withdraw."""
+        """Wait for a round, reachable at ``host`` and ``port``; with port 0, withdraw."""
         told: messages.Round = await self._run(lambda: self._requests.meet(host, port, rounds))
         return told
 
     async def agree(self, arrays: Mapping[str, Array]) -> Layout:
-        """See that this model is the server's, or define it; return its layout.
+        """Check that this model is the server's, or define it; return its layout.
 
         Raises
         ------

@@ -1,8 +1,8 @@
-"""Where a client's payloads lie while a server on the same machine reads them.
+"""Segments in which a client's payloads lie while a server on the same machine reads them.
 
-What lies in a room already (`Outbox.room`) is lent as it lies; anything else of some size is copied
-into a segment that is kept for that. What the server may still be reading is never written to: a
-segment is used again when the request that lent it has been answered, and at no other time.
+A payload in a room (`Outbox.room`) is lent in place; another of some size is copied into a segment
+that is kept for that. Memory that the server may still be reading is never written to: a segment is
+used again when the request that lent it has been answered, and at no other time.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class Lending:
 
 
 class Outbox:
-    """One client's memory for that.
+    """One client's segments.
 
     Parameters
     ----------
     parallel_map
-        Who shares in copying what is large.
+        Copies large payloads in parallel.
     """
 
     def __init__(self, parallel_map: ParallelMap = serial_map) -> None:
@@ -79,11 +79,11 @@ class Outbox:
         return arena
 
     def lends(self, nbytes: int) -> bool:
-        """Say whether a model of so many bytes is lent; a smaller one is sent as quickly."""
+        """Return whether a model of ``nbytes`` is lent; a small one is sent as quickly."""
         return nbytes > SMALL
 
     def lend(self, payloads: Sequence[Sequence[memoryview]], show: Show) -> Lending:
-        """Have payloads lie where the server can read them; small ones are sent as quickly."""
+        """Lend payloads: in place, or copied into a segment; small ones are left to be sent."""
         found: list[tuple[Segment, int] | None] = [self._as_it_lies(views) for views in payloads]
         sizes = [sum(map(len, views)) for views in payloads]
         others = [number for number, place in enumerate(found) if place is None]
@@ -111,14 +111,14 @@ class Outbox:
         return lending
 
     def take_back(self, lending: Lending) -> None:
-        """The server has read what was lent."""
+        """Note that the server has read these payloads: their segments may be written to."""
         self._lent.difference_update(lending.rooms)
         if lending.copied is not None:
             self._kept.append(lending.copied)
             del self._kept[:-_KEPT]
 
     def _take(self, nbytes: int) -> Segment:
-        """Return a segment of at least so many bytes, and not of many more."""
+        """Return a segment of ``nbytes`` to twice that many bytes, kept or new."""
         for index, segment in enumerate(self._kept):
             if nbytes <= len(segment.data) <= 2 * nbytes:
                 return self._kept.pop(index)

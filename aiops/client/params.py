@@ -18,7 +18,7 @@ _NONE: Ints = np.empty(0, np.int64)
 
 
 class Stamped(Protocol):
-    """What says at which versions of the tensors something was computed."""
+    """The versions of the tensors at which a gradient was computed."""
 
     @property
     def layout(self) -> Layout:
@@ -30,7 +30,7 @@ class Stamped(Protocol):
 
     @property
     def connection(self) -> tuple[str, int]:
-        """Which client's which connection they came by."""
+        """The client's id and the epoch of the connection that they came by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,8 @@ class Params(Mapping[str, Array]):
     versions
         int64, one per tensor: how many updates each tensor has seen.
     level, age
-        What all of ``held`` and all of ``versions`` are, as long as nobody has asked for the arrays
-        since the whole model was fetched; else None. (They are made when they are asked for, and
-        may be written to then.)
+        The one value of ``held``, and that of ``versions``, from a fetch of the whole model until
+        the array is read; None after that. (Reading makes the array, which may be written to.)
     """
 
     def __init__(self, layout: Layout, arena: Arena | None = None) -> None:
@@ -91,7 +90,7 @@ class Params(Mapping[str, Array]):
         self.age: int | None = 0
         self._held: Ints = _NONE
         self._versions: Ints = _NONE
-        self.connection = ("", 0)  # which client's which connection they came by
+        self.connection = ("", 0)  # client id and epoch by which they came
 
     @property
     def held(self) -> Ints:
@@ -107,7 +106,7 @@ class Params(Mapping[str, Array]):
 
     @property
     def versions(self) -> Ints:
-        """How many updates each tensor has seen."""
+        """int64, one per tensor in arena order: the updates that each has seen."""
         if self.age is not None:
             self._versions = np.full(len(self.layout.tensors), self.age, np.int64)
             self.age = None

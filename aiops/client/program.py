@@ -1,8 +1,8 @@
-"""Scripts: what is to be done, said by a generator, for a shell to carry out.
+"""Programs: generators that yield operations, which a driver carries out.
 
-A script yields orders, is sent what came of each (or has thrown into it what went wrong), and
-returns the result. What it decides is the same for all who drive it: a thread that blocks, a task
-that awaits, a simulator, a test.
+A program yields an operation, is sent its result (or is thrown its error), and returns the result
+of the whole. Its decisions are the same under every driver: a thread that blocks, a task that
+awaits, a simulator, a test.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Program: TypeAlias = Generator[OpT, Any, T]
 
 
 def drive(script: Program[OpT, T], carry_out: Callable[[OpT], Any]) -> T:
-    """Carry out the orders of a script; return its result."""
+    """Carry out the operations of a program; return its result."""
     try:
         order = next(script)
         while True:
@@ -35,7 +35,7 @@ def drive(script: Program[OpT, T], carry_out: Callable[[OpT], Any]) -> T:
 
 
 async def drive_awaiting(script: Program[OpT, T], carry_out: Callable[[OpT], Awaitable[Any]]) -> T:
-    """Do the same where carrying out an order is awaited."""
+    """Carry out the operations of a program by awaiting each; return its result."""
     try:
         order = next(script)
         while True:

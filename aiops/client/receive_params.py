@@ -1,4 +1,4 @@
-"""How parameters that arrive find their place in a client's arrays."""
+"""Sinks that put arriving parameters into a client's arrays."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ class ParameterSink(Sink):
     have, wants
         What was asked for (without ``wants``: all), and which versions were held then.
     server
-        Who sends, for people.
+        The server's URL, for error texts.
     parallel_map
-        Who shares in copying what is lent.
+        Copies a lent model in parallel.
     pieces
         The model's tensors as they are coded, if they lie on several shards. How long an increment
         is that comes from another shard is not known before it comes.
@@ -116,7 +116,7 @@ class ParameterSink(Sink):
 
     @property
     def plain(self) -> bool:
-        """Whether this is the whole model, raw, and sent."""
+        """True if this is the whole model, raw, and sent (not lent)."""
         return self._whole and not self.lent
 
     def mark(self) -> None:
@@ -127,12 +127,12 @@ class ParameterSink(Sink):
             self._params.held[self._tensors] = -1
 
     def _check(self, wants: Wants) -> None:
-        """See that what comes was asked for, and that what is lacking comes."""
+        """Check that the parts were asked for, and that all lacking tensors come."""
         params = self._params
         asked = np.full(len(params.held), not wants)
         for first, last, _have in wants:
             asked[first:last] = True
-        # A part also covers the tensors without elements at its edges, whoever asked for them.
+        # A part also covers the tensors without elements at its edges, asked for or not.
         self._tensors = self._tensors[(asked | (params.layout.sizes > 0))[self._tensors]]
         lacking = asked & (self._from < 0) & (params.layout.sizes > 0)
         lacking[self._tensors] = False
@@ -206,7 +206,7 @@ class ParameterSink(Sink):
         return self._data[self.parts[part].start + offset : self.parts[part].stop]
 
     def adopt(self, lent: LentPayload) -> bool:
-        """Have the parameters be what is lent, if they may; copy a whole model at one go."""
+        """Take over a lent model: in place if the parameters permit it, else as a copy."""
         if not self._whole:
             return False
         self.lent = True

@@ -1,4 +1,4 @@
-"""What the PyTorch and the JAX client have in common: a worker underneath, and its goodbye."""
+"""The part that the PyTorch and the JAX client share: a worker, which they close."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aiops.common.closing import Closing
 
 
 class Remote(Closing):
-    """Holds a `Worker`, which says goodbye when this is closed, collected, or the program ends."""
+    """Base that holds a `Worker`, and ends it when closed, collected, or at the program's end."""
 
     worker: Worker
     _finalizer: weakref.finalize[..., Remote]
@@ -24,20 +24,25 @@ class Remote(Closing):
         return self.worker.version
 
     def close(self) -> None:
-        """Push what has not been pushed yet, and say goodbye; may be called twice.
+        """Push what has not been pushed yet, and leave the server; may be called twice.
 
-        (Without it, when this is collected or the program ends, there is only the goodbye: steps
-        that a policy with local steps has not pushed yet are then lost.)
+        Without it, when this is collected or the program ends, the worker leaves without a push:
+        steps that a policy with local steps has not pushed yet are then lost.
+
+        Raises
+        ------
+        ConnectionLost, DeadlineExceeded, BadPush
+            When the last push failed; the connection is closed all the same.
         """
         if self._finalizer.detach() is not None:
             self.worker.close()
 
     def abandon(self) -> None:
-        """Say goodbye, without pushing the rest."""
+        """Leave the server without pushing the rest."""
         self._finalizer()
         self.close()
 
 
 def _leave(worker: Worker) -> None:
-    """Say goodbye; in a fork, such as a DataLoader's, that does nothing."""
+    """Leave the server; in a fork, such as a DataLoader's, that does nothing."""
     worker.close(flush=False)

@@ -17,7 +17,7 @@ _BLOCK = 32 * 1024  # elements worked on at a time: all of it stays in the cache
 
 
 class Replica(Protocol):
-    """A model that somebody trains. `copy_out` and `add` are called under the lock."""
+    """A model in training. `copy_out` and `add` are called under the lock."""
 
     def arrays(self) -> dict[str, Array]:
         """Return the tensors as arrays by name (perhaps copies)."""

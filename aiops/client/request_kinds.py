@@ -1,9 +1,9 @@
-"""What a client asks of a server, and what it hears.
+"""The kinds of requests of a client, and their results.
 
-A `Request` lives from asking to its answer. Each kind of them says as which message it is sent, as
-often as it takes (`Request.message`), by which kind of message it is answered (`Request.answer`),
-and what it comes to then (`Request.finish`). `aiops.client.requests.Requests` makes them,
-and `aiops.client.session.Session` sends them and hears the answers.
+A `Request` lives until its answer. Each kind defines the message that is sent, each time that it is
+sent (`Request.message`), the kind of message that answers it (`Request.answer`), and the result of
+that (`Request.finish`). `aiops.client.requests.Requests` makes requests, and
+`aiops.client.session.Session` sends them and receives the answers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Means(Mapping[str, float]):
-    """The mean of the statistic per tensor, as it was told; read when somebody looks at it.
+    """The mean of the statistic per tensor, by name; decoded at each look-up.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class Means(Mapping[str, float]):
 
 @value
 class Receipt:
-    """What became of a push.
+    """The outcome of a push.
 
     Attributes
     ----------
@@ -79,8 +79,8 @@ class Receipt:
     used
         Whether the gradient is part of the model; False: the policy ignored it (it was too stale).
     pushed
-        False when a step was made by the worker alone, as the policy has it, and nothing travelled:
-        the rest is then what the last push came to.
+        False when the step was local, as the policy has it, and no answer was waited for: the other
+        fields are then those of the last push.
     """
 
     version: int
@@ -94,7 +94,7 @@ class Receipt:
 
 @value
 class News:
-    """What an answer says, beside the parameters, for the bandwidth gates.
+    """The statistics in an answer, for the bandwidth gates.
 
     Attributes
     ----------
@@ -112,14 +112,14 @@ class News:
 
 
 class Request:
-    """Something asked of the server, from asking to its answer; kinds of it derive.
+    """One request to the server, until its answer; the kinds of requests derive from it.
 
     Attributes
     ----------
     what
         The answer, in words.
     answer
-        The kind of message that it is.
+        The class of the message that answers it.
     payloads
         The views of each part that is sent.
     into
@@ -127,13 +127,13 @@ class Request:
     have, wants
         What of ``into`` was asked for last: the version held, and of which tensors (none: all).
     connection
-        Of a push: by which came what it was computed at.
+        Of a push: the client and epoch by which the parameters came that it was computed at.
     encoded
-        What its push carries coded.
+        The coded payloads of a push, to be taken back if it is refused.
     lent
         Its payloads that the server reads where they lie here.
     told
-        The answer, if it says something of the statistics.
+        The answer, if it may carry statistics.
     on_done
         Called when the answer is there.
     """
@@ -173,7 +173,7 @@ class Request:
 
     @property
     def news(self) -> News | None:
-        """What the answer says of the statistics, if it does."""
+        """The statistics in the answer, or None if it has none."""
         told = self.told
         if told is None:
             return None
@@ -251,9 +251,9 @@ class Push(Request):
     into, wanted
         Where the parameters after it are received, and of which tensors (None: of all).
     connection
-        By which came what it was computed at.
+        The client and epoch by which the parameters came that it was computed at.
     count
-        Of how many mini-batches it is.
+        The mini-batches whose gradients it sums up.
 
     Attributes
     ----------
@@ -313,7 +313,7 @@ class Reapply(Push):
     __slots__ = ()
 
     def message(self, id: int, session: Session) -> Message:
-        """Return what takes the place of a push."""
+        """Return the message, which takes the place of a push."""
         into = self.into
         if isinstance(into, Params):
             session.check_held(into)
@@ -340,7 +340,7 @@ class Fetch(Request):
         return messages.Fetch(id, self.have, self.wants, session.increments)
 
     def finish(self, message: messages.Params, session: Session) -> bool:
-        """Say whether there was anything new."""
+        """Return whether there was anything new."""
         return bool(message.parts)
 
 
@@ -401,7 +401,7 @@ class Meet(Request):
         self._said = host, port, rounds, digest, nonce
 
     def message(self, id: int, session: Session) -> Message:
-        """Return what says so."""
+        """Return the request to join a round."""
         return messages.JoinRound(id, *self._said)
 
     def finish(self, message: messages.Round, session: Session) -> messages.Round:

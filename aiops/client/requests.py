@@ -1,4 +1,4 @@
-"""What a client can ask of a server, each as a request over the connection that there is.
+"""The requests that a client can make of a server.
 
 Requests are numbered; a push also has a sequence number that stays the same when it is sent again
 after a lost connection, so that the server applies it once. What may have to be sent again is
@@ -25,12 +25,12 @@ from aiops.model.tables import Table, Tables
 
 
 class Requests:
-    """Makes the requests of one client, and has them asked.
+    """Makes the requests of one client, and has them sent.
 
     Parameters
     ----------
     session
-        Who asks them, and hears the answers.
+        Sends them, and receives the answers.
     """
 
     def __init__(self, session: Session) -> None:
@@ -92,7 +92,7 @@ class Requests:
         )
 
     def again(self, request: Request) -> Request:
-        """Ask again what was abandoned before it was answered; a push is the same push."""
+        """Ask again for what was abandoned before its answer; a push keeps its number."""
         return self._session.again(request)
 
     def fetch(self, into: Params, wanted: Ints | None = None) -> Request:

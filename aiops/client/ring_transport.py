@@ -24,7 +24,7 @@ from aiops.wire.traffic import Traffic
 
 _LIMITS = Limits(header=4 << 10, parts=1)
 _PARKED = 64
-"""Connections that may wait at once to greet, or for this worker to hear of their round."""
+"""Connections that may be parked at once: without a greeting, or of a round not known here yet."""
 
 
 class _Landing(Sink):
@@ -115,7 +115,7 @@ class Link:
 
 @dataclass(slots=True, eq=False)
 class _Stranger:
-    """Somebody who has connected, until it is known whether it belongs to a round."""
+    """A connection that was accepted, until it is known whether it belongs to a round."""
 
     link: Link
     greet: RingHello | None = None
@@ -124,7 +124,7 @@ class _Stranger:
 
 
 class Listener:
-    """Where the other workers of a round reach this one.
+    """The socket at which the other workers of a round reach this one.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ class Listener:
         return found
 
     async def close(self) -> None:
-        """Stop listening, and let go of whoever waits."""
+        """Stop listening, and close the connections that belong to no round."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -218,20 +218,20 @@ class Listener:
                 sock.close()
                 continue
             if len(self._strangers) >= _PARKED:
-                oldest = self._strangers.pop(0)  # who waits for long is likeliest no worker
+                oldest = self._strangers.pop(0)  # the least likely to be a worker
                 assert oldest.task is not None
                 oldest.task.cancel()  # which closes its link, when nothing reads it any more
             self._park(_Stranger(link))
 
     def _park(self, stranger: _Stranger) -> None:
-        """Hear a stranger's greeting, and keep it until its round is known here too."""
+        """Receive a peer's greeting, and keep it until its round is known here too."""
         self._strangers.append(stranger)
         stranger.task = self._start(self._hear(stranger))
         # Not at the end of the task's own work: one that is cancelled at once never begins it.
         stranger.task.add_done_callback(lambda _task: self._forget(stranger))
 
     async def _hear(self, stranger: _Stranger) -> None:
-        # whoever fails to greet has nothing to do with a round
+        # a peer that does not greet in time is no worker of a round
         with contextlib.suppress(ConnectionLost, RemoteProtocolError, TimeoutError):
             async with asyncio.timeout(self._patience):
                 stranger.greet = await stranger.link.hear_greeting()
@@ -253,7 +253,7 @@ async def _call(told: Round, right: int, host: str, port: int, patience: float) 
     ConnectionLost, DeadlineExceeded
         When it cannot be reached.
     Unauthorised
-        When whoever is there does not know the round's secret: it is told nothing.
+        When the peer there cannot prove the round's secret; nothing else is sent to it.
     """
     loop = asyncio.get_running_loop()
     name = urls.write(host, port).removeprefix("aiops://")
@@ -304,7 +304,7 @@ async def take_part(
     Parameters
     ----------
     told, ring
-        Who they are, and this worker's part.
+        The round's members, and this worker's part of the ring.
     listener
         Where this worker is reached.
     patience

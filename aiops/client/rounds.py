@@ -1,4 +1,4 @@
-"""The rounds in which a worker averages its model: met for, gone through, and taken over."""
+"""The rounds in which a worker averages its model with others: meeting, ring, taking over."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _SLOWEST = 64 * 1024
 
 @dataclass(slots=True)
 class Averages:
-    """What became of a worker's averages.
+    """The counts of one worker's averages.
 
     Attributes
     ----------
     rounds
         Averages taken over, with at least one other worker.
     alone
-        Times that nobody else was ready.
+        Rounds in which no other worker was ready.
     failed
         Rounds given up, because a worker died in the midst of one, say.
     workers
@@ -59,7 +59,7 @@ class Averages:
     traffic
         Bytes to and from other workers.
     last_error
-        What the last failed round failed at.
+        The error of the last failed round.
     """
 
     rounds: int = 0
@@ -77,9 +77,9 @@ class Rounds:
     Parameters
     ----------
     client
-        Who meets at the server for it; connected before `begin`.
+        The client with which it meets others at the server; connected before `begin`.
     replica, lock
-        The model, and what guards it.
+        The model, and the lock that guards it.
     timeout
         Seconds that a round may take, beyond what the model's size may need.
     host
@@ -88,7 +88,7 @@ class Rounds:
     Attributes
     ----------
     stats
-        What became of them.
+        Their counts.
     plan
         The policy's settings, once the server has announced them.
     taken
@@ -152,9 +152,9 @@ class Rounds:
         await self._listener.close()
 
     async def withdraw(self) -> None:
-        """Have nobody wait for this worker.
+        """Withdraw, so that the other workers do not wait for this one.
 
-        A request to meet that is under way is answered too, with nobody or with a last round.
+        A request to meet that is under way is answered too: with an empty round, or a last one.
         """
         await self._client.meet("", 0, self.taken)
 

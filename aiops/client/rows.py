@@ -1,4 +1,4 @@
-"""A conversation's part for tables: rows asked for and pushed, and the versions they have."""
+"""A session's tables: fetches and pushes of rows, and the versions of those received."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class RowsPush(NamedTuple):
 
 
 class Rows:
-    """The tables of a conversation.
+    """The tables of one session.
 
     Attributes
     ----------

@@ -1,16 +1,91 @@
-"""A client's half of the wire, sans-I/O: requests in, results out, whatever happens to connections.
+"""One client's session with one server, sans-I/O, over as many connections as it takes.
 
-A driver connects, moves bytes, and waits; nothing else is left to it::
+A driver (`aiops.client.sync.connection`, `aiops.client.asyncio.connection`) connects, moves bytes
+and waits; the session decides what is sent and what an answer means::
 
-    request = Requests(session).fetch(params)      # or push, define, stats, ...
-    send(session.connected())                 # a (new) connection is there
+    request = Requests(session).fetch(params)            # or push, define, stats, ...
+    send(session.connected())                            # on each new connection
     session.received(recv_into(session.next_buffer()))
-    send(session.outgoing())                  # whenever anything has been said or heard
-    session.lost()                            # the connection is gone: connect again
+    send(session.outgoing())                             # after each request, and after received()
+    session.lost()                                       # the connection is gone: connect again
     ... until request.done
 
-What a request asks is made by `aiops.client.requests.Requests`; here it is sent, as often
-as it takes, and answered once.
+Theory of operation
+-------------------
+**A connection.** `connected` makes a new `aiops.wire.connection.Connection` and sends a hello. A
+challenge is answered, the welcome is checked, and the session is `ready`; `lost` and `leave` end
+that. A session outlives its connections: it keeps the requests, the numbers below, the model's
+layout, the encoders of coded gradients, and the byte counts.
+
+**A request.** `ask` gives it an id and keeps it in `_pending`. It is sent at once if the session is
+ready, otherwise as soon as it is. Its message is made at each sending, since it names the versions
+that are held then. It leaves `_pending` once: with the answer of its id (a refusal is one), by
+`abandon`, by `fail`, or with `Restarted`. Requests may be pipelined, and answered in another order.
+
+**Numbers.** An id pairs an answer with its request; a request that is asked again has a new one. A
+sequence number belongs to a push (of gradients, of rows, or to apply the last gradient again) and
+is the same at each sending. The epoch counts this client's connections; of two that are open the
+server drops the older. `Params` are stamped with the client and the epoch that they came by.
+
+**Reconnect and resend.** `lost` discards unsent bytes, half-received answers and what was learnt of
+the steady exchange. Requests stay. On the next connection `_begin` asks all of them again, in
+order. Payloads may be views of the caller's arrays, so these must not change before the answer.
+
+**Exactly once.** To the server a push is new if its sequence number is above the client's last. It
+does not apply an earlier one again, but answers it: when the first sending is answered, or with the
+answer that it remembers, or, if it remembers none, with a refusal. It remembers
+`aiops.wire.messages.REMEMBERED` answers per client, so a driver keeps no more pushes under way. A
+push that was abandoned may have been applied; `again` sends it under the same sequence number.
+The server forgets the answers at `leave`, and everything at a restart; when more than
+`aiops.engine.membership.DEPARTED` clients are gone, it forgets those that left first. Other
+requests have no such number: a definition that is sent twice may report the second outcome.
+
+**Restarts of the server.** A welcome names the server's run, and versions count within a run. If it
+is another run, then a push of parameters that this client received in an earlier one is not sent:
+it fails with `Restarted`, and what was encoded for it is taken back. (If it was sent before, it may
+have been part of the earlier run's model.) Parameters of an earlier run count as not held, so the
+next fetch brings all of them. A model with other tensors is refused (`Unauthorised`).
+
+**Parameters that arrive.** The connection obtains a sink from `_place` before it stores a payload.
+Raw values go straight into the caller's arrays, which mix two versions until the last byte: they
+are marked as not held meanwhile, and stay so if the connection is lost. The answer to an abandoned
+request goes into a `Discard`. If it is being received already, `abandon` returns True; the rest
+would still be written to the caller's arrays, so the driver ends the connection.
+
+**Shards.** Requests go to the lead, which answers them; both headers list the parts on all shards.
+`Shards` keeps a branch (`ShardChannel`) to each other shard that holds any of the model. It sends
+each its portion of a push, and completes an answer when all portions are in place. A portion may
+arrive before the lead has announced it; the branch is then not read until the lead has. The session
+is ready when all branches are attached; when one connection is lost, all are ended.
+
+**Shared memory.** On a connection within one machine a payload may be lent. `Outbox` owns the
+client's segments, and uses one again only after the request that lent it has been answered. The
+server owns its own; a client returns what it was lent with a release, which is sent before all
+that waits (`back`). A push is sent inline if the model is at most 64 KiB or lies on several shards.
+
+**The steady exchange.** From the push and the answer of one general exchange `_learn_steady` makes
+the templates of `Steady`, if both carried the whole model raw, and nothing else is special (coding,
+increments, gates, shards, lent payloads, more than 1 MiB). When the session is `idle`, the driver
+may run the next exchange by it: it takes its id and sequence number from the session, sends the
+bytes that the general path would send, and counts them here. Anything unexpected (another message,
+a wait that is long, another request, an error) hands it over: it becomes a pending `Push` of the
+same id and sequence number, the bytes that are not sent yet are sent, and those that have come are
+parsed here. After `lost` it is resent as any other push.
+
+**Owners and concurrency.** The session has no lock and never waits: one driver calls it, in one
+thread at a time (`Worker` has a lock for its two threads). Only copies and encoding may use several
+threads (`parallel_map`), within a call. The driver owns sockets and clocks, the connection the
+message in progress, the session `out` and `back`, the caller its arrays. A blocking client has one
+request under way; an async client has several.
+
+**Forks.** A session belongs to one process. In a fork the clients close their copies of the
+descriptors, mark the session as not ready, send nothing, and refuse every call but `close`, which
+does nothing. The parent's connection is not affected.
+
+**Errors.** A refusal of one request resolves that request. `received` raises what ends the
+connection: at `ConnectionLost` the driver connects again, with growing pauses, until its deadline;
+at `RemoteProtocolError` or a fatal refusal it does not. Deadlines are the driver's: it abandons the
+request that is late.
 """
 
 from __future__ import annotations
@@ -65,16 +140,16 @@ def stream(place: SinkFor) -> Connection:
 
 
 class Session:
-    """One client's conversation with one server, over as many connections as it takes.
+    """One client's session with one server, over as many connections as it takes.
 
     Parameters
     ----------
     server
-        The server's URL, for messages to people.
+        The server's URL, for error texts.
     client
         This client's id: unique, the same for all its connections.
     name
-        Its name, for people.
+        Its name in reports: at most 1,024 bytes as UTF-8.
     role
         ``"worker"`` or ``"observer"``.
     token
@@ -82,11 +157,11 @@ class Session:
     nonce
         Makes 16 fresh random bytes.
     pongs
-        Whether the driver answers pings even when nobody waits for a request.
+        Whether the driver answers pings even while no request is under way.
     wire
         Makes this side's end of a connection.
     parallel_map
-        Who shares in copying what is large, to and from memory that a server shares.
+        Copies large payloads to and from shared memory, and encodes large gradients, in parallel.
 
     Raises
     ------
@@ -116,18 +191,18 @@ class Session:
         self.token, self.nonce, self.pongs = token, nonce, pongs
         self._make_wire, self._parallel_map = wire, parallel_map
         self.wire = wire(self._place)
-        self.out: list[Buffer] = []  # to be said
-        self.back: list[Buffer] = []  # to be said before that: what is given back
+        self.out: list[Buffer] = []  # to be sent
+        self.back: list[Buffer] = []  # to be sent before that: releases of what the server lent
         self._hello: messages.Hello | None = None
         self._challenge: messages.Challenge | None = None
         self._pending: dict[int, Request] = {}
         self.next_id = 1
         self.seq = 0  # of the last push
         self._epoch = 0
-        self._run_since = 1  # the first connection to the server as it runs now
+        self._run_since = 1  # epoch of the first connection to the server's present run
         self.ready = False
-        self.answered = 0  # answers heard so far
-        self.connection = (client, 0)  # which client's which
+        self.answered = 0  # answers received so far
+        self.connection = (client, 0)  # the client's id, and its epoch
         self.welcome: Welcome | None = None
         self.policy = ""  # the server's algorithm, its settings, and the workers' part of it
         self.settings: Mapping[str, Any] = {}
@@ -135,14 +210,14 @@ class Session:
         self.layout: Layout | None = None
         self.rows = Rows()
         self.coding: Coding | None = None
-        self._unheard: list[ParameterSink] = []  # parameters that are being received
+        self._unheard: list[ParameterSink] = []  # of answers that are not complete yet
         self._coming: Request | None = None  # the last whose answer has begun to come
         self._header = b""  # of an answer to a push that is coming, while one is to be learnt
         self.steady: Steady | None = None  # what has been learnt of pushes and their answers
         self._learning = True  # whether it can be, on this connection
-        self.increments = False  # whether coded increments can be read here
-        self._outbox: Outbox | None = None  # where a connection within one machine was made
-        self._room: Params | None = None  # where nothing can be lent
+        self.increments = False  # whether fetches ask for coded increments
+        self._outbox: Outbox | None = None  # made with the first connection within one machine
+        self._room: Params | None = None  # room for gradients that are sent, not lent
         self.shards = Shards(self, wire, parallel_map)
         self.ledger = Ledger(own=True)
         self.ledger.traffic = self.wire.traffic
@@ -152,7 +227,7 @@ class Session:
     def connected(self, shared: SharedPayloads | None = None) -> list[Buffer]:
         """Begin on a new connection; return what to send.
 
-        ``shared``: what both sides will have shown each other, if it is within one machine.
+        ``shared``: the segments of both sides, if the connection is within one machine.
         """
         self._epoch += 1
         self.connection = (self.client, self._epoch)
@@ -195,7 +270,7 @@ class Session:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way, and a connection is there, to one server."""
+        """True if the session is ready, nothing is under way, and the model is on one server."""
         return (
             (self.ready and not self._pending and not self.out and not self.back)
             and not self.wire.midway
@@ -209,17 +284,17 @@ class Session:
 
     @property
     def missing(self) -> int:
-        """How many bytes of a payload in progress are still to come."""
+        """The bytes of a payload in progress that are still to come."""
         return self.wire.missing
 
     @property
     def waiting(self) -> bool:
-        """Whether what comes next has no place: never."""
+        """True while the next payload has no sink: never, as the lead's always have one."""
         return self.wire.waiting
 
     @property
     def waiting_for(self) -> str:
-        """What is waited for, in words."""
+        """The answer that is waited for, in words."""
         if not self.ready:
             late = self.shards.unattached
             return f"its welcome ({late})" if late else "its welcome"
@@ -233,16 +308,16 @@ class Session:
         return self.wire.next_buffer()
 
     def received(self, nbytes: int) -> None:
-        """Take note of received bytes; 0 means that the server closed the connection.
+        """Process received bytes; 0 means that the server closed the connection.
 
         Raises
         ------
         RemoteProtocolError
-            When the server broke the rules; drop the connection.
+            When the server broke the protocol; drop the connection.
         ConnectionLost
             When it closed the connection.
         Refused
-            When it does not let this client in: connecting again will not help.
+            When it ended the connection with an error: connecting again will not help.
         """
         if nbytes == 0:
             raise ConnectionLost(f"{self.server} closed the connection")
@@ -255,7 +330,7 @@ class Session:
             self.shards.resume()
 
     def count_steady(self, seq: int, nbytes: int, overhead: tuple[int, int], parts: Parts) -> None:
-        """Count a push and its answer that were exchanged without this conversation's words.
+        """Count a push and its answer that were exchanged by `Steady`.
 
         ``overhead``: bytes beside the ``nbytes`` of the payload, sent and received.
         """
@@ -283,7 +358,7 @@ class Session:
         return out
 
     def lost(self) -> None:
-        """The connection is gone, and with it all branches.
+        """End the connection's state, and that of all branches.
 
         Requests stay; they are sent again on the next one.
         """
@@ -301,10 +376,10 @@ class Session:
             request.resolve(error=error)
 
     def abandon(self, request: Request) -> bool:
-        """Nobody waits for this request any more; a late answer is thrown away.
+        """Wait for this request no longer; an answer that comes later is thrown away.
 
-        Returns whether its answer is being received: the rest goes where it belongs, unless the
-        driver ends the connection.
+        Returns whether its answer is being received: the rest is written into the request's arrays
+        then, unless the driver ends the connection.
         """
         coming = self._coming is request or any(
             self._pending.get(id) is request for id in self.shards.coming
@@ -313,7 +388,7 @@ class Session:
         return coming
 
     def leave(self) -> list[Buffer]:
-        """Say goodbye, if there is somebody to say it to; return what to send."""
+        """Leave the server, if the session is ready; return what to send."""
         if self.ready:
             self.ready = False
             self.next_id += 1
@@ -323,7 +398,7 @@ class Session:
     # ------------------------------------------------------------ requests
 
     def again(self, request: Request) -> Request:
-        """Ask again what was abandoned before it was answered; a push is the same push."""
+        """Ask again for what was abandoned before its answer; a push keeps its number."""
         under_way = any(other is request for other in self._pending.values())
         if under_way or (request.done and request.error is None):
             return request
@@ -333,8 +408,8 @@ class Session:
     def room(self) -> Params:
         """Return room for gradients, from which they are lent to a server on this machine.
 
-        What is small is sent as quickly, so nothing of a small model is lent. The same arrays as
-        last time, unless the server may still be reading those.
+        A model of at most 64 KiB is not lent: sending it takes no longer. The arrays are those of
+        the last call, unless the server may still be reading them.
         """
         layout = self.known_layout
         outbox = self._outbox if self.wire.shared is not None else None
@@ -345,10 +420,10 @@ class Session:
         return self._room
 
     def check_held(self, params: Params) -> None:
-        """See that what parameters hold is the server's of now; else nothing of them is held.
+        """Mark parameters as not held, unless their version is one of the server's present run.
 
-        What came by another client, or from an earlier run of the server (whose versions of the
-        same numbers were others), is not.
+        Versions that came by another client, or from an earlier run of the server, are not: an
+        earlier run's version of the same number had other values.
         """
         client, epoch = params.connection
         if client != self.client or epoch < self._run_since:
@@ -357,7 +432,7 @@ class Session:
     # ------------------------------------------------------------ inside
 
     def _take_back(self, request: Request) -> None:
-        """A push was not taken: its gradient is its owner's again, and nothing of it stays here."""
+        """Undo the encoding of a push that was not used: its gradient may be pushed again."""
         if self.coding is not None:
             self.coding.take_back(request.encoded)
 
@@ -368,16 +443,16 @@ class Session:
         )
 
     def ask(self, request: Request, id: int | None = None) -> Request:
-        """Ask something of the server, as soon as it may be; return the request.
+        """Send a request as soon as the session is ready; return it.
 
-        ``id``: its number, if it has one already.
+        ``id``: its id, if it has one already (of a steady exchange that was handed over).
         """
         if id is None:
             id = self.next_id
             self.next_id = id + 1
         self._pending[id] = request
         client, epoch = request.connection
-        if epoch < self._run_since and client == self.client:  # an earlier run of the server's
+        if epoch < self._run_since and client == self.client:  # computed in an earlier run
             del self._pending[id]
             self._take_back(request)
             request.resolve(error=self._restarted())
@@ -403,14 +478,14 @@ class Session:
         self._send(message, request.payloads, places)
 
     def _lends(self, request: Request, outbox: Outbox) -> bool:
-        """Whether payloads may be lent; those of a small model are sent as quickly."""
+        """Return whether payloads may be lent; a small model's pushes are sent as quickly."""
         if not request.payloads:
             return False
         small = self.layout is not None and not outbox.lends(self.layout.nbytes)
         return not (small and isinstance(request, Push))
 
     def _give_back(self, wire: Connection, id: int) -> None:
-        """Tell the server that parameters it has lent are not read any more."""
+        """Release parameters that the server has lent."""
         if wire is self.wire and wire.state == "open":
             self.back.extend(wire.send(messages.Release(id)))
 
@@ -455,7 +530,7 @@ class Session:
             self._hear_welcome(message)
         elif isinstance(message, messages.Ping):
             self._send(messages.Pong(message.id))
-        elif not isinstance(message, messages.Share):  # to that the wire has seen
+        elif not isinstance(message, messages.Share):  # the connection has mapped it already
             self.hear_answer(message, sink)
 
     def _hear_welcome(self, welcome: Welcome) -> None:
@@ -482,29 +557,29 @@ class Session:
             self._begin()
 
     def follow(self) -> messages.ShardHello:
-        """Return how this client introduces itself to another shard."""
+        """Return this client's hello to another shard."""
         assert self.welcome is not None
         return following(self, self.welcome.run, self._epoch, self.nonce())
 
     def branch_attached(self) -> None:
-        """Another shard is ready for this client."""
+        """Begin, if the shard that was attached now is the last one."""
         if self.shards.attached and not self.ready:
             self._begin()
 
     def waits_for(self, id: int) -> bool:
-        """Say whether somebody waits for the answer to a request."""
+        """Return whether a request is under way."""
         return id in self._pending
 
     def _begin(self) -> None:
-        """Everybody who is needed is there."""
+        """Be ready, and send what was asked for before."""
         self.ready = True
-        # Anything asked before, or on a connection since lost, is (again) asked now, in order.
+        # In the order in which they were asked; each gets a new id, a push keeps its number.
         pending, self._pending = self._pending, {}
         for request in pending.values():
             self.ask(request)
 
     def hear_answer(self, answer: Message, sink: Sink | None) -> None:
-        """Give an answer to who waits for it, when all of it is there."""
+        """Resolve the request that a message answers, once all portions are in place."""
         message = answer
         if self.shards.placement is not None:
             whole = self.shards.complete(answer, sink)
@@ -520,7 +595,7 @@ class Session:
             self._coming = None
         if request is None:
             return  # it was abandoned
-        if request.lent is not None and self._outbox is not None:  # the server has done with it
+        if request.lent is not None and self._outbox is not None:  # the server has read it
             self._outbox.take_back(request.lent)
             request.lent = None
         if isinstance(message, Error):
@@ -546,7 +621,7 @@ class Session:
             request.resolve(error=RemoteProtocolError(text))
 
     def _learn_steady(self, request: Request, message: Message, sink: Sink | None) -> None:
-        """Learn how such an exchange goes, if the next may be the same with other numbers."""
+        """Make the templates of the steady exchange, if this one is of its kind."""
         header, self._header = self._header, b""
         push = request.sent if type(request) is Push else None
         layout = self.layout
@@ -569,11 +644,11 @@ class Session:
             return
         try:
             self.steady = Steady(self, layout, push, header)
-        except ValueError:  # its numbers are of no width that could be kept
+        except ValueError:  # the server writes these numbers in varying widths
             self.steady, self._learning = None, False
 
     def _note_parameters(self, request: Request, message: Message, sink: Sink | None) -> None:
-        """The payloads of an answer are in place: say which version they are."""
+        """Note the version of the parameters that an answer has brought."""
         if isinstance(message, _NEWS):
             count = len(message.vbars) / 4
             if count and self.layout is not None and count != len(self.layout.tensors):
@@ -588,11 +663,13 @@ class Session:
         if request.into is not None and not isinstance(request.into, RowsSink):
             request.into.connection = self.connection
             request.into.now_at(version, request.wants, late)
-        for other in self._unheard:  # the next answer may be coming into the same arrays already
+        # Pipelined: the next answer may already be coming into the same arrays, which `now_at` has
+        # just marked as whole.
+        for other in self._unheard:
             other.mark()
 
     def learn(self, told: Model | Welcome) -> None:
-        """Learn the server's model; it may not change under a client's feet."""
+        """Take over the server's model; once known, it may not become another one."""
         rows = told.model
         try:
             layout = Layout.shared((row[:3] for row in rows), empty=bool(told.tables))
@@ -618,11 +695,11 @@ class Session:
             raise Unauthorised(f"{self.server} now has another model: {difference}")
 
     def _plan_coding(self) -> None:
-        """Take note of how the server wants tensors to travel."""
+        """Take over the codecs of pushes and fetches from the server's plan."""
         if self.welcome is None or self.layout is None:
             return
         plan = self.welcome.plan
         self.coding = Coding.planned(self.layout, plan, self.shards.placement, self._parallel_map)
-        # Who only looks on is shown the model itself.
+        # An observer is sent the values themselves, never increments.
         increments = CodecChoice.told(plan.get("fetch_codec", ()))
         self.increments = self.role == "worker" and bool(increments)

@@ -1,8 +1,8 @@
-"""A conversation's branch: its connection to one of the shards that the model lies on, sans-I/O.
+"""A session's connection to one shard of the model other than the lead, sans-I/O.
 
-A client's connections to the shards of a model stand and fall together. Requests go to the lead;
-what of a push lies on another shard goes there as a `ShardParts`, and so comes what of an answer
-does.
+A client's connections to the shards of a model are made and ended together. Requests go to the
+lead; the portion of a push that lies on another shard goes there as a `ShardParts`, and its portion
+of an answer comes from there as one.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class ShardChannel:
     Parameters
     ----------
     session
-        The conversation with the lead.
+        The session, which is with the lead.
     shard
-        Which of the shards this is, from 1.
+        The number of the shard, from 1.
     host, port
         Where it is.
     wire
@@ -64,17 +64,17 @@ class ShardChannel:
 
     @property
     def missing(self) -> int:
-        """How many bytes of a payload in progress are still to come."""
+        """The bytes of a payload in progress that are still to come."""
         return self.wire.missing
 
     @property
     def waiting(self) -> bool:
-        """Whether what comes next has no place before the lead has said more: do not read."""
+        """True while the next payload has no sink before the lead announces it: do not read."""
         return self.wire.waiting
 
     @property
     def waiting_for(self) -> str:
-        """What is waited for, in words."""
+        """The answer that is waited for, in words."""
         return "its part of the parameters" if self.attached else "its welcome"
 
     def next_buffer(self) -> memoryview:
@@ -82,13 +82,13 @@ class ShardChannel:
         return self.wire.next_buffer()
 
     def received(self, nbytes: int) -> None:
-        """Take note of received bytes; raises as `Session.received` does."""
+        """Process received bytes; raises as `Session.received` does."""
         if nbytes == 0:
             raise ConnectionLost(f"{self.server} closed the connection")
         self._hear_all(self.wire.received(nbytes))
 
     def resume(self) -> None:
-        """The lead has said more: there may be a place for what comes."""
+        """Go on with a payload that may have a sink now that the lead has sent more."""
         if self.wire.waiting:
             self._hear_all(self.wire.resume())
 
@@ -98,18 +98,18 @@ class ShardChannel:
         return out
 
     def leave(self) -> list[Buffer]:
-        """There is nobody to say goodbye to: the lead is told."""
+        """Return nothing to send: only the lead is sent a leave."""
         return []
 
     def lost(self) -> None:
-        """The connection is gone."""
+        """End the connection's state: it is gone."""
         self.wire.lost()
         self._out = []
 
-    # ------------------------------------------------------------ what it says and hears
+    # ------------------------------------------------------------ messages
 
     def push(self, portion: ShardParts, payloads: Sequence[Sequence[memoryview]]) -> None:
-        """Say what of a push lies there."""
+        """Send the shard its portion of a push."""
         self._out.extend(self.wire.send(portion, payloads))
 
     def _say(self, message: Message) -> None:
@@ -147,7 +147,7 @@ class ShardChannel:
 
 
 def following(session: Session, run: str, epoch: int, nonce: bytes) -> messages.ShardHello:
-    """Return how a client introduces itself to a follower."""
+    """Return a client's hello to a follower."""
     return messages.ShardHello(
         id=0,
         protocol=messages.PROTOCOL,

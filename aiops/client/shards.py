@@ -1,8 +1,8 @@
-"""What of a conversation goes to a model's other shards, and what comes from there, sans-I/O.
+"""A session's traffic with the other shards of a model, sans-I/O.
 
-A model on one server has none of this: no branches, and no placement. On several, requests and
-their answers go to and come from the lead, and say what lies elsewhere; that travels by the
-branches, as portions. An answer is complete when all of its portions are there.
+A model on one server has no branches and no placement. On several, requests go to the lead and
+answers come from it; their headers announce the parts on the other shards, which travel on the
+branches as portions. An answer is complete when all of its portions are in place.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ if TYPE_CHECKING:
 
 
 class Shards:
-    """The other shards, as one dialogue sees them.
+    """The other shards of one session.
 
     Parameters
     ----------
     session
-        The dialogue, which is with the lead.
+        The session, which is with the lead.
     wire
         Makes this side's end of a connection.
     parallel_map
-        Who shares in copying what is large.
+        Copies a lent model in parallel.
 
     Attributes
     ----------
     branches
-        To those of them that hold any of it (or may), on the connections there are now.
+        The present connections to those shards that hold, or may hold, a part of the model.
     host
         The lead's.
     followers
-        Host and port of each of them, if the user says so.
+        Host and port of each other shard, if the URL names them.
     placement
-        Where the model lies, if not all of it on the lead.
+        The division of the model, if not all of it lies on the lead.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Shards:
     # ------------------------------------------------------------ the connections
 
     def branch_off(self, shards: ShardTable, *, defined: bool) -> None:
-        """Have connections made to the other shards; once the model is, to those that hold any.
+        """Make branches to the other shards; of a defined model, to those that hold a part of it.
 
         Raises
         ------
@@ -91,26 +91,26 @@ class Shards:
             self._leave_unused()
 
     def _leave_unused(self) -> None:
-        """Have no branches to shards that hold nothing: whatever is asked, nothing lies there."""
+        """Drop the branches to shards that hold no part of the model."""
         self.branches = [branch for branch in self.branches if branch.shard in self._used]
 
     @property
     def attached(self) -> bool:
-        """Whether all of them are ready for this client."""
+        """True once every branch has been welcomed."""
         return all(branch.attached for branch in self.branches)
 
     @property
     def unattached(self) -> str:
-        """Those that are not, for people."""
+        """The shards that are not attached yet, for error texts."""
         return ", ".join(branch.server for branch in self.branches if not branch.attached)
 
     def resume(self) -> None:
-        """The lead has said more: there may be a place for what comes by the branches."""
+        """Go on with portions that may have a sink now that the lead has sent more."""
         for branch in self.branches:
             branch.resume()
 
     def lost(self) -> None:
-        """The connections are gone: they stand and fall together."""
+        """Forget all branches: the connections to all shards end together."""
         for branch in self.branches:
             branch.lost()
         self.branches = []
@@ -180,7 +180,7 @@ class Shards:
         return into
 
     def place_portion(self, shard: int, portion: ShardParts) -> Sink | None:
-        """Return where a portion of an answer goes; None while the lead has not said more.
+        """Return where a portion of an answer goes; None before the lead announces it.
 
         Raises
         ------
@@ -202,7 +202,7 @@ class Shards:
         return PortionSink(into, expected[0])
 
     def hear_portion(self, shard: int, portion: ShardParts, sink: Sink | None) -> None:
-        """A portion of an answer is in place; with the last of them the answer is heard."""
+        """Note that a portion is in place; after the last one the answer is given out."""
         into = self._intos.get(portion.id)
         if into is None or not isinstance(sink, PortionSink):
             return
@@ -228,7 +228,7 @@ class Shards:
 
     @property
     def late(self) -> tuple[int, str] | None:
-        """The first request that lacks portions, and whose, for people."""
+        """The first request that lacks portions, and the shards that owe them, for error texts."""
         for id, (_message, into) in self._partial.items():
             if into.missing:
                 late = [branch.server for branch in self.branches if branch.shard in into.missing]

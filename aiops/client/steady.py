@@ -1,20 +1,20 @@
 """The steady exchange: a gradient of the whole model for the whole model, over and over.
 
-Most of what a worker says and hears is the same message with other numbers in it. After one such
-exchange in the general way (`aiops.client.requests`), both headers are known by heart: the next
-push is packed from a template, and an answer that matches the other needs no decoding. ::
+Most messages of a worker are equal but for a few numbers. After one such exchange on the general
+path (`aiops.client.requests`), there is a template of both headers: the next push is packed from
+the one, and an answer that matches the other needs no decoding. ::
 
-    buffers = steady.begin(params, gradients)    # None: this one goes the general way
+    buffers = steady.begin(params, gradients)    # None: this one takes the general path
     ...send them...; came = recv_into(steady.room)
     receipt = steady.finish(came)                # None: it was no such answer
     if receipt is None:
         request = steady.hand_over(sent)         # the same push, as a request that is under way
 
-It is a short way through the same state, not a state of its own. Ids, sequence numbers, traffic and
-ledger are those of the conversation; every byte that is sent is what the general way would have
-sent. So whatever else happens (an error, a ping, half an answer, a lost connection) can be handed
-over at any time: the push becomes a request with the numbers it was sent under, what has not been
-sent of it is sent, and what has come is heard. Nothing is lost, and nothing is applied twice.
+It is a short path through the same state, not a state of its own. Ids, sequence numbers, traffic
+and ledger are those of the session; every byte that is sent is what the general path would have
+sent. So the exchange can be handed over at any time (after an error, a ping, half an answer, a lost
+connection): the push becomes a request with the numbers that it was sent under, its unsent bytes
+are sent, and the bytes that have come are parsed. Nothing is lost, and nothing is applied twice.
 
 An answer of at most `ROOM` bytes is received beside the parameters, and copied when it is all
 there; a larger one has its header compared first, and is then received where it belongs.
@@ -45,10 +45,10 @@ ROOM: Final = 64 * 1024
 """The largest answer, in bytes, that is received beside the parameters."""
 
 LARGEST: Final = 1 << 20
-"""The largest model in bytes: of a larger one the calls do not count, and it is cut in pieces."""
+"""The largest model in bytes: in a larger one's exchange the Python calls take no notable time."""
 
 _VIEWS: Final = 256
-"""The most tensors whose gradients are sent as they lie."""
+"""The most tensors whose gradients are sent from arrays of their own."""
 
 _PUSH = [("id",), ("seq",), ("have",), ("parts", 0, 4)]
 _ACK = [
@@ -63,25 +63,25 @@ class Steady:
     Parameters
     ----------
     session
-        The conversation, which is with one server.
+        The session, which is with one server.
     layout
         The model.
     push, ack
-        A push and its acknowledgement, as they were said in the general way; the latter's header
+        A push and its acknowledgement, as they were sent on the general path; the latter's header
         as it came.
 
     Attributes
     ----------
     room
-        Where an answer is to be received.
+        The buffer for an answer, or for its header.
     size
-        Its length in bytes.
+        The length of an answer, in bytes.
     says
-        The length of what is sent, in bytes.
+        The length of a push, in bytes.
     direct
-        Whether it is received where it belongs, once its header is known to match.
+        True if payloads are received in the parameters, once the header is known to match.
     failed
-        Whether something was otherwise than had been learnt: learn it anew, if need be.
+        True after an exchange that did not match the templates: they are to be made anew.
 
     Raises
     ------
@@ -117,7 +117,7 @@ class Steady:
         self._have = self._age = 0
 
     def still(self, push: Push, ack: bytes) -> bool:
-        """Say whether an exchange in the general way would have matched; if so, go on."""
+        """Return whether an exchange on the general path matches; if so, the templates stay."""
         numbers = push.id, push.seq, push.have, push.parts[0].version
         bounds = zip(numbers, self._push.bounds, strict=True)
         fits = all(low <= number <= high for number, (low, high) in bounds)
@@ -127,7 +127,7 @@ class Steady:
     def begin(self, params: Params, gradients: Mapping[str, Array]) -> list[Buffer] | None:
         """Begin to push gradients computed at ``params``, which are then to be brought up to date.
 
-        Returns what to send; None if this is not to be done here, and nothing has happened then.
+        Returns what to send; None if this exchange does not fit, and nothing has happened then.
         """
         have, age = params.level, params.age
         if (
@@ -160,20 +160,20 @@ class Steady:
             self.failed = True  # one of them needs another width: learn that
             return None
         views[0] = self._push.pack(id, seq, have, age)
-        session.next_id, session.seq = id + 1, seq  # whatever happens now, they have been used
+        session.next_id, session.seq = id + 1, seq  # used up, even if the exchange fails
         self._params, self._gradients, self._numbers = params, gradients, (id, seq)
         self._have, self._age = have, age
         return views
 
     @property
     def under_way(self) -> bool:
-        """Whether an exchange has begun, and is not over."""
+        """True while an exchange has begun, and is not over."""
         return self._params is not None
 
     def rest(self, came: int) -> memoryview | None:
-        """Return where the rest of an answer belongs, of which so many bytes have come to `room`.
+        """Return the buffer for the rest of an answer of which ``came`` bytes have come.
 
-        None if that is not an answer that can be finished here, or it cannot be told yet.
+        None if that is not an answer that can be finished here, or that is not known yet.
         """
         head = self._ack.size
         if came < head or self._read() is None:
@@ -185,7 +185,7 @@ class Steady:
         return self._payload[came - head :]
 
     def finish(self, came: int) -> Receipt | None:
-        """Take an answer of which so many bytes have come; None if it is none of these."""
+        """Take an answer, once its ``came`` bytes are all there; None if it does not match."""
         found = self._read() if came == self.size else None
         if found is None:
             return None
@@ -217,16 +217,16 @@ class Steady:
         return found
 
     def hand_over(self, sent: int, came: int) -> tuple[Request, list[Buffer], list[memoryview]]:
-        """Go on in the general way, with the push as a request that is under way.
+        """Continue on the general path, with the push as a request that is under way.
 
         Parameters
         ----------
         sent, came
-            How many bytes of it have been sent, and how many have come.
+            The bytes of the push that have been sent, and those of the answer that have come.
 
         Returns
         -------
-        The request, what is still to be sent of it, and what is to be heard.
+        The request, its unsent bytes, and the bytes that the session has yet to process.
         """
         params, gradients, session = self._params, self._gradients, self._session
         assert params is not None
@@ -245,7 +245,7 @@ class Steady:
 
 
 class Hearer(Protocol):
-    """A conversation, as its driver sees it when bytes have come."""
+    """A session, or a branch of one, as the receiver of bytes."""
 
     def next_buffer(self) -> memoryview:
         """Return where the next received bytes belong."""
@@ -255,9 +255,9 @@ class Hearer(Protocol):
 
 
 def hear(session: Hearer, came: list[memoryview]) -> bool:
-    """Have a conversation hear what came of an exchange that was handed over.
+    """Let a session process what came of an exchange that was handed over.
 
-    Returns whether that was anything. Raises what `Session.received` does.
+    Returns whether anything had come. Raises what `Session.received` does.
     """
     for view in came:
         while view:
@@ -270,7 +270,7 @@ def hear(session: Hearer, came: list[memoryview]) -> bool:
 
 
 def without(buffers: list[Buffer], nbytes: int) -> list[Buffer]:
-    """Return what is left of buffers of which so many bytes have gone."""
+    """Return buffers without their first ``nbytes``."""
     left: list[Buffer] = []
     for buffer in buffers:
         view = memoryview(buffer)

@@ -132,7 +132,7 @@ class Template:
         return self._struct.pack(*items, self._constants[-1])
 
     def matches(self, header: bytes, nbytes: int) -> bool:
-        """Say whether a header, with a payload of so many bytes to follow, matches."""
+        """Return whether a header, with a payload of ``nbytes`` to follow, matches."""
         whole = _PREFIX.pack(_HEADER, len(header)) + header + _PREFIX.pack(_PAYLOAD, nbytes)
         return len(whole) == self.size and self.values(memoryview(whole)) is not None
 

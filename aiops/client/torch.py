@@ -11,7 +11,7 @@
         opt.step()                                      # push gradients, receive parameters
         opt.zero_grad()
 
-What to know beyond that:
+Differences to a local optimizer:
 
 * **Parameters** live on the server: the first worker's define the model, the others' are
   overwritten. Parameters that are frozen (``requires_grad=False``) when the optimizer is made stay
@@ -24,7 +24,7 @@ What to know beyond that:
       torch.optim.swa_utils.update_bn(train_loader, model)
       model.eval()
 
-* **Learning rates**: see `RemoteOptimizer`.
+* **Learning rates** are the server's. A group's ``lr`` scales its gradients (`RemoteOptimizer`).
 """
 
 from __future__ import annotations
@@ -66,18 +66,16 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
     normalise gradients (``fasgd``) would undo it, so there `step` refuses such an ``lr``.
 
     It belongs to the process that made it. A DataLoader's processes, which are forks, may hold it,
-    and harm nothing; but `step` and `refresh` raise `UsageError` there, and `close` does nothing.
+    but `step` and `refresh` raise `UsageError` there, and `close` does nothing.
 
     Parameters
     ----------
     params
         A module; or (name, tensor) pairs; or tensors; or groups: dicts with such ``params`` and,
-        if wanted, an ``lr``. Tensors without a name are called ``group0.param3``. float64, float32,
-        float16 or bfloat16, on any device.
-    url
-        ``aiops://host:port``.
-    token, name, timeout
-        As `Client`'s.
+        optionally, an ``lr``. Tensors without a name are called ``group0.param3``. They are dense
+        leaves of any shape, float64, float32, float16 or bfloat16, on any device.
+    url, token, name, timeout
+        As `Worker`'s.
 
     Attributes
     ----------
@@ -85,6 +83,8 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
         The `Worker` underneath: ``stats()``, ``traffic``, ``policy``.
     server_lr
         The learning rate that the server announced.
+    version
+        The model version of the parameters.
     last
         The `Receipt` of the last step, or None.
 
@@ -94,7 +94,7 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
         When a parameter or a group's option cannot be trained remotely; the text names it.
     BadPush
         When the server's model has other tensors; the text names the first difference.
-    ConnectionLost, DeadlineExceeded, Unauthorised
+    ConnectionLost, DeadlineExceeded, RemoteProtocolError, Unauthorised
         As `Client`.
     """
 
@@ -159,10 +159,13 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
         Raises
         ------
         UsageError
-            When no parameter has a gradient, one is sparse, a group's ``lr`` cannot be had from
-            this server, or the policy needs a closure.
+            When no parameter has a gradient, one is sparse, the policy does not permit a group's
+            ``lr``, or it needs a closure.
         BadPush
-            When a gradient is not finite; the text names the parameter, and nothing has changed.
+            When a value is not finite, or is 1e18 or more in magnitude; the text names the
+            parameter, and nothing has changed.
+        ConnectionLost, DeadlineExceeded
+            When the server cannot be reached, or does not answer.
         """
         if closure is None:
             if self.worker.plan.get("recompute"):
@@ -192,7 +195,13 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
         return loss
 
     def refresh(self) -> int:
-        """Overwrite the parameters with the server's newest, without a push; return the version."""
+        """Overwrite the parameters as `Worker.refresh` does; return the model version.
+
+        Raises
+        ------
+        ConnectionLost, DeadlineExceeded
+            When the server cannot be reached, or does not answer.
+        """
         version = self.worker.refresh()
         self._pull()
         return version
@@ -240,7 +249,7 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
         return 1.0
 
     def _check_unchanged(self) -> None:
-        """See that nobody trains what the server does not know, or overlooks that it decides."""
+        """Check that no frozen parameter is trained; warn of changes that will be overwritten."""
         for name, param in self._frozen:
             if param.requires_grad and param.grad is not None:
                 raise UsageError(
@@ -276,7 +285,7 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the groups with their learning rates, and which model version they belong to.
+        """Return the groups with their learning rates, and the model version they belong to.
 
         The parameters are the module's own ``state_dict``, and the optimizer's state (moments and
         so on) is the server's (``--save``).

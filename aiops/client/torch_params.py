@@ -1,4 +1,4 @@
-"""Which tensors of a PyTorch program are trained, under which names, and as which arrays."""
+"""The tensors of a PyTorch program that are trained, their names, and their arrays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Pairs = list[tuple[str, Any]]
 _DTYPES = (_torch.float64, _torch.float32, _torch.float16, _torch.bfloat16)
 
 _OPTIONS = {"params", "param_names", "lr", "initial_lr", "name"}
-"""What a parameter group may say; everything else would be the server's to know."""
+"""The options that a parameter group may have; all others are settings of the server."""
 
 
 @dataclass(slots=True, eq=False)
@@ -176,7 +176,7 @@ def fetch_into(
     Raises
     ------
     NotReady
-        When nobody has defined the model yet.
+        When no worker has defined the model yet.
     UsageError
         When a tensor of the server's is missing here or has another shape; nothing has changed.
     """

@@ -1,14 +1,12 @@
-"""What a worker does around its mini-batches, sans-I/O: `Worker` and `AsyncWorker` drive this.
+"""The steps of a worker, sans-I/O: `Worker` and `AsyncWorker` drive them.
 
-A `LocalStrategy` says what is to travel. This says what a worker makes of that: what it waits for,
-what goes on in the background, what becomes of a transfer that failed or that nobody waited out,
-and how to go on with a server that was restarted.
+A `LocalStrategy` decides what travels. `TrainingLoop` decides the rest: what is waited for, what is
+sent in the background, how to go on after a transfer that failed or was broken off, and how to go
+on with a server that was restarted.
 
-Each thing that a worker can do is a script (`aiops.client.program`), whose orders a shell carries
-out: `Send`, `SendInBackground`, `Join` and `Offer`.
-
-A script may be broken off at any order. The next one goes on from what is known then: nothing is
-lost, and nothing is pushed twice.
+Each method of a worker is a program (`aiops.client.program`), whose operations the worker carries
+out: `Send`, `SendInBackground`, `Join` and `Offer`. A program may be broken off at any operation.
+The next one goes on from what is known then: nothing is lost, and nothing is pushed twice.
 """
 
 from __future__ import annotations
@@ -34,11 +32,11 @@ _log = logging.getLogger("aiops.client")
 
 
 class BackgroundTransfer(Protocol):
-    """A transfer in the background, which the shell sees to."""
+    """A transfer that the worker carries in the background."""
 
     @property
     def over(self) -> bool:
-        """Whether it has been answered, or failed."""
+        """True once it has been answered, or has failed."""
 
     @property
     def receipt(self) -> Receipt | None:
@@ -46,26 +44,26 @@ class BackgroundTransfer(Protocol):
 
     @property
     def error(self) -> BaseException | None:
-        """Why it failed, if it is over and did."""
+        """The error it failed with, if it is over and failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Move this, and wait for the answer: its `Receipt`, or None for a mere fetch."""
+    """Carry this, and wait for the answer: its `Receipt`, or None for a mere fetch."""
 
     transfer: Transfer
 
 
 @dataclass(frozen=True, slots=True)
 class SendInBackground:
-    """Have this moved in the background; the answer is its `BackgroundTransfer`."""
+    """Carry this in the background; the result is its `BackgroundTransfer`."""
 
     transfer: Transfer
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Wait until this errand is over."""
+    """Wait until this background transfer is over."""
 
     errand: BackgroundTransfer
 
@@ -86,9 +84,9 @@ class TrainingLoop:
     Parameters
     ----------
     session
-        Its conversation with the server, which has said welcome.
+        Its session with the server, which is ready.
     params
-        The server's parameters; the routine's from here on.
+        The server's parameters; the strategy's from here on.
     clock
         Seconds, from any beginning.
 
@@ -96,10 +94,10 @@ class TrainingLoop:
     ----------
     params, last, steps, recomputed, compute_seconds, idle_seconds
         As `Worker`'s.
-    routine
-        What the client plan asks for.
+    strategy
+        The strategy that the client plan names.
     direct
-        Whether each gradient travels as it is, and no script is needed for that.
+        True if each gradient travels as it is, so that no program is needed for a step.
 
     Raises
     ------
@@ -124,10 +122,10 @@ class TrainingLoop:
         """The client plan, which may be another one since the server was restarted."""
         return self._session.plan
 
-    # ------------------------------------------------------------ the scripts
+    # ------------------------------------------------------------ the programs
 
     def check(self, *, again: bool) -> None:
-        """See that a gradient can be computed again (``again``), where the policy asks for that.
+        """Check that a gradient can be computed again (``again``), if the policy asks for that.
 
         Raises
         ------
@@ -140,7 +138,8 @@ class TrainingLoop:
                 " with a function params → gradients"
             )
 
-    # A gradient that travels as it is takes no script: a shell exchanges it for the parameters.
+    # A gradient that travels as it is takes no program: the worker calls `begin`, exchanges it for
+    # the parameters, and calls `took`, or drives `failed`.
 
     def begin(self, *, again: bool) -> None:
         """Begin such a step (`direct`): computing is over. Raises as `check` does."""
@@ -160,7 +159,7 @@ class TrainingLoop:
         return receipt
 
     def failed(self, error: BaseException, *, again: bool) -> Program[Op, Receipt | None]:
-        """See what follows if it failed; returns what `step` does."""
+        """Go on after such a step failed; return what `step` does."""
         self._count(idle=True)
         try:
             receipt = yield from self._recover(error, again)
@@ -202,7 +201,7 @@ class TrainingLoop:
     # ------------------------------------------------------------ inside
 
     def _recover(self, error: BaseException, again: bool) -> Program[Op, Receipt | None]:
-        """Go on after a gradient that was not taken; raise what nothing can be done about."""
+        """Go on after a gradient that was not taken, or raise the error."""
         if isinstance(error, Restarted):
             yield from self._begin_anew()
             if not again or self.strategy.local:
@@ -215,7 +214,7 @@ class TrainingLoop:
     def _step(self, gradients: Gradients) -> Program[Op, Receipt]:
         routine = self.strategy
         if self._errand is not None and self._errand.error is not None:
-            yield from self._settle(wait=True)  # tell what failed before anything of this is done
+            yield from self._settle(wait=True)  # raise that error before this step changes anything
         routine.apply(gradients)
         yield from self._settle(wait=routine.due)
         transfer = routine.transfer()
@@ -229,7 +228,7 @@ class TrainingLoop:
         return self._nothing() if self.last is None else replace(self.last, pushed=False)
 
     def _note_held(self, transfer: Transfer | None) -> None:
-        """Tell the ledger what the gates kept from travelling after a mini-batch."""
+        """Enter in the ledger the tensors that the gates held back after a mini-batch."""
         tensors, ledger = self.params.layout.tensors, self._session.ledger
         pushed = transfer.arrays if transfer is not None else None
         if pushed is not None and len(pushed) < len(tensors):
@@ -258,7 +257,7 @@ class TrainingLoop:
             yield from self._carry(self.strategy.refresh())
 
     def _carry(self, transfer: Transfer) -> Program[Op, Receipt]:
-        """See to a transfer, and wait for it."""
+        """Carry a transfer, and wait for the answer."""
         self._count()
         try:
             receipt = yield Send(transfer)
@@ -271,10 +270,10 @@ class TrainingLoop:
         return self._note(receipt)
 
     def _failed(self, error: BaseException) -> None:
-        """Have the routine take back what is known not to have been applied.
+        """Have the strategy take back a transfer that is known not to have been applied.
 
-        What may have been applied stays under way, and is carried again: the server knows its
-        number. (A gradient that travels as it is is its owner's again in any case.)
+        A transfer that may have been applied stays under way, and is carried again: the server
+        knows its number. (A gradient that travels as it is is dropped in any case.)
         """
         if isinstance(error, Refused | UsageError) or not self.strategy.local:
             self.strategy.failed()

@@ -1,4 +1,4 @@
-"""What a routine wants moved, and how it becomes a request: once, however often it is carried."""
+"""The transfers of a strategy; each becomes one request, however often it is carried."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from aiops.model.layout import Array, Ints
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """What is to travel: a push, a fetch, or both in one round trip.
+    """A push, a fetch, or both in one round trip.
 
     Attributes
     ----------
     arrays
-        What to push, by name; None: nothing. Left alone by the routine until it has arrived.
+        The arrays to push, by name; None: none. They do not change before the answer.
     at
-        At which versions of the tensors that was computed.
+        The versions of the tensors at which they were computed.
     into
-        Where the parameters after it are to be received; None: they are not wanted.
+        The parameters to receive the values after it; None: they are not wanted.
     wanted
-        Which tensors are wanted, in arena order; None: all.
+        The tensors that are wanted, in arena order; None: all.
     count
-        How many mini-batches' gradients are pushed.
+        The mini-batches whose gradients are pushed.
     again
         Nothing new is pushed: the server is to apply the last gradient once more.
     request
-        What it became when it was first carried.
+        The request that it became when it was first carried.
     """
 
     arrays: Mapping[str, Array] | None
@@ -42,7 +42,7 @@ class Transfer:
     request: Request | None = None
 
     def ask(self, asks: Requests) -> Request:
-        """Ask for it. Asked again (nobody knows what became of it), it is the same push."""
+        """Make the request. Made again, as after a lost connection, it is the same push."""
         if self.request is not None:
             self.request = asks.again(self.request)
         elif self.arrays is not None:

@@ -26,27 +26,26 @@ class AsyncModelAverager(AveragerFacade, AsyncClosing):
                 async with averager.step():
                     for name, gradient in gradients(params, batch).items():
                         params[name] -= averager.lr * gradient
-            await averager.average()               # a last one, with whoever is still there
+            await averager.average()               # a last one, with those still there
 
-    It averages as `ModelAverager` does, and decides nothing else: a task of the event loop does
-    what there a thread does. So the loop must get its turns: gradients that take long are best
-    computed elsewhere (``await asyncio.to_thread(...)``), under the step if you like.
+    It averages as `ModelAverager` does, in a task of the event loop instead of a thread. A function
+    that computes long blocks the loop, and with it the averages: compute such gradients elsewhere
+    (``await asyncio.to_thread(...)``), if need be within the step.
 
     Parameters
     ----------
     url, params, token, name, timeout, host
-        As `ModelAverager`'s; ``params`` are overwritten when `connect` has returned.
+        As `ModelAverager`'s; ``params`` are overwritten before `connect` returns.
 
     Attributes
     ----------
-    lock, stats
+    lock, stats, steps, lr, plan, traffic
         As `ModelAverager`'s.
 
     Raises
     ------
     UsageError
-        When the URL, the time-out or a tensor cannot be. What a server may have to say is raised
-        by `connect`.
+        When the URL, the time-out or a tensor is invalid. `connect` raises the other errors.
     """
 
     def __init__(
@@ -64,19 +63,22 @@ class AsyncModelAverager(AveragerFacade, AsyncClosing):
         self._inside: asyncio.Task[Any] | None = None  # the task that is in a step
 
     async def connect(self) -> Self:
-        """Connect, and take the first average (``async with`` does it). Raises as there."""
+        """Connect, and take the first average (``async with`` does it).
+
+        Raises as `ModelAverager` does.
+        """
         self._check()
         if self._averaging is None:
             self._averaging = asyncio.get_running_loop().create_task(self._core.main())
         started = asyncio.wrap_future(self._core.started)
-        # It may be that nobody waits any more when it fails.
+        # Retrieve its exception even if this call was cancelled: asyncio would log it otherwise.
         started.add_done_callback(lambda future: future.cancelled() or future.exception())
         await asyncio.shield(started)
         return self
 
     @contextlib.asynccontextmanager
     async def step(self) -> AsyncIterator[None]:
-        """Hold the lock for one step of training. See `ModelAverager.step`.
+        """Hold the lock for one step of training, as `ModelAverager.step`.
 
         Raises
         ------
@@ -96,7 +98,7 @@ class AsyncModelAverager(AveragerFacade, AsyncClosing):
             await self.average()
 
     async def average(self) -> int:
-        """Average now, also after `abort`, and wait for it. See `ModelAverager.average`."""
+        """Average now, also after `abort`, and wait for it, as `ModelAverager.average`."""
         self._outside("average")
         answer: concurrent.futures.Future[int] = concurrent.futures.Future()
         self._core.ask(answer)
@@ -104,7 +106,7 @@ class AsyncModelAverager(AveragerFacade, AsyncClosing):
         return count
 
     async def abort(self) -> None:
-        """Stop averaging; return when no average is under way. See `ModelAverager.abort`."""
+        """Stop averaging, as `ModelAverager.abort`; return when no average is under way."""
         self._outside("abort")
         await self._wait(self._core.abort(), "an average under way")
 
@@ -114,7 +116,7 @@ class AsyncModelAverager(AveragerFacade, AsyncClosing):
         await self._core.resume()
 
     async def close(self) -> None:
-        """Say goodbye, so that nobody waits for this worker; may be called twice."""
+        """Leave the server, so that no other worker waits for this one; may be called twice."""
         if self._closed:
             return
         self._closed = True
@@ -130,7 +132,7 @@ class AsyncModelAverager(AveragerFacade, AsyncClosing):
     # ------------------------------------------------------------ inside
 
     def _outside(self, what: str) -> None:
-        """Refuse what waits for the lock to who holds it, and everything before `connect`."""
+        """Refuse a wait for the lock in the task that holds it, and all calls before `connect`."""
         self._check()
         if not self._core.started.done():
             raise UsageError(f"{what}() needs a connection: use async with, or await connect()")

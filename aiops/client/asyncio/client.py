@@ -33,14 +33,21 @@ _BEAT = 1.0  # seconds after which a steady exchange takes long
 class AsyncClient(Facade, AsyncClosing):
     """A connection to a server, for asyncio. Use it as ``async with AsyncClient(url) as ps``.
 
-    Calls may run concurrently: they are pipelined on one connection and answered as the server
-    gets to them. Concurrent calls must not share an ``into``. A client belongs to the process that
-    made it: in a fork every call raises `UsageError`.
+    Calls may run concurrently: they are pipelined on one connection, and the server may answer them
+    in another order. Concurrent calls must not share an ``into``. A call may be cancelled; whether
+    a push that was under way has been applied is then unknown. A client belongs to the process that
+    made it, and to one event loop: in a fork every call raises `UsageError`.
 
     Parameters
     ----------
     url, role, token, name, timeout
         As `Client`'s.
+
+    Raises
+    ------
+    UsageError
+        When the URL, the name or the time-out is invalid. `connect` and all calls raise the other
+        errors of `Client`.
     """
 
     def __init__(
@@ -53,7 +60,8 @@ class AsyncClient(Facade, AsyncClosing):
         timeout: float = 60.0,
     ) -> None:
         super().__init__(url, role=role, token=token, name=name, timeout=timeout, pongs=True)
-        # A steady exchange needs no turn, as nothing else is under way; what follows it may be.
+        # The server remembers REMEMBERED answers. A steady exchange does not acquire the semaphore:
+        # it begins while nothing else is under way, and one place is left for it.
         self._window = asyncio.Semaphore(messages.REMEMBERED - 1)
         self._connection: AsyncConnection | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -67,7 +75,7 @@ class AsyncClient(Facade, AsyncClosing):
     # ------------------------------------------------------------ what it can do
 
     async def connect(self) -> Self:
-        """Connect (``async with`` does it). Raises as `Client` does."""
+        """Connect (``async with`` and each call do it); raises as `Client` does."""
         if self._closed:
             raise self._unusable()
         if self._keeper is None:
@@ -82,7 +90,7 @@ class AsyncClient(Facade, AsyncClosing):
     async def offer(
         self, arrays: Mapping[str, Array], tables: Mapping[str, Table] | None = None
     ) -> bool:
-        """Offer a model; return whether it was taken. See `Client.offer`."""
+        """Offer a model, as `Client.offer`; return whether it was taken."""
         return await self._do(self._calls.offer(arrays, tables))
 
     async def define(
@@ -92,25 +100,25 @@ class AsyncClient(Facade, AsyncClosing):
         *,
         views: bool = False,
     ) -> Params:
-        """Offer a model; return the server's parameters. See `Client.define`."""
+        """Offer a model, as `Client.define`; return the server's parameters."""
         return await self._do(self._calls.define(arrays, tables, views))
 
     async def fetch(self, into: Params | None = None) -> Params:
-        """Return the server's parameters. See `Client.fetch`."""
+        """Return the server's parameters, as `Client.fetch`."""
         return await self._do(self._calls.fetch(into))
 
     async def push(self, params: Stamped, gradients: Mapping[str, Array]) -> Receipt:
-        """Push gradients computed at ``params``. See `Client.push`.
+        """Push gradients computed at ``params``; parameters, result and errors as `Client.push`'s.
 
-        Leave the gradients alone until it returns. At most 64 pushes are under way at once; more
-        wait for their turn.
+        Do not change the gradients before it returns. At most 63 pushes are under way at once;
+        further calls wait.
         """
         return await self._do(self._calls.push(params, gradients))
 
     async def exchange(
         self, params: Params, gradients: Mapping[str, Array], into: Params | None = None
     ) -> Receipt:
-        """Push, and bring ``params`` up to date, in one round trip. See `Client.exchange`."""
+        """Push, and bring ``params`` up to date, in one round trip, as `Client.exchange`."""
         if self._connection is None:
             await self.connect()
         if self._session.plan.get("routine", "direct") != "direct":
@@ -122,7 +130,7 @@ class AsyncClient(Facade, AsyncClosing):
                 self._watch_it()
                 try:
                     begun = await done
-                except BaseException:  # nobody waits for it any more
+                except BaseException:  # cancelled
                     self._give_up_exchange(connection, done)
                     raise
                 if isinstance(begun, Receipt):
@@ -134,7 +142,7 @@ class AsyncClient(Facade, AsyncClosing):
         return await self._do(self._calls.exchange(params, gradients, into))
 
     def _watch_it(self) -> None:
-        """See to it that somebody looks at a steady exchange that takes long."""
+        """Have a steady exchange looked at after a beat, in case it takes long."""
         loop = asyncio.get_running_loop()
         self._began = loop.time()
         if self._watch is None:
@@ -143,7 +151,7 @@ class AsyncClient(Facade, AsyncClosing):
     def _give_up_exchange(
         self, connection: AsyncConnection, done: asyncio.Future[Receipt | Request]
     ) -> None:
-        """Give a steady exchange up, wherever it is."""
+        """Abandon a steady exchange, handed over or not."""
         request = connection.hand_over()
         if request is None and done.done() and not done.cancelled():
             given = done.result()
@@ -152,7 +160,7 @@ class AsyncClient(Facade, AsyncClosing):
             self._abandon(request)
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        """See whether a steady exchange takes long: only the general way has a deadline."""
+        """Hand over a steady exchange that takes long: only a request has a deadline."""
         self._watch = None
         connection = self._connection
         if connection is None or not connection.exchanging:
@@ -164,19 +172,19 @@ class AsyncClient(Facade, AsyncClosing):
             connection.hand_over()
 
     async def carry(self, transfer: Transfer) -> Receipt | None:
-        """Move what a routine wants moved (`aiops.client.strategies`); None for a mere fetch."""
+        """Carry a strategy's transfer (`aiops.client.strategies`); None for a mere fetch."""
         return await self._do(self._calls.carry(transfer))
 
     async def fetch_rows(self, name: str, ids: Any, out: Array | None = None) -> Array:
-        """Return rows of a table. See `Client.fetch_rows`."""
+        """Return rows of a table; parameters, result and errors as `Client.fetch_rows`'s."""
         return await self._do(self._calls.fetch_rows(name, ids, out))
 
     async def push_rows(
         self, name: str, ids: Any, grads: Any, version: int | None = None
     ) -> Receipt:
-        """Push gradients of rows of a table. See `Client.push_rows`.
+        """Push gradients of rows of a table; all else as `Client.push_rows`.
 
-        Leave ids and gradients alone until it returns, as with `push`.
+        Do not change ids and gradients before it returns, as with `push`.
         """
         return await self._do(self._calls.push_rows(name, ids, grads, version))
 
@@ -190,23 +198,23 @@ class AsyncClient(Facade, AsyncClosing):
         out: Array | None = None,
         version: int | None = None,
     ) -> tuple[Receipt, Array]:
-        """Push and fetch rows of a table in one round trip. See `Client.exchange_rows`."""
+        """Push and fetch rows of a table in one round trip; all else as `Client.exchange_rows`."""
         call = self._calls.exchange_rows(name, ids, grads, next_ids, out, version)
         return await self._do(call)
 
     async def stats(self) -> dict[str, Any]:
-        """Return the server's statistics."""
+        """Return the server's statistics: a dict of JSON's types."""
         return await self._do(self._calls.stats())
 
     async def ping(self) -> float:
-        """Return the seconds of one round trip."""
+        """Return the seconds that one round trip to the server took."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         await self._do(self._calls.ping())
         return loop.time() - began
 
     async def close(self) -> None:
-        """Say goodbye and close; may be called twice. In a fork it does nothing."""
+        """Leave the server and close; may be called twice. In a fork it does nothing."""
         if self._forked:
             return
         self._closed = True
@@ -232,7 +240,7 @@ class AsyncClient(Facade, AsyncClosing):
     # ------------------------------------------------------------ inside
 
     async def _do(self, call: Call[T]) -> T:
-        """Carry out a call, and await what it comes to."""
+        """Carry out a call; return its result."""
         await self.connect()
         return await drive_awaiting(call, self._ask)
 
@@ -243,9 +251,9 @@ class AsyncClient(Facade, AsyncClosing):
             return await self._run(order.make)
 
     async def _run(self, ask: Callable[[], Request], began: float | None = None) -> Any:
-        """Ask, and wait for the answer until the deadline.
+        """Make a request, and wait for the answer until the deadline.
 
-        ``began``: when this was asked, if it has been.
+        ``began``: the loop's time at which the request was sent, if it was handed over.
         """
         await self.connect()
         loop = asyncio.get_running_loop()
@@ -277,11 +285,11 @@ class AsyncClient(Facade, AsyncClosing):
         return request.value()
 
     def _abandon(self, request: Request) -> None:
-        """Nobody waits for this any more, and its arrays are their owner's again.
+        """Abandon a request; the caller may change its arrays from now on.
 
-        If its gradients have not all been sent, the rest would be whatever the owner writes there
-        next; if its answer is being received, the rest would be written under the owner's hands.
-        The connection is ended, and made anew for whoever else waits for an answer on it.
+        If its gradients have not all been sent, the rest would be the values that the caller writes
+        there next; if its answer is being received, the rest would be written into arrays that the
+        caller uses. The connection is then ended, and the other requests are sent on a new one.
         """
         coming = self._session.abandon(request)
         connection = self._connection
@@ -294,7 +302,7 @@ class AsyncClient(Facade, AsyncClosing):
         attempts = self._attempts
         try:
             while True:
-                if self._forked:  # and this is its copy of the parent's event loop
+                if self._forked:  # on a copy of the parent's event loop
                     raise self._unusable()
                 error: AiopsError | OSError
                 try:
@@ -380,11 +388,11 @@ class AsyncClient(Facade, AsyncClosing):
             raise ConnectionLost(f"{branch.server} cannot be reached: {reason(error)}") from error
 
     def _give_up(self, error: AiopsError) -> None:
-        """Nothing can be done about this connection: everybody who waits hears why."""
+        """End the attempts to connect; all requests under way fail with the error."""
         self._keeper = None
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(error)
-            self._ready.exception()  # it may be that nobody waits for it
+            self._ready.exception()  # retrieved, so that asyncio does not log it
         self._session.fail(error)
 
 

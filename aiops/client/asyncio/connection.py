@@ -1,4 +1,4 @@
-"""The connection of an async client: asyncio's protocol around the conversation."""
+"""The connection of an async client: asyncio's protocol around the session."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _GOODBYE = 1.0  # seconds that a last message may take to go out
 class AsyncConnection(asyncio.BufferedProtocol):
     """One connection; when it is lost, its client makes another.
 
-    Those to the shards of a model stand and fall together.
+    The connections to the shards of a model are ended together.
 
     Parameters
     ----------
     session
-        The conversation whose bytes it carries, or the branch of it.
+        The session, or the branch of one, whose bytes it carries.
     shared
-        What both sides will have shown each other, if it is within one machine.
+        The segments of both sides, if the connection is within one machine.
     side
         Its side channel.
     host
@@ -43,9 +43,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
     branches
         The connections to the other shards.
     ended
-        Why it has, once it has.
+        The error that ended it, once it has ended.
     heard
-        Set when something was heard, or it ended.
+        Set when something was received, or it ended.
     """
 
     def __init__(
@@ -66,16 +66,16 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._full = self._deaf = False
         self._steady: Steady | None = None  # whose exchange is under way, with
         self._came = 0  # the bytes of its answer that have come,
-        self._done: asyncio.Future[Receipt | Request] | None = None  # and who waits for it
+        self._done: asyncio.Future[Receipt | Request] | None = None  # and its outcome
 
     def following(self, lead: AsyncConnection) -> AsyncConnection:
-        """Stand and fall with the connection to the lead of the shards; return this one."""
+        """Be ended together with the connection to the lead of the shards; return this one."""
         self._lead = lead
         lead.branches.append(self)
         return self
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Set the socket up, and say hello."""
+        """Set the socket up, and send the hello."""
         transport = cast(asyncio.Transport, transport)  # uvloop's derives from nothing of asyncio's
         self.transport = transport
         forks.note(self)
@@ -87,13 +87,13 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self.flush()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Offer the conversation's buffer."""
+        """Return the buffer for the next bytes: the session's, or the steady exchange's."""
         if self._steady is not None:
             return self._steady.room[self._came :]
         return self._session.next_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take what was received; send what follows from it."""
+        """Process what was received; send what follows from it."""
         if self._steady is not None:
             self._received_steadily(nbytes)
             return
@@ -110,12 +110,12 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def exchange(
         self, params: Params, gradients: Mapping[str, Array]
     ) -> asyncio.Future[Receipt | Request] | None:
-        """Push gradients computed at ``params``, and bring these up to date, by the shortest way.
+        """Push gradients computed at ``params``, and bring these up to date, by a steady exchange.
 
         Returns
         -------
-        What becomes the receipt, or, if it turns out to be no such exchange, the request that it is
-        in the general way, which is then under way. None: nothing has been done.
+        A future of the receipt, or, if the exchange was handed over, of the request that is under
+        way in its place. None: nothing has been done.
         """
         session, transport = self._session, self.transport
         if not isinstance(session, Session) or transport is None or not session.idle:
@@ -132,7 +132,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         return self._done
 
     def _received_steadily(self, nbytes: int) -> None:
-        """Take what was received of the answer to a steady exchange."""
+        """Process what was received of the answer to a steady exchange."""
         steady, self._came = self._steady, self._came + nbytes
         assert steady is not None
         receipt = steady.finish(self._came)
@@ -145,11 +145,11 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     @property
     def exchanging(self) -> bool:
-        """Whether a steady exchange is under way."""
+        """True while a steady exchange is under way."""
         return self._steady is not None
 
     def hand_over(self) -> Request | None:
-        """Have a steady exchange that is under way go on in the general way; return its request."""
+        """Have a steady exchange that is under way go on as a request; return that."""
         steady, done, self._steady = self._steady, self._done, None
         if steady is None or not isinstance(self._session, Session):
             return None
@@ -175,16 +175,16 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self.end(ConnectionLost(f"{self._session.server} closed the connection{why}"))
 
     def pause_writing(self) -> None:
-        """The transport is full."""
+        """Stop writing: the transport is full."""
         self._full = True
 
     def resume_writing(self) -> None:
-        """The transport is not any more."""
+        """Go on writing."""
         self._full = False
         self.flush()
 
     def flush(self) -> None:
-        """Send what the conversation has to say, as fast as the transport takes it."""
+        """Send what the session has to send, as fast as the transport takes it."""
         self._flush()
         for branch in self.branches:
             branch._flush()
@@ -209,12 +209,12 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     @property
     def unsent(self) -> bool:
-        """Whether something is still to be sent."""
+        """True while something is still to be sent."""
         waiting = self.transport is not None and self.transport.get_write_buffer_size() > 0
         return bool(self._views) or waiting or any(branch.unsent for branch in self.branches)
 
     async def leave(self) -> None:
-        """Say goodbye, unless in mid-message (it would be a part of that), and close."""
+        """Leave the server and close, unless a message is cut: the leave would be a part of it."""
         if self.transport is None or self.unsent:
             return
         for buffer in self._session.leave():
@@ -223,7 +223,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         await asyncio.wait([self.ended], timeout=_GOODBYE)
 
     def forked(self) -> None:
-        """Let go of it in a fork, without its event loop, which shares more with the parent's."""
+        """Blank the descriptor in a fork, without the event loop: its epoll is the parent's too."""
         sock = self.transport.get_extra_info("socket") if self.transport is not None else None
         if sock is not None:
             forks.blank(sock.fileno())

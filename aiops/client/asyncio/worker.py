@@ -35,12 +35,12 @@ AsyncCompute: TypeAlias = Callable[[Params], Gradients | Awaitable[Gradients]]
 
 
 class _BackgroundTransfer:
-    """A transfer that a task of its own sees to, while gradients are computed."""
+    """A transfer that a task carries while gradients are computed."""
 
     def __init__(self, client: AsyncClient, transfer: Transfer) -> None:
         self._server = client.url
         self.task = asyncio.get_running_loop().create_task(client.carry(transfer))
-        self.task.add_done_callback(lambda _task: self.error)  # it may be that nobody asks for it
+        self.task.add_done_callback(lambda _task: self.error)  # retrieved: never logged
 
     @property
     def over(self) -> bool:
@@ -52,7 +52,7 @@ class _BackgroundTransfer:
 
     @property
     def error(self) -> BaseException | None:
-        if self.task.cancelled():  # not for who waits for it: that one was not cancelled
+        if self.task.cancelled():  # the task that waits for it was not
             return ConnectionLost(f"{self._server}: the push in the background was cancelled")
         return self.task.exception() if self.over else None
 
@@ -66,32 +66,32 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
             for batch in data:
                 await worker.step(gradients(worker.params, batch))
 
-    It does what `Worker` does, without a thread: the event loop keeps the connection answered, and
-    tasks do what the plan wants done in the background. So the loop must get its turns: gradients
-    that take long are best computed elsewhere (``await asyncio.to_thread(...)``), or nothing is
-    sent meanwhile, and a server with a heartbeat misses its answers. (It then ends the connection,
-    and the next step makes another.)
+    It does what `Worker` does, without a thread: the event loop answers the server, and tasks carry
+    the transfers in the background. A function that computes long blocks the loop: compute such
+    gradients elsewhere (``await asyncio.to_thread(...)``). Otherwise nothing is sent meanwhile, and
+    a server with a heartbeat misses the answers. (It then ends the connection, and the next step
+    makes another.)
 
-    Steps are taken one at a time; rows and statistics may be asked for meanwhile. A step may be
-    cancelled, and the worker goes on: what has been taken as a local step, or handed over, is
-    neither lost nor counted twice. (As after a broken connection, nobody knows of a gradient that
-    travels as it is whether it is part of the model.) As a `Worker` it belongs to the process that
-    made it: in a fork every call raises `UsageError`, and `close` does nothing.
+    One step is taken at a time; rows and statistics may be requested meanwhile. A step may be
+    cancelled, and the worker goes on: local steps and transfers under way are neither lost nor
+    counted twice. (Where each gradient travels as it is, it is unknown, as after a lost connection,
+    whether a cancelled one has become part of the model.) A worker belongs to the process that made
+    it: in a fork every call raises `UsageError`, and `close` does nothing.
 
     Parameters
     ----------
     url, params, tables, views, token, name, timeout
-        As `Worker`'s. All time is the event loop's (`asyncio.loop.time`).
+        As `Worker`'s. All times are the event loop's (`asyncio.loop.time`), in seconds.
 
     Attributes
     ----------
     params, last, steps, recomputed, compute_seconds, idle_seconds
-        As `Worker`'s; there once it is connected.
+        As `Worker`'s; available once it is connected.
 
     Raises
     ------
     UsageError
-        When the URL or the time-out is none. What a server may have to say is raised by `connect`.
+        When the URL, the name or the time-out is invalid. `connect` raises all other errors.
     """
 
     _client: AsyncClient
@@ -114,7 +114,7 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
         forks.note(self)
 
     async def connect(self) -> Self:
-        """Connect, and offer the model (``async with`` does it). Raises as `Worker` does."""
+        """Connect, and offer the model (``async with`` does it); raises as `Worker` does."""
         with self._turn("connect"):
             if self._begun is None:
                 params = await self._client.define(self._initial, self._tables, views=self._views)
@@ -123,14 +123,23 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
         return self
 
     async def step(self, gradients: Gradients | AsyncCompute) -> Receipt:
-        """Hand in the gradients of one mini-batch, and have `params` brought up to date.
+        """Push the gradients of one mini-batch as the policy has it, and update `params`.
 
         Parameters
         ----------
         gradients
             As `Worker.step`'s; the function may be a coroutine function.
 
-        Returns and raises as `Worker.step` does.
+        Returns
+        -------
+        As `Worker.step`.
+
+        Raises
+        ------
+        UsageError
+            As `Worker.step`, and when another task is in the middle of a step.
+        BadPush, StaleGradient, ConnectionLost, DeadlineExceeded
+            As `Worker.step`.
         """
         if self._closed:
             self._check()
@@ -148,7 +157,7 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
                 else:
                     receipt = await self._play(steps.step(given, again=again))
             if not receipt.pushed:
-                await asyncio.sleep(0)  # let what was begun go out, and others have their turn
+                await asyncio.sleep(0)  # so that begun transfers go out, and other tasks run
             return receipt
 
     async def _exchange(
@@ -163,18 +172,18 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
         return steps.took(receipt)
 
     async def refresh(self) -> int:
-        """Bring `params` up to date without pushing; return their version. See `Worker.refresh`."""
+        """Bring `params` up to date without pushing, as `Worker.refresh`; return their version."""
         with self._turn("refresh"):
             return await self._play(self._steps.refresh())
 
     async def fetch_rows(self, name: str, ids: Any, out: Array | None = None) -> Array:
-        """Return rows of a table. See `Client.fetch_rows`."""
+        """Return rows of a table; parameters, result and errors as `Client.fetch_rows`'s."""
         return await self._client.fetch_rows(name, ids, out)
 
     async def push_rows(
         self, name: str, ids: Any, grads: Any, version: int | None = None
     ) -> Receipt:
-        """Push gradients of rows of a table. See `AsyncClient.push_rows`."""
+        """Push gradients of rows of a table; all else as `AsyncClient.push_rows`."""
         return await self._client.push_rows(name, ids, grads, version)
 
     async def exchange_rows(
@@ -187,17 +196,17 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
         out: Array | None = None,
         version: int | None = None,
     ) -> tuple[Receipt, Array]:
-        """Push and fetch rows of a table in one round trip. See `Client.exchange_rows`."""
+        """Push and fetch rows of a table in one round trip; all else as `Client.exchange_rows`."""
         return await self._client.exchange_rows(
             name, ids, grads, next_ids, out=out, version=version
         )
 
     async def stats(self) -> dict[str, Any]:
-        """Return the server's statistics."""
+        """Return the server's statistics: a dict of JSON's types."""
         return await self._client.stats()
 
     async def close(self, *, flush: bool = True) -> None:
-        """Push what has not been pushed yet, and say goodbye; may be called twice.
+        """Push what has not been pushed yet, and leave the server; may be called twice.
 
         Parameters
         ----------
@@ -209,7 +218,7 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
         UsageError
             When another task is in the middle of a step. That step is broken off.
         ConnectionLost, DeadlineExceeded, BadPush
-            When the last push could not be made. In every case the connection is closed.
+            When the last push failed. In every case the connection is closed.
         """
         if self._closed:
             return
@@ -224,12 +233,12 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
             await self._client.close()
 
     async def abandon(self) -> None:
-        """Close it, without pushing the rest."""
+        """Leave the server without pushing the rest."""
         await self.close(flush=False)
 
     @contextlib.contextmanager
     def _turn(self, what: str) -> Iterator[None]:
-        """Keep others out: a step is one whole, however often it waits."""
+        """Refuse another step meanwhile: a step is one whole, however often it waits."""
         if self._forked:
             self._check()
         if self._busy:

@@ -1,22 +1,21 @@
-"""The worker's part of an algorithm, sans-I/O: what the client plan says, carried out.
+"""The worker's part of an algorithm, sans-I/O: strategies that carry out the client plan.
 
-A `LocalStrategy` is handed one gradient per mini-batch. It takes the local part of the step, and
-says what is to travel; others (`aiops.client.training_loop` for a worker, the simulator, a test)
-have it moved, and come back with the answer. Nothing of that stands in the training loop. For each
-gradient::
+A `LocalStrategy` receives one gradient per mini-batch. It takes the local part of the step, and
+returns the transfer to make; its driver (`aiops.client.training_loop` for a worker, the simulator,
+a test) makes it, and passes on the answer. For each gradient::
 
-    routine.apply(gradients)                    # the worker's own step, if it takes any
-    if routine.due and routine.under_way:       # no second transfer before the first has arrived
-        ...wait for it...; routine.arrived(receipt)
-    transfer = routine.transfer()               # what is to travel now, or None
-    if routine.waits:                           # no other gradient before it has arrived
-        ...wait for it...; routine.arrived(receipt)
+    strategy.apply(gradients)                   # the worker's own step, if it takes any
+    if strategy.due and strategy.under_way:     # no second transfer before the first has arrived
+        ...wait for it...; strategy.arrived(receipt)
+    transfer = strategy.transfer()              # the transfer to make now, or None
+    if strategy.waits:                          # no other gradient before it has arrived
+        ...wait for it...; strategy.arrived(receipt)
 
-At most one transfer is under way. Between these calls a shell may pass on what has arrived as soon
-as it likes, but not between computing a gradient and applying it: it belongs to
+At most one transfer is under way. Between these calls a driver may pass on an answer at any time,
+but not between computing a gradient and applying it: the gradient belongs to
 `LocalStrategy.params` as they were.
 
-The plan's keys: ``routine`` names the routine; ``push_every``, ``fetch_every`` (steps), ``inner``
+The plan's keys: ``routine`` names the strategy; ``push_every``, ``fetch_every`` (steps), ``inner``
 (an optimiser and its settings, `aiops.algorithms.optimizers`), ``overlap``, ``limit``,
 ``fragments``, ``in_step``, ``mix``, ``moving_rate``, ``lookahead``, ``gate`` and ``worker`` are
 explained where they are used. A plan comes from a server, so its values are checked
@@ -37,14 +36,14 @@ __all__ = ["Direct", "LocalStrategy", "Transfer", "strategy_for"]
 
 
 def strategy_for(plan: Mapping[str, Any], params: Params) -> LocalStrategy:
-    """Return the routine that a client plan asks for.
+    """Return the strategy that a client plan names.
 
     Parameters
     ----------
     plan
         As the server announced it.
     params
-        The server's current parameters; the routine's from here on.
+        The server's current parameters; the strategy's from here on.
 
     Raises
     ------

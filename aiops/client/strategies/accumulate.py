@@ -51,7 +51,7 @@ class Accumulate(LocalStrategy):
 
     @property
     def due(self) -> bool:
-        """Whether this step pushes or fetches."""
+        """True if this step pushes or fetches."""
         steps = self._model.steps
         return steps % self._push_every == 0 or steps % self._fetch_every == 0
 

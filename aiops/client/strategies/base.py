@@ -1,4 +1,4 @@
-"""What every routine is, and the simplest: each gradient travels as it is."""
+"""The base of all strategies, and the simplest one: each gradient travels as it is."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class LocalStrategy:
 
     @property
     def due(self) -> bool:
-        """Whether the next call of `transfer` needs the one under way to have arrived."""
+        """True if the next call of `transfer` needs the one under way to have arrived."""
         return False
 
     def transfer(self) -> Transfer | None:
@@ -55,20 +55,20 @@ class LocalStrategy:
 
     @property
     def waits(self) -> bool:
-        """Whether no gradient may be computed before what is under way has arrived."""
+        """True if no gradient may be computed before the transfer under way has arrived."""
         return self.under_way is not None
 
     def arrived(self, receipt: Receipt | None) -> None:
-        """What was under way has been answered, and its parameters have been received.
+        """Note that the transfer under way was answered, and its parameters received.
 
         ``receipt``: of a push.
         """
         self.under_way = None
 
     def failed(self) -> None:
-        """What was under way was refused: go on without, and lose nothing.
+        """Go on without the transfer under way, which was refused, and lose nothing.
 
-        Only for what is known not to have been applied. When nobody knows (the connection was
+        Only for what is known not to have been applied. When that is not known (the connection was
         lost, say), leave it under way and carry the same transfer again: its push has a number,
         and is applied once.
         """
@@ -83,14 +83,14 @@ class LocalStrategy:
         raise NotImplementedError
 
     def restarted(self) -> None:
-        """Hear that the server was restarted: versions from before mean nothing any more."""
+        """Note that the server was restarted: versions from before are void."""
 
     def offer(self) -> Params:
         """Return what to offer a server that has lost its model."""
         return self.params
 
     def offered(self) -> None:
-        """Hear that the server took the offer."""
+        """Note that the server took the offer."""
 
 
 class Direct(LocalStrategy):

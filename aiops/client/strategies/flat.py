@@ -1,7 +1,7 @@
-"""A model's numbers as a routine calculates with them: one flat array per section of the arena.
+"""A model's values as strategies compute with them: one flat array per section of the arena.
 
-Everything is in the compute dtype: 16-bit tensors have float32 arrays beside them, and are what
-those round to.
+The arrays have the compute dtype: a 16-bit tensor has a float32 array beside it, and holds that
+array's rounded values.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class Model:
                 target[...] = x
 
     def adopt(self) -> None:
-        """Take over the parameters where they have 16 bits: somebody has filled them."""
+        """Take over the parameters where they have 16 bits: they have been filled anew."""
         for x, source in self._narrow():
             x[...] = source
 

@@ -240,7 +240,7 @@ class _Sum:
         return {name: self._out[name] for name in names}, stamp, int(counts.max())
 
     def settled(self, fetched: Params | None) -> None:
-        """What was taken has arrived; or parameters have been fetched."""
+        """Note that what was taken has arrived, or that parameters have been fetched."""
         if self.anew and fetched is not None:
             self._restamp(fetched)
         if fetched is None:

@@ -55,7 +55,7 @@ class Local(LocalStrategy):
         self._since = self._ahead = 0  # steps: since the last push; ahead of the newest model
         self._out_steps = 0  # how many steps the last push was
         self._handed = 0  # after how many steps the last was handed over
-        self._untold = [0] * len(self._fragments)  # steps of which the server has heard nothing
+        self._untold = [0] * len(self._fragments)  # steps that have not been pushed
         self._sent: Sequence[int] = ()  # the fragments that are under way
         self._come = False  # a new model is to be merged
         self._refreshing = False
@@ -69,7 +69,7 @@ class Local(LocalStrategy):
 
     @property
     def due(self) -> bool:
-        """Whether a cycle ends that cannot be handed over before the last has been answered."""
+        """True if a cycle ends that cannot be handed over before the last was answered."""
         return self._overlap != "free" and self._since >= self._every
 
     def transfer(self) -> Transfer | None:
@@ -81,7 +81,7 @@ class Local(LocalStrategy):
 
     @property
     def waits(self) -> bool:
-        """Whether the worker is as far ahead as it may be."""
+        """True if the worker is as far ahead of the server as it may be."""
         if self.under_way is None or self._overlap in ("cycle", "mix"):
             return False
         return self._overlap == "none" or self._ahead >= self._limit
@@ -107,7 +107,7 @@ class Local(LocalStrategy):
         super().failed()
 
     def rest(self) -> Transfer | None:
-        """Hand over all that the server has not heard of."""
+        """Push all steps that have not been pushed."""
         self._merge()
         left = [fragment for fragment, steps in enumerate(self._untold) if steps]
         return self._hand_over(left, fetch=False) if left else None
@@ -150,7 +150,7 @@ class Local(LocalStrategy):
         return self.under_way
 
     def _merge(self) -> None:
-        """Put the worker's own news on top of the new model, if one has come."""
+        """Put the worker's own steps on top of the new model, if one has come."""
         if not self._come:
             return
         fragments = range(len(self._fragments)) if self._refreshing else self._sent

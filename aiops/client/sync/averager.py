@@ -1,4 +1,4 @@
-"""Asynchronous model average: train a model of one's own, and average it with the others'."""
+"""The blocking model averager: train a model here, and average it with the other workers'."""
 
 from __future__ import annotations
 
@@ -28,55 +28,61 @@ class ModelAverager(AveragerFacade, Closing):
                 with averager.step():
                     for name, gradient in gradients(params, batch).items():
                         params[name] -= averager.lr * gradient
-            averager.average()                     # a last one, with whoever is still there
+            averager.average()                     # a last one, with those still there
 
-    Training goes on at its own pace. Beside it, in a thread of its own, every ``interval`` seconds:
-    the model is copied; the workers that are ready meet at the server (``--policy average``) and
+    Training is not interrupted. Beside it, in a background thread, every ``interval`` seconds: the
+    model is copied; the workers that are ready meet at the server (``--policy average``) and
     average their copies among themselves, each sending about twice the model's size; and the
     difference *mean − copy* is added to the model, which keeps what was learnt meanwhile. The lock
-    that `step` holds is taken only to copy and to add, never while anything is waited for.
+    that `step` holds is acquired only to copy and to add, never during a wait for another worker.
 
-    * **Who comes first** founds the run: its model is the one to begin with. Everybody who comes
-      later, at the start or in the midst of the run, begins with the current average: ``params``
-      are overwritten with it before the constructor returns.
-    * **Who dies or hangs** in the midst of a round costs that round: the others give it up after
-      ``stall`` seconds and meet again. (A worker that had the whole mean by then has taken it over;
-      the others have not.) A straggler misses rounds, and nobody's training waits for it.
-    * **What is averaged** is the parameters. The state of an optimizer (momentum) and a module's
+    * **Start.** The first worker's model is the initial one. Every later worker, at the start or in
+      the midst of the run, begins with the current average: ``params`` are overwritten with it
+      before the constructor returns.
+    * **Failure.** A worker that dies or hangs in the midst of a round costs that round: the others
+      give it up after ``stall`` seconds and meet again. (A worker that had the whole mean by then
+      has taken it over; the others have not.) A straggler misses rounds; no training waits for it.
+    * **Scope.** The parameters are averaged. The state of an optimizer (momentum) and a module's
       buffers (BatchNorm's statistics) stay each worker's own. float16 and bfloat16 are averaged,
       and travel, as float32.
 
-    The interval and all else come from the server's policy: see ``aiops policies average``. An
+    The server's policy sets the interval and the rest: ``aiops policies average`` lists them. An
     averager belongs to the process that made it: in a fork every call raises `UsageError`, and
     `close` does nothing.
 
     Parameters
     ----------
     url
-        ``aiops://host:port`` of a server with ``--policy average``.
+        ``aiops://host[:port]`` of a server with ``--policy average``.
     params
-        A mapping of writeable float64, float32, float16 or bfloat16 arrays by name, which are
-        changed in place; or a ``torch.nn.Module``, on any device. All workers' must have the same
-        names, shapes and dtypes.
+        A mapping of writeable float64, float32, float16 or bfloat16 arrays of any shape by name,
+        which are changed in place; or a ``torch.nn.Module``, on any device. All workers' must have
+        the same names, shapes and dtypes.
     token, name, timeout
-        As `Client`'s. ``timeout`` is also how long the constructor waits for the others' model.
+        As `Client`'s. ``timeout`` (seconds, default 60) also bounds the constructor's wait for the
+        others' model, and each wait for an average.
     host
         The address of this machine at which the other workers reach it; default: that of its
-        connection to the server. A free port is taken.
+        connection to the server. The port is a free one.
 
     Attributes
     ----------
     lock
-        What `step` holds; use it to read a model that no average changes meanwhile.
+        The lock that `step` holds; hold it to read a model that no average changes meanwhile.
     stats
-        What became of the averages so far: see `Averages`.
+        The counts of the averages so far (`Averages`).
+    steps, lr, plan, traffic
+        The steps taken; the server's learning rate; the settings of its policy; bytes received from
+        and sent to the server and the other workers.
 
     Raises
     ------
     UsageError
-        When a tensor cannot be averaged, or the server's policy averages nothing.
+        When an argument is invalid, a tensor cannot be averaged, this machine cannot listen at
+        ``host``, or the server's policy averages nothing.
     BadPush
-        When the others' model has other tensors; the text names the first difference.
+        When the others' model has other tensors (the text names the first difference), or this one
+        holds a value that is not finite.
     ConnectionLost, DeadlineExceeded, Unauthorised
         As `Client`; DeadlineExceeded also when the others do not share their model in time.
     """
@@ -107,11 +113,11 @@ class ModelAverager(AveragerFacade, Closing):
     def step(self) -> Iterator[None]:
         """Hold the lock for one step of training: the gradient and the update, or the update alone.
 
-        If the update only is under it, an average may come between a gradient's parameters and its
-        update. That loses nothing; but PyTorch refuses a backward pass whose parameters changed
-        since the forward pass, so with a module have both under it.
+        If only the update is under the lock, an average may be added between the computation of a
+        gradient and its update. That loses nothing; but PyTorch refuses a backward pass whose
+        parameters changed since the forward pass, so with a module hold the lock for both.
 
-        The first ``warmup`` steps end with an average that is waited for.
+        Each of the first ``warmup`` steps waits for an average at its end.
 
         Raises
         ------
@@ -135,11 +141,13 @@ class ModelAverager(AveragerFacade, Closing):
 
         Returns
         -------
-        How many workers were in it: 1 when nobody else was ready, 0 when it failed
-        (``stats.last_error`` says why; the model is as before).
+        The number of workers in it: 1 when no other worker was ready, 0 when it failed
+        (``stats.last_error`` is the error; the model is as before).
 
         Raises
         ------
+        UsageError
+            When this averager is closed, or this thread holds the lock.
         DeadlineExceeded
             When it is not over in ``timeout`` seconds.
         """
@@ -154,23 +162,26 @@ class ModelAverager(AveragerFacade, Closing):
         return count
 
     def abort(self) -> None:
-        """Stop averaging, before an evaluation, say; return when no average is under way.
+        """Stop averaging, as before an evaluation; return when no average is under way.
 
-        From here on nothing but you changes the model, and nobody waits for this worker.
+        After that no average changes the model until `resume`, and no other worker waits for this
+        one.
 
         Raises
         ------
+        UsageError
+            As `average`.
         DeadlineExceeded
             When an average under way does not end in ``timeout`` seconds.
         """
         self._ask("abort", self._core.abort())
 
     def resume(self) -> None:
-        """Average again after `abort`."""
+        """Average again after `abort`; raises as that does."""
         self._ask("resume", self._core.resume())
 
     def close(self) -> None:
-        """Say goodbye, so that nobody waits for this worker; may be called twice."""
+        """Leave the server, so that no other worker waits for this one; may be called twice."""
         if self._closed:
             return
         self._closed = True
@@ -195,7 +206,7 @@ class ModelAverager(AveragerFacade, Closing):
             asyncio.run(self._core.main())
 
     def _outside(self, what: str) -> asyncio.AbstractEventLoop:
-        """Refuse a wait for an average by whoever holds the lock that it needs."""
+        """Refuse a wait for an average in a thread that holds the lock that it needs."""
         self._check()
         if self.lock.mine:
             raise UsageError(f"{what}() waits for an average, which needs the lock: leave it first")

@@ -20,31 +20,39 @@ from aiops.model.tables import Table
 
 
 class Client(Facade, Closing):
-    """A connection to a server, for code that waits.
+    """A blocking connection to a server.
 
-    Every call has a deadline, reconnects with back-off if the connection is lost meanwhile, and
-    applies a push exactly once however often it had to be sent. A client may be used by one thread
-    at a time, and by the process that made it: in a fork every call raises `UsageError`.
+    Every call has a deadline, and connects again with back-off if the connection is lost meanwhile.
+    A push is applied exactly once, however often it has to be sent. A client may be used by one
+    thread at a time, and by the process that made it: in a fork every call raises `UsageError`.
 
     Parameters
     ----------
     url
-        ``aiops://host:port``.
+        ``aiops://host[:port]``; of a model on several shards, that of the lead, or
+        ``aiops://host:port,host:port,...`` with the lead first.
     role
-        ``"observer"`` only reads and is never waited for; ``"worker"`` takes part.
+        ``"observer"`` (default): reads, and is not counted as a worker. ``"worker"``: takes part in
+        training, and barriers may wait for it.
     token
         The server's token; default ``$AIOPS_TOKEN``.
     name
-        For people; default the role, host name and process id.
+        The name in reports, at most 1,024 bytes; default: role, host name and process id.
     timeout
-        Seconds that a call may take in all (beyond what the server's barrier may need).
+        Seconds that a call may take in all, beyond the wait that the server's plan announces for a
+        barrier or a bandwidth budget; more than 0, default 60.
     pongs
-        Promise the server to call `attend` every few seconds, so that it may ping.
+        True: the server may ping, and `attend` is called every few seconds. Default False.
 
     Raises
     ------
-    DeadlineExceeded, ConnectionLost
-        When the server cannot be reached.
+    UsageError
+        When the URL, the name or the time-out is invalid. Every call: when the client is closed.
+    ConnectionLost, DeadlineExceeded
+        When the server cannot be reached or does not answer in time. Every call may raise them;
+        whether a push that was under way has been applied is then unknown.
+    RemoteProtocolError
+        When the server breaks the protocol. Every call may raise it.
     Unauthorised
         When the token is missing or wrong.
     """
@@ -67,7 +75,10 @@ class Client(Facade, Closing):
     # ------------------------------------------------------------ what it can do
 
     def offer(self, arrays: Mapping[str, Array], tables: Mapping[str, Table] | None = None) -> bool:
-        """Offer a model; return whether it was taken (False: the server has one, of this form)."""
+        """Offer a model; return True if it was taken, False if the server has one of this form.
+
+        Parameters and errors as `define`'s.
+        """
         return self._do(self._calls.offer(arrays, tables))
 
     def define(
@@ -82,15 +93,18 @@ class Client(Facade, Closing):
         Parameters
         ----------
         arrays
-            float64, float32, float16 or bfloat16 arrays by name.
+            The initial values: float64, float32, float16 or bfloat16 arrays of any shape, by name.
         tables
-            The model's sparse parameters by name (`aiops.Table`).
+            The model's sparse parameters by name (`aiops.Table`); default: none. With tables,
+            ``arrays`` may be empty.
         views
-            Return read-only parameters that are the server's own arrays, where it is on this
-            machine; a fetch into them, or an exchange, makes them others.
+            True: return read-only parameters, which lie in the server's memory if it is on this
+            machine. A fetch into them, or an exchange, replaces the arrays. Default False: copies.
 
         Raises
         ------
+        UsageError
+            When an array or a table cannot be trained; the text names it.
         BadPush
             When the server's model has other tensors or tables, or its policy does not work with
             tables; the text names the first difference.
@@ -98,12 +112,18 @@ class Client(Facade, Closing):
         return self._do(self._calls.define(arrays, tables, views))
 
     def fetch(self, into: Params | None = None) -> Params:
-        """Return the server's parameters: ``into``, brought up to date, or a new copy.
+        """Return the server's parameters.
+
+        Parameters
+        ----------
+        into
+            The parameters to bring up to date and return; what they hold already is not sent
+            again. Default: new ones.
 
         Raises
         ------
         NotReady
-            When nobody has defined the model yet.
+            When no worker has defined the model yet.
         """
         return self._do(self._calls.fetch(into))
 
@@ -113,18 +133,26 @@ class Client(Facade, Closing):
         Parameters
         ----------
         params
-            The parameters the gradients belong to (their versions are what matters).
+            The parameters that the gradients were computed at; only their versions are used.
         gradients
-            All tensors, or some; shapes and dtypes as the tensors'.
+            Arrays by name, of all tensors or some; shapes and dtypes as the tensors'.
+
+        Returns
+        -------
+        The push's `Receipt`.
 
         Raises
         ------
         UsageError
-            When a gradient does not fit its tensor.
+            When a gradient does not fit its tensor, or the policy has workers take local steps.
         BadPush
-            When the server refuses a value; nothing was applied.
+            When a value is not finite, or is 1e18 or more in magnitude; nothing was applied.
         StaleGradient
             When the policy wants it recomputed on newer parameters.
+        Restarted
+            When the server was restarted since ``params`` came: fetch, and compute it again.
+        Unavailable
+            When the server is shutting down.
         """
         return self._do(self._calls.push(params, gradients))
 
@@ -138,11 +166,15 @@ class Client(Facade, Closing):
         params, gradients
             As `push`'s.
         into
-            Receive the parameters here instead, and leave ``params`` alone.
+            The parameters to bring up to date instead of ``params``.
+
+        Returns
+        -------
+        The push's `Receipt`.
 
         Raises
         ------
-        As `push`; after a `StaleGradient`, the parameters are up to date.
+        As `push`. After `StaleGradient` the parameters are up to date, but not after `Restarted`.
         """
         if self._session.plan.get("routine", "direct") != "direct":
             self._calls.check_direct()
@@ -164,12 +196,16 @@ class Client(Facade, Closing):
         Parameters
         ----------
         name
-            The table's.
+            The table's name.
         ids
-            int64[n] (any integers will do), each from 0 to the table's rows - 1; any order, and a
-            row may come twice.
+            int64[n] (any integers are converted), each from 0 to the table's rows - 1, in any
+            order; a row may occur twice.
         out
-            Where to: the table's dtype, contiguous, ``[n, width]``. Default: a new array.
+            The array to fill: ``[n, width]``, of the table's dtype, contiguous. Default: a new one.
+
+        Returns
+        -------
+        ``out`` or the new array: ``[n, width]``, of the table's dtype.
 
         Raises
         ------
@@ -177,7 +213,7 @@ class Client(Facade, Closing):
             When there is no such table, an id is out of range (it is named), there are more rows
             than one message carries (`Table.most`), or ``out`` does not fit.
         NotReady
-            When nobody has defined the model yet.
+            When no worker has defined the model yet.
         """
         return self._do(self._calls.fetch_rows(name, ids, out))
 
@@ -190,17 +226,21 @@ class Client(Facade, Closing):
         Parameters
         ----------
         name
-            The table's.
+            The table's name.
         ids
             As `fetch_rows`'s; at least one.
         grads
-            The table's dtype, ``[len(ids), width]``.
+            ``[len(ids), width]``, of the table's dtype.
         version
             The version of the table at which the gradients were computed; default: the newest of
-            which this client has fetched rows. Where rows are fetched ahead of those that are being
-            trained, say the older one (`row_versions` after its fetch), or their gradients pass
-            for fresher than they are. The receipt's staleness is the number of pushes the
-            table has had since, and the learning rate is modulated with it.
+            which this client has fetched rows. If rows are fetched ahead of those in training, pass
+            the older one (`row_versions` after its fetch); their gradients would count as fresher
+            than they are. The receipt's staleness is the number of pushes that the table has had
+            since, and the learning rate is modulated with it.
+
+        Returns
+        -------
+        The push's `Receipt`; ``version`` is the table's.
 
         Raises
         ------
@@ -223,13 +263,25 @@ class Client(Facade, Closing):
     ) -> tuple[Receipt, Array]:
         """Push gradients and fetch rows of the same table, in one round trip.
 
-        The rows are those after the push. Parameters and errors as in `push_rows` and
-        `fetch_rows`; ``next_ids`` are the rows to fetch.
+        Parameters
+        ----------
+        name, ids, grads, version
+            As `push_rows`'s.
+        next_ids, out
+            The rows to fetch, and the array to fill: as ``ids`` and ``out`` of `fetch_rows`.
+
+        Returns
+        -------
+        The push's `Receipt`, and the rows as they are after the push.
+
+        Raises
+        ------
+        As `push_rows` and `fetch_rows`.
         """
         return self._do(self._calls.exchange_rows(name, ids, grads, next_ids, out, version))
 
     def carry(self, transfer: Transfer) -> Receipt | None:
-        """Move what a routine wants moved (`aiops.client.strategies`); None for a mere fetch."""
+        """Carry a strategy's transfer (`aiops.client.strategies`); None for a mere fetch."""
         return self._do(self._calls.carry(transfer))
 
     def interrupt(self) -> None:
@@ -242,17 +294,17 @@ class Client(Facade, Closing):
         self._connection.interrupt()
 
     def stats(self) -> dict[str, Any]:
-        """Return the server's statistics."""
+        """Return the server's statistics: a dict of JSON's types."""
         return self._do(self._calls.stats())
 
     def ping(self) -> float:
-        """Return the seconds of one round trip."""
+        """Return the seconds that one round trip to the server took."""
         began = time.perf_counter()
         self._do(self._calls.ping())
         return time.perf_counter() - began
 
     def attend(self) -> None:
-        """Take in and answer what the server sent unasked (a ping); does not wait.
+        """Process and answer what the server sent unasked (a ping); does not wait.
 
         Raises
         ------
@@ -264,28 +316,28 @@ class Client(Facade, Closing):
         self._connection.attend()
 
     def close(self) -> None:
-        """Say goodbye and close; may be called twice. In a fork it does nothing."""
+        """Leave the server and close; may be called twice. In a fork it does nothing."""
         if self._forked:
             return
         self._closed = True
         self._connection.close()
 
     def forked(self) -> None:
-        """Let go of the connection in a fork, and refuse to work there."""
+        """Close the descriptors in a fork, and refuse to work there."""
         super().forked()
         self._connection.forked()
 
     # ------------------------------------------------------------ inside
 
     def _do(self, call: Call[T]) -> T:
-        """Carry out a call, and wait for what it comes to."""
+        """Carry out a call; return its result."""
         return drive(call, self._ask)
 
     def _ask(self, order: Ask) -> Any:
         return self._run(None if self._closed else order.make())
 
     def _run(self, request: Request | None) -> Any:
-        """Return what a request came to (None: wait until the server said welcome)."""
+        """Return a request's result (None: wait until the session is ready)."""
         if self._closed:
             if request is not None:
                 self._session.abandon(request)

@@ -35,11 +35,11 @@ _MOMENT = 0.001
 """Seconds between two requests within which what can wait (a pong, say) waits for the second."""
 
 _BEAT = 1.0  # seconds between looks at the clock in a call that waits
-_ASIDE = 1.0  # seconds that what nobody waits for may take: a pong, a goodbye
+_ASIDE = 1.0  # seconds that messages may take that no call waits for: a pong, a leave
 
 
 class _Handed(NamedTuple):
-    """A steady exchange that was handed over: when it began, and what is to be sent and heard.
+    """A steady exchange that was handed over: its begin, unsent bytes, and bytes received.
 
     ``fault``: why the connection is gone, if it is.
     """
@@ -52,7 +52,7 @@ class _Handed(NamedTuple):
 
 
 class Connection:
-    """What carries a conversation's bytes; it is made again when it was lost.
+    """The sockets of a session, which are made again when they were lost.
 
     One thread uses it at a time, except for `interrupt`. Deadlines (``until``) are times of
     `time.monotonic`.
@@ -60,9 +60,9 @@ class Connection:
     Parameters
     ----------
     session
-        The conversation.
+        The session.
     host, port
-        Where the server is.
+        The server's address.
     """
 
     def __init__(self, session: Session, host: str, port: int) -> None:
@@ -81,7 +81,7 @@ class Connection:
         self._handed: _Handed | None = None  # what came of a steady exchange that was none
 
     def exchange(self, params: Params, gradients: Mapping[str, Array]) -> Receipt | Request | None:
-        """Push gradients computed at ``params``, and bring these up to date, by the shortest way.
+        """Push gradients computed at ``params``, and bring these up to date, by a steady exchange.
 
         Returns
         -------
@@ -109,10 +109,10 @@ class Connection:
                     self.steady = steady
                     return receipt
         except BlockingIOError:
-            pass  # it takes long: what waits for it further looks at the clock, too
+            pass  # a beat has passed: the general path looks at the clock
         except OSError as error:
             fault = error
-        except BaseException:  # it came in mid-message
+        except BaseException:  # such as Ctrl-C: a message may be cut
             if steady.under_way:
                 self._session.abandon(steady.hand_over(sent, came)[0])
             self.hang_up()
@@ -145,7 +145,7 @@ class Connection:
         return came, None
 
     def _go_on(self, handed: _Handed, until: float) -> bool:
-        """Go on where a steady exchange has left off; return whether anything had come."""
+        """Finish a steady exchange on the general path; return whether anything had come."""
         if handed.fault is None:
             self._send(handed.unsent, until)
         heard = hear(self._session, handed.heard)
@@ -154,7 +154,7 @@ class Connection:
         return heard
 
     def _settled(self) -> None:
-        """Nothing is under way: have the next push go the shortest way, if it may."""
+        """Have the next push be a steady exchange, if it may."""
         session = self._session
         if session.steady is not None and session.idle and not self._lines:
             self.steady = session.steady
@@ -167,7 +167,7 @@ class Connection:
         Parameters
         ----------
         request
-            None: wait until the server said welcome.
+            None: wait until the session is ready.
         timeout
             Seconds that it may take in all.
         attempting
@@ -180,12 +180,12 @@ class Connection:
         ConnectionLost
             When the server cannot be reached.
         AiopsError
-            What the server refuses the request with.
+            The refusal of the request, or the end of the session.
         """
         session, now, self.steady = self._session, time.monotonic(), None
         handed = self._handed
         until = timeout + (handed.began if handed and handed.request is request else now)
-        hurried = now - self._last < _MOMENT  # then so is the next, and takes along what can wait
+        hurried = now - self._last < _MOMENT  # the next is then soon, too, and takes releases along
         attempts, trying = None, now + min(timeout, attempting)
         try:
             while not (request.done if request is not None else session.ready):
@@ -206,7 +206,7 @@ class Connection:
                         attempts = Attempts(session.server, self._env.below, trying)
                     attempts.until = trying
                     self._wait(attempts.pause(time.monotonic(), error))
-        except BaseException:  # whatever it was, it may have come in mid-message
+        except BaseException:  # such as Ctrl-C: a message may be cut
             if request is not None:
                 session.abandon(request)
             self.hang_up()
@@ -242,7 +242,7 @@ class Connection:
         if self._session.shards.branches:
             self._move_all(until)
             return
-        if self._lines:  # what was asked of all shards turned out to lie on the lead
+        if self._lines:  # the model turned out to lie on the lead alone
             self._send(self._lines[0].rest(), until)
             self._keep_lines([])
             self._lines.clear()
@@ -250,7 +250,7 @@ class Connection:
         self._receive(until)
 
     def _send_the_rest(self, until: float) -> None:
-        """Send what answers are left over (a pong, say); the next call sees if it cannot."""
+        """Send what is left to send (a pong, say); if that fails, the next call connects again."""
         if self._session.shards.branches:
             try:
                 while any(line.unsent for line in self._lines):
@@ -266,7 +266,7 @@ class Connection:
                 self.hang_up()
 
     def _move_all(self, until: float) -> None:
-        """Do the same on the connections to all shards of the model at once."""
+        """Send and receive on the connections to all shards of the model at once."""
         lead = self.socket
         if lead is None:
             raise self._unconnected()
@@ -318,7 +318,7 @@ class Connection:
     # ------------------------------------------------------------ ending
 
     def hang_up(self) -> None:
-        """End it at once; the next `move` makes another."""
+        """End the connection at once; the next `carry` makes another."""
         self.steady = self._handed = None
         if self.socket is not None:
             self.socket.close()
@@ -330,7 +330,7 @@ class Connection:
         self._session.lost()
 
     def _keep_lines(self, branches: Sequence[ShardChannel]) -> None:
-        """Close those to shards that turned out to hold nothing."""
+        """Close the connections to shards that hold nothing of the model."""
         others = [line for line in self._lines[1:] if line.hearer not in branches]
         for line in others:
             line.socket.close()
@@ -342,7 +342,7 @@ class Connection:
         self._lines = []
 
     def close(self) -> None:
-        """Say goodbye, and end it."""
+        """Leave the server, and end the connection."""
         sock, self.socket, self.steady = self.socket, None, None
         if sock is None:
             return
@@ -352,13 +352,13 @@ class Connection:
             for buffer in self._session.leave() if not midway else ():
                 sock.sendall(buffer)
         except OSError:
-            pass  # it is gone already: nobody is there to say goodbye to
+            pass  # the connection is gone already
         finally:
             sock.close()
             self.hang_up()
 
     def interrupt(self) -> None:
-        """End whatever another thread waits for here; there is no other connection afterwards."""
+        """End the call that another thread waits in; no connection is made afterwards."""
         self._interrupted = True
         self._woken.set()
         for sock in (self.socket, self._dialling):
@@ -367,7 +367,7 @@ class Connection:
                     sock.shutdown(socket.SHUT_RDWR)
 
     def forked(self) -> None:
-        """Let go of it in a fork, also in the midst of a call that the fork goes on with."""
+        """Close this process's descriptors in a fork, also in the midst of a call."""
         self._forked, self.steady = True, None
         for sock in (self.socket, self._dialling, *(line.socket for line in self._lines)):
             if sock is not None:

@@ -1,4 +1,4 @@
-"""One socket of a blocking client that has several: what is to be sent on it, and who hears."""
+"""One socket of a blocking client that has several: its unsent bytes, and its receiver."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _VECTORS = 512  # buffers given to one sendmsg (the limit is 1,024)
 
 
 class Hearer(Protocol):
-    """What a line is for: a conversation, or a branch of one."""
+    """The receiver of a socket's bytes: a session, or a branch of one."""
 
     @property
     def waiting(self) -> bool:
-        """Whether it is not to be read from now."""
+        """True while the socket is not to be read from."""
 
     def next_buffer(self) -> memoryview:
         """Return where the next received bytes belong."""
@@ -45,9 +45,9 @@ class ShardSocket:
     Parameters
     ----------
     sock
-        Connected; it is closed by whoever made it.
+        Connected; the caller closes it.
     hearer
-        Whose bytes it carries.
+        The session or branch whose bytes it carries.
     """
 
     def __init__(self, sock: socket.socket, hearer: Hearer) -> None:
@@ -55,7 +55,7 @@ class ShardSocket:
         self._out: list[Buffer] = []
 
     def say(self, buffers: Sequence[Buffer]) -> None:
-        """Have these sent."""
+        """Append to what is to be sent."""
         self._out.extend(memoryview(buffer) for buffer in buffers)
 
     def rest(self) -> list[Buffer]:
@@ -65,14 +65,14 @@ class ShardSocket:
 
     @property
     def events(self) -> int:
-        """What is to be waited for, as `select.poll` names it."""
+        """The events to wait for, as `select.poll` names them."""
         self.say(self.hearer.outgoing())
         reading = 0 if self.hearer.waiting else select.POLLIN
         return reading | (select.POLLOUT if self._out else 0)
 
     @property
     def unsent(self) -> bool:
-        """Whether something is still to be sent."""
+        """True while something is still to be sent."""
         self.say(self.hearer.outgoing())
         return bool(self._out)
 
@@ -95,9 +95,9 @@ class ShardSocket:
 
 
 def move(lines: Sequence[ShardSocket], seconds: float) -> bool:
-    """Send and receive on all lines at once; return whether anything came.
+    """Send and receive on all sockets at once; return whether anything came.
 
-    Waits at most so many seconds until something can be done.
+    Waits at most ``seconds`` until one of them is ready.
 
     Raises
     ------
@@ -133,7 +133,7 @@ def send_some(sock: socket.socket, buffers: list[Buffer], flags: int = 0) -> Non
 
 
 def _up_to(most: int, views: Sequence[Buffer]) -> list[Buffer]:
-    """Return the first bytes of these views, at most so many."""
+    """Return the first bytes of these views, at most ``most``."""
     found: list[Buffer] = []
     for view in views[:_VECTORS]:
         if len(view) >= most:

@@ -1,4 +1,4 @@
-"""The training loop's friend: parameters that are up to date, and one line per step."""
+"""The blocking worker: keeps parameters up to date, with one call per training step."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ __all__ = ["Compute", "Gradients", "Worker"]
 
 Compute: TypeAlias = Callable[[Params], Gradients]
 
-_BEAT = 2.0  # seconds between looks at a connection that nobody is using, at most
+_BEAT = 2.0  # seconds between looks at an idle connection, at most
 
 
 class _BackgroundTransfer:
-    """A transfer that the worker's own thread sees to, while gradients are computed."""
+    """A transfer that the worker's thread carries while gradients are computed."""
 
     def __init__(self, transfer: Transfer) -> None:
         self.transfer = transfer
@@ -59,52 +59,50 @@ class Worker(WorkerFacade, Closing):
             for batch in data:
                 worker.step(gradients(worker.params, batch))
 
-    The server says what the worker has to do (its policy, its settings, its client plan); nothing
-    of that stands in the loop. The first worker's ``params`` define the model; the others get the
-    server's.
+    The server's policy, settings and client plan determine the worker's part; none of that is in
+    the loop. The first worker's ``params`` define the model; the others receive the server's.
 
-    One thread of its own keeps the connection answered while gradients are computed, and does what
-    the plan wants done in the background. A worker belongs to the process that made it: a fork may
+    A background thread answers the server while gradients are computed, and carries the transfers
+    that the plan has in the background. A worker belongs to the process that made it: a fork may
     hold it (as a DataLoader's processes do), but every call there raises `UsageError`, and `close`
     does nothing.
 
     Parameters
     ----------
     url
-        ``aiops://host:port``.
-    params
-        The initial parameters: float64, float32, float16 or bfloat16 arrays by name (or tensors,
-        as in `step`).
-    tables
-        The sparse parameters (`aiops.Table`) by name; ``params`` may then be empty. Their rows are
-        fetched and pushed by `fetch_rows`, `push_rows` and `exchange_rows`; `step` has no part in
-        them.
-    views
-        Have `params` be the server's own arrays where it is on this machine, instead of copies of
-        them: read-only, whole, and others after each step (look them up anew). Elsewhere they are
-        this worker's, and read-only too.
-    token, name, timeout
         As `Client`'s.
+    params
+        The initial parameters: float64, float32, float16 or bfloat16 arrays of any shape, by name
+        (or tensors, as in `step`).
+    tables
+        The sparse parameters (`aiops.Table`) by name; default: none. With tables, ``params`` may
+        be empty. Their rows are fetched and pushed by `fetch_rows`, `push_rows` and
+        `exchange_rows`; `step` does not touch them.
+    views
+        True: `params` are read-only, and lie in the server's memory if it is on this machine. They
+        are other arrays after each step, so look them up again. Default False: copies.
+    token, name, timeout
+        As `Client`'s; the default name is that of a worker.
 
     Attributes
     ----------
     params
-        The parameters to compute the next gradients at; the same arrays all the time. Where the
-        policy has local steps they are this worker's own.
+        The parameters to compute the next gradients at (`Params`, arrays by name); the same arrays
+        at all times, unless ``views`` is set. A policy with local steps changes them here.
     last
         The `Receipt` of the last push that was answered, or None.
     steps, recomputed
         Mini-batches handed in, and gradients that the policy had computed again.
     compute_seconds, idle_seconds
-        Time spent outside `step` and on local steps, and in it waiting for the server.
+        Seconds spent outside `step` and on local steps, and seconds spent waiting for the server.
 
     Raises
     ------
     BadPush
         When the server's model has other tensors; the text names the first difference.
     UsageError
-        When the policy has workers change their parameters themselves, and ``views`` are wanted.
-    ConnectionLost, DeadlineExceeded, Unauthorised
+        When an argument is invalid, or ``views`` is set under a policy with local steps.
+    ConnectionLost, DeadlineExceeded, RemoteProtocolError, Unauthorised
         As `Client`.
     """
 
@@ -140,28 +138,31 @@ class Worker(WorkerFacade, Closing):
         self._thread.start()
 
     def step(self, gradients: Gradients | Compute) -> Receipt:
-        """Hand in the gradients of one mini-batch, and have `params` brought up to date.
+        """Push the gradients of one mini-batch as the policy has it, and update `params`.
 
         Parameters
         ----------
         gradients
-            Arrays by name, computed at `params`, or tensors of any framework that exports DLPack
-            (PyTorch, JAX, CuPy), also on a GPU; or a function params → gradients, which some
-            policies need, because they refuse a gradient and want it computed again.
+            Arrays by name, computed at `params`, of all tensors or some, with the shapes and dtypes
+            of theirs; or tensors of a framework that exports DLPack (PyTorch, JAX, CuPy), also on a
+            GPU. Or a function params → gradients: some policies need one, as they refuse a stale
+            gradient and have it computed again.
 
         Returns
         -------
-        What became of it. Where the policy has local steps or pushes in the background, that of the
-        last push that was answered, with ``pushed`` False. If the server was restarted meanwhile,
-        ``used`` is False: the gradient belonged to other parameters.
+        The push's `Receipt`. Under a policy with local steps or pushes in the background, that of
+        the last push that was answered, with ``pushed`` False. If the server was restarted in the
+        meantime, ``used`` is False: the gradient belonged to other parameters.
 
         Raises
         ------
         UsageError
-            When a gradient does not fit, or the policy needs a function and got arrays.
+            When a gradient does not fit its tensor, or the policy needs a function and got arrays.
         BadPush
             When a value is not finite, or the server refuses it; nothing was applied, and `params`
-            are as before. (Of a push in the background a later step says so.)
+            are as before. (A later step raises it for a push in the background.)
+        StaleGradient
+            When the policy refuses a gradient that cannot be computed again.
         ConnectionLost, DeadlineExceeded
             When the server cannot be reached, or does not answer.
         """
@@ -193,19 +194,19 @@ class Worker(WorkerFacade, Closing):
     def refresh(self) -> int:
         """Bring `params` up to date without pushing; return their version.
 
-        Local steps that the server does not know of yet stay on top of it. Under Downpour and SSP
-        they are only on their way to the server then; under EASGD the worker goes to the centre.
+        Local steps that have not been pushed stay on top of the server's parameters. Under Downpour
+        and SSP they do not, but travel with the next push; under EASGD `params` become the centre.
         """
         self._check()
         return self._play(self._steps.refresh())
 
     def fetch_rows(self, name: str, ids: Any, out: Array | None = None) -> Array:
-        """Return rows of a table. See `Client.fetch_rows`."""
+        """Return rows of a table; parameters, result and errors as `Client.fetch_rows`'s."""
         with self._lock:
             return self._client.fetch_rows(name, ids, out)
 
     def push_rows(self, name: str, ids: Any, grads: Any, version: int | None = None) -> Receipt:
-        """Push gradients of rows of a table. See `Client.push_rows`."""
+        """Push gradients of rows of a table; all else as `Client.push_rows`."""
         with self._lock:
             return self._client.push_rows(name, ids, grads, version)
 
@@ -219,30 +220,30 @@ class Worker(WorkerFacade, Closing):
         out: Array | None = None,
         version: int | None = None,
     ) -> tuple[Receipt, Array]:
-        """Push and fetch rows of a table in one round trip. See `Client.exchange_rows`."""
+        """Push and fetch rows of a table in one round trip; all else as `Client.exchange_rows`."""
         with self._lock:
             return self._client.exchange_rows(name, ids, grads, next_ids, out=out, version=version)
 
     def stats(self) -> dict[str, Any]:
-        """Return the server's statistics."""
+        """Return the server's statistics: a dict of JSON's types."""
         with self._lock:
             return self._client.stats()
 
     def close(self, *, flush: bool = True) -> None:
-        """Push what has not been pushed yet, and say goodbye; may be called twice.
+        """Push what has not been pushed yet, and leave the server; may be called twice.
 
-        Under a policy with a barrier that may take as long as any step. Where that must not be, as
-        after Ctrl-C, say ``flush=False``; leaving a ``with`` block by an exception does it.
+        Under a policy with a barrier this may take as long as a step. To leave at once, as after
+        Ctrl-C, pass ``flush=False``; leaving a ``with`` block by an exception does so.
 
         Parameters
         ----------
         flush
-            False: say goodbye at once, whatever is still on its way.
+            False: leave at once, without a push and without waiting for one. Default True.
 
         Raises
         ------
         ConnectionLost, DeadlineExceeded, BadPush
-            When the last push could not be made; the connection is closed all the same.
+            When the last push failed; the connection is closed all the same.
         """
         if self._closed:
             return
@@ -255,15 +256,15 @@ class Worker(WorkerFacade, Closing):
                 self._client.interrupt()
             self._errands.put(None)
             self._thread.join(1.0)
-            if not self._thread.is_alive():  # else it connects to a host that does not answer
+            if not self._thread.is_alive():  # else it waits for a host that does not answer
                 self._client.close()
 
     def abandon(self) -> None:
-        """Close it, without pushing the rest."""
+        """Leave the server without pushing the rest."""
         self.close(flush=False)
 
     def forked(self) -> None:
-        """Refuse to work in a fork, where its thread is not, and its lock is never let go of."""
+        """Refuse to work in a fork: its thread is missing there, and its lock may stay held."""
         super().forked()
         self._lock = threading.Lock()
         self._errands = queue.SimpleQueue()
@@ -272,7 +273,7 @@ class Worker(WorkerFacade, Closing):
         return drive(script, self._carry_out)
 
     def _carry_out(self, order: Op) -> Any:
-        if self._forked:  # in the midst of a step: its thread does no errands here
+        if self._forked:  # in the midst of a step: the background thread is not there
             self._check()
         match order:
             case Send(transfer):
@@ -295,7 +296,7 @@ class Worker(WorkerFacade, Closing):
                 return None
 
     def _keep(self) -> None:
-        """Run errands, and answer the server now and then while the loop computes."""
+        """Carry background transfers, and answer pings while gradients are computed."""
         beat = min(_BEAT, self.plan.get("heartbeat") or _BEAT)
         while True:
             try:
@@ -317,6 +318,6 @@ class Worker(WorkerFacade, Closing):
             try:
                 self._client.attend()
             except AiopsError:
-                pass  # the next step connects again, or says why it cannot
+                pass  # the next step connects again, or raises why it cannot
             finally:
                 self._lock.release()
