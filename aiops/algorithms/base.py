@@ -214,7 +214,7 @@ class Algorithm:
 
     @property
     def barrier(self) -> bool:
-        """Whether, with these settings, the number of workers must be known."""
+        """True if, with these settings, the number of workers must be known."""
         return self.needs_workers
 
     def rule(self) -> Rule:
@@ -238,7 +238,7 @@ class Algorithm:
 
     @property
     def linear(self) -> bool:
-        """Whether a step is proportional to its gradient.
+        """True if a step is proportional to its gradient.
 
         Then each collected gradient is weighted with its own modulation. Otherwise the step is
         modulated with their mean, since an optimiser that normalises gradients undoes a weight.
@@ -247,7 +247,7 @@ class Algorithm:
 
     @property
     def sparse(self) -> bool:
-        """Whether elements without a gradient may keep their value and their state.
+        """True if elements without a gradient may keep their value and their state.
 
         True where a gradient of 0 changes nothing, or where skipping is as good; then the model may
         have sparse tables.

@@ -133,7 +133,7 @@ class DiLoCo(LocalTraining, Optimised):
 
     @property
     def barrier(self) -> bool:
-        """Whether the mode is ``sync``."""
+        """True if the mode is ``sync``."""
         return self.mode == "sync"
 
     def rule(self) -> Rule:

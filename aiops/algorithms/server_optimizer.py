@@ -68,7 +68,7 @@ class Optimised(Algorithm):
 
     @property
     def sparse(self) -> bool:
-        """Whether the optimiser leaves elements without a gradient alone."""
+        """True if the optimiser leaves elements without a gradient alone."""
         return _optimizer(self).sparse
 
 

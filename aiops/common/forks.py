@@ -1,4 +1,4 @@
-"""What a forked process does with the things of its parent: it lets go of them, and says so.
+"""Release the objects of a parent process in its forks, and refuse to use them there.
 
 A fork copies the memory and the descriptors of its parent, and none of its threads. Of a connection
 that both had, each would take bytes that were meant for the other; a push by the child would have

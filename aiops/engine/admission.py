@@ -102,7 +102,7 @@ class Admission:
                 return self._place_push(message)
             if isinstance(message, FetchRows | PushRows):
                 if self.place_rows is None:
-                    raise NotReady("nobody has defined the model yet: a worker must do it")
+                    raise NotReady("no worker has defined the model yet: a worker must do it")
                 return self.place_rows(message)
             if isinstance(message, Define):
                 return self._place_define(message)
@@ -112,7 +112,7 @@ class Admission:
 
     def _place_push(self, message: Push) -> Sink | None:
         if self.layout is None:
-            raise NotReady("nobody has defined the model yet: define it before the first push")
+            raise NotReady("no worker has defined the model yet: define it before the first push")
         parts = message.parts
         if len(parts) == 1 and parts[0].codec == raw.NAME:  # the usual case
             cover, nbytes = self.layout.covered(parts), parts[0].nbytes

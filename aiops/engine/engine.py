@@ -472,7 +472,9 @@ class Engine:
         if member is None or not member.worker:
             raise Refused("an observer may not average; connect with role='worker'")
         if self.store is None:
-            raise NotReady("nobody has defined the model yet: define it before the first average")
+            raise NotReady(
+                "no worker has defined the model yet: define it before the first average"
+            )
         self.meeting.meet(event.peer, event.message, self.store.layout, self.now)
 
     # ------------------------------------------------------------ the model
@@ -611,7 +613,7 @@ class Engine:
         if isinstance(event.sink, Discard) and isinstance(event.sink.fault, Refused):
             raise event.sink.fault
         if self.rows is None:
-            raise NotReady("nobody has defined the model yet: a worker must do it")
+            raise NotReady("no worker has defined the model yet: a worker must do it")
         self.rows.fetch(event)
 
     def _on_push_rows(self, event: Received) -> None:

@@ -126,7 +126,7 @@ class Replies:
     def acknowledge(self, pending: PendingPush, used: bool = True) -> None:
         """Answer a push whose gradient has been used (or is ignored)."""
         store, member, message = self.store, pending.member, pending.message
-        assert store is not None, "nobody can push before the model is defined"
+        assert store is not None, "no client can push before the model is defined"
         if used:
             member.pushes += 1
         else:
@@ -224,7 +224,7 @@ class Replies:
 
     def _defined(self) -> Store:
         if self.store is None:
-            raise NotReady("nobody has defined the model yet: a worker must do it")
+            raise NotReady("no worker has defined the model yet: a worker must do it")
         return self.store
 
     def _gate(self, store: Store) -> tuple[float, ...]:

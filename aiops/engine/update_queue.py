@@ -314,7 +314,7 @@ class UpdateQueue:
                 self._answers.acknowledge(item, used=False)
                 continue
             store = self._store
-            assert store is not None, "nobody can push before the model is defined"
+            assert store is not None, "no client can push before the model is defined"
             level, base = store.current.level, item.sink.cover.level
             if level is not None and base is not None:
                 item.staleness, stale = level - base, None

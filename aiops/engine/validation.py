@@ -33,7 +33,7 @@ def unready(member: Member, store: Store | None, *, stopping: bool) -> Refused |
     if stopping:
         return Unavailable("the server is shutting down and takes no more pushes")
     if store is None:
-        return NotReady("nobody has defined the model yet: define it before the first push")
+        return NotReady("no worker has defined the model yet: define it before the first push")
     return None
 
 

@@ -58,7 +58,7 @@ class Operation:
 
     @property
     def boolean(self) -> bool:
-        """Whether the result is a truth value."""
+        """True if the result is a truth value."""
         return self.word in COMPARISONS
 
 

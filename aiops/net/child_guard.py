@@ -20,7 +20,7 @@ class ChildGuard:
 
     def __init__(self) -> None:
         self._word = threading.Event()
-        thread = threading.Thread(target=self._watch, name="aiops-leash", daemon=True)
+        thread = threading.Thread(target=self._watch, name="aiops-child-guard", daemon=True)
         thread.start()
 
     def wait_for_word(self, seconds: float) -> bool:

@@ -60,7 +60,7 @@ class Config:
     workers: int | None = _option(None, "How many workers take part (barriers need to know).")
     worker_deadline: float = _option(300.0, "Seconds a barrier waits for one worker's compute.")
     consistency: str = _option("leased", "'leased': reads see one version. 'relaxed': may mix.")
-    live_versions: int = _option(8, "At most so many versions of the parameters alive at once.")
+    live_versions: int = _option(8, "The most versions of the parameters alive at once.")
     gate: str = _option("", "When workers push and fetch: bfasgd:c_push=0.08, periodic, constant.")
     recall: int = _option(256 << 20, "Bytes of gradients kept for a gate with skipped=reapply.")
     push_codec: list[str] = _option([], "How gradients travel: topk:0.01, int8@fc*; repeat.")
@@ -68,7 +68,7 @@ class Config:
     fetch_lag: int = _option(0, "Versions that these may be behind; 0: as seems best.")
     init: Path | None = _option(None, "Start with the model in this .safetensors file.")
     save: Path | None = _option(None, "Write the model to this .safetensors file at the end.")
-    save_every: float | None = _option(None, "Also write it every so many seconds.")
+    save_every: float | None = _option(None, "Also write it at this interval, in seconds.")
     record: Path | None = _option(
         None, "Record the run for `aiops replay`; in FILE.2 if FILE exists."
     )
@@ -91,7 +91,7 @@ class Config:
     heartbeat: float = _option(20.0, "Seconds of silence after which a client is pinged.")
     drain_deadline: float = _option(10.0, "Seconds that answers still unsent at the end get.")
     no_shm: bool = _option(False, "Have clients on this machine use TCP, too: no shared memory.")
-    shards: int = _option(1, "Spread the model over so many server processes, this one included.")
+    shards: int = _option(1, "Server processes that the model is spread over, this one included.")
     shard_bytes: int = _option(1 << 20, "No shard holds less: a small model lies on fewer of them.")
     followers: list[str] = _option([], "Spread it over those: host:port, of --follower; repeat.")
     follower: bool = _option(False, "Hold a part of the model for a lead, which reaches this one.")
@@ -126,8 +126,8 @@ class Config:
             raise UsageError("the token is empty: give a real one, or none")
         if self.token is None and not is_loopback(self.host):
             raise UsageError(
-                f"refusing to listen on {self.host} without a token: anybody there could read and"
-                " change the model. Set AIOPS_TOKEN (openssl rand -hex 16 makes a good one),"
+                f"refusing to listen on {self.host} without a token: any process there could read"
+                " and change the model. Set AIOPS_TOKEN (openssl rand -hex 16 makes a good one),"
                 " or listen on 127.0.0.1"
             )
         if self.record is not None and self.consistency == "relaxed":

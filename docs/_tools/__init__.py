@@ -1,1 +1,1 @@
-"""What writes the generated pages; not part of the wheel."""
+"""Write the generated pages; not part of the wheel."""

@@ -294,7 +294,7 @@ class TestPushes:
 class TestRefusals:
     def test_nothing_is_there_yet(self, connect: Connect, server: Any) -> None:
         with connect(server.url, role="worker") as client:
-            with pytest.raises(NotReady, match="nobody has defined the model yet"):
+            with pytest.raises(NotReady, match="no worker has defined the model yet"):
                 client.fetch()
             assert client.stats()["version"] == 0
 

@@ -60,8 +60,11 @@ def test_it_ends_when_its_parent_does(busy: str, modules: Path) -> None:
 
 
 def test_the_word(modules: Path) -> None:
-    text = "from aiops.net.child_guard import ChildGuard\nleash = ChildGuard()\nprint('here', flush=True)\n"
-    text += "print(leash.wait_for_word(20), flush=True)"
+    text = (
+        "from aiops.net.child_guard import ChildGuard\nguard = ChildGuard()\n"
+        "print('here', flush=True)\n"
+    )
+    text += "print(guard.wait_for_word(20), flush=True)"
     with run(write(modules, "waits", text)) as process:
         assert process.stdout is not None
         assert process.stdin is not None

@@ -21,14 +21,14 @@ _AT_ONCE = 1024  # iterations whose examples are drawn at a time
 
 
 class Task(Protocol):
-    """What a simulation trains; called from several threads, each with its own ``out``."""
+    """A task that a simulation trains; called from several threads, each with its own ``out``."""
 
     def initial(self, seed: int) -> Mapping[str, Array]:
         """Return fresh parameters."""
 
     @property
     def examples(self) -> int:
-        """How many examples there are to train on."""
+        """The number of examples to train on."""
 
     def gradient(self, params: Mapping[str, Array], rows: Ints, out: Params) -> None:
         """Write the gradient at these parameters, of the mini-batch of these examples."""
@@ -38,7 +38,7 @@ class Task(Protocol):
 
 
 class Batches:
-    """Which examples the mini-batch of an iteration has.
+    """The examples of each iteration's mini-batch.
 
     Parameters
     ----------
