@@ -67,9 +67,9 @@ One thread, that of the event loop, makes every call of the pool, takes leases a
 Other threads do three things. A kernel writes the target's arena while the loop goes on leasing and
 sending the current version; if the target is the current version, the store reports itself as not
 readable and answers wait until the update is committed. A leased version may be read, to be written
-to a file. And the interpreter may drop the last view of a payload on any thread. `Lease._close`, which runs then, only counts down and
-appends the lease to ``returned``. `SnapshotPool.settle` removes the lease from its version later,
-on the loop's thread.
+to a file. And the interpreter may drop the last view of a payload on any thread. `Lease._close`,
+which runs then, only counts down and appends the lease to ``returned``. `SnapshotPool.settle`
+removes the lease from its version later, on the loop's thread.
 
 Faults
 ------
