@@ -59,8 +59,8 @@ handshake) and a message to 65,536 parts. The length is checked when the prefix 
 Deadlines, rates and the number of connections are the driver's concern.
 
 **A broken peer.** Bytes that are not a legal message raise `RemoteProtocolError` from `received` or
-`resume`, with a sentence that names the fault. Messages completed by the same call are dropped and their
-sinks abandoned. The stream has no point to start again from, so the driver closes the connection.
+`resume`, with a sentence that names the fault. Messages completed by the same call are dropped and
+their sinks abandoned. The stream has no point to start again from, so the driver closes the connection.
 For whatever reason it ends, the driver calls `lost`: the sink in progress is abandoned, the peer's
 segments are forgotten, and the state is ``"closed"``.
 

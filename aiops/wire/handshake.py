@@ -1,8 +1,8 @@
 """The handshake of both sides, sans-I/O: protocol version, role and token.
 
-The token itself is never sent. Each side sends a nonce. The client proves that it knows the token by an
-HMAC over both nonces, and so does the server in its welcome: else a client would send its gradients
-to any process that listens on the right port.
+The token itself is never sent. Each side sends a nonce. The client proves that it knows the token
+by an HMAC over both nonces, and so does the server in its welcome: else a client would send its
+gradients to any process that listens on the right port.
 """
 
 from __future__ import annotations
