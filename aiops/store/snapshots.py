@@ -40,9 +40,10 @@ event loop has already taken. `target` makes another arena rather than wait for 
 
 **Lent versions and poisoned arenas.** A client on the same machine may map a version's arena and
 read it there (`Lease.lend`); no payload is sent. The lease lasts until the client gives the payload
-back, and versions that are only lent do not count towards ``live``, since there is nothing to copy. When the
-connection of such a client is lost, its process may still be reading, and the mapping cannot be
-taken back. `Lease.abandon` then marks the version as poisoned: its arena is never written to again.
+back, and versions that are only lent do not count towards ``live``, since there is nothing to copy.
+When the connection of such a client is lost, its process may still be reading, and the mapping
+cannot be taken back. `Lease.abandon` then marks the version as poisoned: its arena is never written
+to again.
 A poisoned current version is not updated in place, and a poisoned arena never becomes a spare. Its
 memory is freed when the last process has unmapped it.
 

@@ -60,9 +60,9 @@ Deadlines, rates and the number of connections are the driver's concern.
 
 **A broken peer.** Bytes that are not a legal message raise `RemoteProtocolError` from `received` or
 `resume`, with a sentence that names the fault. Messages completed by the same call are dropped and
-their sinks abandoned. The stream has no point to start again from, so the driver closes the connection.
-For whatever reason it ends, the driver calls `lost`: the sink in progress is abandoned, the peer's
-segments are forgotten, and the state is ``"closed"``.
+their sinks abandoned. The stream has no point to start again from, so the driver closes the
+connection. For whatever reason it ends, the driver calls `lost`: the sink in progress is abandoned,
+the peer's segments are forgotten, and the state is ``"closed"``.
 
 A connection belongs to one thread, its driver's. Views of the head buffer, such as that of
 `expect`, hold until the next bytes are received.
