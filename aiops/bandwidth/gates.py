@@ -221,14 +221,14 @@ class BFASGD(Gate):
     Settings
     --------
     c_push, c_fetch : float, default 0
-        c of each direction; 0 always transmits. Under ``--bandwidth-budget`` where it begins.
+        c of each direction; 0 always transmits. Under ``--bandwidth-budget`` the initial value.
     eps : float, default 1e-4
         ε.
     floor_free : bool, default False
-        Take off v̄ what it cannot fall below (FASGD's sqrt(ε)), so that the gate sees the deviation
-        itself.
+        Subtract from v̄ the value that it cannot fall below (FASGD's sqrt(ε)), so that the gate
+        uses the deviation alone.
     floor : float, default 0
-        What is taken off; ``floor_free`` has the algorithm say it.
+        The value subtracted; with ``floor_free`` the algorithm provides it.
 
     Source
     ------
@@ -253,7 +253,7 @@ class BFASGD(Gate):
         self._require("eps", self.eps > 0, "more than 0")
 
     def plan(self, algorithm: Algorithm) -> dict[str, Any]:
-        """Return the plan with the algorithm's floor, if it has one to announce."""
+        """Return the client plan, with the algorithm's floor if ``floor_free`` is set."""
         plan = super().plan(algorithm)
         if self.floor_free:
             plan["gate"]["floor"] = algorithm.rule().statistic_floor

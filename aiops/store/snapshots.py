@@ -21,9 +21,9 @@ model that is being saved.
 
 **In place or into a spare.** `SnapshotPool.target` returns where the next version is written. If
 the current version has no lease, that is the current version: it is overwritten in place, no second
-arena is needed, and no value is copied. Otherwise it is a new version in a spare arena. An update
-of all tensors reads the old arena and writes the new one, so that its own write is the copy; an
-update of some tensors copies the old arena first.
+arena is needed, and no value is copied. Otherwise, or if the caller requests it (``spare``), it is
+a new version in a spare arena. An update of all tensors then reads the old arena and writes the new
+one, so that its own write is the copy; an update of some tensors copies the old arena first.
 `SnapshotPool.publish` makes the target current. The version before it is retired at once if it has
 no lease, and when its last lease ends otherwise.
 
@@ -40,9 +40,10 @@ event loop has already taken. `target` makes another arena rather than wait for 
 
 **Lent versions and poisoned arenas.** A client on the same machine may map a version's arena and
 read it there (`Lease.lend`); no payload is sent. The lease lasts until the client gives the payload
-back, and lent versions do not count towards ``live``, since there is nothing to copy. When the
-connection of such a client is lost, its process may still be reading, and the mapping cannot be
-taken back. `Lease.abandon` then marks the version as poisoned: its arena is never written to again.
+back, and versions that are only lent do not count towards ``live``, since there is nothing to copy.
+When the connection of such a client is lost, its process may still be reading, and the mapping
+cannot be taken back. `Lease.abandon` then marks the version as poisoned: its arena is never written
+to again.
 A poisoned current version is not updated in place, and a poisoned arena never becomes a spare. Its
 memory is freed when the last process has unmapped it.
 

@@ -37,7 +37,7 @@ once.
 
 **Shared payloads.** On a connection within one machine, each side may show the other segments of
 shared memory (`Share`). A payload may then be a place, a segment and an offset, instead of bytes.
-If the sink adopts such a payload, it is read where it lies, and the sink gives it back later;
+If the sink adopts such a payload, it is read in place, and the sink gives it back later;
 otherwise it is copied into the sink and given back when the message is complete. `Traffic` counts
 it as if it had been sent, so that its figures do not depend on where a peer runs.
 
