@@ -1,0 +1,60 @@
+"""The size of each room: files and lines may only go down.
+
+A room that grows says so here, in the commit that lets it grow, and why in that commit's message.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "aiops"
+
+# room: the most files, the most lines
+SIZES = {
+    "algorithms": (26, 2709),
+    "averaging": (2, 269),
+    "bandwidth": (7, 1592),
+    "cli": (18, 2680),
+    "client": (53, 10359),
+    "codecs": (10, 2188),
+    "common": (9, 443),
+    "engine": (20, 4161),
+    "errors": (1, 157),
+    "kernels": (27, 5061),
+    "lab": (75, 9989),
+    "model": (7, 1329),
+    "net": (14, 1732),
+    "server": (1, 20),
+    "serving": (16, 2931),
+    "shards": (9, 1992),
+    "sim": (36, 5600),
+    "store": (11, 2763),
+    "testing": (1, 227),
+    "wire": (12, 2300),
+}
+
+SLACK = 1.02
+"""A room may be this much larger than it was last written down, so that a comment costs nothing."""
+
+
+def measured(room: str) -> tuple[int, int]:
+    """Return the files and lines of a room."""
+    path = ROOT / room
+    files = sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
+    return len(files), sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
+
+
+@pytest.mark.parametrize("room", SIZES)
+def test_a_room_does_not_grow(room: str) -> None:
+    files, lines = measured(room)
+    most_files, most_lines = SIZES[room]
+    assert files <= most_files
+    assert lines <= SLACK * most_lines
+
+
+def test_every_room_is_measured() -> None:
+    rooms = {path.stem for path in ROOT.iterdir() if path.suffix == ".py"}
+    rooms |= {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert rooms - {"__init__", "__main__", "_version"} == set(SIZES)
