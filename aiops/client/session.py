@@ -682,7 +682,7 @@ class Session:
         if [named.name for named in tables.each] != [row[0] for row in told.tables]:
             raise RemoteProtocolError(f"{self.server} describes its tables in another order")
         if self.shards.learn(self.server, layout, told.shards):
-            self.coding = None  # it is planned anew
+            self.coding = None  # `_plan_coding` makes it for the new placement
         if self.layout is None:
             self.layout = self.ledger.layout = layout
             self._plan_coding()

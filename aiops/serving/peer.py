@@ -114,9 +114,8 @@ class Peer:
 
     def _silent(self, config: Config, came: int, now: float) -> AiopsError | None:
         """Ping a silent client that has announced to answer pings; drop it if it does not."""
-        if (
-            came != self.last_in[1] or self.link.unsent
-        ):  # a client that still reads an answer may not send
+        # A client that still reads an answer may not send.
+        if came != self.last_in[1] or self.link.unsent:
             self.last_in, self.pinged = (now, came), False
         quiet = now - self.last_in[0]
         hello = self.greeter.hello
