@@ -124,7 +124,8 @@ def _summary(record: DemoRecord, plot: str | None) -> Iterator[tuple[str, str]]:
     batch, seed = settings.batch_size, settings.seed
     yield "settings", f"learning rate {lr:g}, batch size {batch}, seed {seed}"
     yield "plot", plot or ""
-    yield "next", "--policy hardsync compares (aiops policies lists all); README.md: your own loop"
+    yield "compare", 'make demo ARGS="--policy hardsync", or aiops demo --policy hardsync'
+    yield "next", "aiops policies lists all policies; README.md, Train: your own loop"
 
 
 def _line(record: DemoRecord, last: DemoSample) -> str:
