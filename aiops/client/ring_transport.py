@@ -353,7 +353,7 @@ async def _pass_on(ring: Ring, before: Link, after: Link, number: int) -> None:
         return _Landing(ring, message, out)
 
     async def receive() -> None:
-        before.wire.place = place
+        before.wire.sink_for = place
         while not ring.done:
             for _message, sink in await before.receive():
                 if sink is None:

@@ -46,7 +46,7 @@ it fails with `Restarted`, and what was encoded for it is taken back. (If it was
 have been part of the earlier run's model.) Parameters of an earlier run count as not held, so the
 next fetch brings all of them. A model with other tensors is refused (`Unauthorised`).
 
-**Parameters that arrive.** The connection obtains a sink from `_place` before it stores a payload.
+**Parameters that arrive.** The connection gets a sink from `_sink_for` before it stores a payload.
 Raw values go straight into the caller's arrays, which mix two versions until the last byte: they
 are marked as not held meanwhile, and stay so if the connection is lost. The answer to an abandoned
 request goes into a `Discard`. If it is being received already, `abandon` returns True; the rest
@@ -190,7 +190,7 @@ class Session:
         self.server, self.client, self.name, self.role = server, client, name, role
         self.token, self.nonce, self.pongs = token, nonce, pongs
         self._make_wire, self._parallel_map = wire, parallel_map
-        self.wire = wire(self._place)
+        self.wire = wire(self._sink_for)
         self.out: list[Buffer] = []  # to be sent
         self.back: list[Buffer] = []  # to be sent before that: releases of what the server lent
         self._hello: messages.Hello | None = None
@@ -233,7 +233,7 @@ class Session:
         self.connection = (self.client, self._epoch)
         self.ready = False
         traffic = self.wire.traffic
-        self.wire = self._make_wire(self._place)
+        self.wire = self._make_wire(self._sink_for)
         self.wire.traffic = traffic  # counts go on over all connections
         if shared is not None:
             shared.give_back = partial(self._give_back, self.wire)
@@ -498,7 +498,7 @@ class Session:
         self.out.extend(self.wire.send(message, payloads, places))
         self.ledger.asked(message)
 
-    def _place(self, message: Message) -> Sink:
+    def _sink_for(self, message: Message) -> Sink:
         request = self._pending.get(message.id)
         if request is None or request.into is None:
             return Discard()
@@ -510,7 +510,7 @@ class Session:
                 raise RemoteProtocolError(f"{self.server} sent other rows than were asked for")
             return sink
         if self.shards.placement is not None:
-            into = self.shards.place(request, message.id, parts)
+            into = self.shards.sink_for(request, message.id, parts)
         else:
             asked = request.have, request.wants
             into = ParameterSink(request.into, parts, *asked, self.server, self._parallel_map)

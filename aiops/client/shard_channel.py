@@ -47,7 +47,7 @@ class ShardChannel:
     ) -> None:
         self._session, self.shard, self.host, self.port = session, shard, host, port
         self.server = f"shard {shard} at {host}:{port}"
-        self.wire = wire(self._place)
+        self.wire = wire(self._sink_for)
         self.wire.traffic = session.wire.traffic  # all is counted together
         self.attached = False
         self._out: list[Buffer] = []
@@ -115,10 +115,10 @@ class ShardChannel:
     def _say(self, message: Message) -> None:
         self._out.extend(self.wire.send(message))
 
-    def _place(self, message: Message) -> Sink | None:
+    def _sink_for(self, message: Message) -> Sink | None:
         if not isinstance(message, ShardParts):
             return Discard()
-        return self._session.shards.place_portion(self.shard, message)
+        return self._session.shards.portion_sink_for(self.shard, message)
 
     def _hear_all(self, heard: list[tuple[Message, Sink | None]]) -> None:
         for message, sink in heard:

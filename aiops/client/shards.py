@@ -157,7 +157,7 @@ class Shards:
 
     # ------------------------------------------------------------ answers
 
-    def place(self, request: Request, id: int, parts: Parts) -> ParameterSink:
+    def sink_for(self, request: Request, id: int, parts: Parts) -> ParameterSink:
         """Make room for an answer of the lead's, of which the others send their portions.
 
         Raises
@@ -179,7 +179,7 @@ class Shards:
         self._intos[id] = into
         return into
 
-    def place_portion(self, shard: int, portion: ShardParts) -> Sink | None:
+    def portion_sink_for(self, shard: int, portion: ShardParts) -> Sink | None:
         """Return where a portion of an answer goes; None before the lead announces it.
 
         Raises

@@ -1,7 +1,7 @@
 """Admit payloads: check the header against the model, then provide a buffer.
 
-The connection calls `Admission.place` as soon as a message's header is complete. A push that does
-not fit the model is drained and refused. One that fits gets a buffer from a pool with a total bound
+`Admission.sink_for` is called as soon as a message's header is complete. A push that does not
+fit the model is drained and refused. One that fits gets a buffer from a pool with a total bound
 (while the pool is empty, the connection is not read), and is surveyed as it arrives
 (`aiops.engine.receive`).
 """
@@ -60,9 +60,9 @@ class Admission:
         self._surveys: list[Surveyor] = []  # one per section
         self.buffers = buffers
         self.pool, self.answers = BufferPool(_ROOM, make), BufferPool(4 * MAX_ROWS_BYTES)
-        self.lacking = self.pool  # where `place` found no room last
+        self.lacking = self.pool  # where `sink_for` found no room last
         self.layout: Layout | None = None
-        self.place_rows: Callable[[FetchRows | PushRows], Sink | None] | None = None
+        self.rows_sink_for: Callable[[FetchRows | PushRows], Sink | None] | None = None
         self._defining = False
         self.budget: int | None = None  # bytes per second that a client may move
 
@@ -94,16 +94,16 @@ class Admission:
             return found
         return [partial(survey, find, parallel_map=self._parallel_map) for find in found]
 
-    def place(self, message: Message) -> Sink | None:
+    def sink_for(self, message: Message) -> Sink | None:
         """Return the sink of a message's payloads; None: no room now, wait in `lacking`'s line."""
         self.lacking = self.pool
         try:
             if type(message) is Push:
                 return self._place_push(message)
             if isinstance(message, FetchRows | PushRows):
-                if self.place_rows is None:
+                if self.rows_sink_for is None:
                     raise NotReady("no worker has defined the model yet: a worker must do it")
-                return self.place_rows(message)
+                return self.rows_sink_for(message)
             if isinstance(message, Define):
                 return self._place_define(message)
         except Refused as fault:

@@ -274,7 +274,7 @@ def _sink(engine: Engine, message: Message, fault: Any, payload: bytes | None) -
         return Discard()
     for pool in engine.intake.pools:  # on the server it had room; here buffers have another history
         pool.bound = 1 << 62
-    sink = engine.intake.place(message)
+    sink = engine.intake.sink_for(message)
     assert isinstance(sink, PushSink), "the record holds a payload that the replay would not take"
     sink.view(0, 0)[:] = payload
     sink.filled(0, 0, len(payload))

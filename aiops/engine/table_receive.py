@@ -128,7 +128,7 @@ class TableAdmission:
             for named in tables.each
         ]
 
-    def place(self, message: FetchRows | PushRows) -> RowsSink | None:
+    def sink_for(self, message: FetchRows | PushRows) -> RowsSink | None:
         """Return the sink of a message's payloads; None: no room now.
 
         Raises

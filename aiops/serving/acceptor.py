@@ -46,14 +46,14 @@ class Coordinator(Protocol):
     def pools(self) -> Sequence[BufferPool]:
         """The pools of receive buffers."""
 
-    def place(self, peer: int, message: Message) -> Sink | None:
+    def sink_for(self, peer: int, message: Message) -> Sink | None:
         """Return the sink of a message's payloads; None: no room now, call `wait`."""
 
     def wait(self, again: Callable[[], bool]) -> None:
-        """Queue a call of ``again`` for when `place` may have room; it returns whether it had."""
+        """Have ``again`` called when `sink_for` may have room; it returns whether it had."""
 
     def flush(self) -> list[Effect]:
-        """Return the effects that calls of `place` have made due."""
+        """Return the effects that calls of `sink_for` have made due."""
 
     def steady(
         self, peer: int, wire: Connection, push: Push, known: Steady | None
@@ -79,7 +79,7 @@ class Acceptor:
     config
         The server's settings: token, deadlines, bound on connections.
     coordinator
-        Makes the decisions; its `Coordinator.place` provides sinks.
+        Makes the decisions; its `Coordinator.sink_for` provides sinks.
     here
         The server's clock and entropy.
     pacing
@@ -92,7 +92,7 @@ class Acceptor:
         Answers a steady exchange, given the number of bytes received; returns as
         `Steady.exchange` does.
     placed
-        Called after each call of `Coordinator.place`, if effects may follow from it.
+        Called after each call of `Coordinator.sink_for`, if effects may follow from it.
     measure
         Counts the time spent on received bytes.
 
@@ -141,8 +141,8 @@ class Acceptor:
             link = PacedTransport(wire, self, self._pacing.pacer)
         return link
 
-    def _place(self, placed: Callable[[], None], number: int, message: Message) -> Sink | None:
-        sink = self._coordinator.place(number, message)
+    def _sink_for(self, placed: Callable[[], None], number: int, message: Message) -> Sink | None:
+        sink = self._coordinator.sink_for(number, message)
         placed()
         return sink
 
@@ -221,9 +221,9 @@ class Acceptor:
         greeter = Greeter(self._config.token, nonce, follower=self._config.follower)
         self.peers[link.number] = Peer(link, greeter, self._now())
         if self._placed is None:
-            link.wire.place = partial(self._coordinator.place, link.number)
+            link.wire.sink_for = partial(self._coordinator.sink_for, link.number)
         else:
-            link.wire.place = partial(self._place, self._placed, link.number)
+            link.wire.sink_for = partial(self._sink_for, self._placed, link.number)
         if len(self.peers) > self.most:
             text = f"the server has its {self.most} connections already"
             link.send(link.wire.send(Error(0, Unavailable.code, text, {}, True)))
@@ -279,7 +279,7 @@ class Acceptor:
 
     def link_lost(self, link: MessageTransport, error: AiopsError) -> None:
         """Report to the engine that a connection is gone."""
-        link.wire.place = _nowhere  # breaks the cycle of references between the two
+        link.wire.sink_for = _nowhere  # breaks the cycle of references between the two
         link.shortcut = None
         peer = self.peers.pop(link.number, None)
         if peer is None:

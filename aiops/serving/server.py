@@ -128,7 +128,7 @@ class Server:
             [(host or _nearest(config.host), port) for host, port in config.reach()],
             *(config.token, run, algorithm.name, algorithm.settings()),
             *(config.heartbeat, self._env),
-            *(self._lead.place_told, self.post),
+            *(self._lead.sink_for_follower, self.post),
         )
 
     @property
@@ -387,7 +387,7 @@ class Server:
         return collecting
 
     def _flush(self) -> None:
-        """Carry out the effects of `Coordinator.place`, unless an event is being handled."""
+        """Carry out the effects of `Coordinator.sink_for`, unless an event is being handled."""
         if self._lead is None or self._handling or self._runner is None:
             return
         for effect in self._coordinator.flush():

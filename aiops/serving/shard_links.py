@@ -69,7 +69,7 @@ class ShardLinks:
         Seconds of silence after which a follower is pinged; after three times as long it is lost.
     here
         The lead's clock and entropy.
-    place
+    sink_for
         Returns the sink of payloads, given the shard's number and the message.
     post
         Handles an event: a follower's message, or that it is gone.
@@ -84,12 +84,12 @@ class ShardLinks:
         settings: Mapping[str, Any],
         heartbeat: float,
         here: Environment,
-        place: Callable[[int, Message], Sink],
+        sink_for: Callable[[int, Message], Sink],
         post: Callable[[Event], None],
     ) -> None:
         self._addresses, self._token, self._run = addresses, token, run
         self._policy, self._settings = policy, settings
-        self._heartbeat, self._env, self._place, self._post = heartbeat, here, place, post
+        self._heartbeat, self._env, self._sink_for, self._post = heartbeat, here, sink_for, post
         self._followers = [
             FollowerLink(shard, f"shard {shard} of {len(addresses) + 1} at {host}:{port}")
             for shard, (host, port) in enumerate(addresses, 1)
@@ -126,7 +126,7 @@ class ShardLinks:
         self._sweep(loop)
 
     async def _reach(self, follower: FollowerLink, host: str, port: int, until: float) -> None:
-        wire = Connection("client", partial(self._place, follower.shard), _LIMITS)
+        wire = Connection("client", partial(self._sink_for, follower.shard), _LIMITS)
         link = MessageTransport(wire, self)
         follower.link = link
         self._by_link[link] = follower

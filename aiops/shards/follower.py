@@ -173,7 +173,7 @@ class Follower:
         return None
 
     def flush(self) -> list[Effect]:
-        """Return the effects of calls of `place`: a follower has none (a lead has)."""
+        """Return the effects of calls of `sink_for`: a follower has none (a lead has)."""
         return []
 
     def preparation(self) -> Warm:
@@ -190,7 +190,7 @@ class Follower:
         """The pools that portions get their buffers from."""
         return self.intake.pools
 
-    def place(self, peer: int, message: Message) -> Sink | None:
+    def sink_for(self, peer: int, message: Message) -> Sink | None:
         """Return the sink of a message's payloads, or None if there is no room now: call `wait`."""
         if peer == self._lead and isinstance(message, LoadShard):
             lengths = [part.nbytes for part in message.parts]
@@ -203,7 +203,7 @@ class Follower:
         branch = self._branches.get(peer)
         if branch is None or not isinstance(message, ShardParts):
             return Discard()
-        return self._rooms.place(*branch, message)
+        return self._rooms.sink_for(*branch, message)
 
     def wait(self, again: Callable[[], bool]) -> None:
         """Have ``again`` called when there may be room; it returns whether there was."""

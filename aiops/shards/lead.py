@@ -135,16 +135,16 @@ class Lead:
         """Have ``again`` called when there may be room; it returns whether there was."""
         self.engine.wait(again)
 
-    def place(self, peer: int, message: Message) -> Sink | None:
+    def sink_for(self, peer: int, message: Message) -> Sink | None:
         """Return the sink of a message's payloads, or None if there is no room now: call `wait`.
 
         A push is announced to the followers here, so that they have room for its portions.
         """
         placement = self.placement
         if not isinstance(message, Push) or placement is None or peer not in self._clients:
-            return self.engine.place(peer, message)
+            return self.engine.sink_for(peer, message)
         if self._alone and not self._broken:
-            return self.engine.place(peer, message)
+            return self.engine.sink_for(peer, message)
         try:
             if self._broken:
                 raise Unavailable(self._why())
@@ -154,7 +154,7 @@ class Lead:
             return self._refused(peer, message, fault)
         sink: Any = Nothing()
         if pieces[0]:
-            sink = self.engine.place(peer, replace(message, parts=tuple(pieces[0])))
+            sink = self.engine.sink_for(peer, replace(message, parts=tuple(pieces[0])))
             if sink is None:
                 return None
         if isinstance(sink, Discard):
@@ -178,7 +178,7 @@ class Lead:
         return None
 
     def flush(self) -> list[Effect]:
-        """Return the orders that calls of `place` have given."""
+        """Return the orders that calls of `sink_for` have given."""
         out, self._out = self._out, []
         return out
 
@@ -369,7 +369,7 @@ class Lead:
                 self._order(shard, send_params(self._collected, "", 0, store.version, parts))
         return collecting
 
-    def place_told(self, shard: int, message: Message) -> Sink:
+    def sink_for_follower(self, shard: int, message: Message) -> Sink:
         """Return the sink of the payloads of a follower's message."""
         collecting = self._collecting.get(message.id)
         if collecting is None or not isinstance(message, ShardParts):

@@ -106,7 +106,7 @@ class ShardBuffers:
             self._line.remove(room)
         self._release(room)
         if room.gradient is None:
-            room.ranges = ()  # `place` discards the rest of it
+            room.ranges = ()  # `sink_for` discards the rest of it
         elif isinstance(sink, PushSink):
             sink.free()
         self._grant()
@@ -126,7 +126,7 @@ class ShardBuffers:
 
     # ------------------------------------------------------------ portions
 
-    def place(self, client: str, epoch: int, message: ShardParts) -> Sink | None:
+    def sink_for(self, client: str, epoch: int, message: ShardParts) -> Sink | None:
         """Return the sink of a portion; None: it is not expected yet, or has no room yet."""
         room = self._by_key.get((client, epoch, message.id))
         if room is None or not (room.granted or not room.ranges):
@@ -186,7 +186,7 @@ class ShardBuffers:
         if ranges_of(message.parts) != room.ranges:
             raise BadPush("a portion of the push has other parts than its header said")
         parts = moved(message.parts, -self._begin)
-        sink = self._intake.place(Push(message.id, 0, False, -1, parts))
+        sink = self._intake.sink_for(Push(message.id, 0, False, -1, parts))
         assert sink is not None, "the room was reserved"
         return sink
 

@@ -25,12 +25,12 @@ of the peer that the table does not allow is a `RemoteProtocolError`.
 buffer, 16 KiB for prefixes and headers. A longer header makes it grow as its bytes arrive, so that
 announcing one costs no memory, and it shrinks after the message. Within a payload it is a view of
 the message's `Sink`. As soon as a header is complete, before memory is allocated for payloads,
-``place(message)`` returns the sink. Payload bytes that were read behind the header are copied from
+``sink_for(message)`` returns it. Payload bytes that were read behind the header are copied from
 the head buffer; all others are received where they belong. `Sink.filled` reports each run of bytes.
 `received` returns a message when its last payload is complete, with its sink; a message without
 parts has none. Payloads that are not wanted go to a `Discard`, and the connection goes on.
 
-**Waiting for room.** ``place`` may return None: there is no room now. The connection is then
+**Waiting for room.** ``sink_for`` may return None: there is no room now. The connection is then
 `waiting` and parses nothing further. The driver stops reading, which leaves the rest with the
 peer, and calls `resume` when there may be room. Messages that were complete before are returned at
 once.
@@ -128,7 +128,7 @@ class Connection:
     ----------
     side
         ``"client"`` or ``"server"``: the side that this is.
-    place
+    sink_for
         Returns the sink of a message that has payloads; None: there is no room now.
     limits
         Bounds on what the peer may announce.
@@ -148,16 +148,16 @@ class Connection:
     __slots__ = (
         *("_begin", "_borrowed", "_end", "_filled", "_head", "_inside", "_length", "_message"),
         *("_part", "_parts", "_rest", "_usual", "_usually", "_whole"),
-        *("_side", "_sink", "expected", "forms", "header", "limits", "place", "shared"),
+        *("_side", "_sink", "expected", "forms", "header", "limits", "shared", "sink_for"),
         *("state", "traffic", "waiting"),
     )
 
     _room = _HEAD
 
-    def __init__(self, side: Side, place: SinkFor, limits: Limits | None = None) -> None:
+    def __init__(self, side: Side, sink_for: SinkFor, limits: Limits | None = None) -> None:
         self._side: Side = side
         self._usually = _USUAL["client" if side == "server" else "server"]
-        self.place = place
+        self.sink_for = sink_for
         self.limits = limits or Limits()
         self.state = "start"
         self.traffic = Traffic()
@@ -381,7 +381,7 @@ class Connection:
     # ------------------------------------------------------------ going on
 
     def resume(self) -> list[tuple[Message, Sink | None]]:
-        """Call `place` again after `waiting`; return the messages now whole."""
+        """Call `sink_for` again after `waiting`; return the messages now whole."""
         self.waiting = False
         return self._advance()
 
@@ -508,7 +508,7 @@ class Connection:
         sink = self._sink
         if sink is None:
             assert self._message is not None
-            sink = self._sink = self.place(self._message)
+            sink = self._sink = self.sink_for(self._message)
             if sink is None:
                 self.waiting = True
                 return False

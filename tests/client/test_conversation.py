@@ -85,7 +85,7 @@ class Server:
         """Begin on a new connection."""
         self._peer += 1
         self._greeter = Greeter(self.token, self._peer.to_bytes(16, "big"))
-        self.wire = Connection("server", self.engine.intake.place)
+        self.wire = Connection("server", self.engine.intake.sink_for)
         self.down = b""
 
     def receive(self, data: bytes) -> None:

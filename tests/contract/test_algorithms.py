@@ -199,7 +199,7 @@ def test_no_news_is_lost_by_a_push_cut_midway(case: tuple[str, dict[str, Any]]) 
     assert store is not None
     before = inline.params()
     part = store.layout.parts(store.current.tensor_versions)
-    sink = inline.engine.intake.place(messages.Push(99, 99, True, -1, part))
+    sink = inline.engine.intake.sink_for(messages.Push(99, 99, True, -1, part))
     assert sink is not None
     sink.view(0, 0)[:16] = b"\x7f" * 16
     sink.abandoned()

@@ -31,7 +31,7 @@ LAYOUT = Layout((("w", "float32", (2, 3)), ("b", "float16", (3,)), ("d", "float6
 
 def wired(intake: Admission) -> Connection:
     """A server's end of an open connection."""
-    wire = Connection("server", intake.place)
+    wire = Connection("server", intake.sink_for)
     wire.state = "open"
     return wire
 
@@ -218,7 +218,7 @@ class TestPushes:
         assert isinstance(fault_of(sink), NotReady)
 
     def test_payloads_of_something_else_are_refused(self) -> None:
-        sink = intake_with().place(Fetch(1, -1))
+        sink = intake_with().sink_for(Fetch(1, -1))
         assert isinstance(fault_of(sink), BadPush)
 
 
@@ -251,27 +251,27 @@ class TestOffers:
     def test_what_makes_no_model_is_refused(self, rows: Any, parts: Any, why: str) -> None:
         intake = intake_with(None)
         message = Define(1, rows, tuple(Part(a, b, "raw", b - a, 0) for a, b in parts))
-        sink = intake.place(message)
+        sink = intake.sink_for(message)
         assert isinstance(sink, Discard)
         assert why in str(fault_of(sink))
-        assert isinstance(intake.place(offer()), OfferSink), "the next offer may come"
+        assert isinstance(intake.sink_for(offer()), OfferSink), "the next offer may come"
 
     def test_one_is_received_at_a_time(self) -> None:
         intake = intake_with(None)
-        first = intake.place(offer())
+        first = intake.sink_for(offer())
         assert isinstance(first, OfferSink)
-        assert intake.place(offer()) is None
+        assert intake.sink_for(offer()) is None
         served = []
-        intake.pool.wait(lambda: served.append(intake.place(offer())) or True)
+        intake.pool.wait(lambda: served.append(intake.sink_for(offer())) or True)
         first.abandoned()
         assert [type(sink) for sink in served] == [OfferSink], (
             "the first was lost, the next may come"
         )
         first.free()
-        assert intake.place(offer()) is None, "what is freed twice is freed once"
+        assert intake.sink_for(offer()) is None, "what is freed twice is freed once"
 
     def test_later_offers_are_only_compared(self) -> None:
-        sink = intake_with().place(offer())
+        sink = intake_with().sink_for(offer())
         assert isinstance(sink, Discard)
         assert sink.fault is None
 

@@ -203,9 +203,9 @@ def test_a_shard_that_sends_other_increments_than_announced(what: str) -> None:
             }[what]
             parts = tuple(other if each is part else each for each in message.parts)
             message = ShardParts(message.id, message.version, parts)
-        return branch._place(message)
+        return branch._sink_for(message)
 
-    branch.wire.place = place
+    branch.wire.sink_for = place
     actor.requests.push(ones(params), params, params)
     actor.flush()
     with pytest.raises(RemoteProtocolError):

@@ -59,7 +59,7 @@ class Line:
     def __init__(self, host: Host, number: int, far: Any) -> None:
         self.host, self.number, self.far = host, number, far
         self.up, self.down = Pipe(), Pipe()  # towards the server, and from it
-        self.wire = Connection("server", lambda message: host.place(self, message))
+        self.wire = Connection("server", lambda message: host.sink_for(self, message))
         self.greeter = Greeter(None, bytes(16), follower=isinstance(host.coordinator, Follower))
         self.joined = self.dead = False
 
@@ -102,8 +102,8 @@ class Host:
         line = self.lines[self.numbers] = Line(self, self.numbers, far)
         return line
 
-    def place(self, line: Line, message: Any) -> Any:
-        sink = self.coordinator.place(line.number, message)
+    def sink_for(self, line: Line, message: Any) -> Any:
+        sink = self.coordinator.sink_for(line.number, message)
         if not self.handling:
             self.perform(self.coordinator.flush())
         return sink
@@ -190,7 +190,7 @@ class Leash:
         self.line = host.accept(self)
         self.attached = False
         lead = world.lead_brain
-        self.wire = Connection("client", lambda message: lead.place_told(shard, message))
+        self.wire = Connection("client", lambda message: lead.sink_for_follower(shard, message))
         rule = world.engine.algorithm
         said = "lead", 1, "lead", "run", True, bytes(16), "", rule.name, rule.settings()
         hello = LeadHello(0, PROTOCOL, *said)

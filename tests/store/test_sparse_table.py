@@ -384,7 +384,7 @@ class TestReceiving:
 
     @staticmethod
     def listener(inline: Tabled) -> Connection:
-        wire = Connection("server", inline.engine.intake.place)
+        wire = Connection("server", inline.engine.intake.sink_for)
         wire.state = "open"
         return wire
 
@@ -444,7 +444,7 @@ class TestReceiving:
         """A large answer is sent from its buffer; its bytes may be let go on any thread."""
         inline = Tabled()
         message = FetchRows(1, 0, fetch_parts(TABLE, 5))
-        sink: Any = inline.engine.intake.place(message)
+        sink: Any = inline.engine.intake.sink_for(message)
         sink.view(0, 0)[:] = packed(range(5))
         sink.filled(0, 0, 40)
         sink.out[:] = 7

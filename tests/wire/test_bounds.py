@@ -176,7 +176,7 @@ class Shell:
     def connect(self, role: str = "worker") -> tuple[int, Connection]:
         self.peers += 1
         peer, engine = self.peers, self.inline.engine
-        wire = Connection("server", lambda message: engine.place(peer, message))
+        wire = Connection("server", lambda message: engine.sink_for(peer, message))
         wire.state = "open"
         self.inline.join(peer, role)
         return peer, wire

@@ -375,7 +375,7 @@ class Doors:
         self.full = full
         self.asked = 0
 
-    def place(self, message: Message) -> Sink | None:
+    def sink_for(self, message: Message) -> Sink | None:
         self.asked += 1
         if self.full:
             self.full -= 1
@@ -395,7 +395,7 @@ class TestWaiting:
     ) -> None:
         stream = b"".join(frame("client", m, *payloads) for m, payloads in exchange)
         doors = Doors(full)
-        wire = opened("server", doors.place)
+        wire = opened("server", doors.sink_for)
         heard, waited = [], 0
         for chunk in cut(stream, sizes):
             while wire.waiting:  # the driver reads no more until there is room
@@ -419,7 +419,7 @@ class TestWaiting:
         message = push(64)
         payload = data_for(message)[0]
         stream = frame("client", message, payload) + frame("client", Ping(2))
-        wire = opened("server", Doors(1).place)
+        wire = opened("server", Doors(1).sink_for)
         assert feed(wire, stream[:-80]) == []
         assert wire.waiting
         assert feed(wire, stream[-80:]) == [], "nothing is looked at until there is room"
@@ -441,7 +441,7 @@ class TestWaiting:
 
     def test_lost_while_waiting(self) -> None:
         message = push(8)
-        wire = opened("server", Doors(1).place)
+        wire = opened("server", Doors(1).sink_for)
         feed(wire, frame("client", message, *data_for(message)))
         wire.lost()
         assert not wire.waiting

@@ -214,7 +214,7 @@ class TestAdopted:
 
     def test_a_gradient_is_read_where_it_lies(self) -> None:
         found = intake()
-        wire, memory, _back = near("server", found.place)
+        wire, memory, _back = near("server", found.sink_for)
         sink = self.adopted(wire, WHOLE)
         assert isinstance(sink, RawIncoming)
         assert np.shares_memory(sink.take().data, memory)
@@ -223,7 +223,7 @@ class TestAdopted:
         assert not np.shares_memory(kept.data, memory), "what is kept is a copy"
 
     def test_it_is_looked_over(self) -> None:
-        wire, memory, _back = near("server", intake().place)
+        wire, memory, _back = near("server", intake().sink_for)
         memory[:4096].view(np.float32)[700] = np.nan
         sink = self.adopted(wire, WHOLE)
         assert isinstance(sink, RawIncoming)
@@ -231,7 +231,7 @@ class TestAdopted:
 
     def test_what_lies_askew_is_copied(self) -> None:
         found = intake()
-        wire, memory, _back = near("server", found.place)
+        wire, memory, _back = near("server", found.sink_for)
         memory[3 : 3 + 4096] = memory[:4096].copy()
         sink = self.adopted(wire, WHOLE, at=3)
         assert isinstance(sink, RawIncoming)
@@ -240,7 +240,7 @@ class TestAdopted:
         assert found.pool.out == 4096
 
     def test_what_is_coded_is_copied(self) -> None:
-        wire, memory, back = near("server", intake().place)
+        wire, memory, back = near("server", intake().sink_for)
         feed(wire, share())
         half = Part(0, 2048, "fp16", 1024, 0)
         [(_message, sink)] = feed(wire, said("client", push(half), (1, 4096)))
@@ -249,7 +249,7 @@ class TestAdopted:
         assert back == [5]
 
     def test_what_nobody_wants_is_not_read(self) -> None:
-        wire, _memory, back = near("server", intake().place)
+        wire, _memory, back = near("server", intake().sink_for)
         feed(wire, share())
         wrong = Part(0, 4092, "raw", 4092, 0)
         [(_message, sink)] = feed(wire, said("client", push(wrong), (1, 0)))

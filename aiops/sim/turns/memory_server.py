@@ -64,7 +64,7 @@ class MemoryServer:
         """Open a connection; return its number."""
         peer = len(self._wires) + 1
         self.workers[peer] = worker
-        place = self.engine.intake.place
+        place = self.engine.intake.sink_for
         self._wires[peer] = (
             MemoryWire("server", place) if self.handed else Connection("server", place)
         )

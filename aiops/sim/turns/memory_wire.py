@@ -113,7 +113,7 @@ class MemoryWire(Connection):
         return [(message, self._taken(handed) if parts else None)]
 
     def _taken(self, handed: HandedMessage) -> Sink:
-        sink = self.place(handed.message)
+        sink = self.sink_for(handed.message)
         assert sink is not None, "a message with payloads has a sink"
         lease, payloads = handed.lease, handed.payloads
         if len(payloads) == 1 and len(payloads[0]) == 1:  # one piece: the sink may use it in place

@@ -56,7 +56,7 @@ class Sharded:
         if isinstance(message, messages.Hello):
             self._lead_handles(Joined(0.0, _CLIENT, message))
             return
-        sink = _filled(self._lead.place(_CLIENT, message), message, payloads)
+        sink = _filled(self._lead.sink_for(_CLIENT, message), message, payloads)
         self._carry_out(self._lead.flush())
         self._lead_handles(Received(0.0, _CLIENT, message, sink))
 
@@ -66,7 +66,7 @@ class Sharded:
         if isinstance(message, messages.ShardHello):
             self._follower_handles(Joined(0.0, _CLIENT, message))
             return
-        sink = _filled(self._follower.place(_CLIENT, message), message, payloads)
+        sink = _filled(self._follower.sink_for(_CLIENT, message), message, payloads)
         self._follower_handles(Received(0.0, _CLIENT, message, sink))
 
     def order(self, message: Message, payloads: tuple[bytes, ...] = ()) -> None:
@@ -75,7 +75,7 @@ class Sharded:
         if isinstance(message, messages.LeadHello):
             self._follower_handles(Joined(0.0, _LEAD, message))
             return
-        sink = _filled(self._follower.place(_LEAD, message), message, payloads)
+        sink = _filled(self._follower.sink_for(_LEAD, message), message, payloads)
         self._follower_handles(Received(0.0, _LEAD, message, sink))
 
     def _lead_handles(self, event: Event) -> None:

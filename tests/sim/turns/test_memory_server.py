@@ -245,7 +245,7 @@ def test_a_refused_push_is_put_back_once() -> None:
     run = Run("asgd", workers=1, gate="periodic:k_push=2,combine=mean", push_codec=("topk:0.1",))
     worker, engine = run.workers[0], run.engine
     ones = {name: np.ones_like(array) for name, array in START.items()}
-    place, refusing = engine.intake.place, [True]
+    place, refusing = engine.intake.sink_for, [True]
 
     def refuse(message: Any) -> Any:
         sink = place(message)
@@ -254,10 +254,10 @@ def test_a_refused_push_is_put_back_once() -> None:
             sink.fault = BadPush("not now")  # type: ignore[union-attr]
         return sink
 
-    engine.intake.place = refuse  # type: ignore[method-assign]
+    engine.intake.sink_for = refuse  # type: ignore[method-assign]
     server_wires = run.server._wires
     for wire in server_wires.values():
-        wire.place = refuse
+        wire.sink_for = refuse
     worker.step(lambda _params: ones)
     with pytest.raises(BadPush, match="not now"):
         worker.step(lambda _params: ones)
