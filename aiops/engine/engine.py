@@ -232,7 +232,7 @@ class Engine:
         self.now = self.started = 0.0
         self._fresh = True  # no event has been handled yet
         self._tables = Tables({})
-        self._short: Shortcut | None = None
+        self.short_way: Shortcut | None = None  # of steady exchanges, if there can be any
 
     def _plan_gate(self) -> int:
         """Add the gate to the plan; return how many bytes of gradients to keep for it."""
@@ -293,9 +293,9 @@ class Engine:
         ``known``: the one that the connection has. The push is the message that ``wire`` read last.
         """
         member = self.crew.at(peer)
-        if self._short is None or member is None:
+        if self.short_way is None or member is None:
             return known
-        return self._short.learn(member, peer, wire, push, known)
+        return self.short_way.learn(member, peer, wire, push, known)
 
     def flush(self) -> list[Effect]:
         """Return the effects of calls of `sink_for`: an engine has none (a lead has)."""
@@ -559,11 +559,11 @@ class Engine:
         )
         rows_intake = TableAdmission(self._tables, self.intake, options.backend)
         self.intake.rows_sink_for = rows_intake.sink_for
-        self._short = self._short_way(self.store)
+        self.short_way = self._shortcut(self.store)
         tables_warm = [table.warm for table in stores]
         self._effects.append(Warm([*self.store.warming(), *tables_warm]))
 
-    def _short_way(self, store: Store) -> Shortcut | None:
+    def _shortcut(self, store: Store) -> Shortcut | None:
         """Return the shared part of steady exchanges, or None if the settings rule them out."""
         options, machine = self.options, self._machine
         if options.relaxed or options.shards > 1 or machine.device is not None:
@@ -636,7 +636,7 @@ class Engine:
 
     def report(self) -> dict[str, Any]:
         """Return the statistics that ``aiops stats`` shows."""
-        now = self.now if self._short is None else max(self.now, self._short.now)
+        now = self.now if self.short_way is None else max(self.now, self.short_way.now)
         return statistics.report(self, now)
 
 

@@ -25,18 +25,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
 from aiops.engine.admission import Admission
 from aiops.engine.events import Applied, Event, Received
-from aiops.engine.membership import Member
+from aiops.engine.membership import Member, Said
 from aiops.engine.receive import RawIncoming
 from aiops.engine.statistics import Pace
 from aiops.engine.update_queue import UpdateQueue
-from aiops.model.parts import LARGEST, Part
+from aiops.model.arena import Arena
+from aiops.model.parts import LARGEST, Part, Parts
 from aiops.store.parameters import Store
 from aiops.store.resources import Resources
 from aiops.wire import messages
@@ -53,24 +53,32 @@ _FORMS = 32
 needs one; a client that encodes each in the fewest bytes needs one per width."""
 
 
-@dataclass(slots=True)
 class Shortcut:
     """The state that all steady exchanges of a server share, once its model is defined.
 
-    ``now`` is the time of the last steady exchange.
+    Attributes
+    ----------
+    store
+        The parameters that they update.
+    now
+        The time of the last steady exchange, in seconds.
     """
 
-    store: Store
-    updates: UpdateQueue
-    intake: Admission
-    pace: Pace
-    machine: Resources
-    now: float = -math.inf
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the model."""
-        return self.store.layout.nbytes
+    def __init__(
+        self,
+        store: Store,
+        updates: UpdateQueue,
+        intake: Admission,
+        pace: Pace,
+        machine: Resources,
+    ) -> None:
+        self.store, self.machine, self.now = store, machine, -math.inf
+        self._updates, self._pace = updates, pace
+        self._surveyors = intake.surveyors
+        self._update = machine.measure("kernel", store.update)
+        self._has_statistic = store.rule.statistic is not None
+        self._nbytes = nbytes = store.layout.nbytes
+        self._parts: Parts = (Part(0, nbytes, "raw", nbytes, 0),)
 
     def learn(
         self, member: Member, peer: int, wire: Connection, push: Push, known: Steady | None
@@ -88,9 +96,10 @@ class Shortcut:
         known
             The short way that the connection has, or None.
         """
-        if not (member.worker and is_steady(push, self.nbytes)):
+        nbytes = self._nbytes
+        if not (nbytes <= SMALL and member.worker and is_steady(push, nbytes)):
             return known
-        frame = _framed(wire.header, self.nbytes)
+        frame = _framed(wire.header, nbytes)
         if known is not None and known.takes(frame):
             return known
         found = slots(wire.header)
@@ -99,14 +108,92 @@ class Shortcut:
         if decode(wire.header) != push:  # the header is a later message's
             return known
         template = Template(frame, [_moved(found[path]) for path in _PUSHED])
-        return Steady(self, member, peer, wire, push, template)
+        return Steady(self, member, peer, wire, template)
+
+    def update(
+        self,
+        member: Member,
+        peer: int,
+        numbers: tuple[int, ...],
+        gradient: Arena,
+        now: float,
+        note: Note | None,
+    ) -> Said | None:
+        """Update the parameters with a worker's gradient of the whole model, and note the exchange.
+
+        Parameters
+        ----------
+        member, peer
+            The worker, and the connection on which the gradient came.
+        numbers
+            Of the push: its id, its sequence number, the version that the worker holds, and the
+            updates that each tensor had had when the gradient was computed.
+        gradient
+            The gradient.
+        now
+            The time, in seconds.
+        note
+            Records an event; None: there is no record.
+
+        Returns
+        -------
+        tuple or None
+            The fields of the acknowledgement; its parameters are those of `Store.current`. None:
+            the push must go the general way, and nothing has been changed or recorded.
+        """
+        id, seq, have, base = numbers
+        store = self.store
+        level, number = store.current.level, store.current.number + 1
+        if level is None or not (
+            member.peer == peer
+            and not member.excused
+            and member.last_seq < seq <= LARGEST
+            and 0 <= id <= LARGEST
+            and -1 <= have <= LARGEST
+            and have != number  # else all would count as held, and none be sent
+            and 0 <= base <= level
+        ):
+            return None
+        for survey, section in zip(self._surveyors, gradient.sections, strict=True):
+            if survey(section) >= 0:
+                return None
+        staleness = level - base
+        # The last condition: if it holds, the update is counted and must be carried out.
+        begun = self._updates.at_once(member.number, staleness)
+        if begun is None:
+            return None
+        if note is not None:
+            note(self._received(now, peer, numbers, gradient))
+        self.now = now
+        if now >= self._pace.due:
+            self._pace.note(now, number - 1)
+        sums = self._update(gradient.sections, *begun)
+        if note is not None:
+            note(Applied(now, self._updates.tickets, sums))
+        vbar, vbars = store.statistic() if self._has_statistic else (None, b"")
+        said = (number, True, staleness, float(staleness), vbar, vbars)
+        member.exchanged(now, seq, said)
+        member.ledger.exchanged(seq, have >= 0, self._parts)
+        return said
+
+    def _received(
+        self, now: float, peer: int, numbers: tuple[int, ...], gradient: Arena
+    ) -> Received:
+        """Return the event that the general way would have recorded."""
+        (id, seq, have, base), nbytes = numbers, self._nbytes
+        push = Push(id, seq, True, have, (Part(0, nbytes, "raw", nbytes, base),))
+        layout = self.store.layout
+        cover = layout.covered(push.parts)
+        return Received(
+            now, peer, push, RawIncoming(gradient.data, [nbytes], layout, cover, None, ())
+        )
 
 
 def shortcut(
     store: Store, updates: UpdateQueue, intake: Admission, pace: Pace, machine: Resources
 ) -> Shortcut | None:
     """Return the shared state of a server's steady exchanges, or None if it can have none."""
-    if not 0 < store.layout.nbytes <= SMALL or not updates.answers_at_once:
+    if not store.layout.nbytes or not updates.answers_at_once:
         return None
     return Shortcut(store, updates, intake, pace, machine)
 
@@ -153,10 +240,8 @@ class Steady:
         way.
     wire
         The state machine of the connection.
-    push
-        A push that went the general way.
     template
-        Its form, which the pushes to come must have.
+        The form that pushes must have.
 
     Attributes
     ----------
@@ -165,27 +250,15 @@ class Steady:
     """
 
     def __init__(
-        self,
-        shared: Shortcut,
-        member: Member,
-        peer: int,
-        wire: Connection,
-        push: Push,
-        template: Template,
+        self, shared: Shortcut, member: Member, peer: int, wire: Connection, template: Template
     ) -> None:
         self._shared, self._member, self._peer, self._wire = shared, member, peer, wire
-        self._store, self._updates, self._pace = shared.store, shared.updates, shared.pace
-        self._parts, self._template = push.parts, template
+        self._store, self._template = shared.store, template
         layout = shared.store.layout
-        self._payload = np.frombuffer(wire.expect(template, layout.nbytes), np.uint8)
-        self._gradient = [
-            self._payload[section.start : section.stop].view(section.dtype)
-            for section in layout.sections
-        ]
-        self._surveys = list(zip(shared.intake.surveyors, self._gradient, strict=True))
+        payload = wire.expect(template, layout.nbytes)
+        self._gradient = Arena(layout, np.frombuffer(payload, np.uint8))
         self._answer = _answers(shared.store)
         self._answered = shared.machine.measure("send", wire.answered)
-        self._update = shared.machine.measure("kernel", shared.store.update)
         self.cost = shared.store.cost
 
     def takes(self, frame: bytes) -> bool:
@@ -199,10 +272,8 @@ class Steady:
         ----------
         nbytes
             The bytes that have arrived in the connection's last buffer.
-        now
-            The time, in seconds.
-        note
-            Records an event; None: there is no record.
+        now, note
+            As of `Shortcut.update`.
 
         Returns
         -------
@@ -213,49 +284,14 @@ class Steady:
         found = self._wire.match(nbytes)
         if not found:
             return None if found is None else b""
-        id, seq, have, base = found
-        member, store = self._member, self._store
-        level, number = store.current.level, store.current.number + 1
-        if level is None or not (
-            member.peer == self._peer
-            and not member.excused
-            and member.last_seq < seq <= LARGEST
-            and 0 <= id <= LARGEST
-            and -1 <= have <= LARGEST
-            and have != number  # else all would count as held, and none be sent
-            and 0 <= base <= level
-        ):
+        said = self._shared.update(self._member, self._peer, found, self._gradient, now, note)
+        if said is None:
             return None
-        for survey, section in self._surveys:
-            if survey(section) >= 0:
-                return None
-        staleness = level - base
-        # The last condition: if it holds, the update is counted and must be carried out.
-        begun = self._updates.at_once(member.number, staleness)
-        if begun is None:
-            return None
-        if note is not None:
-            note(self._received(now, id, seq, have, base))
-        self._shared.now = now
-        if now >= self._pace.due:
-            self._pace.note(now, number - 1)
-        sums = self._update(self._gradient, *begun)
-        if note is not None:
-            note(Applied(now, self._updates.tickets, sums))
-        vbar, vbars = store.statistic()
-        mean = float(staleness)
-        member.exchanged(now, seq, (number, True, staleness, mean, vbar, vbars))
-        member.ledger.exchanged(seq, have >= 0, self._parts)
-        values: list[float | bytes] = [id, number, number, staleness, mean, level + 1]
+        id, _seq, _have, base = found
+        number, _used, staleness, mean, vbar, vbars = said
+        values: list[float | bytes] = [id, number, number, staleness, mean, base + staleness + 1]
         if vbar is not None:
             values[5:5] = vbar, vbars
-        payload = store.current.room.data.data
+        payload = self._store.current.room.data.data
         answer: bytes = self._answered(nbytes, self._answer, values, payload)
         return answer
-
-    def _received(self, now: float, id: int, seq: int, have: int, base: int) -> Received:
-        """Return the event that the general way would have recorded."""
-        layout, nbytes = self._store.layout, self._shared.nbytes
-        push = Push(id, seq, True, have, (Part(0, nbytes, "raw", nbytes, base),))
-        sink = RawIncoming(self._payload, [nbytes], layout, layout.covered(push.parts), None, ())
-        return Received(now, self._peer, push, sink)
