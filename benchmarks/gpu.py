@@ -108,8 +108,14 @@ def _pushes(device: Device, size: int, repeats: int, rule: Rule) -> dict[str, di
         stream.finish()
 
     def push() -> None:
-        job = UpdateJob(store, Gradient(data, cover), steps=np.full(1, 0.01), touched=layout.all)
-        job.base, job.target = store.current, store.begin()
+        job = UpdateJob(
+            store,
+            store.cost,
+            gradient=Gradient(data, cover),
+            steps=np.full(1, 0.01),
+            touched=layout.all,
+        )
+        job.target = store.begin()
         store.commit(job.target, job.touched, job.run())
 
     def exchange() -> None:

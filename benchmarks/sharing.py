@@ -141,8 +141,8 @@ def _updating(tensor: Array, codec: str | None) -> Task:
     first = [array[::4096].copy() for array in state]
 
     def do(parallel_map: ParallelMap) -> None:
-        arrays = 1.0, base, grad, target, state
-        update(kernel, parallel_map, spans, *arrays, whole=codec is not None)
+        operands = 1.0, base, grad, target, state, ()
+        update(kernel, parallel_map, spans, operands, whole=codec is not None)
 
     def left() -> Array:
         found = target[::4096].copy()

@@ -23,7 +23,6 @@ from aiops.store.delta_replica import ReplicaJob
 from aiops.store.parameters import Store, UpdateJob
 from aiops.store.snapshots import Lease, Version
 from aiops.store.sparse_table import TableJob
-from aiops.store.updater import NONE
 
 _EXACT = 1024
 """A staleness below this is a bin of its own in the histogram; above, bins are powers of two."""
@@ -421,7 +420,7 @@ class UpdateQueue:
         assert store is not None
         direct = verdict.divide == 1 and not self._collected and item is not None
         gradient = None if item is None else item.sink.take()
-        job = UpdateJob(store, gradient, touched=NONE, pushed=NONE)
+        job = UpdateJob(store, store.cost, gradient=gradient)
         if item is not None:
             cover, staleness = item.sink.cover, item.staleness
             job.pushed = cover.tensors
@@ -451,7 +450,7 @@ class UpdateQueue:
             job.clip = self._algorithm.clip
             if store.rule.scalars:
                 job.scalars = self._scalars(job.touched)
-            job.base, job.target = store.current, store.begin()
+            job.target = store.begin()
         self._tickets += 1
         self._outstanding = (self._tickets, job, item, verdict)
         self._effects.append(Apply(self._tickets, job))

@@ -88,9 +88,8 @@ class DeferredKernel:
             np.add.at(sums, rows, self.current(part, *arrays))
         return sums
 
-    def warm(self) -> None:
-        """Make the kernel, which executes all calls from then on."""
+    def warm(self) -> Kernel:
+        """Make the kernel, which executes all calls from then on, and return it."""
         if self._ready is None:
-            made = self._make()
-            made.warm()
-            self._ready = made
+            self._ready = self._make().warm()
+        return self._ready

@@ -87,15 +87,18 @@ class DeviceKernel:
         self._stream.finish()
         return host.view(np.int64).copy()
 
-    def warm(self) -> None:
-        """Compile the kernel."""
+    def warm(self) -> DeviceKernel:
+        """Compile the kernel, and return it."""
+        self._compiled()
+        return self
+
+    def _compiled(self) -> object:
         if self._function is None:
             self._function = self._device.function(self.text)
+        return self._function
 
     def _launch(self, given: Sequence[Argument]) -> None:
-        self.warm()
-        assert self._function is not None
-        self._stream.launch(self._function, self._tiles, THREADS, given)
+        self._stream.launch(self._compiled(), self._tiles, THREADS, given)
 
     def _placed(self, spans: Spans) -> DeviceArray:
         """Return where the spans' table lies; it is sent only if it is another than the last."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ __all__ = [
     "STATISTIC_CAP",
     "STATISTIC_SCALE",
     "Kernel",
+    "Operands",
     "Spans",
     "check",
     "check_counts",
@@ -97,6 +98,10 @@ class Spans:
         )
 
 
+Operands: TypeAlias = tuple[float, Array, Array, Array, Sequence[Array], Sequence[Array]]
+"""The arguments of a `Kernel` after the spans: factor, base, grad, target, state, reads."""
+
+
 class Kernel(Protocol):
     """A rule made executable for one dtype, by :func:`aiops.kernels.build`."""
 
@@ -157,8 +162,8 @@ class Kernel(Protocol):
             When an array or a span does not fit; nothing is updated then.
         """
 
-    def warm(self) -> None:
-        """Compile now, so that the first call does not."""
+    def warm(self) -> Kernel:
+        """Compile now, so that the first call does not; return the kernel to call from now on."""
 
 
 def check(

@@ -80,9 +80,10 @@ class MasterKernel:
                     target[start:stop] = base[start:stop]
         return sums
 
-    def warm(self) -> None:
-        """Compile the float32 kernel ahead."""
-        self._inner.warm()
+    def warm(self) -> MasterKernel:
+        """Compile the float32 kernel; return this one."""
+        self._inner = self._inner.warm()
+        return self
 
 
 def _gather(batch: Sequence[Piece], grad: Array, scratch: Array) -> list[int]:

@@ -90,8 +90,8 @@ class NumbaKernel:
             )
             raise
 
-    def warm(self) -> None:
-        """Compile, or load the machine code of an earlier process from the cache folder."""
+    def warm(self) -> NumbaKernel:
+        """Compile, or load the machine code of an earlier process; return this kernel."""
         rule = self.rule
         self._update = _compile(
             rule.name,
@@ -102,6 +102,7 @@ class NumbaKernel:
             scalars=self._scalars > 0,
             packed=self.packed is not None,
         )
+        return self
 
     def _first_update(self, *arguments: Any) -> npt.NDArray[np.int64]:
         self.warm()

@@ -80,8 +80,9 @@ class NumpyKernel:
                     sums[row] += self._block(arrays, numbers, [target[start:stop], *written])
         return sums
 
-    def warm(self) -> None:
-        """Do nothing: there is nothing to compile."""
+    def warm(self) -> NumpyKernel:
+        """Return this kernel: there is nothing to compile."""
+        return self
 
     def _block(self, arrays: list[Array], numbers: list[Any], written: list[Array]) -> int:
         results = self.rule.function(*arrays, *numbers, **self._constants)

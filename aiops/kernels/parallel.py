@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from aiops.kernels.interface import Kernel, Spans
+from aiops.kernels.interface import Kernel, Operands, Spans
 from aiops.kernels.vocabulary import Array
 
 __all__ = [
@@ -96,29 +96,24 @@ def update(
     kernel: Kernel,
     parallel_map: ParallelMap,
     spans: Spans,
-    factor: float,
-    base: Array,
-    grad: Array,
-    target: Array,
-    state: Sequence[Array],
-    reads: Sequence[Array] = (),
+    operands: Operands,
     *,
     whole: bool = False,
 ) -> npt.NDArray[np.int64]:
     """Call a kernel piece by piece, and return its sums, int64[spans].
 
-    The arguments after ``parallel_map`` are the kernel's. ``whole``: spans are not cut, because the
+    ``spans`` and ``operands`` are the kernel's arguments. ``whole``: spans are not cut, because the
     gradient of each is a payload.
     """
-    arrays = factor, base, grad, target, state, reads
+    target = operands[3]
     if parallel_map is serial_map or target.nbytes < LARGE:
-        return kernel(spans, *arrays)
+        return kernel(spans, *operands)
     most = _each(target.nbytes) // target.itemsize
     parts = list(_rows(spans, most) if whole else cut(spans, most))
     found: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)] * len(parts)
 
     def run(number: int) -> None:
-        found[number] = kernel(parts[number][1], *arrays)
+        found[number] = kernel(parts[number][1], *operands)
 
     parallel_map([partial(run, number) for number in range(len(parts))])
     sums = np.zeros(len(spans), np.int64)

@@ -362,7 +362,7 @@ class Follower:
             self._follow_model(message)
             return
         work = ShardWork(message.work, len(store.layout.tensors))
-        job = UpdateJob(store, None, factor=work.factor, measure=work.measure)
+        job = UpdateJob(store, store.cost, factor=work.factor, measure=work.measure)
         covered = None
         if message.push:
             job.gradient = self._rooms.gradient(message.push)
@@ -378,7 +378,7 @@ class Follower:
             if store.rule.reads:
                 job.sent = self._version(work.sent, shadow=work.coded)
             if not work.measure:  # `spare`: later orders may still name the current version
-                job.base, job.target = store.current, store.begin(work.spare)
+                job.target = store.begin(work.spare)
         self._outstanding = message.id, job
         self._effects.append(Apply(message.id, job))
 

@@ -39,9 +39,8 @@ def work_of(
         rows = placement.rows(shard, job.touched)
         touched = job.touched[rows] - placement.firsts[shard]
         count = len(placement.layouts[shard].tensors)
-        found["spare"] = job.target is not job.base
+        found["spare"] = job.target is not job.store.current
         found["touched"] = None if len(touched) == count else touched.astype("<i8").tobytes()
-        assert job.steps is not None
         found["steps"] = _packed(job.steps[rows])
         if job.scalars is not None:
             found["scalars"] = _packed(job.scalars[rows].reshape(-1))

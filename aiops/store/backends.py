@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from aiops import kernels
-from aiops.kernels.interface import Kernel, Spans
+from aiops.kernels.interface import Kernel, Operands, Spans
 from aiops.kernels.parallel import ParallelMap, filled, update
 from aiops.kernels.rule import Rule
 from aiops.model.arena import Arena, aligned
@@ -54,17 +54,7 @@ class ComputeBackend(Protocol):
         """Return a gradient in the dtype that the kernels of `folding` read."""
 
     def update(
-        self,
-        kernel: Kernel,
-        spans: Spans,
-        factor: float,
-        base: Array,
-        grad: Array,
-        target: Array,
-        state: Sequence[Array],
-        reads: Sequence[Array] = (),
-        *,
-        whole: bool = False,
+        self, kernel: Kernel, spans: Spans, operands: Operands, *, whole: bool = False
     ) -> Ints:
         """Call a kernel; ``whole``: it reads payloads, one of each tensor."""
 
@@ -145,21 +135,10 @@ class HostBackend:
         return wide
 
     def update(
-        self,
-        kernel: Kernel,
-        spans: Spans,
-        factor: float,
-        base: Array,
-        grad: Array,
-        target: Array,
-        state: Sequence[Array],
-        reads: Sequence[Array] = (),
-        *,
-        whole: bool = False,
+        self, kernel: Kernel, spans: Spans, operands: Operands, *, whole: bool = False
     ) -> Ints:
         """Call a kernel, sharing large work with this process's threads."""
-        arrays = factor, base, grad, target, state, reads
-        return update(kernel, self._parallel_map, spans, *arrays, whole=whole)
+        return update(kernel, self._parallel_map, spans, operands, whole=whole)
 
     def sum_squares(self, array: Array) -> float:
         """Return the sum of squares, by the host's kernels."""

@@ -26,7 +26,7 @@ from aiops.kernels.cuda_source import ArrayTypes
 from aiops.kernels.device import Bytes, Device, DeviceArray, DeviceEvent
 from aiops.kernels.device_kernel import RAW, DeviceKernel
 from aiops.kernels.device_operations import DeviceOperations
-from aiops.kernels.interface import Kernel, Spans
+from aiops.kernels.interface import Kernel, Operands, Spans
 from aiops.kernels.parallel import cut
 from aiops.kernels.rule import Rule
 from aiops.model.arena import Arena
@@ -135,32 +135,22 @@ class CudaBackend:
         return gradient
 
     def update(
-        self,
-        kernel: Kernel,
-        spans: Spans,
-        factor: float,
-        base: Array,
-        grad: Array,
-        target: Array,
-        state: Sequence[Array],
-        reads: Sequence[Array] = (),
-        *,
-        whole: bool = False,
+        self, kernel: Kernel, spans: Spans, operands: Operands, *, whole: bool = False
     ) -> Ints:
         """Call a kernel, on portions of a gradient whose upload is still under way.
 
         The parameters of each portion are copied to the arena that readers will lease while the
         next portion is uploaded.
         """
-        arrays: tuple[Any, ...] = base, grad, target, state, reads
+        _factor, _base, grad, target, _state, _reads = operands
         if whole or not self._coming or grad.dtype == np.uint8:
             self._settle()
-            return kernel(spans, factor, *arrays)
+            return kernel(spans, *operands)
         sums = np.zeros(len(spans), np.int64)
         for rows, part in cut(spans, PORTION // grad.dtype.itemsize):
             last = int((part.src + part.hi - part.lo).max())
             self._arrived(grad[:last])
-            np.add.at(sums, rows, kernel(part, factor, *arrays))
+            np.add.at(sums, rows, kernel(part, *operands))
             if self._showing is not None:
                 self._stream.finish()
                 self._show(self._showing, target, part)

@@ -24,69 +24,62 @@ from aiops.kernels.rule import Rule
 from aiops.model.arena import Arena
 from aiops.model.layout import Array, Ints, Layout
 from aiops.store.backends import ComputeBackend, HostBackend
-from aiops.store.gradient import Gradient
 from aiops.store.resources import Resources
 from aiops.store.snapshots import Lease, SnapshotPool, Version
-from aiops.store.updater import NONE, KernelWork, Updater
+from aiops.store.updater import NONE, Update, Updater
 
 _F4 = np.dtype("<f4")
 
 
 @dataclass(slots=True)
-class UpdateJob:
-    """One update of the store, fixed when it is issued; `run` may be called on another thread.
+class UpdateJob(Update):
+    """One update of a store, fixed when it is issued; `run` may be called on another thread.
 
-    With ``weights`` it first adds ``weights[t] · g`` to the accumulator. With a ``target`` it then
-    takes a step, with the accumulator (or the gradient itself, when there are no weights) times
-    ``factor``, at the learning rate ``steps[t]`` for tensor t. ``scalars`` are the rule's, one row
-    per tensor; ``sent`` is the version that the gradient's worker was sent, for rules that read it
-    (`Rule.reads`). A gradient whose norm is more than ``clip`` (if not 0) is scaled down to it.
-    ``pushed`` are the tensors that the gradient covers, on whichever shard. With ``measure`` it
-    adds as above and takes no step, but returns the sum of squares that the norm is of.
+    It first adds the gradient to the accumulator if it has ``weights``, and then takes a step if it
+    has a ``target``.
+
+    Attributes
+    ----------
+    store
+        Its current version stays the same until the job is done.
+    cost
+        Bytes read and written, at most.
+    target
+        The version that the step makes, as `Store.begin` returned it; None: it takes no step.
+    pushed
+        int64, the tensors that the gradient covers, on whichever shard.
+    measure
+        Whether it takes no step, but returns the sum of squares that the norm is of.
     """
 
     store: Store
-    gradient: Gradient | None
-    weights: Array | None = None  # [covered tensors]
-    factor: float = 1.0
-    clip: float = 0.0
-    steps: Array | None = None  # [touched tensors]
-    scalars: Array | None = None  # [touched tensors, the rule's scalars]
-    sent: Version | None = None
-    base: Version | None = None
+    cost: int
     target: Version | None = None
-    touched: Ints = field(default_factory=lambda: NONE)
-    pushed: Ints = field(default_factory=lambda: NONE)
+    pushed: Ints = field(default_factory=NONE.copy)
     measure: bool = False
-
-    @property
-    def cost(self) -> int:
-        """Bytes read and written, at most."""
-        return self.store.cost
 
     def run(self) -> Ints:
         """Run the update; return the statistic's fixed-point sums of the tensors of the step."""
-        stepping, gradient = self.store.stepping, self.gradient
-        if gradient is not None and (
-            (gradient.cover.whole and not gradient.parts and self.weights is None)
-            and (self.sent is None and not self.clip and self.target is not None)
-            and (self.factor == 1.0 and not self.measure and self.store.whole_at_once)
-        ):
-            assert self.base is not None
-            assert self.steps is not None
-            # The usual case: what the rest does for it, with fewer calls.
-            data = gradient.data
-            sections = [data[s.start : s.stop].view(s.dtype) for s in stepping.layout.sections]
-            return stepping.whole(self.base, self.target, sections, self.steps, self.scalars)
+        store, gradient, target = self.store, self.gradient, self.target
+        updater = store.updater
         if gradient is not None:
             alone = self.weights is None and not self.clip
-            self.gradient = gradient = stepping.taken(gradient, alone=alone)
+            if (
+                (alone and gradient.cover.whole and not gradient.parts and store.whole_at_once)
+                and (target is not None and self.sent is None)
+                and (self.factor == 1.0 and not self.measure)
+            ):
+                # The usual case: what the rest does for it, with fewer calls.
+                data = gradient.data
+                sections = [data[s.start : s.stop].view(s.dtype) for s in updater.layout.sections]
+                return updater.whole(store.current, target, sections, self.steps, self.scalars)
+            self.gradient = gradient = updater.taken(gradient, alone=alone)
             if self.weights is not None:
                 mine = self.weights[: len(gradient.cover.tensors)]
-                stepping.accumulator.fold(gradient, mine)
+                updater.accumulator.fold(gradient, mine)
         if self.measure:
-            return np.array([self.store.squares(self)]).view(np.int64)
-        return NONE if self.target is None else self.store.step(self)
+            return np.array([store.squares(self)]).view(np.int64)
+        return NONE if target is None else store.step(self, target)
 
 
 class Store:
@@ -139,21 +132,19 @@ class Store:
         self.layout, self.rule, self.relaxed = layout, rule, relaxed
         self.held = held = layout if held is None else held
         device = machine.device
-        place: ComputeBackend = HostBackend(held, backend, machine)
+        compute: ComputeBackend = HostBackend(held, backend, machine)
         if device is not None:
             from aiops.store.cuda_backend import CudaBackend
 
-            place = CudaBackend(device, held, backend, machine)
-        self.stepping = Updater(held, rule, place)
+            compute = CudaBackend(device, held, backend, machine)
+        self.updater = Updater(held, rule, compute)
         levels = np.zeros(len(layout.tensors), np.int64)
         self.current = Version(0, arena or Arena(held), levels, 0, layout=layout)
         self._snapshots = SnapshotPool(self.current, live, machine.memory)
         self._remote = device is not None
         if arena is not None:
-            self.stepping.load(arena)
-        self._cut_to_held: tuple[Array | None, Array | None, Array | None, Array | None] | None = (
-            None
-        )
+            self.updater.load(arena)
+        self._cut_to_held: tuple[Array, Array | None, Array, Array | None] | None = None
         self._backend = backend
         self._read = -1  # the version that was leased last
         self._wanted = False  # the version in the making will be read before long
@@ -195,25 +186,25 @@ class Store:
     @property
     def backend(self) -> str:
         """The kernels in use: ``"numba"``, ``"numpy"`` or ``"cuda"``."""
-        return self.stepping.place.backend
+        return self.updater.compute.backend
 
     @property
     def state(self) -> list[tuple[Array, ...]]:
         """The optimiser's arrays by section, to be read."""
-        shown = self.stepping.place.shown
-        return [tuple(shown(array) for array in arrays) for arrays in self.stepping.state]
+        shown = self.updater.compute.shown
+        return [tuple(shown(array) for array in arrays) for arrays in self.updater.state]
 
     @property
     def masters(self) -> list[Array | None]:
         """The float32 masters by section, to be read; None for sections without."""
-        shown = self.stepping.place.shown
-        return [None if array is None else shown(array) for array in self.stepping.masters]
+        shown = self.updater.compute.shown
+        return [None if array is None else shown(array) for array in self.updater.masters]
 
     def lease(self) -> Lease:
         """Return a lease on the current version; in relaxed mode it holds nothing."""
         assert self.relaxed or not self.busy, "the current version is being overwritten"
         self._read = self.current.number
-        return Lease(self.current, None if self.relaxed else self._snapshots.returned)
+        return Lease(self.current, None if self.relaxed else self._snapshots)
 
     # ------------------------------------------------------------ writing
 
@@ -230,22 +221,22 @@ class Store:
             raise UsageError(f"these parameters do not fit the model: {difference}")
         for name, view in self.current.arena.views.items():
             np.copyto(view, arrays[name])
-        self.stepping.load(self.current.arena)
+        self.updater.load(self.current.arena)
 
     def read_packed(self, codecs: Iterable[str]) -> None:
         """Have updates read payloads in these codecs directly, where there is a kernel for it."""
-        self.stepping.read_packed(codecs)
+        self.updater.read_packed(codecs)
 
     def warm(self) -> None:
         """Compile the kernels now, so that the first push need not wait for it."""
         for step in self.warming():
             step()
 
-    def warming(self) -> list[Callable[[], None]]:
+    def warming(self) -> list[Callable[[], object]]:
         """Return the calls that `warm` makes, in order."""
         dtypes = dict.fromkeys(section.dtype.name for section in self.held.sections)
         surveys = [partial(kernels.warm_survey, name, self._backend) for name in dtypes]
-        return [*surveys, *self.stepping.warming()]
+        return [*surveys, *self.updater.warming()]
 
     def begin(self, spare: bool = False) -> Version:
         """Return where the next version is to be written: in place, or in a spare arena.
@@ -267,7 +258,7 @@ class Store:
         """Publish what was written: ``touched`` tensors have one more update."""
         self.busy = False
         if self._remote:
-            target.fill = self.stepping.place.remaining(target)
+            target.fill = self.updater.compute.remaining(target)
         target.advance(self.current.number + 1, touched)
         if target is not self.current:
             self._snapshots.publish(target)
@@ -301,24 +292,15 @@ class Store:
         base = self.current
         target = self._snapshots.target()
         self.busy = target is base
-        sums = self.stepping.whole(base, target, gradient, steps, scalars)
+        sums = self.updater.whole(base, target, gradient, steps, scalars)
         self.commit(target, self.layout.all, sums)
         return sums
 
-    def step(self, job: UpdateJob) -> Ints:
-        """Run the rule for a job (on any thread; one at a time)."""
+    def step(self, job: UpdateJob, target: Version) -> Ints:
+        """Run the rule for a job and write the new version (on any thread; one at a time)."""
         if self.held is not self.layout:
             job = self._of_held(job)
-        base, target, steps = job.base, job.target, job.steps
-        assert base is not None
-        assert target is not None
-        assert steps is not None
-        work = KernelWork(
-            job.gradient, job.weights, job.factor, job.clip, base, target, job.touched
-        )
-        work.steps, work.scalars, work.sent = steps, job.scalars, job.sent
-        work.wanted = self._wanted
-        return self.stepping.step(work)
+        return self.updater.step(job, self.current, target, self._wanted)
 
     def squares(self, job: UpdateJob) -> float:
         """Return the sum of squares of a job's gradient or sum, of the tensors held here.
@@ -327,7 +309,7 @@ class Store:
         """
         if self.held is not self.layout:
             job = self._of_held(job)
-        return self.stepping.squares(job.gradient if job.weights is None else None, job.touched)
+        return self.updater.squares(job.gradient if job.weights is None else None, job.touched)
 
     def _of_held(self, job: UpdateJob) -> UpdateJob:
         """Return a job cut to the tensors held here, the first ones of the model."""
@@ -335,9 +317,8 @@ class Store:
         whole = count == len(self.held.tensors)
         known = self._cut_to_held
         if known is None or known[0] is not job.steps or known[1] is not job.scalars:
-            steps = None if job.steps is None else job.steps[:count]
             scalars = None if job.scalars is None else job.scalars[:count]
-            known = self._cut_to_held = (job.steps, job.scalars, steps, scalars)
+            known = self._cut_to_held = (job.steps, job.scalars, job.steps[:count], scalars)
         touched = self.held.all if whole else job.touched[:count]
         return replace(job, touched=touched, steps=known[2], scalars=known[3])
 

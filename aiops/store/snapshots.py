@@ -70,7 +70,8 @@ sending the current version; if the target is the current version, the store rep
 readable and answers wait until the update is committed. A leased version may be read, to be written
 to a file. And the interpreter may drop the last view of a payload on any thread. `Lease._close`,
 which runs then, only counts down and appends the lease to ``returned``. `SnapshotPool.settle`
-removes the lease from its version later, on the loop's thread.
+removes the lease from its version later, on the loop's thread. `Lease.release` does so at once, if
+no view is left.
 
 Faults
 ------
@@ -222,14 +223,10 @@ class Version:
     def parts(self) -> Parts:
         """The parts of a message that carry all of this version."""
         if self._parts is None:
-            layout = self.layout
-            nbytes, level = layout.nbytes, self.level
-            if level is not None and 0 < nbytes <= MAX_PART:
-                self._parts = (_part((0, nbytes, "raw", nbytes, level)),)
-            elif level is not None:
-                self._parts = tuple(split(0, nbytes, "raw", level))
+            if self.level is not None:
+                self._parts = tuple(split(0, self.layout.nbytes, "raw", self.level))
             else:
-                self._parts = layout.parts(self.tensor_versions)
+                self._parts = self.layout.parts(self.tensor_versions)
         return self._parts
 
     @property
@@ -254,9 +251,12 @@ class Version:
         """Return the parts for a reader that holds version ``have`` of all tensors."""
         if have == self.number:
             return ()
-        if self._changed is None:
-            return self._parts or self.parts
-        return self.parts_for(Wanted(have) if have <= self.number else ALL)
+        if self._changed is not None:
+            return self.parts_for(Wanted(have) if have <= self.number else ALL)
+        nbytes, level = self.layout.nbytes, self.level
+        if self._parts is None and level is not None and 0 < nbytes <= MAX_PART:
+            self._parts = (_part((0, nbytes, "raw", nbytes, level)),)  # `parts` in fewer calls
+        return self._parts or self.parts
 
     def parts_for(self, wanted: Wanted) -> Parts:
         """Return the parts that a reader requests and does not hold."""
@@ -290,20 +290,20 @@ class Lease:
     alive. The sender then copies what is still unsent and drops its views.
     """
 
-    __slots__ = ("_coded", "_open", "_returned", "evict", "lent", "version")
+    __slots__ = ("_coded", "_open", "_pool", "evict", "lent", "version")
 
     def __init__(
         self,
         version: Version,
-        returned: deque[Lease] | None,
+        pool: SnapshotPool | None,
         coded: Mapping[int, Bytes] | None = None,
     ) -> None:
         self.version, self.lent = version, False
         self._coded = coded or {}  # payloads of parts that are not raw, by part number
         self.evict: Callable[[Lease], None] | None = None
-        self._returned = returned
+        self._pool = pool  # None: it is not counted
         self._open = 1  # the lease itself, until `release`
-        if returned is not None:
+        if pool is not None:
             version.readers.add(self)
 
     def glimpses(self, parts: Parts | None = None) -> list[list[memoryview]]:
@@ -344,7 +344,7 @@ class Lease:
     @property
     def lendable(self) -> bool:
         """True if the version can be lent: the lease is counted, and all of it is raw."""
-        return self._returned is not None and not self._coded
+        return self._pool is not None and not self._coded
 
     def lend(self) -> None:
         """Let the reader read the version in its memory, until it gives that back."""
@@ -353,9 +353,14 @@ class Lease:
 
     def release(self) -> None:
         """End the lease; payloads still in use keep the version until they are dropped."""
-        self._open -= 1  # `_close` in line: one call less per answer
-        if self._open == 0 and self._returned is not None:
-            self._returned.append(self)
+        self._open -= 1
+        pool, version = self._pool, self.version
+        if self._open or pool is None:
+            return
+        version.readers.remove(self)  # as `SnapshotPool.settle` does, in fewer calls
+        version.lent -= self.lent
+        if version is not pool.current:
+            pool.retire(version)
 
     def abandon(self) -> None:
         """End the lease of a lost reader, which may still read: poison the version."""
@@ -366,8 +371,8 @@ class Lease:
         # May run on any thread, since a garbage collection can start on any. So it only appends:
         # the pool's own sets change on one thread, in `settle`.
         self._open -= 1
-        if self._open == 0 and self._returned is not None:
-            self._returned.append(self)
+        if self._open == 0 and self._pool is not None:
+            self._pool.returned.append(self)
 
 
 class SnapshotPool:
@@ -414,7 +419,7 @@ class SnapshotPool:
         """
         if self.returned:
             self.settle()
-        return Lease(self.current, self.returned, coded)
+        return Lease(self.current, self, coded)
 
     def target(self, spare: bool = False) -> Version:
         """Return where the next version is to be written: in place, or in a spare arena.
@@ -447,7 +452,7 @@ class SnapshotPool:
         if version is not self.current:
             before, self.current = self.current, version
             self._alive[version] = None
-            self._retire(before)
+            self.retire(before)
 
     def settle(self) -> None:
         """Remove the leases that have ended, and retire the versions left without any."""
@@ -457,9 +462,9 @@ class SnapshotPool:
             version.readers.remove(lease)
             version.lent -= lease.lent
             if version is not self.current:
-                self._retire(version)
+                self.retire(version)
 
-    def _retire(self, version: Version) -> None:
+    def retire(self, version: Version) -> None:
         """Keep the arena of a version without leases as a spare, unless it is the current one."""
         if version.readers or version is self.current:
             return

@@ -130,7 +130,7 @@ class SparseTable:
 
     def warm(self) -> None:
         """Compile the kernels."""
-        self._kernel.warm()
+        self._kernel = self._kernel.warm()
         self._mover = self._make_mover(self._backend)  # both give the same bits: any moment will do
 
     def gather(self, ids: Ints, out: Array) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 
@@ -23,26 +25,43 @@ from aiops.store.snapshots import Version
 
 NONE = np.empty(0, np.int64)
 
+SectionArrays: TypeAlias = tuple[Array, Array, list[Array]]
+"""A section's parameters before an update, its target, and the versions that the rule reads."""
 
-@dataclass(slots=True)
-class KernelWork:
-    """The input of one update.
 
-    The attributes are those of `aiops.store.parameters.UpdateJob`, cut to the tensors held here.
-    ``gradient`` is in the backend's memory. ``wanted``: the new version will be read before long.
+@dataclass(slots=True, kw_only=True)
+class Update:
+    """The numbers of one update.
+
+    Attributes
+    ----------
+    gradient
+        The gradient that it begins with; None: it takes a step with the sum in progress.
+    weights
+        float64[covered tensors]: ``weights[t] · g`` is added to the accumulator, and the step is
+        taken with that. None: it is taken with the gradient itself.
+    factor
+        Multiplied with the gradient or the sum of the step.
+    clip
+        A gradient whose norm is larger is scaled down to it; 0: never.
+    touched
+        int64[touched tensors], the tensors of the step.
+    steps
+        float64[touched tensors], the learning rate of each.
+    scalars
+        float64[touched tensors, the rule's scalars], if it has any.
+    sent
+        The version that the gradient's worker was sent, for rules that read it (`Rule.reads`).
     """
 
-    gradient: Gradient | None
-    weights: Array | None
-    factor: float
-    clip: float
-    base: Version
-    target: Version
-    touched: Ints
-    steps: Array = field(default_factory=lambda: np.empty(0))
+    gradient: Gradient | None = None
+    weights: Array | None = None
+    factor: float = 1.0
+    clip: float = 0.0
+    touched: Ints = field(default_factory=NONE.copy)
+    steps: Array = field(default_factory=NONE.copy)
     scalars: Array | None = None
     sent: Version | None = None
-    wanted: bool = False
 
 
 class Updater:
@@ -54,29 +73,32 @@ class Updater:
         The tensors that are held here.
     rule
         The mathematics of an update.
-    place
+    compute
         The backend: its memory and kernels.
+
+    Attributes
+    ----------
+    kernels
+        The rule's, for each section.
     """
 
-    def __init__(self, layout: Layout, rule: Rule, place: ComputeBackend) -> None:
-        self.layout, self.rule, self.place = layout, rule, place
-        self.kernels = [place.kernel(rule, s.dtype) for s in layout.sections]
+    def __init__(self, layout: Layout, rule: Rule, compute: ComputeBackend) -> None:
+        self.layout, self.rule, self.compute = layout, rule, compute
+        dtypes = [section.dtype for section in layout.sections]
+        self.kernels = [compute.kernel(rule, dtype) for dtype in dtypes]
         # For a sum of gradients, which is in the compute dtype already.
-        self._wide = [place.kernel(rule, compute_dtype(s.dtype)) for s in layout.sections]
+        self._wide = [compute.kernel(rule, compute_dtype(dtype)) for dtype in dtypes]
         self._packed: dict[str, kernels.Kernel] = {}  # by the codec that they read
-        self._folds = [
-            (place.folding(kernels.FIRST, s.dtype), place.folding(kernels.FOLD, s.dtype))
-            for s in layout.sections
-        ]
+        self._firsts = [compute.folding(kernels.FIRST, dtype) for dtype in dtypes]
+        self._folds = [compute.folding(kernels.FOLD, dtype) for dtype in dtypes]
         self.state: list[tuple[Array, ...]] = []
         self.masters: list[Array | None] = []
         for section in layout.sections:
             size, dtype = section_size(section), compute_dtype(section.dtype)
-            self.state.append(tuple(place.array(size, dtype, v) for v in rule.state.values()))
+            self.state.append(tuple(compute.array(size, dtype, v) for v in rule.state.values()))
             wide = dtype == section.dtype
-            self.masters.append(None if wide else place.array(size, dtype))
+            self.masters.append(None if wide else compute.array(size, dtype))
         self._accumulator: Accumulator | None = None
-        self._sent: Sequence[Array] = ()  # the sections of the version that `Rule.reads`
         nothing = kernels.Spans(NONE, NONE, NONE, np.empty(0))
         self._spans: list[tuple[Array | None, Array | None, kernels.Spans]] = [
             (None, None, nothing)
@@ -84,7 +106,7 @@ class Updater:
 
     def load(self, arena: Arena) -> None:
         """Start from these parameters; the masters follow."""
-        self.place.load(arena, self.masters)
+        self.compute.load(arena, self.masters)
 
     def read_packed(self, codecs: Iterable[str]) -> None:
         """Have updates read payloads in these codecs directly, where there is a kernel for it.
@@ -93,23 +115,27 @@ class Updater:
         """
         # There are such kernels for float32 only: with other dtypes, payloads are decoded first.
         if [section.dtype for section in self.layout.sections] == [np.float32]:
-            found = self.place.read_packed() & set(codecs)
-            if found and not self.place.joins:  # raw tensors are read between coded ones then
+            found = self.compute.read_packed() & set(codecs)
+            if found and not self.compute.joins:  # raw tensors are read between coded ones then
                 found |= {RAW}
             for name in found:
-                self._packed[name] = self.place.kernel(self.rule, np.dtype(np.float32), name)
+                self._packed[name] = self.compute.kernel(self.rule, np.dtype(np.float32), name)
 
-    def warming(self) -> list[Callable[[], None]]:
+    def warming(self) -> list[Callable[[], object]]:
         """Return the calls that compile the kernels, in the order in which they are needed."""
-        folds = [kernel for pair in self._folds for kernel in pair]
-        every = *self.kernels, *self._packed.values(), *self._wide, *folds
-        return [kernel.warm for kernel in every]
+        others = *self._packed.values(), *self._wide, *self._firsts, *self._folds
+        mine = [partial(self._warm, index) for index in range(len(self.kernels))]
+        return [*mine, *(kernel.warm for kernel in others)]
+
+    def _warm(self, index: int) -> None:
+        self.kernels[index] = self.kernels[index].warm()
 
     @property
     def accumulator(self) -> Accumulator:
         """The sum in progress (made on first use: most rules need none)."""
         if self._accumulator is None:
-            self._accumulator = Accumulator(self.layout, self.place, self._folds)
+            folds = self._firsts, self._folds
+            self._accumulator = Accumulator(self.layout, self.compute, *folds)
         return self._accumulator
 
     def taken(self, gradient: Gradient, *, alone: bool) -> Gradient:
@@ -118,31 +144,57 @@ class Updater:
         ``alone``: a step follows from it alone, and neither a sum nor its norm is needed.
         """
         if not gradient.parts:
-            return self.place.taken(gradient)
+            return self.compute.taken(gradient)
         found = None
         if alone and self._packed:
-            found = groups(self.layout, gradient, self._packed, join=self.place.joins)
+            found = groups(self.layout, gradient, self._packed, join=self.compute.joins)
         if found is None:
-            return self.place.dense(gradient)
-        gradient = self.place.taken(gradient)
+            return self.compute.dense(gradient)
+        gradient = self.compute.taken(gradient)
         gradient.groups = found
         return gradient
 
     # ------------------------------------------------------------ a step
 
-    def step(self, work: KernelWork) -> Ints:
-        """Take a step; return the statistic's fixed-point sums of the tensors touched."""
-        place, whole = self.place, len(work.touched) == len(self.layout.tensors)
-        place.begin(work.base, work.target, whole, work.wanted)
-        self._sent = () if work.sent is None else place.sent(work.sent, work.base)
-        if not len(work.touched):
+    def step(self, update: Update, base: Version, target: Version, wanted: bool) -> Ints:
+        """Take a step; return the statistic's fixed-point sums of the tensors touched.
+
+        Parameters
+        ----------
+        update
+            Its numbers, of tensors that are held here. Its gradient is as `taken` returned it.
+        base, target
+            The version before the update, and the one that it makes.
+        wanted
+            Whether the new version will be read before long.
+        """
+        compute, whole = self.compute, len(update.touched) == len(self.layout.tensors)
+        compute.begin(base, target, whole, wanted)
+        arrays = self._arrays(base, target, update.sent)
+        if not len(update.touched):
             sums = NONE
-        elif work.gradient is not None and work.weights is None:
-            sums = self._step_from(work, work.gradient)
+        elif update.gradient is not None and update.weights is None:
+            sums = self._step_from(update, update.gradient, arrays)
         else:
-            sums = self._step_from_sum(work)
-        place.end(work.target, work.wanted)
+            sums = self._step_from_sum(update, arrays)
+        compute.end(target, wanted)
         return sums
+
+    def _arrays(self, base: Version, target: Version, sent: Version | None) -> list[SectionArrays]:
+        """Return the arrays that each section's kernel reads and writes, beside gradient and state.
+
+        With masters, these are the parameters before the update.
+        """
+        compute = self.compute
+        before, after = compute.parameters(base), compute.parameters(target)
+        reads: list[list[Array]] = [[] for _ in before]
+        if sent is not None:
+            reads = [[array] for array in compute.sent(sent, base)]
+        sources = [
+            array if master is None else master
+            for array, master in zip(before, self.masters, strict=True)
+        ]
+        return list(zip(sources, after, reads, strict=True))
 
     def whole(
         self,
@@ -164,60 +216,55 @@ class Updater:
             sums.append(kernel(spans, 1.0, source, gradient[index], output, state))
         return sums[0] if len(sums) == 1 else np.concatenate(sums)
 
-    def _step_from(self, work: KernelWork, gradient: Gradient) -> Ints:
+    def _step_from(self, update: Update, gradient: Gradient, arrays: list[SectionArrays]) -> Ints:
         if gradient.groups is not None:
-            return self._step_packed(work, gradient, gradient.groups)
+            return self._step_packed(update, gradient, gradient.groups, arrays[0])
         sums, calls = [], []
         for index, section in enumerate(self.layout.sections):
             if gradient.cover.whole:  # the usual case, and its spans are known
-                spans = self._whole_spans(index, work.steps, work.scalars)
+                spans = self._whole_spans(index, update.steps, update.scalars)
                 grad = gradient.data[section.start : section.stop].view(section.dtype)
             else:
                 rows = rows_in(gradient.cover.tensors, section)
                 if not len(rows):
                     continue
-                spans, grad = spans_of(self.layout, section, gradient, rows, work.steps)
-                if work.scalars is not None:
-                    spans.more = work.scalars[rows]
+                spans, grad = spans_of(self.layout, section, gradient, rows, update.steps)
+                if update.scalars is not None:
+                    spans.more = update.scalars[rows]
             calls.append((index, spans, grad))
-        factor = work.factor
-        if work.clip:
-            factor *= self._clipped(work.clip, factor, [grad for _index, _spans, grad in calls])
+        factor = update.factor
+        if update.clip:
+            factor *= self._clipped(update.clip, factor, [grad for _index, _spans, grad in calls])
         for index, spans, grad in calls:
-            source, output, reads = self._arrays(work, index)
-            arrays = factor, source, grad, output, self.state[index], reads
-            sums.append(self.place.update(self.kernels[index], spans, *arrays))
+            source, output, reads = arrays[index]
+            operands = factor, source, grad, output, self.state[index], reads
+            sums.append(self.compute.update(self.kernels[index], spans, operands))
         return sums[0] if len(sums) == 1 else np.concatenate(sums)
 
-    def _arrays(self, work: KernelWork, index: int) -> tuple[Array, Array, list[Array]]:
-        """Return a section's base, its target, and the version that the rule reads beside them."""
-        master, place = self.masters[index], self.place
-        source = place.parameters(work.base)[index] if master is None else master
-        sent = [] if work.sent is None else [self._sent[index]]
-        return source, place.parameters(work.target)[index], sent
-
-    def _step_packed(self, work: KernelWork, gradient: Gradient, found: list[CodedGroup]) -> Ints:
+    def _step_packed(
+        self, update: Update, gradient: Gradient, found: list[CodedGroup], arrays: SectionArrays
+    ) -> Ints:
         """Update from payloads: all tensors are float32, so there is one section and no master."""
         tensors = gradient.cover.tensors
         sums = np.zeros(len(tensors), np.int64)
-        source, output, reads = self._arrays(work, 0)
+        source, output, reads = arrays
         for group in found:
             chosen = tensors[group.rows]
             lo = self.layout.starts[chosen] // source.dtype.itemsize
             hi = lo + self.layout.sizes[chosen]
-            spans = kernels.Spans(lo, hi, group.source, work.steps[group.rows])
-            if work.scalars is not None:
-                spans.more = work.scalars[group.rows]
+            spans = kernels.Spans(lo, hi, group.source, update.steps[group.rows])
+            if update.scalars is not None:
+                spans.more = update.scalars[group.rows]
             kernel = self._packed.get(group.codec, self.kernels[0])
-            data = group.data if self.place.joins else gradient.data
-            arrays = work.factor, source, data, output, self.state[0], reads
+            data = group.data if self.compute.joins else gradient.data
+            operands = update.factor, source, data, output, self.state[0], reads
             coded = group.codec in self._packed
-            sums[group.rows] = self.place.update(kernel, spans, *arrays, whole=coded)
+            sums[group.rows] = self.compute.update(kernel, spans, operands, whole=coded)
         return sums
 
     def _clipped(self, clip: float, factor: float, gradients: list[Array]) -> float:
         """Return the factor that brings the norm of ``factor · gradients`` down to ``clip``."""
-        return clipping(clip, factor, sum(self.place.sum_squares(g) for g in gradients))
+        return clipping(clip, factor, sum(self.compute.sum_squares(g) for g in gradients))
 
     def _whole_spans(self, index: int, steps: Array, scalars: Array | None) -> kernels.Spans:
         """Return the spans of a whole section; the last ones again if the numbers are the same."""
@@ -233,34 +280,34 @@ class Updater:
             self._spans[index] = (steps, scalars, spans)
         return spans
 
-    def _step_from_sum(self, work: KernelWork) -> Ints:
+    def _step_from_sum(self, update: Update, arrays: list[SectionArrays]) -> Ints:
         sums, calls = [], []
         for index, section in enumerate(self.layout.sections):
-            rows = rows_in(work.touched, section)
+            rows = rows_in(update.touched, section)
             if not len(rows):
                 continue
-            tensors, item = work.touched[rows], section.dtype.itemsize
+            tensors, item = update.touched[rows], section.dtype.itemsize
             lo = (self.layout.starts[tensors] - section.start) // item
-            spans = kernels.Spans(lo, lo + self.layout.sizes[tensors], lo, work.steps[rows])
-            if work.scalars is not None:
-                spans.more = work.scalars[rows]
+            spans = kernels.Spans(lo, lo + self.layout.sizes[tensors], lo, update.steps[rows])
+            if update.scalars is not None:
+                spans.more = update.scalars[rows]
             calls.append((index, spans))
-        factor = work.factor
-        if work.clip:
+        factor = update.factor
+        if update.clip:
             totals = [
                 self.accumulator.arrays[index][low:high]
                 for index, spans in calls
                 for low, high in zip(spans.lo.tolist(), spans.hi.tolist(), strict=True)
             ]
-            factor *= self._clipped(work.clip, factor, totals)
+            factor *= self._clipped(update.clip, factor, totals)
         for index, spans in calls:
             grad, master = self.accumulator.arrays[index], self.masters[index]
-            source, output, _reads = self._arrays(work, index)
+            source, output, _reads = arrays[index]
             to = output if master is None else master
-            arrays = factor, source, grad, to, self.state[index]
-            sums.append(self.place.update(self._wide[index], spans, *arrays))
+            operands = factor, source, grad, to, self.state[index], ()
+            sums.append(self.compute.update(self._wide[index], spans, operands))
             if master is not None:
-                self.place.narrow(output, master)
+                self.compute.narrow(output, master)
         self.accumulator.reset()  # the next gradient starts a new sum
         return sums[0] if len(sums) == 1 else np.concatenate(sums)
 
@@ -281,40 +328,43 @@ class Updater:
             ends = (lo + self.layout.sizes[tensors]).tolist()
             array = self.accumulator.arrays[index]
             found += [array[low:high] for low, high in zip(lo.tolist(), ends, strict=True)]
-        return sum(self.place.sum_squares(array) for array in found)
+        return sum(self.compute.sum_squares(array) for array in found)
 
 
 class Accumulator:
     """The sum of gradients that a rule collects before it takes a step, in the compute dtype.
 
-    ``folds`` are the kernels of `aiops.kernels.FIRST` and `FOLD`, for each section of the layout.
+    ``firsts`` and ``folds`` are the kernels of `aiops.kernels.FIRST` and `FOLD`, for each section
+    of the layout.
     """
 
     def __init__(
         self,
         layout: Layout,
-        place: ComputeBackend,
-        folds: Sequence[tuple[kernels.Kernel, kernels.Kernel]],
+        compute: ComputeBackend,
+        firsts: Sequence[kernels.Kernel],
+        folds: Sequence[kernels.Kernel],
     ) -> None:
-        self.layout, self._place = layout, place
+        self.layout, self._compute = layout, compute
         self.arrays = [
-            place.array(section_size(section), compute_dtype(section.dtype))
+            compute.array(section_size(section), compute_dtype(section.dtype))
             for section in layout.sections
         ]
         self.filled = np.zeros(len(layout.tensors), bool)  # which tensors have a sum already
-        self._first, self._add = [one for one, _ in folds], [two for _, two in folds]
+        self._firsts, self._folds = firsts, folds
 
     def fold(self, gradient: Gradient, weights: Array) -> None:
         """Add a gradient: ``sum ← sum + weight · g`` (``sum ← weight · g`` the first time)."""
         again = self.filled[gradient.cover.tensors]
-        for rows, compiled in ((~again, self._first), (again, self._add)):
+        for rows, chosen_kernels in ((~again, self._firsts), (again, self._folds)):
             for index, section in enumerate(self.layout.sections):
                 chosen = rows_in(gradient.cover.tensors, section, rows)
                 if not len(chosen):
                     continue
                 spans, grad = spans_of(self.layout, section, gradient, chosen, weights)
-                total, wide = self.arrays[index], self._place.widened(grad)
-                self._place.update(compiled[index], spans, 1.0, total, wide, total, ())
+                total, wide = self.arrays[index], self._compute.widened(grad)
+                operands = 1.0, total, wide, total, (), ()
+                self._compute.update(chosen_kernels[index], spans, operands)
         self.filled[gradient.cover.tensors] = True
 
     def reset(self) -> None:

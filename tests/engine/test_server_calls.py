@@ -21,10 +21,10 @@ from tests.calls import Calls, calls
 from tests.peers import define, frame
 from tests.pipes import Piped
 
-GENERAL = 72
+GENERAL = 67
 """Calls from the arrival of a push to its answer's departure, through the general code."""
 
-STEADY = 20
+STEADY = 19
 """The same by the short way (`aiops.engine.steady`)."""
 
 SIZE = 1024  # float32

@@ -30,8 +30,9 @@ class Lifted:
         self.device, self.stream = device, device.stream()
         self.kernel = DeviceKernel(rule, kinds_of(dtype, grad), device, self.stream)
 
-    def warm(self) -> None:
+    def warm(self) -> Lifted:
         self.kernel.warm()
+        return self
 
     def __call__(
         self,

@@ -33,8 +33,9 @@ class Counting:
             self.after()
         return sums
 
-    def warm(self) -> None:
+    def warm(self) -> Kernel:
         self.inner.warm()
+        return self
 
 
 def updated(kernel: Kernel, dtype: Any = np.float32) -> list[bytes]:

@@ -49,7 +49,7 @@ def test_an_update(backend: str, policy: str, dtype: Any) -> None:
         target = np.zeros(total, dtype)
         state = [np.full(total, value, wide) for value in rule.state.values()]
         spans = Spans(lo, lo + sizes, lo - 5, np.linspace(0.1, 0.6, len(sizes)))
-        sums = update(kernel, parallel_map, spans, 0.5, base, grad, target, state)
+        sums = update(kernel, parallel_map, spans, (0.5, base, grad, target, state, ()))
         found.append([array.tobytes() for array in (sums, base, target, *state)])
     assert found[0] == found[1]
 
@@ -128,6 +128,6 @@ def test_an_update_from_payloads(backend: str, codec: str) -> None:
         base = np.random.default_rng(3).normal(size=total).astype(np.float32)
         state = [np.full(total, value, np.float32) for value in rule.state.values()]
         spans = Spans(lo, lo + sizes, src, np.linspace(0.1, 0.6, len(sizes)))
-        sums = update(kernel, parallel_map, spans, 0.5, base, grad, base, state, whole=True)
+        sums = update(kernel, parallel_map, spans, (0.5, base, grad, base, state, ()), whole=True)
         found.append([array.tobytes() for array in (sums, base, *state)])
     assert found[0] == found[1]

@@ -75,13 +75,18 @@ class Both:
             gradient = None if arrays is None else gradient_of(store, arrays)
             if gradient is not None and coded:
                 gradient = self.coded(store.layout, arrays, gradient.cover, coded)
-            job = UpdateJob(store, gradient, **{k: v for k, v in facts.items() if k != "take"})
+            job = UpdateJob(
+                store,
+                store.cost,
+                gradient=gradient,
+                **{k: v for k, v in facts.items() if k != "take"},
+            )
             if facts.get("take", True):
                 covered = store.layout.all if gradient is None else gradient.cover.tensors
                 job.touched = covered
                 job.steps = np.linspace(0.1, 0.2, len(covered))
                 job.scalars = np.full((len(covered), scalars), 0.7)
-                job.base, job.target = store.current, store.begin()
+                job.target = store.begin()
             found = job.run()
             sums.append(found.tolist())
             if job.target is not None:
@@ -186,7 +191,12 @@ class TestBits:
             gradient = gradient_of(store, arrays)
             weights = None if measured == "gradient" else np.ones(len(arrays))
             job = UpdateJob(
-                store, gradient, weights=weights, touched=store.layout.all, measure=True
+                store,
+                store.cost,
+                gradient=gradient,
+                weights=weights,
+                touched=store.layout.all,
+                measure=True,
             )
             found.append(job.run().view(np.float64).tolist())
         assert found[0] == found[1]
@@ -228,10 +238,16 @@ class TestBits:
             if how:
                 gradient = both.coded(store.layout, arrays, gradient.cover, how)
             touched = gradient.cover.tensors
-            job = UpdateJob(store, gradient, steps=np.full(len(touched), 0.1), touched=touched)
+            job = UpdateJob(
+                store,
+                store.cost,
+                gradient=gradient,
+                steps=np.full(len(touched), 0.1),
+                touched=touched,
+            )
             job.scalars = np.full((len(touched), len(both.rule.scalars)), 0.7)
             job.sent = lease.version
-            job.base, job.target = store.current, store.begin()
+            job.target = store.begin()
             found = job.run()
             sums.append(found.tolist())
             store.commit(job.target, touched, found)
@@ -252,9 +268,15 @@ class TestBits:
         for store, lease in zip(both.stores, leases, strict=True):  # and with an older one
             gradient = gradient_of(store, both.arrays)
             touched = gradient.cover.tensors
-            job = UpdateJob(store, gradient, steps=np.full(len(touched), 0.1), touched=touched)
+            job = UpdateJob(
+                store,
+                store.cost,
+                gradient=gradient,
+                steps=np.full(len(touched), 0.1),
+                touched=touched,
+            )
             job.scalars = np.full((len(touched), len(both.rule.scalars)), 0.7)
-            job.sent, job.base, job.target = lease.version, store.current, store.begin()
+            job.sent, job.target = lease.version, store.begin()
             store.commit(job.target, touched, job.run())
             lease.release()
         both.check()
@@ -265,8 +287,10 @@ class TestBits:
         store.set(arrays)
         [[payload]] = store.lease().payloads()
         gradient = gradient_of(store, {"w": np.ones(50, np.float32)})
-        job = UpdateJob(store, gradient, steps=np.ones(1), touched=store.layout.all)
-        job.base, job.target = store.current, store.begin()
+        job = UpdateJob(
+            store, store.cost, gradient=gradient, steps=np.ones(1), touched=store.layout.all
+        )
+        job.target = store.begin()
         store.commit(job.target, job.touched, job.run())
         assert (np.frombuffer(payload, np.float32) < 0).all()
 
@@ -276,7 +300,7 @@ class Counted:
 
     def __init__(self, store: Store) -> None:
         self.store, self.copies = store, 0
-        place = store.stepping.place
+        place = store.updater.compute
         assert isinstance(place, CudaBackend)
         copy = place._downloaded
 
@@ -335,7 +359,7 @@ class TestOverlap:
     def both(self, monkeypatch: pytest.MonkeyPatch, *dtypes: str) -> tuple[Both, list[str]]:
         monkeypatch.setattr(cuda_backend, "PORTION", 1024)
         both, events = Both(EmulatedDevice(), "fasgd", *dtypes), list[str]()
-        place = both.stores[1].stepping.place
+        place = both.stores[1].updater.compute
         assert isinstance(place, CudaBackend)
         wait, download = DeviceEvent.wait, place._down.download
 

@@ -44,8 +44,10 @@ def gradient_of(store: Store, arrays: dict[str, Array], base: int = 0) -> Gradie
 def update(store: Store, arrays: dict[str, Array], lr: float = 1.0) -> None:
     gradient = gradient_of(store, arrays)
     touched = gradient.cover.tensors
-    job = UpdateJob(store, gradient, steps=np.full(len(touched), lr), touched=touched)
-    job.base, job.target = store.current, store.begin()
+    job = UpdateJob(
+        store, store.cost, gradient=gradient, steps=np.full(len(touched), lr), touched=touched
+    )
+    job.target = store.begin()
     sums = job.run()
     store.commit(job.target, touched, sums)
 
@@ -190,8 +192,8 @@ class Halfway:
         target[half:] = base[half:] - grad[half:]
         return np.zeros(1, np.int64)
 
-    def warm(self) -> None:
-        pass
+    def warm(self) -> kernels.Kernel:
+        return self
 
 
 @pytest.mark.parametrize("relaxed", [False, True])
@@ -210,7 +212,7 @@ def test_a_reader_sees_one_whole_version_in_the_middle_of_an_update(relaxed: boo
             seen.append(set(np.frombuffer(late, np.float32).tolist()))
             lease.release()
 
-    store.stepping.kernels = [Halfway(look)]
+    store.updater.kernels = [Halfway(look)]
     update(store, ones(store))
     assert len(seen) == 2
     assert all((len(values) > 1) is relaxed for values in seen)
@@ -220,7 +222,7 @@ def test_a_reader_sees_one_whole_version_in_the_middle_of_an_update(relaxed: boo
 def test_an_update_in_place_cannot_be_read_midway() -> None:
     store = store_of({"w": np.zeros(64, np.float32)})
     readable: list[bool] = []
-    store.stepping.kernels = [Halfway(lambda: readable.append(store.readable))]
+    store.updater.kernels = [Halfway(lambda: readable.append(store.readable))]
     update(store, ones(store))
     assert readable == [False]
     assert store.readable
@@ -235,8 +237,10 @@ def test_no_torn_read_while_another_thread_updates() -> None:
         lease = store.lease()
         [[payload]] = lease.payloads()
         values = np.frombuffer(payload, np.float32)
-        job = UpdateJob(store, gradient, steps=np.ones(1), touched=store.layout.all)
-        job.base, job.target = store.current, store.begin()
+        job = UpdateJob(
+            store, store.cost, gradient=gradient, steps=np.ones(1), touched=store.layout.all
+        )
+        job.target = store.begin()
         thread = threading.Thread(target=job.run)
         thread.start()
         assert values.min() == values.max() == -version
@@ -276,9 +280,11 @@ class TestDtypes:
         store = store_of({"a": np.zeros(4, dtype), "b": np.zeros(4, dtype)})
         for value, weight in ((1.0, 1.0), (2.0, 0.5), (4.0, 0.25)):
             arrays = {"a": np.full(4, value, dtype), "b": np.full(4, value, dtype)}
-            UpdateJob(store, gradient_of(store, arrays), weights=np.full(2, weight)).run()
-        job = UpdateJob(store, None, factor=1 / 3, steps=np.ones(2), touched=store.layout.all)
-        job.base, job.target = store.current, store.begin()
+            UpdateJob(
+                store, store.cost, gradient=gradient_of(store, arrays), weights=np.full(2, weight)
+            ).run()
+        job = UpdateJob(store, store.cost, factor=1 / 3, steps=np.ones(2), touched=store.layout.all)
+        job.target = store.begin()
         store.commit(job.target, job.touched, job.run())
         np.testing.assert_array_equal(store.current.arena.views["a"].astype(np.float32), -1)
 
@@ -287,9 +293,9 @@ class TestDtypes:
         two = np.full(2, 2, np.float32)
         for names in (["a"], ["a", "b"]):
             gradient = gradient_of(store, dict.fromkeys(names, two))
-            UpdateJob(store, gradient, weights=np.ones(len(names))).run()
-        job = UpdateJob(store, None, factor=0.5, steps=np.ones(2), touched=store.layout.all)
-        job.base, job.target = store.current, store.begin()
+            UpdateJob(store, store.cost, gradient=gradient, weights=np.ones(len(names))).run()
+        job = UpdateJob(store, store.cost, factor=0.5, steps=np.ones(2), touched=store.layout.all)
+        job.target = store.begin()
         store.commit(job.target, job.touched, job.run())
         views = store.current.arena.views
         assert (views["a"][0], views["b"][0]) == (-2, -1)
