@@ -138,10 +138,10 @@ class Calls:
         UsageError
             When its policy has the workers take local steps.
         """
-        routine = self._session.plan.get("routine", "direct")
+        routine = self._session.info.plan.get("routine", "direct")
         if routine != "direct":
             raise UsageError(
-                f"under {self._session.policy} workers take steps of their own (routine"
+                f"under {self._session.info.policy} workers take steps of their own (routine"
                 f" {routine!r}), and a bare gradient would be taken for something else: use"
                 " aiops.Worker, or follow the plan with aiops.client.strategies and carry()"
             )
@@ -149,10 +149,10 @@ class Calls:
     def _room(self, views: bool = False) -> Call[Params]:
         """Return room for the model."""
         yield from self._know()
-        layout = self._session.known_layout
+        layout = self._session.info.known_layout
         return Leased(layout) if views else Params(layout)
 
     def _know(self) -> Call[None]:
         """Fetch the model's description, if it is not known yet."""
-        if self._session.layout is None:
+        if self._session.info.layout is None:
             yield Ask(self._requests.describe)

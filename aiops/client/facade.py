@@ -47,12 +47,12 @@ class Facade:
             token=token or os.environ.get("AIOPS_TOKEN"),
             nonce=lambda: here.token_bytes(16),
             pongs=pongs,
+            host=self._host,
+            followers=followers,
             parallel_map=here.parallel_map,
         )
         self._requests = Requests(self._session)
         self._calls = Calls(self._session, self._requests)
-        shards = self._session.shards
-        shards.host, shards.followers = self._host, tuple(followers)
 
     def forked(self) -> None:
         """Refuse to work in a fork; the connection is the parent's."""
@@ -73,17 +73,17 @@ class Facade:
     @property
     def policy(self) -> str:
         """The name of the server's algorithm."""
-        return self._session.policy
+        return self._session.info.policy
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """The settings of the server's algorithm, by name."""
-        return self._session.settings
+        return self._session.info.settings
 
     @property
     def plan(self) -> Mapping[str, Any]:
         """The workers' part of the algorithm, as the server announced it."""
-        return self._session.plan
+        return self._session.info.plan
 
     @property
     def patience(self) -> float:
@@ -95,11 +95,11 @@ class Facade:
         return self._patience_for(None)
 
     def _patience_for(self, request: Request | None) -> float:
-        plan = self._session.plan
+        plan = self._session.info.plan
         allowed = self.timeout + float(plan.get("patience", 0.0))
         slow = float(plan.get("seconds_per_byte", 0.0))
         if slow:
-            layout = self._session.layout
+            layout = self._session.info.layout
             nbytes = layout.nbytes if layout is not None else 0
             if request is not None:  # the offer of a model that is not known yet, or rows
                 nbytes += sum(len(view) for views in request.payloads for view in views)
@@ -146,7 +146,7 @@ class Facade:
     @property
     def row_versions(self) -> Mapping[str, int]:
         """By table: the newest version of which this client has fetched rows."""
-        return dict(self._session.rows.versions)
+        return dict(self._session.info.rows.versions)
 
     @property
     def traffic(self) -> tuple[int, int]:

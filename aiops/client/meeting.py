@@ -26,13 +26,13 @@ class MeetingClient(AsyncClient):
         BadPush
             When the server's has other tensors; the text names the first difference.
         """
-        if self._session.layout is not None:
-            difference = self._session.layout.difference(Layout.of(arrays))
+        if self._session.info.layout is not None:
+            difference = self._session.info.layout.difference(Layout.of(arrays))
             if difference:
                 raise BadPush(f"{self.url}: the server's model is another one: {difference}")
         else:
             await self.define_again(arrays)
-        return self._session.known_layout
+        return self._session.info.known_layout
 
     async def define_again(self, arrays: Mapping[str, Array]) -> None:
         """Offer the model, without fetching any."""

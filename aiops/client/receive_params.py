@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from aiops.client.params import Params
-from aiops.codecs import codec_named, raw
-from aiops.errors import BadPush, RemoteProtocolError
+from aiops.codecs import Codec, codec_named, raw
+from aiops.errors import BadPush, Refused, RemoteProtocolError
 from aiops.kernels.parallel import ParallelMap, copy, serial_map
 from aiops.model.layout import Bytes, Ints, Tensor, level_of
 from aiops.model.parts import Part, Parts, Wants
-from aiops.model.placement import Pieces
+from aiops.model.placement import Pieces, Placement
 from aiops.wire.shared_payloads import LentPayload
 from aiops.wire.sinks import Sink
 
@@ -91,7 +91,7 @@ class ParameterSink(Sink):
         self._data: memoryview | None = None  # of the arena, once something is written there
         layout = params.layout
         whole = len(parts) == 1 and parts[0][:4] == (0, layout.nbytes, raw.NAME, layout.nbytes)
-        self._staged: dict[int, Bytes] = {}
+        self._staged: dict[int, tuple[type[Codec], Bytes]] = {}  # increments: codec and payload
         self._whole = whole and not wants
         self.lent = False  # it was read where it lies at the server
         self.missing: set[int] = set()  # shards whose portions have not come
@@ -113,6 +113,30 @@ class ParameterSink(Sink):
             raise RemoteProtocolError(text) from None
         self._check(wants)
         self.mark()
+
+    @classmethod
+    def of_shards(
+        cls,
+        params: Params,
+        parts: Parts,
+        have: int,
+        wants: Wants,
+        server: str,
+        parallel_map: ParallelMap,
+        placement: Placement,
+    ) -> ParameterSink:
+        """Return the sink of an answer of the lead's, of which other shards send portions.
+
+        ``parts`` are those that the lead has announced. Raises as the constructor does.
+        """
+        try:
+            pieces = placement.announced_pieces(parts, increments=True)
+        except Refused as error:
+            raise RemoteProtocolError(f"{server} sent {error}") from None
+        whole = tuple(part for portion in pieces for part in portion)
+        sink = cls(params, whole, have, wants, server, parallel_map, placement.all)
+        sink.missing = {shard for shard in range(1, len(pieces)) if pieces[shard]}
+        return sink
 
     @property
     def plain(self) -> bool:
@@ -144,8 +168,11 @@ class ParameterSink(Sink):
                 f"{self._server} sent parts that do not make up the tensors that were asked for"
             )
 
-    def _room(self, part: Part) -> Bytes:
-        """Return room for an increment; nothing is taken for one that cannot be right."""
+    def _room(self, part: Part) -> tuple[type[Codec], Bytes]:
+        """Return an increment's codec, and room for it.
+
+        Nothing is taken for one that cannot be right.
+        """
         index = self._tensor_of(part)
         tensor = self._params.layout.tensors[index] if index >= 0 else None
         known = codec_named(part.codec)
@@ -160,7 +187,7 @@ class ParameterSink(Sink):
             raise RemoteProtocolError(
                 f"{self._server} sent an increment of {tensor.name!r}, which is not held here"
             )
-        return np.empty(part.nbytes, np.uint8)
+        return known, np.empty(part.nbytes, np.uint8)
 
     def announced(self, expected: Sequence[int], parts: Parts) -> bool:
         """Take note of what a shard sends of it; say whether that was announced.
@@ -200,7 +227,7 @@ class ParameterSink(Sink):
         """Return where the rest of a part belongs."""
         staged = self._staged.get(part)
         if staged is not None:
-            return staged.data[offset:]
+            return staged[1].data[offset:]
         if self._data is None:
             self._data = self._params.own().data.data
         return self._data[self.parts[part].start + offset : self.parts[part].stop]
@@ -237,11 +264,9 @@ class ParameterSink(Sink):
             return ()
         staged = {self._tensor_of(self.parts[number]) for number in self._staged}
         late = {tensor for tensor in staged if params.held[tensor] != self._from[tensor]}
-        for number, payload in self._staged.items():
+        for number, (codec, payload) in self._staged.items():
             part = self.parts[number]
             tensor = self._piece_of(part)
-            codec = codec_named(part.codec)
-            assert codec is not None
             fault = codec.check(payload, tensor.shape)
             if fault is not None:
                 raise RemoteProtocolError(
@@ -253,12 +278,11 @@ class ParameterSink(Sink):
                 if self._tensor_of(part) in late:
                     continue
                 tensor = layout.tensors[self._tensor_of(part)]
-                codec = codec_named(part.codec)
-                assert codec is not None
+                codec, payload = self._staged[number]
                 first = (part.start - tensor.offset) // tensor.dtype.itemsize
                 piece = self._piece_of(part)
                 out = params.own().views[tensor.name].reshape(-1)[first : first + piece.size]
-                codec.decode(self._staged[number], piece.shape, out, add=True)
+                codec.decode(payload, piece.shape, out, add=True)
                 params.versions[layout.index[tensor.name]] = part.version
                 continue
             first = int(np.searchsorted(layout.starts, part.start, side="left"))

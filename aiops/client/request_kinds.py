@@ -9,7 +9,7 @@ that (`Request.finish`). `aiops.client.requests.Requests` makes requests, and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from aiops.client.outbox import Lending
 from aiops.client.params import Params
 from aiops.client.receive_params import wants_of
 from aiops.client.rows import RowsPull, RowsPush, RowsSink
+from aiops.client.server_info import ServerInfo
 from aiops.common.frozen import value
 from aiops.errors import AiopsError
 from aiops.model.layout import Array, Ints, Layout
@@ -25,9 +26,6 @@ from aiops.model.parts import Parts, Wants
 from aiops.wire import messages
 from aiops.wire.fields import MAX_COUNT
 from aiops.wire.messages import Ack, Message, Model, Report, TableRows
-
-if TYPE_CHECKING:
-    from aiops.client.session import Session
 
 
 class Means(Mapping[str, float]):
@@ -132,15 +130,17 @@ class Request:
         The coded payloads of a push, to be taken back if it is refused.
     lent
         Its payloads that the server reads where they lie here.
-    told
+    reply
         The answer, if it may carry statistics.
+    attempted
+        Whether it has been sent, or has begun to be.
     on_done
         Called when the answer is there.
     """
 
     __slots__ = (
-        *("connection", "done", "encoded", "error", "have", "into", "lent", "on_done"),
-        *("payloads", "result", "told", "wants"),
+        *("attempted", "connection", "done", "encoded", "error", "have", "into", "lent"),
+        *("on_done", "payloads", "reply", "result", "wants"),
     )
 
     what: ClassVar[str] = ""
@@ -160,24 +160,25 @@ class Request:
         self.have = -1
         self.wants: Wants = ()
         self.lent: Lending | None = None
-        self.told: Ack | messages.Params | None = None
+        self.reply: Ack | messages.Params | None = None
+        self.attempted = False
         self.on_done: Callable[[], None] | None = None
 
-    def message(self, id: int, session: Session) -> Message:
+    def message(self, id: int, info: ServerInfo) -> Message:
         """Return what is sent, on the connection that there is now."""
         raise NotImplementedError
 
-    def finish(self, message: Any, session: Session) -> Any:
+    def finish(self, message: Any, info: ServerInfo) -> Any:
         """Return what an answer of the kind `answer` comes to, when all of it is there."""
         return None
 
     @property
     def news(self) -> News | None:
         """The statistics in the answer, or None if it has none."""
-        told = self.told
-        if told is None:
+        reply = self.reply
+        if reply is None:
             return None
-        return News(told.vbar, np.frombuffer(told.vbars, "<f4"), told.gate)
+        return News(reply.vbar, np.frombuffer(reply.vbars, "<f4"), reply.gate)
 
     def resolve(self, result: Any = None, error: AiopsError | None = None) -> None:
         """Take the answer, once."""
@@ -196,7 +197,7 @@ class Request:
         return self.result
 
 
-class Define(Request):
+class DefineRequest(Request):
     """Offer a model; the result is (whether it was taken, the version)."""
 
     __slots__ = ("_parts", "_sparse", "_tensors")
@@ -213,33 +214,33 @@ class Define(Request):
         super().__init__(payloads)
         self._tensors, self._parts, self._sparse = tuple(tensors), parts, sparse
 
-    def message(self, id: int, session: Session) -> Message:
+    def message(self, id: int, info: ServerInfo) -> Message:
         """Return the offer."""
         return messages.Define(id, self._tensors, self._parts, self._sparse)
 
-    def finish(self, message: Model, session: Session) -> tuple[bool, int]:
+    def finish(self, message: Model, info: ServerInfo) -> tuple[bool, int]:
         """Learn the model that there is."""
-        session.learn(message)
+        info.learn(message)
         return message.created, message.version
 
 
-class Describe(Request):
+class DescribeRequest(Request):
     """Ask for the model's tensors; the result is None."""
 
     __slots__ = ()
     what = "the model's description"
     answer = Model
 
-    def message(self, id: int, session: Session) -> Message:
+    def message(self, id: int, info: ServerInfo) -> Message:
         """Return the question."""
         return messages.Describe(id)
 
-    def finish(self, message: Model, session: Session) -> None:
+    def finish(self, message: Model, info: ServerInfo) -> None:
         """Learn the model."""
-        session.learn(message)
+        info.learn(message)
 
 
-class Push(Request):
+class PushRequest(Request):
     """Push gradients; the result is a `Receipt`.
 
     Parameters
@@ -284,45 +285,45 @@ class Push(Request):
         )
         self.sent: messages.Push | None = None
 
-    def message(self, id: int, session: Session) -> Message:
+    def message(self, id: int, info: ServerInfo) -> Message:
         """Return the push, which asks for what is not held now."""
         into = self.into
         if isinstance(into, Params):
-            if into.connection != session.connection:
-                session.check_held(into)
+            if into.connection != info.connection:
+                info.check_held(into)
             if self._wanted is None and into.level is not None:  # the usual case
                 self.have, self.wants = into.level, ()
             else:
                 self.have, self.wants = wants_of(into, self._wanted)
-        asked = self.have, self._parts, self.wants, session.increments, self._count
+        asked = self.have, self._parts, self.wants, info.increments, self._count
         self.sent = messages.Push(id, self._seq, into is not None, *asked)
         return self.sent
 
-    def finish(self, message: Ack, session: Session) -> Receipt:
+    def finish(self, message: Ack, info: ServerInfo) -> Receipt:
         """Return the receipt."""
         vbars: Mapping[str, float] = {}
-        if message.vbars and session.layout is not None:
-            vbars = Means(session.layout, message.vbars)
+        if message.vbars and info.layout is not None:
+            vbars = Means(info.layout, message.vbars)
         stale = message.staleness, message.mean_staleness
         return Receipt(message.version, *stale, message.vbar, vbars, message.used)
 
 
-class Reapply(Push):
+class ReapplyRequest(PushRequest):
     """Have the server apply this client's last gradient again; the result is a `Receipt`."""
 
     __slots__ = ()
 
-    def message(self, id: int, session: Session) -> Message:
+    def message(self, id: int, info: ServerInfo) -> Message:
         """Return the message, which takes the place of a push."""
         into = self.into
         if isinstance(into, Params):
-            session.check_held(into)
+            info.check_held(into)
             self.have, self.wants = wants_of(into, self._wanted)
-        asked = self.have, self.wants, session.increments
+        asked = self.have, self.wants, info.increments
         return messages.Reapply(id, self._seq, into is not None, *asked)
 
 
-class Fetch(Request):
+class FetchRequest(Request):
     """Ask for the parameters (of some tensors); the result is whether they changed."""
 
     __slots__ = ("_params", "_wanted")
@@ -333,18 +334,18 @@ class Fetch(Request):
         super().__init__((), into)
         self._params, self._wanted = into, wanted
 
-    def message(self, id: int, session: Session) -> Message:
+    def message(self, id: int, info: ServerInfo) -> Message:
         """Return the fetch, which asks for what is not held now."""
-        session.check_held(self._params)
+        info.check_held(self._params)
         self.have, self.wants = wants_of(self._params, self._wanted)
-        return messages.Fetch(id, self.have, self.wants, session.increments)
+        return messages.Fetch(id, self.have, self.wants, info.increments)
 
-    def finish(self, message: messages.Params, session: Session) -> bool:
+    def finish(self, message: messages.Params, info: ServerInfo) -> bool:
         """Return whether there was anything new."""
         return bool(message.parts)
 
 
-class FetchRows(Request):
+class FetchRowsRequest(Request):
     """Ask for rows of a table; the result is an array, ``[len(ids), width]``."""
 
     __slots__ = ("_rows",)
@@ -355,16 +356,16 @@ class FetchRows(Request):
         super().__init__(rows.payloads, rows.into)
         self._rows = rows
 
-    def message(self, id: int, session: Session) -> Message:
+    def message(self, id: int, info: ServerInfo) -> Message:
         """Return the fetch."""
         return messages.FetchRows(id, self._rows.named.index, self._rows.parts)
 
-    def finish(self, message: TableRows, session: Session) -> Array:
+    def finish(self, message: TableRows, info: ServerInfo) -> Array:
         """Return the rows."""
-        return session.rows.came(self._rows.named, message, self._rows.into)
+        return info.rows.came(self._rows.named, message, self._rows.into)
 
 
-class PushRows(Request):
+class PushRowsRequest(Request):
     """Push gradients of rows; the result is a `Receipt`, with rows wanted (it, the rows)."""
 
     __slots__ = ("_rows", "_seq")
@@ -375,21 +376,21 @@ class PushRows(Request):
         super().__init__(rows.payloads, rows.into, connection)
         self._seq, self._rows = seq, rows
 
-    def message(self, id: int, session: Session) -> Message:
+    def message(self, id: int, info: ServerInfo) -> Message:
         """Return the push."""
         rows = self._rows
         return messages.PushRows(id, self._seq, rows.named.index, rows.base, rows.parts)
 
-    def finish(self, message: TableRows, session: Session) -> Any:
+    def finish(self, message: TableRows, info: ServerInfo) -> Any:
         """Return the receipt, or both."""
         stale = message.staleness
         receipt = Receipt(message.version, stale, float(stale), None, {})
         if self._rows.into is None:
             return receipt
-        return receipt, session.rows.came(self._rows.named, message, self._rows.into)
+        return receipt, info.rows.came(self._rows.named, message, self._rows.into)
 
 
-class Meet(Request):
+class JoinRoundRequest(Request):
     """Be ready to average (or, with port 0, no longer); the result is a `messages.Round`."""
 
     __slots__ = ("_said",)
@@ -400,39 +401,39 @@ class Meet(Request):
         super().__init__()
         self._said = host, port, rounds, digest, nonce
 
-    def message(self, id: int, session: Session) -> Message:
+    def message(self, id: int, info: ServerInfo) -> Message:
         """Return the request to join a round."""
         return messages.JoinRound(id, *self._said)
 
-    def finish(self, message: messages.Round, session: Session) -> messages.Round:
+    def finish(self, message: messages.Round, info: ServerInfo) -> messages.Round:
         """Return the round."""
         return message
 
 
-class Stats(Request):
+class StatsRequest(Request):
     """Ask for the server's statistics; the result is a dict."""
 
     __slots__ = ()
     what = "the statistics"
     answer = Report
 
-    def message(self, id: int, session: Session) -> Message:
+    def message(self, id: int, info: ServerInfo) -> Message:
         """Return the question."""
         return messages.Stats(id)
 
-    def finish(self, message: Report, session: Session) -> Any:
+    def finish(self, message: Report, info: ServerInfo) -> Any:
         """Return them."""
         return _lists(message.report)
 
 
-class Ping(Request):
+class PingRequest(Request):
     """Ask whether the server is alive; the result is None."""
 
     __slots__ = ()
     what = "a sign of life"
     answer = messages.Pong
 
-    def message(self, id: int, session: Session) -> Message:
+    def message(self, id: int, info: ServerInfo) -> Message:
         """Return the question."""
         return messages.Ping(id)
 

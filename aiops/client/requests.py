@@ -12,12 +12,23 @@ from typing import Any
 
 import numpy as np
 
-from aiops.client import request_kinds
 from aiops.client.coding import Encoded
 from aiops.client.dlpack import on_host
 from aiops.client.encode_push import little_endian, parts_of
 from aiops.client.params import Params, Stamped
-from aiops.client.request_kinds import Request
+from aiops.client.request_kinds import (
+    DefineRequest,
+    DescribeRequest,
+    FetchRequest,
+    FetchRowsRequest,
+    JoinRoundRequest,
+    PingRequest,
+    PushRequest,
+    PushRowsRequest,
+    ReapplyRequest,
+    Request,
+    StatsRequest,
+)
 from aiops.client.session import Session
 from aiops.model.layout import Array, Ints, Layout
 from aiops.model.parts import Parts
@@ -51,11 +62,11 @@ class Requests:
         if arrays:
             parts, payloads = parts_of(layout, arrays, 0)
         tensors = [(name, a.dtype.name, a.shape) for name, a in arrays.items()]
-        return self._session.ask(request_kinds.Define(tensors, parts, payloads, sparse))
+        return self._session.ask(DefineRequest(tensors, parts, payloads, sparse))
 
     def describe(self) -> Request:
         """Ask for the model's tensors; the result is None, the layout is known then."""
-        return self._session.ask(request_kinds.Describe())
+        return self._session.ask(DescribeRequest())
 
     def push(
         self,
@@ -74,9 +85,9 @@ class Requests:
         encoded: Encoded = []
         age = at.age if isinstance(at, Params) else None
         versions = at.versions if age is None else age
-        parts, payloads = parts_of(at.layout, gradients, versions, session.coding, encoded)
-        session.seq += 1
-        push = request_kinds.Push(session.seq, parts, payloads, into, wanted, at.connection, count)
+        parts, payloads = parts_of(at.layout, gradients, versions, session.info.coding, encoded)
+        session.pending.seq += 1
+        push = PushRequest(session.pending.seq, parts, payloads, into, wanted, at.connection, count)
         push.encoded = encoded
         return session.ask(push)
 
@@ -86,9 +97,9 @@ class Requests:
         Its ``used`` is False if the server does not keep that gradient any more.
         """
         session = self._session
-        session.seq += 1
+        session.pending.seq += 1
         return session.ask(
-            request_kinds.Reapply(session.seq, (), (), into, wanted, at.connection, 1)
+            ReapplyRequest(session.pending.seq, (), (), into, wanted, at.connection, 1)
         )
 
     def again(self, request: Request) -> Request:
@@ -97,12 +108,12 @@ class Requests:
 
     def fetch(self, into: Params, wanted: Ints | None = None) -> Request:
         """Ask for the parameters (of some tensors); the result is whether they changed."""
-        return self._session.ask(request_kinds.Fetch(into, wanted))
+        return self._session.ask(FetchRequest(into, wanted))
 
     def fetch_rows(self, name: str, ids: Any, out: Array | None = None) -> Request:
         """Ask for rows of a table; the result is an array, ``[len(ids), width]``."""
-        asked = self._session.rows.fetch(name, ids, out)
-        request = request_kinds.FetchRows(asked)
+        asked = self._session.info.rows.fetch(name, ids, out)
+        request = FetchRowsRequest(asked)
         if not len(asked.into.out):  # there is nothing to ask
             request.resolve(asked.into.out)
             return request
@@ -120,21 +131,23 @@ class Requests:
     ) -> Request:
         """Push gradients of rows; the result is a `Receipt`, with ``wanted`` (it, the rows)."""
         session = self._session
-        asked = session.rows.push(name, ids, grads, version=version, wanted=wanted, out=out)
-        session.seq += 1
-        came_by = session.rows.came_by.get(name, (session.client, max(session.connection[1], 1)))
-        return session.ask(request_kinds.PushRows(session.seq, asked, came_by))
+        asked = session.info.rows.push(name, ids, grads, version=version, wanted=wanted, out=out)
+        session.pending.seq += 1
+        came_by = session.info.rows.came_by.get(
+            name, (session.info.client, max(session.info.connection[1], 1))
+        )
+        return session.ask(PushRowsRequest(session.pending.seq, asked, came_by))
 
     def meet(self, host: str, port: int, rounds: int) -> Request:
         """Be ready to average (or, with port 0, no longer); the result is a `messages.Round`."""
         session = self._session
-        digest = session.known_layout.digest
-        return session.ask(request_kinds.Meet(host, port, rounds, digest, session.nonce()))
+        digest = session.info.known_layout.digest
+        return session.ask(JoinRoundRequest(host, port, rounds, digest, session.identity.nonce()))
 
     def stats(self) -> Request:
         """Ask for the server's statistics; the result is a dict."""
-        return self._session.ask(request_kinds.Stats())
+        return self._session.ask(StatsRequest())
 
     def ping(self) -> Request:
         """Ask whether the server is alive; the result is None."""
-        return self._session.ask(request_kinds.Ping())
+        return self._session.ask(PingRequest())

@@ -7,59 +7,78 @@ of an answer comes from there as one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Protocol
 
-from aiops._version import __version__
+from aiops.client.handshake import Handshake, Identity
 from aiops.errors import ConnectionLost, RemoteProtocolError, refusal
-from aiops.wire import handshake, messages
+from aiops.wire import messages
 from aiops.wire.connection import Buffer, Connection, SinkFor
 from aiops.wire.messages import Challenge, Error, Message, Ping, ShardParts, ShardWelcome
 from aiops.wire.shared_payloads import SharedPayloads
 from aiops.wire.sinks import Discard, Sink
 
-if TYPE_CHECKING:
-    from aiops.client.session import Session
+
+class ChannelOwner(Protocol):
+    """The owner of a session's channels (`aiops.client.shards.Shards`)."""
+
+    def connection(self, place: SinkFor) -> Connection:
+        """Return this side's end of a new connection."""
+
+    def channel_attached(self) -> None:
+        """Note that a shard has been attached."""
+
+    def sink_for(self, shard: int, portion: ShardParts) -> Sink | None:
+        """Return the sink of a portion of an answer; None before the lead announces it."""
+
+    def portion_arrived(self, shard: int, portion: ShardParts, sink: Sink | None) -> None:
+        """Note that a portion is in place."""
 
 
 class ShardChannel:
-    """One branch, for as long as its connection.
+    """The connection to one shard, and no other connection after it.
 
     Parameters
     ----------
-    session
-        The session, which is with the lead.
+    owner
+        Makes the connection, and receives the portions of answers.
     shard
         The number of the shard, from 1.
     host, port
-        Where it is.
-    wire
-        Makes this side's end of a connection.
+        Its address.
+    identity
+        The client's.
+    epoch, run
+        Those of the connection to the lead.
     """
 
     def __init__(
         self,
-        session: Session,
+        owner: ChannelOwner,
         shard: int,
         host: str,
         port: int,
-        wire: Callable[[SinkFor], Connection],
+        identity: Identity,
+        epoch: int,
+        run: str,
     ) -> None:
-        self._session, self.shard, self.host, self.port = session, shard, host, port
+        self._owner, self.shard, self.host, self.port = owner, shard, host, port
+        self._identity, self._epoch, self._run = identity, epoch, run
         self.server = f"shard {shard} at {host}:{port}"
-        self.wire = wire(self._sink_for)
-        self.wire.traffic = session.wire.traffic  # all is counted together
+        self.wire = owner.connection(self._sink_for)
         self.attached = False
         self._out: list[Buffer] = []
-        self._hello: messages.ShardHello | None = None
-        self._challenge: Challenge | None = None
+        self._handshake = self._begun(b"")
 
     # ------------------------------------------------------------ the connection
 
+    def _begun(self, nonce: bytes) -> Handshake:
+        return Handshake.with_shard(self._identity, self.server, self._epoch, nonce, self._run)
+
     def connected(self, shared: SharedPayloads | None = None) -> list[Buffer]:
         """Begin on its connection; return what to send."""
-        self._hello = self._session.follow()
-        self._say(self._hello)
+        self._handshake = self._begun(self._identity.nonce())
+        self._send(self._handshake.hello)
         return self.outgoing()
 
     @property
@@ -85,12 +104,12 @@ class ShardChannel:
         """Process received bytes; raises as `Session.received` does."""
         if nbytes == 0:
             raise ConnectionLost(f"{self.server} closed the connection")
-        self._hear_all(self.wire.received(nbytes))
+        self._handle_all(self.wire.received(nbytes))
 
     def resume(self) -> None:
         """Go on with a payload that may have a sink now that the lead has sent more."""
         if self.wire.waiting:
-            self._hear_all(self.wire.resume())
+            self._handle_all(self.wire.resume())
 
     def outgoing(self) -> list[Buffer]:
         """Return what is to be sent now, and forget it."""
@@ -112,50 +131,30 @@ class ShardChannel:
         """Send the shard its portion of a push."""
         self._out.extend(self.wire.send(portion, payloads))
 
-    def _say(self, message: Message) -> None:
+    def _send(self, message: Message) -> None:
         self._out.extend(self.wire.send(message))
 
     def _sink_for(self, message: Message) -> Sink | None:
         if not isinstance(message, ShardParts):
             return Discard()
-        return self._session.shards.portion_sink_for(self.shard, message)
+        return self._owner.sink_for(self.shard, message)
 
-    def _hear_all(self, heard: list[tuple[Message, Sink | None]]) -> None:
-        for message, sink in heard:
-            self._hear(message, sink)
+    def _handle_all(self, received: list[tuple[Message, Sink | None]]) -> None:
+        for message, sink in received:
+            self._handle(message, sink)
 
-    def _hear(self, message: Message, sink: Sink | None) -> None:
+    def _handle(self, message: Message, sink: Sink | None) -> None:
         if isinstance(message, Error):
             raise refusal(message.code, f"{self.server}: {message.text}", message.details)
         if isinstance(message, Challenge):
-            assert self._hello is not None
-            self._challenge = message
-            token = self._session.token
-            self._say(handshake.answer(message, self._hello, token, self.server))
+            self._send(self._handshake.answer(message))
         elif isinstance(message, ShardWelcome):
-            assert self._hello is not None
-            given = self._challenge, self._session.token, self.server
-            handshake.check_welcome(message, self._hello, *given)
+            self._handshake.check(message)
             self.attached = True
-            self._session.branch_attached()
+            self._owner.channel_attached()
         elif isinstance(message, Ping):
-            self._say(messages.Pong(message.id))
+            self._send(messages.Pong(message.id))
         elif isinstance(message, ShardParts):
             if not message.parts:
                 raise RemoteProtocolError(f"{self.server} sent a portion of nothing")
-            self._session.shards.hear_portion(self.shard, message, sink)
-
-
-def following(session: Session, run: str, epoch: int, nonce: bytes) -> messages.ShardHello:
-    """Return a client's hello to a follower."""
-    return messages.ShardHello(
-        id=0,
-        protocol=messages.PROTOCOL,
-        client=session.client,
-        epoch=epoch,
-        name=session.name,
-        run=run,
-        pongs=session.pongs,
-        nonce=nonce,
-        agent=f"aiops-python/{__version__}",
-    )
+            self._owner.portion_arrived(self.shard, message, sink)

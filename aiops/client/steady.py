@@ -7,8 +7,8 @@ the one, and an answer that matches the other needs no decoding. ::
     buffers = steady.begin(params, gradients)    # None: this one takes the general path
     ...send them...; came = recv_into(steady.room)
     receipt = steady.finish(came)                # None: it was no such answer
-    if receipt is None:
-        request = steady.hand_over(sent)         # the same push, as a request that is under way
+    if receipt is None:                          # the same push, as a request that is under way
+        request, unsent, received = session.hand_over(steady, sent, came)
 
 It is a short path through the same state, not a state of its own. Ids, sequence numbers, traffic
 and ledger are those of the session; every byte that is sent is what the general path would have
@@ -22,24 +22,25 @@ there; a larger one has its header compared first, and is then received where it
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Mapping
+from typing import Any, Final
 
 import numpy as np
 
-from aiops.client import request_kinds
+from aiops.bandwidth.byte_accounting import Ledger
 from aiops.client.encode_push import parts_of
 from aiops.client.params import Params
-from aiops.client.request_kinds import Means, Receipt, Request
+from aiops.client.pending import PendingRequests
+from aiops.client.receive_params import ParameterSink
+from aiops.client.request_kinds import Means, PushRequest, Receipt, Request
+from aiops.client.server_info import ServerInfo
 from aiops.client.template import Template
+from aiops.codecs.raw import NAME as RAW
+from aiops.model.layout import Array, Layout
 from aiops.wire import messages
 from aiops.wire.connection import Buffer
-from aiops.wire.messages import Push
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from aiops.client.session import Session
-    from aiops.model.layout import Array, Layout
+from aiops.wire.messages import Ack, Message, Push
+from aiops.wire.sinks import Sink
 
 ROOM: Final = 64 * 1024
 """The largest answer, in bytes, that is received beside the parameters."""
@@ -57,18 +58,50 @@ _ACK = [
 ]
 
 
-class Steady:
+def steady_push(
+    request: Request, answer: Message, sink: Sink | None, info: ServerInfo
+) -> Push | None:
+    """Return the push of an exchange that the next ones may be like; None if it was a special one.
+
+    Parameters
+    ----------
+    request, answer, sink
+        A request on the general path, the answer to it, and the sink of that.
+    info
+        The server, which holds the whole model.
+    """
+    push = request.sent if type(request) is PushRequest else None
+    layout = info.layout
+    if (
+        push is None
+        or layout is None
+        or not (type(answer) is Ack and answer.used and not answer.gate)
+        or not (isinstance(sink, ParameterSink) and sink.plain)
+        or (push.count != 1 or push.wants or push.have < 0 or len(push.parts) != 1)
+        or push.parts[0][:4] != (0, layout.nbytes, RAW, layout.nbytes)
+        or (info.coding is not None or info.increments or info.placement is not None)
+        or layout.nbytes > LARGEST
+    ):
+        return None
+    return push
+
+
+class SteadyExchange:
     """The steady exchange of one connection.
 
     Parameters
     ----------
-    session
-        The session, which is with one server.
     layout
         The model.
     push, ack
         A push and its acknowledgement, as they were sent on the general path; the latter's header
         as it came.
+    connection
+        This client's id, and the epoch of the connection.
+    pending
+        The session's requests, whose numbers are used.
+    ledger
+        The session's account.
 
     Attributes
     ----------
@@ -89,8 +122,17 @@ class Steady:
         When one of them has no fields of constant width.
     """
 
-    def __init__(self, session: Session, layout: Layout, push: Push, ack: bytes) -> None:
-        self._session, self._layout, nbytes = session, layout, layout.nbytes
+    def __init__(
+        self,
+        layout: Layout,
+        push: Push,
+        ack: bytes,
+        connection: tuple[str, int],
+        pending: PendingRequests,
+        ledger: Ledger,
+    ) -> None:
+        self._pending, self._ledger, self._traffic = pending, ledger, ledger.traffic
+        self._layout, nbytes = layout, layout.nbytes
         header = messages.encode(push)
         self._push = Template(header, nbytes, _PUSH)
         self._ack = Template(ack, nbytes, _ACK, [("vbar",), ("vbars",)])
@@ -101,7 +143,7 @@ class Steady:
         self._bounds = tuple(bound for field in self._push.bounds for bound in field)
         self._most = tuple(most for _least, most in self._ack.bounds[1:5])
         self._tensors = tuple((t.name, t.dtype, t.shape) for t in layout.tensors)
-        self._connection = session.connection
+        self._connection = connection
         self.size = self._ack.size + nbytes
         self.direct = self.size > ROOM  # received where it belongs
         self._whole = memoryview(bytearray(self._ack.size if self.direct else self.size))
@@ -150,8 +192,8 @@ class Steady:
             views = [b"", gradients.arena.data]
         else:
             return None
-        session = self._session
-        id, seq = session.next_id, session.seq + 1
+        pending = self._pending
+        id, seq = pending.next_id, pending.seq + 1
         low0, high0, low1, high1, low2, high2, low3, high3 = self._bounds
         if not (
             (low0 <= id <= high0 and low1 <= seq <= high1)
@@ -160,7 +202,7 @@ class Steady:
             self.failed = True  # one of them needs another width: learn that
             return None
         views[0] = self._push.pack(id, seq, have, age)
-        session.next_id, session.seq = id + 1, seq  # used up, even if the exchange fails
+        pending.next_id, pending.seq = id + 1, seq  # used up, even if the exchange fails
         self._params, self._gradients, self._numbers = params, gradients, (id, seq)
         self._have, self._age = have, age
         return views
@@ -175,28 +217,40 @@ class Steady:
 
         None if that is not an answer that can be finished here, or that is not known yet.
         """
-        head = self._ack.size
-        if came < head or self._read() is None:
+        head, params = self._ack.size, self._params
+        if params is None or came < head or self._read() is None:
             return None
         if self.direct:
-            assert self._params is not None
-            self._params.now_at(-1)  # a mixture, until all has come
-            self._payload = self._params.arena.data.data
+            params.now_at(-1)  # a mixture, until all has come
+            self._payload = params.arena.data.data
         return self._payload[came - head :]
 
     def finish(self, came: int) -> Receipt | None:
         """Take an answer, once its ``came`` bytes are all there; None if it does not match."""
+        params = self._params
         found = self._read() if came == self.size else None
-        if found is None:
+        if found is None or params is None:
             return None
-        params, session = self._params, self._session
-        assert params is not None
         _id, version, current, age, staleness, mean, *statistics = found
         if not self.direct:
             params.arena.data.data[:] = self._payload
         params.level, params.age = current, age
-        session.count_steady(self._numbers[1], self._nbytes, self._overhead, self._parts)
         self._params = None
+        traffic, nbytes, (sent, received) = self._traffic, self._nbytes, self._overhead
+        traffic.messages_out += 1
+        traffic.messages_in += 1
+        traffic.bytes_out += sent + nbytes
+        traffic.bytes_in += received + nbytes
+        kind = traffic.kinds_out["push"]
+        kind.messages += 1
+        kind.overhead += sent
+        kind.payload += nbytes
+        kind = traffic.kinds_in["ack"]
+        kind.messages += 1
+        kind.overhead += received
+        kind.payload += nbytes
+        self._ledger.exchanged(self._numbers[1], True, self._parts)
+        self._pending.answered += 1
         vbar = statistics[0] if statistics else None
         vbars = Means(self._layout, statistics[1]) if self._has_vbars else {}
         return Receipt(version, staleness, mean, vbar, vbars)
@@ -216,66 +270,21 @@ class Steady:
             return None
         return found
 
-    def hand_over(self, sent: int, came: int) -> tuple[Request, list[Buffer], list[memoryview]]:
-        """Continue on the general path, with the push as a request that is under way.
-
-        Parameters
-        ----------
-        sent, came
-            The bytes of the push that have been sent, and those of the answer that have come.
-
-        Returns
-        -------
-        The request, its unsent bytes, and the bytes that the session has yet to process.
-        """
-        params, gradients, session = self._params, self._gradients, self._session
-        assert params is not None
+    def as_request(self) -> tuple[PushRequest, int]:
+        """Return the push under way as a request, with its id; `end` is due when it is pending."""
+        params = self._params
+        if params is None:
+            raise ValueError("no exchange is under way")
         params.level = self._have
-        parts, payloads = parts_of(self._layout, gradients, self._age)
+        parts, payloads = parts_of(self._layout, self._gradients, self._age)
         id, seq = self._numbers
-        push = request_kinds.Push(seq, parts, payloads, params, None, params.connection, 1)
-        request = session.ask(push, id)
-        left = without(session.outgoing(), sent)
+        return PushRequest(seq, parts, payloads, params, None, params.connection, 1), id
+
+    def end(self, came: int) -> list[memoryview]:
+        """End the exchange under way; return the ``came`` bytes of its answer that have come."""
+        params, head = self._params, self._ack.size
         self._params, self._gradients, self.failed = None, {}, True
-        head = self._ack.size
-        if not self.direct or came <= head:
-            return request, left, [self._whole[:came]]
+        if params is None or not self.direct or came <= head:
+            return [self._whole[:came]]
         params.now_at(-1)  # a mixture, until all has come
-        return request, left, [self._whole, self._payload[: came - head]]
-
-
-class Hearer(Protocol):
-    """A session, or a branch of one, as the receiver of bytes."""
-
-    def next_buffer(self) -> memoryview:
-        """Return where the next received bytes belong."""
-
-    def received(self, nbytes: int) -> None:
-        """Take note of received bytes."""
-
-
-def hear(session: Hearer, came: list[memoryview]) -> bool:
-    """Let a session process what came of an exchange that was handed over.
-
-    Returns whether anything had come. Raises what `Session.received` does.
-    """
-    for view in came:
-        while view:
-            room = session.next_buffer()
-            count = min(len(room), len(view))
-            room[:count] = view[:count]
-            session.received(count)
-            view = view[count:]
-    return any(map(len, came))
-
-
-def without(buffers: list[Buffer], nbytes: int) -> list[Buffer]:
-    """Return buffers without their first ``nbytes``."""
-    left: list[Buffer] = []
-    for buffer in buffers:
-        view = memoryview(buffer)
-        gone = min(nbytes, len(view))
-        nbytes -= gone
-        if gone < len(view):
-            left.append(view[gone:])
-    return left
+        return [self._whole, self._payload[: came - head]]

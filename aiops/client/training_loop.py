@@ -120,7 +120,7 @@ class TrainingLoop:
     @property
     def _plan(self) -> Mapping[str, Any]:
         """The client plan, which may be another one since the server was restarted."""
-        return self._session.plan
+        return self._session.info.plan
 
     # ------------------------------------------------------------ the programs
 
@@ -134,7 +134,7 @@ class TrainingLoop:
         """
         if not again and self._plan.get("recompute"):
             raise UsageError(
-                f"{self._session.policy} may ask for a gradient again: call step(function)"
+                f"{self._session.info.policy} may ask for a gradient again: call step(function)"
                 " with a function params → gradients"
             )
 
@@ -143,7 +143,7 @@ class TrainingLoop:
 
     def begin(self, *, again: bool) -> None:
         """Begin such a step (`direct`): computing is over. Raises as `check` does."""
-        if not again and self._session.plan.get("recompute"):
+        if not again and self._session.info.plan.get("recompute"):
             self.check(again=again)
         now = self._clock()
         self.compute_seconds += now - self._since

@@ -103,7 +103,7 @@ class Half:
 
     def state(self) -> dict[str, Any]:
         """All there is to compare."""
-        params, talk = self.params.copy(), self.client._session
+        params, pending = self.params.copy(), self.client._session.pending
         store = self.server.engine.store
         assert store is not None
         return {
@@ -115,8 +115,8 @@ class Half:
             "version": (params.version, params.connection),
             "ledger": self.client.ledger.report(),
             "traffic": self.client.traffic,
-            "numbers": (talk.next_id, talk.seq, talk.answered),
-            "pending": list(talk._pending),
+            "numbers": (pending.next_id, pending.seq, pending.answered),
+            "pending": list(pending.by_id),
             "server": (store.version, store.current.arena.data.tobytes()),
             "theirs": [sock.wire.traffic.told() for sock in self.server.sockets],
         }
@@ -414,7 +414,7 @@ def test_what_breaks_in_uses_up_the_number(at: str, model: str) -> None:
     with Twins(model) as twins:
         twins.push()
         for half in twins.halves:
-            seq, sock = half.client._session.seq, half.socket
+            seq, sock = half.client._session.pending.seq, half.socket
             real = getattr(sock, at)
 
             def broken(*given: Any, real: Any = real) -> int:
@@ -424,8 +424,8 @@ def test_what_breaks_in_uses_up_the_number(at: str, model: str) -> None:
             setattr(sock, at, broken)
             with pytest.raises(KeyboardInterrupt):
                 half.client.exchange(half.params, half.gradient)
-            assert half.client._session.seq == seq + 1
-            assert half.client._session._pending == {}
+            assert half.client._session.pending.seq == seq + 1
+            assert half.client._session.pending.by_id == {}
         twins.both(fetch_anew)
         twins.push()
         assert twins.halves[0].params.version == 3, "both pushes are part of the model"

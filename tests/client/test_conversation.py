@@ -144,12 +144,16 @@ class Pair:
     """A client and a server, and the bytes between them."""
 
     def __init__(
-        self, server: Server | None = None, token: str | None = None, role: str = "worker"
+        self,
+        server: Server | None = None,
+        token: str | None = None,
+        role: str = "worker",
+        client: str = "me",
     ) -> None:
         self.server = server or Server()
         self.nonces = 0
         self.session = Session(
-            URL, client="me", name="w0", role=role, token=token, nonce=self._nonce, pongs=False
+            URL, client=client, name="w0", role=role, token=token, nonce=self._nonce, pongs=False
         )
         self.requests = Requests(self.session)
         self.up = b""  # to the server
@@ -206,8 +210,8 @@ class Pair:
         return request.value()
 
     def room(self) -> Params:
-        assert self.session.layout is not None
-        return Params(self.session.layout)
+        assert self.session.info.layout is not None
+        return Params(self.session.info.layout)
 
 
 def ready(server: Server | None = None, role: str = "worker") -> tuple[Pair, Params]:
@@ -302,8 +306,7 @@ class TestTogether:
         server = Server()
         first, params = ready(server)
         first.ask(first.requests.push(ONES, params, None))
-        second = Pair(server)
-        second.session.client = "you"
+        second = Pair(server, client="you")
         second.connect()
         other = {name: array + 1 for name, array in reversed(ARRAYS.items())}
         assert second.ask(second.requests.define(other)) == (False, 1)
@@ -337,8 +340,7 @@ class TestTogether:
     def test_an_observer_may_not_push(self) -> None:
         server = Server()
         ready(server)
-        pair = Pair(server, role="observer")
-        pair.session.client = "watching"
+        pair = Pair(server, role="observer", client="watching")
         pair.connect()
         pair.settle()
         params = pair.room()
@@ -369,8 +371,7 @@ class TestTogether:
     def test_what_is_asked_before_the_welcome_waits_for_it(self) -> None:
         server = Server()
         ready(server)
-        pair = Pair(server)
-        pair.session.client = "early"
+        pair = Pair(server, client="early")
         ping, stats = pair.requests.ping(), pair.requests.stats()
         assert pair.session.waiting_for == "its welcome"
         pair.connect()
@@ -509,8 +510,7 @@ class TestLostConnections:
         request = pair.requests.push(ONES, params, params)
         pair.move(None, 0)
         pair.cut()
-        other = Pair(server)
-        other.session.client = "you"
+        other = Pair(server, client="you")
         other.connect()
         other.settle()
         server.hold = True
@@ -550,8 +550,7 @@ class TestLostConnections:
         pair.up += b"".join(pair.session.outgoing())
         pair.move(len(pair.up) - 3, 0)
         pair.cut()
-        other = Pair(pair.server)
-        other.session.client = "you"
+        other = Pair(pair.server, client="you")
         other.connect()
         assert other.ask(other.requests.define(ONES)) == (True, 0)
         pair.connect()
@@ -797,7 +796,7 @@ class TestServersThatBreakTheRules:
     @pytest.mark.parametrize("wanted", ASKED)
     def test_an_answer_of_another_kind(self, wanted: str, given: str) -> None:
         pair, _params, request = self.asked(self.ASKED[wanted])
-        pair.server.say(self.ANSWERS[given](pair.session.next_id - 1))
+        pair.server.say(self.ANSWERS[given](pair.session.pending.next_id - 1))
         pair.settle()
         assert request.done
         if given == wanted and given != "model":
@@ -807,7 +806,7 @@ class TestServersThatBreakTheRules:
 
     def test_a_description_may_be_answered_by_nothing_else(self) -> None:
         pair, _params, request = self.asked(lambda pair, params: pair.requests.describe())
-        pair.server.say(messages.Pong(pair.session.next_id - 1))
+        pair.server.say(messages.Pong(pair.session.pending.next_id - 1))
         with pytest.raises(RemoteProtocolError, match="with a 'pong'"):
             pair.ask(request)
 
@@ -848,14 +847,16 @@ class TestServersThatBreakTheRules:
     @staticmethod
     def said(pair: Pair, parts: tuple[Part, ...]) -> None:
         """A header is enough: no payload is waited for."""
-        id = pair.session.next_id - 1
+        id = pair.session.pending.next_id - 1
         head = messages.encode(messages.Params(id, 1, parts))
         pair.server.down += b"\xce" + len(head).to_bytes(4, "big") + head
 
     @pytest.mark.parametrize("vbars", [b"123", b"1234", b"x" * 16])
     def test_statistics_of_another_model(self, vbars: bytes) -> None:
         pair, _params, request = self.asked(self.ASKED["ack"])
-        pair.server.say(messages.Ack(pair.session.next_id - 1, 1, 1, True, 0, 0.0, 0.5, vbars))
+        pair.server.say(
+            messages.Ack(pair.session.pending.next_id - 1, 1, 1, True, 0, 0.0, 0.5, vbars)
+        )
         with pytest.raises(RemoteProtocolError, match="with a 'ack'"):
             pair.ask(request)
 
@@ -896,7 +897,7 @@ class TestServersThatBreakTheRules:
         with pytest.raises(RemoteProtocolError, match=URL):
             pair.move(0, None)
         pair, _params, request = self.asked(self.ASKED["model"])
-        pair.server.say(messages.Model(pair.session.next_id - 1, False, 0, rows))
+        pair.server.say(messages.Model(pair.session.pending.next_id - 1, False, 0, rows))
         with pytest.raises((RemoteProtocolError, Refused), match=URL):
             pair.ask(request)
 
@@ -932,5 +933,5 @@ class TestServersThatBreakTheRules:
 
     def test_its_layout_is_the_servers(self) -> None:
         pair, _params = ready()
-        assert pair.session.layout is not None
-        assert pair.session.layout.rows == Layout.of(ARRAYS).rows
+        assert pair.session.info.layout is not None
+        assert pair.session.info.layout.rows == Layout.of(ARRAYS).rows

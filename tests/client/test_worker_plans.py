@@ -243,7 +243,7 @@ class TestNobodyKnows:
                 eventually(lambda: waiting_at(server) == 1, "the first push")
                 sock = worker._client._connection.socket
                 assert sock is not None
-                worker._client._session.plan["patience"] = 0.0  # type: ignore[index]
+                worker._client._session.info.plan["patience"] = 0.0  # type: ignore[index]
                 worker._client.interrupt()
                 with pytest.raises(ConnectionLost):
                     waiting.result(PATIENCE)

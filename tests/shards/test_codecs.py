@@ -27,8 +27,8 @@ def trained(shards: int, model: Any, codec: str, steps: int = 4) -> Params:
     actor.connect()
     world.settle()
     done(world, actor, actor.requests.define(model))
-    assert actor.session.layout is not None
-    params, random = Params(actor.session.layout), np.random.default_rng(3)
+    assert actor.session.info.layout is not None
+    params, random = Params(actor.session.info.layout), np.random.default_rng(3)
     done(world, actor, actor.requests.fetch(params))
     for _ in range(steps):
         grads = {name: random.normal(size=a.shape).astype("f4") for name, a in params.items()}
@@ -72,8 +72,8 @@ def test_a_bad_value_in_a_piece_is_named(codec: str) -> None:
     actor.connect()
     world.settle()
     done(world, actor, actor.requests.define(CUT))
-    assert actor.session.layout is not None
-    params = Params(actor.session.layout)
+    assert actor.session.info.layout is not None
+    params = Params(actor.session.info.layout)
     done(world, actor, actor.requests.fetch(params))
     grads = ones(params)
     grads["big"][400, 7] = np.nan
@@ -95,8 +95,8 @@ def test_a_gradient_is_applied_again(bound: int) -> None:
         actor.connect()
         each.settle()
         done(each, actor, actor.requests.define({"w": np.zeros((30, 2), np.float32)}))
-        assert actor.session.layout is not None
-        params = Params(actor.session.layout)
+        assert actor.session.info.layout is not None
+        params = Params(actor.session.info.layout)
         done(each, actor, actor.requests.fetch(params))
         done(each, actor, actor.requests.push(ones(params, 3), params, params))
         used = [done(each, actor, actor.requests.reapply(params, params)).used for _ in range(3)]

@@ -48,8 +48,8 @@ class Training:
         actor.connect()
         self.world.settle()
         done(self.world, actor, actor.requests.define(model))
-        assert actor.session.layout is not None
-        params = Params(actor.session.layout)
+        assert actor.session.info.layout is not None
+        params = Params(actor.session.info.layout)
         done(self.world, actor, actor.requests.fetch(params))
         return actor, params
 
@@ -115,7 +115,7 @@ def test_what_a_reader_holds_is_the_shadow(shards: int, codec: str) -> None:
 
 def test_some_tensors_only_and_then_the_others() -> None:
     training = Training(3, CUT, "int8")
-    layout = training.actors[0][0].session.layout
+    layout = training.actors[0][0].session.info.layout
     assert layout is not None
     for step in range(6):
         training.step(0, wanted=np.array([layout.index["big"]]) if step % 3 else None)
@@ -186,8 +186,8 @@ def test_a_shard_that_sends_other_increments_than_announced(what: str) -> None:
     for _ in range(3):
         training.step(0)
     actor, params = training.actors[0]
-    assert actor.session.shards.placement is not None
-    (branch,) = actor.session.shards.branches
+    assert actor.session.info.placement is not None
+    (branch,) = actor.session.shards.channels
     seen: list[Part] = []
 
     def place(message: Any) -> Any:

@@ -33,8 +33,8 @@ def joined(world: World, name: str) -> tuple[Actor, Params]:
     actor.connect()
     world.settle()
     done(world, actor, actor.requests.define(MODEL))
-    assert actor.session.layout is not None
-    params = Params(actor.session.layout)
+    assert actor.session.info.layout is not None
+    params = Params(actor.session.info.layout)
     done(world, actor, actor.requests.fetch(params))
     return actor, params
 
@@ -97,7 +97,7 @@ def test_a_bad_value_in_one_portion_refuses_all_of_it(
 )
 def test_a_portion_that_is_not_what_was_announced(world: World, change: Any) -> None:
     actor, params = joined(world, "worker")
-    [branch] = actor.session.shards.branches
+    [branch] = actor.session.shards.channels
     say = branch.push
 
     def lie(portion: ShardParts, payloads: Any) -> None:
@@ -136,11 +136,11 @@ def replace_version(part: Part, version: int) -> Part:
 )
 def test_a_push_that_is_announced_wrongly(world: World, parts: Any) -> None:
     actor, _params = joined(world, "worker")
-    assert actor.session.shards.placement is not None
-    assert actor.session.shards.placement.edges == [0, 128, 256]
+    assert actor.session.info.placement is not None
+    assert actor.session.info.placement.edges == [0, 128, 256]
     request = said(actor, Push(1000, 1, False, -1, parts))
     portion = ShardParts(1000, 0, (Part(128, 256, "raw", 128, 0),))
-    actor.session.shards.branches[0].push(portion, [[memoryview(bytes(128))]])
+    actor.session.shards.channels[0].push(portion, [[memoryview(bytes(128))]])
     actor.flush()
     world.settle()
     with pytest.raises(BadPush):
@@ -153,7 +153,7 @@ def test_a_push_that_is_announced_wrongly(world: World, parts: Any) -> None:
 def said(actor: Actor, message: Any) -> Request:
     """Have a client say something to the lead as it is."""
     request = Request("an answer", lambda id: message, lambda answer: answer)
-    actor.session._pending[message.id] = request
+    actor.session.pending.by_id[message.id] = request
     views = [[memoryview(bytes(part.nbytes))] for part in message.parts]
     actor.session.out.extend(actor.session.wire.send(message, views))
     return request
@@ -161,7 +161,7 @@ def said(actor: Actor, message: Any) -> Request:
 
 def test_portions_that_nobody_expects_wait_and_are_forgotten(world: World) -> None:
     actor, _params = joined(world, "worker")
-    [branch] = actor.session.shards.branches
+    [branch] = actor.session.shards.channels
     for id in (77, 78, 79):
         portion = ShardParts(id, 0, (Part(128, 256, "raw", 128, 0),))
         branch.push(portion, [[memoryview(bytes(128))]])
@@ -174,7 +174,7 @@ def test_portions_that_nobody_expects_wait_and_are_forgotten(world: World) -> No
 
 def test_a_push_whose_portion_never_comes_is_overdue(world: World) -> None:
     actor, params = joined(world, "worker")
-    actor.session.shards.branches[0].push = lambda portion, payloads: None  # type: ignore[method-assign]
+    actor.session.shards.channels[0].push = lambda portion, payloads: None  # type: ignore[method-assign]
     actor.requests.push(ones(params), params, params)
     actor.flush()
     world.settle()

@@ -58,8 +58,8 @@ def trained(
         request = actor.ask(actor.requests.define(model()))
         world.settle()
         request.value()
-        assert actor.session.layout is not None
-        params.append(Params(actor.session.layout))
+        assert actor.session.info.layout is not None
+        params.append(Params(actor.session.info.layout))
         request = actor.ask(actor.requests.fetch(params[-1]))
         world.settle()
         request.value()
@@ -87,8 +87,8 @@ def trained(
     world.actors.append(late)
     late.connect()
     world.settle()
-    assert late.session.layout is not None
-    last = Params(late.session.layout)
+    assert late.session.info.layout is not None
+    last = Params(late.session.info.layout)
     request = late.ask(late.requests.fetch(last))
     world.settle()
     request.value()
@@ -105,8 +105,8 @@ def test_a_gradient_to_be_computed_again_brings_the_parameters() -> None:
     for request in (actor.requests.define(model()),):
         actor.ask(request)
         world.settle()
-    assert actor.session.layout is not None
-    params = Params(actor.session.layout)
+    assert actor.session.info.layout is not None
+    params = Params(actor.session.info.layout)
     actor.ask(actor.requests.fetch(params))
     world.settle()
     grads = {name: np.ones_like(array) for name, array in params.items()}
@@ -173,8 +173,8 @@ def test_a_model_that_the_lead_holds_alone(codecs: tuple[str, ...], policy: str)
     world.settle()
     actor.ask(actor.requests.define(model()))
     world.settle()
-    assert actor.session.layout is not None
-    params = Params(actor.session.layout)
+    assert actor.session.info.layout is not None
+    params = Params(actor.session.info.layout)
     grads = {name: np.ones_like(array) for name, array in model().items()}
     for number in range(6):
         request = actor.ask(

@@ -247,7 +247,7 @@ class Actor:
         self.session.lost()
 
     def flush(self) -> None:
-        for branch in self.session.shards.branches[len(self.lines) - 1 :] if self.lines else ():
+        for branch in self.session.shards.channels[len(self.lines) - 1 :] if self.lines else ():
             line = self.world.followers[branch.shard - 1].accept(self)
             self.lines.append((branch, line))
             line.up.say(branch.connected())

@@ -121,7 +121,7 @@ class AsyncClient(Facade, AsyncClosing):
         """Push, and bring ``params`` up to date, in one round trip, as `Client.exchange`."""
         if self._connection is None:
             await self.connect()
-        if self._session.plan.get("routine", "direct") != "direct":
+        if self._session.info.plan.get("routine", "direct") != "direct":
             self._calls.check_direct()
         connection = self._connection
         if connection is not None and (into is None or into is params):
@@ -312,14 +312,14 @@ class AsyncClient(Facade, AsyncClosing):
                     error = lost
                 else:
                     assert self._connection is not None
-                    attempts.made(loop.time(), self._session.answered)
+                    attempts.made(loop.time(), self._session.pending.answered)
                     error = await self._connection.ended
                     self._connection = None
                     self._session.lost()
                     if not isinstance(error, ConnectionLost):
                         raise error
                     now = loop.time()
-                    attempts.lost(now, self._session.answered, now + self.timeout)
+                    attempts.lost(now, self._session.pending.answered, now + self.timeout)
                 await asyncio.sleep(attempts.pause(loop.time(), error))
         except AiopsError as final:
             self._give_up(final)
@@ -333,7 +333,7 @@ class AsyncClient(Facade, AsyncClosing):
                 connection.heard.clear()
                 if connection.ended.done():
                     raise connection.ended.result()
-                for branch in self._session.shards.branches[len(connection.branches) :]:
+                for branch in self._session.shards.channels[len(connection.branches) :]:
                     await self._reach_branch(branch, connection)
                 await connection.heard.wait()
         except BaseException:

@@ -10,7 +10,7 @@ from aiops.client.params import Params
 from aiops.client.request_kinds import Receipt, Request
 from aiops.client.session import Session
 from aiops.client.shard_channel import ShardChannel
-from aiops.client.steady import Steady, hear
+from aiops.client.steady import SteadyExchange
 from aiops.common import forks
 from aiops.errors import AiopsError, ConnectionLost
 from aiops.model.layout import Array
@@ -64,7 +64,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self.heard = asyncio.Event()
         self._views: list[memoryview] = []
         self._full = self._deaf = False
-        self._steady: Steady | None = None  # whose exchange is under way, with
+        self._steady: SteadyExchange | None = None  # whose exchange is under way, with
         self._came = 0  # the bytes of its answer that have come,
         self._done: asyncio.Future[Receipt | Request] | None = None  # and its outcome
 
@@ -95,7 +95,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Process what was received; send what follows from it."""
         if self._steady is not None:
-            self._received_steadily(nbytes)
+            self._received_steadily(self._steady, nbytes)
             return
         try:
             self._session.received(nbytes)
@@ -131,10 +131,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
         transport.write(b"".join(buffers))
         return self._done
 
-    def _received_steadily(self, nbytes: int) -> None:
+    def _received_steadily(self, steady: SteadyExchange, nbytes: int) -> None:
         """Process what was received of the answer to a steady exchange."""
-        steady, self._came = self._steady, self._came + nbytes
-        assert steady is not None
+        self._came += nbytes
         receipt = steady.finish(self._came)
         if receipt is not None:
             done, self._steady = self._done, None
@@ -153,11 +152,11 @@ class AsyncConnection(asyncio.BufferedProtocol):
         steady, done, self._steady = self._steady, self._done, None
         if steady is None or not isinstance(self._session, Session):
             return None
-        request, _unsent, heard = steady.hand_over(steady.says, self._came)
+        request, _unsent, received = self._session.hand_over(steady, steady.says, self._came)
         if done is not None and not done.done():
             done.set_result(request)
         try:
-            hear(self._session, heard)
+            self._session.process(received)
         except AiopsError as error:
             self.end(error)
         else:

@@ -176,7 +176,7 @@ class Client(Facade, Closing):
         ------
         As `push`. After `StaleGradient` the parameters are up to date, but not after `Restarted`.
         """
-        if self._session.plan.get("routine", "direct") != "direct":
+        if self._session.info.plan.get("routine", "direct") != "direct":
             self._calls.check_direct()
         request: Receipt | Request | None = None
         if into is None or into is params:

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from aiops.client.backoff import Attempts, overdue, reason
 from aiops.client.params import Params
 from aiops.client.request_kinds import Receipt, Request
-from aiops.client.session import Session
+from aiops.client.session import Session, without
 from aiops.client.shard_channel import ShardChannel
-from aiops.client.steady import Steady, hear, without
+from aiops.client.steady import SteadyExchange
 from aiops.client.sync.shard_socket import RECEIVE, SEND, ShardSocket, send_some
 from aiops.client.sync.shard_socket import move as line_move
 from aiops.common import forks
@@ -47,7 +47,7 @@ class _Handed(NamedTuple):
     request: Request
     began: float
     unsent: list[Buffer]
-    heard: list[memoryview]
+    received: list[memoryview]
     fault: Exception | None
 
 
@@ -77,7 +77,9 @@ class Connection:
         self._interrupted = self._forked = False
         self._woken = threading.Event()  # when it is interrupted
         self._last = 0.0  # when the last request was answered
-        self.steady: Steady | None = None  # while nothing is under way, and the next may be one
+        self.steady: SteadyExchange | None = (
+            None  # while nothing is under way, and the next may be one
+        )
         self._handed: _Handed | None = None  # what came of a steady exchange that was none
 
     def exchange(self, params: Params, gradients: Mapping[str, Array]) -> Receipt | Request | None:
@@ -114,15 +116,15 @@ class Connection:
             fault = error
         except BaseException:  # such as Ctrl-C: a message may be cut
             if steady.under_way:
-                self._session.abandon(steady.hand_over(sent, came)[0])
+                self._session.abandon(self._session.hand_over(steady, sent, came)[0])
             self.hang_up()
             raise
-        request, unsent, heard = steady.hand_over(sent, came)
-        self._handed = _Handed(request, began, unsent, heard, fault)
+        request, unsent, received = self._session.hand_over(steady, sent, came)
+        self._handed = _Handed(request, began, unsent, received, fault)
         return request
 
     def _receive_rest(
-        self, sock: socket.socket, steady: Steady, came: int
+        self, sock: socket.socket, steady: SteadyExchange, came: int
     ) -> tuple[int, Exception | None]:
         """Receive the rest of an answer; return how much has come, and what went wrong."""
         if not came:
@@ -148,10 +150,10 @@ class Connection:
         """Finish a steady exchange on the general path; return whether anything had come."""
         if handed.fault is None:
             self._send(handed.unsent, until)
-        heard = hear(self._session, handed.heard)
+        anything = self._session.process(handed.received)
         if handed.fault is not None:
             raise handed.fault
-        return heard
+        return anything
 
     def _settled(self) -> None:
         """Have the next push be a steady exchange, if it may."""
@@ -211,7 +213,7 @@ class Connection:
                 session.abandon(request)
             self.hang_up()
             raise
-        if session.shards.branches or session.out or (session.back and not hurried):
+        if session.shards.channels or session.out or (session.back and not hurried):
             self._send_the_rest(until)
         self._last = time.monotonic()
         if session.steady is not None and session.idle and not self._lines:
@@ -239,7 +241,7 @@ class Connection:
         handed, self._handed = self._handed, None
         if handed is not None and self._go_on(handed, until):
             return
-        if self._session.shards.branches:
+        if self._session.shards.channels:
             self._move_all(until)
             return
         if self._lines:  # the model turned out to lie on the lead alone
@@ -251,7 +253,7 @@ class Connection:
 
     def _send_the_rest(self, until: float) -> None:
         """Send what is left to send (a pong, say); if that fails, the next call connects again."""
-        if self._session.shards.branches:
+        if self._session.shards.channels:
             try:
                 while any(line.unsent for line in self._lines):
                     line_move(self._lines, min(_BEAT, self._left(until)))
@@ -272,7 +274,7 @@ class Connection:
             raise self._unconnected()
         if not self._lines:
             self._lines = [ShardSocket(lead, self._session)]
-        branches = self._session.shards.branches
+        branches = self._session.shards.channels
         if len(branches) < len(self._lines) - 1:
             self._keep_lines(branches)
         for branch in branches[len(self._lines) - 1 :]:

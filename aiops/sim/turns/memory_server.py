@@ -208,7 +208,7 @@ class SimulatedClient:
 
         They are read in the server's memory, unless the routine writes to them.
         """
-        plan, layout = self.session.plan, self.session.known_layout
+        plan, layout = self.session.info.plan, self.session.info.known_layout
         params = Leased(layout) if self._server.handed else Params(layout)
         self.ask(self.requests.fetch(params))
         if ahead:

@@ -1,0 +1,187 @@
+"""The requests of a session that are not answered yet, and the answers as they arrive."""
+
+from __future__ import annotations
+
+from aiops.bandwidth.byte_accounting import Ledger
+from aiops.client.outbox import Outbox
+from aiops.client.params import Params
+from aiops.client.receive_params import ParameterSink
+from aiops.client.request_kinds import Request
+from aiops.client.rows import RowsSink
+from aiops.client.server_info import ServerInfo
+from aiops.errors import AiopsError, Refused, RemoteProtocolError, refusal
+from aiops.kernels.parallel import ParallelMap
+from aiops.model.parts import Parts
+from aiops.wire import messages
+from aiops.wire.messages import Ack, Error, Message
+from aiops.wire.sinks import Discard, Sink
+
+_BRINGS_PARAMETERS = (Ack, messages.Params)
+
+
+class PendingRequests:
+    """The requests under way, by id.
+
+    Parameters
+    ----------
+    info
+        The server, as far as it is known.
+    outbox
+        Owns the memory that requests lend.
+    ledger
+        Accounts for every answer.
+    parallel_map
+        Copies a lent model in parallel.
+
+    Attributes
+    ----------
+    by_id
+        The requests, in the order in which they were asked.
+    next_id, seq
+        The id of the next request, and the sequence number of the last push.
+    answered
+        Answers received so far.
+    """
+
+    def __init__(
+        self, info: ServerInfo, outbox: Outbox, ledger: Ledger, parallel_map: ParallelMap
+    ) -> None:
+        self._info, self._outbox, self._ledger = info, outbox, ledger
+        self._parallel_map = parallel_map
+        self.by_id: dict[int, Request] = {}
+        self.next_id = 1
+        self.seq = 0
+        self.answered = 0
+        self._arriving: dict[int, Sink] = {}  # of answers that have begun to arrive, by id
+
+    # ------------------------------------------------------------ requests
+
+    def add(self, request: Request, id: int | None = None) -> int:
+        """Add a request; return its id, a new one unless it has one already."""
+        if id is None:
+            id = self.next_id
+            self.next_id = id + 1
+        self.by_id[id] = request
+        return id
+
+    def take_all(self) -> list[Request]:
+        """Remove all requests; return them in the order in which they were asked."""
+        requests, self.by_id = [*self.by_id.values()], {}
+        return requests
+
+    def abandon(self, request: Request) -> bool:
+        """Remove a request; an answer that comes later is thrown away.
+
+        Returns whether its answer is being received: the rest is written into the request's arrays
+        then, unless the driver ends the connection.
+        """
+        arriving = any(self.by_id.get(id) is request for id in self._arriving)
+        self.by_id = {id: other for id, other in self.by_id.items() if other is not request}
+        return arriving
+
+    def lost(self) -> None:
+        """Forget the answers that were arriving: the connection is gone."""
+        self._arriving.clear()
+
+    def reject(self, request: Request, error: AiopsError) -> None:
+        """Resolve a request with an error.
+
+        The encoding of a push that was not used is undone: its gradient may be pushed again.
+        """
+        if self._info.coding is not None:
+            self._info.coding.take_back(request.encoded)
+        request.resolve(error=error)
+
+    # ------------------------------------------------------------ answers
+
+    def sink_for(self, message: Message) -> Sink:
+        """Return the sink of an answer's payloads.
+
+        Raises
+        ------
+        RemoteProtocolError
+            When it brings other tensors or rows than were asked for.
+        """
+        id = message.id
+        request = self.by_id.get(id)
+        if request is None or request.into is None:
+            return Discard()
+        info, into = self._info, request.into
+        parts: Parts = message.parts  # type: ignore[attr-defined]
+        sink: Sink | None
+        if isinstance(into, Params):
+            asked, server = (request.have, request.wants), info.url
+            if info.placement is None:
+                sink = ParameterSink(into, parts, *asked, server, self._parallel_map)
+            else:
+                sink = ParameterSink.of_shards(
+                    into, parts, *asked, server, self._parallel_map, info.placement
+                )
+        else:
+            sink = into.sink(parts)
+            if sink is None:
+                raise RemoteProtocolError(f"{info.url} sent other rows than were asked for")
+        self._arriving[id] = sink
+        return sink
+
+    def arriving(self, id: int) -> ParameterSink | None:
+        """Return the sink of parameters that have begun to arrive in answer to a request."""
+        sink = self._arriving.get(id)
+        return sink if isinstance(sink, ParameterSink) else None
+
+    def resolve(self, message: Message, sink: Sink | None) -> Request | None:
+        """Resolve the request that a complete message answers.
+
+        Returns the request if it was answered as it asked to be; None if it was abandoned, refused,
+        or answered by what makes no sense.
+        """
+        self.answered += 1
+        id = message.id
+        self._ledger.answered(message, not isinstance(sink, Discard))
+        self._arriving.pop(id, None)
+        request = self.by_id.pop(id, None)
+        if request is None:
+            return None  # it was abandoned
+        if request.lent is not None:  # the server has read it
+            self._outbox.take_back(request.lent)
+            request.lent = None
+        url = self._info.url
+        try:
+            if isinstance(message, Error):
+                if message.parts:
+                    self._parameters_came(request, message.version, sink)
+                text = f"{url}: {message.text}"
+                self.reject(request, refusal(message.code, text, message.details))
+                return None
+            if isinstance(message, _BRINGS_PARAMETERS):
+                count, layout = len(message.vbars) / 4, self._info.layout
+                if count and layout is not None and count != len(layout.tensors):
+                    raise ValueError(f"statistics of {count:g} tensors")
+                request.reply = message
+                current = message.current if isinstance(message, Ack) else message.version
+                self._parameters_came(request, current, sink)
+                if isinstance(message, Ack) and not message.used and self._info.coding is not None:
+                    self._info.coding.take_back(request.encoded)
+            request.encoded.clear()
+            if type(message) is not request.answer:
+                raise ValueError(f"a {request.answer.kind!r} was asked for")
+            request.resolve(request.finish(message, self._info))
+        except (RemoteProtocolError, Refused) as error:
+            request.resolve(error=error)
+        except ValueError as error:
+            text = f"{url} answered {request.what!r} with a {message.kind!r}: {error}"
+            request.resolve(error=RemoteProtocolError(text))
+        return request if request.error is None else None
+
+    def _parameters_came(self, request: Request, version: int, sink: Sink | None) -> None:
+        """Note the version of the parameters that an answer has brought."""
+        late = sink.finish() if isinstance(sink, ParameterSink) else ()
+        into = request.into
+        if into is not None and not isinstance(into, RowsSink):
+            into.connection = self._info.connection
+            into.now_at(version, request.wants, late)
+        # Pipelined: the next answer may already be coming into the same arrays, which `now_at` has
+        # just marked as whole.
+        for other in self._arriving.values():
+            if isinstance(other, ParameterSink):
+                other.mark()

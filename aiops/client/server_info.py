@@ -1,0 +1,187 @@
+"""A client's knowledge of its server: the run, the policy, the model.
+
+A session makes one `ServerInfo` when it is made itself, and each welcome and each description of
+the model adds to it. It survives connections. Requests read from it what to ask for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aiops.bandwidth.byte_accounting import Ledger
+from aiops.client.coding import Coding
+from aiops.client.params import Params
+from aiops.client.rows import Rows
+from aiops.codecs.choice import CodecChoice
+from aiops.errors import RemoteProtocolError, Unauthorised, UsageError
+from aiops.kernels.parallel import ParallelMap
+from aiops.model.layout import Layout
+from aiops.model.placement import Placement
+from aiops.model.tables import Tables
+from aiops.wire.messages import Model, Welcome
+
+_LONGEST_WAIT = 1e9  # seconds that a server may announce
+
+
+class ServerInfo:
+    """The state of a server as far as a client has been told.
+
+    Parameters
+    ----------
+    url
+        The server's URL, for error texts.
+    client
+        The id of this client.
+    role
+        ``"worker"`` or ``"observer"``.
+    ledger
+        Is given the model's layout as soon as that is known.
+    parallel_map
+        Encodes large gradients in parallel.
+
+    Attributes
+    ----------
+    connection
+        This client's id and the epoch of its newest connection; epochs count from 1.
+    run
+        The server's run (it is another one after a restart); None until the first welcome.
+    run_since
+        The epoch of the first connection to the present run.
+    policy, settings, plan
+        The server's algorithm, its settings, and the workers' part of it.
+    layout
+        The model's tensors; None until they are known.
+    rows
+        The model's tables.
+    placement
+        The division of the model, if not all of it lies on the lead; else None.
+    coding
+        The encoders of pushes; None if they travel raw.
+    increments
+        Whether fetches ask for coded increments.
+    """
+
+    def __init__(
+        self, url: str, client: str, role: str, ledger: Ledger, parallel_map: ParallelMap
+    ) -> None:
+        self.url, self.client = url, client
+        self._role, self._ledger, self._parallel_map = role, ledger, parallel_map
+        self.connection = (client, 0)
+        self.run: str | None = None
+        self.run_since = 1
+        self.policy = ""
+        self.settings: Mapping[str, Any] = {}
+        self.plan: Mapping[str, Any] = {}
+        self.layout: Layout | None = None
+        self.rows = Rows()
+        self.placement: Placement | None = None
+        self.coding: Coding | None = None
+        self.increments = False
+
+    @property
+    def known_layout(self) -> Layout:
+        """The model's tensors.
+
+        Raises
+        ------
+        UsageError
+            When they are not known yet.
+        """
+        if self.layout is None:
+            raise UsageError("the model is not known yet: fetch or define it first")
+        return self.layout
+
+    def check_held(self, params: Params) -> None:
+        """Mark parameters as not held, unless their version is one of the server's present run.
+
+        Versions that came by another client, or from an earlier run of the server, are not: an
+        earlier run's version of the same number had other values.
+        """
+        client, epoch = params.connection
+        if client != self.client or epoch < self.run_since:
+            params.version = -1
+
+    # ------------------------------------------------------------ learning
+
+    def welcomed(self, welcome: Welcome) -> None:
+        """Learn what a welcome announces.
+
+        Raises
+        ------
+        RemoteProtocolError
+            When it cannot be right.
+        Unauthorised
+            When the server now has another model.
+        """
+        for key in ("patience", "heartbeat", "seconds_per_byte"):
+            seconds = welcome.plan.get(key, 0.0)
+            if type(seconds) not in (int, float) or not 0 <= seconds <= _LONGEST_WAIT:
+                text = f"{self.url} announces a {key} of {seconds!r:.60} seconds"
+                raise RemoteProtocolError(text)
+        if welcome.model or welcome.tables:
+            self.learn(welcome)
+        if self.run is not None and welcome.run != self.run:
+            self.run_since = self.connection[1]
+            self.rows.versions.clear()
+        self.rows.connection = self.connection
+        self.run = welcome.run
+        self.policy, self.settings, self.plan = welcome.policy, welcome.settings, welcome.plan
+        if self.layout is not None and self.coding is None:
+            self._plan_coding(self.layout)
+
+    def learn(self, described: Model | Welcome) -> None:
+        """Learn the server's model; once known, it may not become another one.
+
+        Raises
+        ------
+        RemoteProtocolError
+            When this client cannot hold it.
+        Unauthorised
+            When it is another model than before.
+        """
+        rows = described.model
+        try:
+            layout = Layout.shared((row[:3] for row in rows), empty=bool(described.tables))
+            tables = Tables.told(described.tables, layout.index)
+        except UsageError as error:
+            text = f"{self.url} has a model that this client cannot hold: {error}"
+            raise RemoteProtocolError(text) from None
+        if [tensor.offset for tensor in layout.tensors] != [row[3] for row in rows]:
+            raise RemoteProtocolError(f"{self.url} describes a model in another order of bytes")
+        if [named.name for named in tables.each] != [row[0] for row in described.tables]:
+            raise RemoteProtocolError(f"{self.url} describes its tables in another order")
+        self._learn_placement(layout, [row[2] for row in described.shards])
+        if self.layout is None:
+            self.layout = self._ledger.layout = layout
+            self._plan_coding(layout)
+            self.rows.learn(tables)
+            return
+        difference = layout.difference(self.layout) or tables.difference(self.rows.tables)
+        if difference is None and layout is not self.layout and layout.rows != self.layout.rows:
+            difference = "its tensors are in another order"
+        if difference:
+            raise Unauthorised(f"{self.url} now has another model: {difference}")
+
+    def _learn_placement(self, layout: Layout, starts: list[int]) -> None:
+        """Learn where the model lies; in another place it is coded in other pieces."""
+        before, self.placement = self.placement, None
+        if starts:
+            try:
+                placement = Placement(layout, [0, *starts])
+            except UsageError as error:
+                raise RemoteProtocolError(f"{self.url} describes {error}") from None
+            if placement.used[1:]:  # else it is as on one server
+                self.placement = placement
+        edges = None if self.placement is None else self.placement.edges
+        if edges != (None if before is None else before.edges):
+            self.coding = None
+
+    def _plan_coding(self, layout: Layout) -> None:
+        """Take over the codecs of pushes and fetches from the server's plan."""
+        if self.run is None:
+            return
+        self.coding = Coding.planned(layout, self.plan, self.placement, self._parallel_map)
+        # An observer is sent the values themselves, never increments.
+        increments = CodecChoice.told(self.plan.get("fetch_codec", ()))
+        self.increments = self._role == "worker" and bool(increments)
