@@ -65,7 +65,7 @@ STEPS = [
 def test_the_page_has_both_ways() -> None:
     short, general = ways()
     assert short[0].name == "Worker.step"
-    assert short[-1].name == "Steady.finish"
+    assert short[-1].name == "SteadyExchange.finish"
     assert len(general) > 20
 
 

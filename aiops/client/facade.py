@@ -13,7 +13,7 @@ from aiops.client.leased import Leased
 from aiops.client.params import Params
 from aiops.client.request_kinds import Receipt, Request
 from aiops.client.requests import Requests
-from aiops.client.rows import RowsSink
+from aiops.client.rows import FetchedRowsSink
 from aiops.client.session import Session
 from aiops.client.training_loop import TrainingLoop
 from aiops.common import forks, urls
@@ -103,7 +103,8 @@ class Facade:
             nbytes = layout.nbytes if layout is not None else 0
             if request is not None:  # the offer of a model that is not known yet, or rows
                 nbytes += sum(len(view) for views in request.payloads for view in views)
-                nbytes += request.into.out.nbytes if isinstance(request.into, RowsSink) else 0
+                into = request.into
+                nbytes += into.out.nbytes if isinstance(into, FetchedRowsSink) else 0
             allowed += slow * nbytes
         return allowed
 

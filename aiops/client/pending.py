@@ -7,7 +7,7 @@ from aiops.client.outbox import Outbox
 from aiops.client.params import Params
 from aiops.client.receive_params import ParameterSink
 from aiops.client.request_kinds import Request
-from aiops.client.rows import RowsSink
+from aiops.client.rows import FetchedRowsSink
 from aiops.client.server_info import ServerInfo
 from aiops.errors import AiopsError, Refused, RemoteProtocolError, refusal
 from aiops.kernels.parallel import ParallelMap
@@ -177,7 +177,7 @@ class PendingRequests:
         """Note the version of the parameters that an answer has brought."""
         late = sink.finish() if isinstance(sink, ParameterSink) else ()
         into = request.into
-        if into is not None and not isinstance(into, RowsSink):
+        if into is not None and not isinstance(into, FetchedRowsSink):
             into.connection = self._info.connection
             into.now_at(version, request.wants, late)
         # Pipelined: the next answer may already be coming into the same arrays, which `now_at` has

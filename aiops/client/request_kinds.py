@@ -17,7 +17,7 @@ from aiops.client.coding import Encoded
 from aiops.client.outbox import Lending
 from aiops.client.params import Params
 from aiops.client.receive_params import wants_of
-from aiops.client.rows import RowsPull, RowsPush, RowsSink
+from aiops.client.rows import FetchedRowsSink, RowsPull, RowsPush
 from aiops.client.server_info import ServerInfo
 from aiops.common.frozen import value
 from aiops.errors import AiopsError
@@ -149,7 +149,7 @@ class Request:
     def __init__(
         self,
         payloads: Sequence[Sequence[memoryview]] = (),
-        into: Params | RowsSink | None = None,
+        into: Params | FetchedRowsSink | None = None,
         connection: tuple[str, int] = ("", 0),
     ) -> None:
         self.payloads, self.into, self.connection = payloads, into, connection

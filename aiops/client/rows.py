@@ -14,7 +14,7 @@ from aiops.wire.messages import TableRows
 from aiops.wire.sinks import Sink
 
 
-class RowsSink(Sink):
+class FetchedRowsSink(Sink):
     """The rows that a request asks for: a matrix of their own, or the caller's ``out``."""
 
     __slots__ = ("_data", "_named", "out")
@@ -55,7 +55,7 @@ class RowsPull(NamedTuple):
     named: NamedTable
     parts: Parts
     payloads: list[list[memoryview]]
-    into: RowsSink
+    into: FetchedRowsSink
 
 
 class RowsPush(NamedTuple):
@@ -68,7 +68,7 @@ class RowsPush(NamedTuple):
     base: int
     parts: Parts
     payloads: list[list[memoryview]]
-    into: RowsSink | None
+    into: FetchedRowsSink | None
 
 
 class Rows:
@@ -96,7 +96,7 @@ class Rows:
         """Return what asks for rows."""
         named = self.tables.named(name)
         wanted = named.check_ids(ids)
-        into = RowsSink(named, len(wanted), out)
+        into = FetchedRowsSink(named, len(wanted), out)
         parts = fetch_parts(named.table, len(wanted)) if len(wanted) else ()
         return RowsPull(named, parts, [[_bytes(wanted)]], into)
 
@@ -118,17 +118,17 @@ class Rows:
         gradients = named.check_gradients(grads, len(pushed))
         base = self.versions.get(name, 0) if version is None else int(version)
         payloads = [[_bytes(pushed)], [_bytes(gradients)]]
-        into: RowsSink | None = None
+        into: FetchedRowsSink | None = None
         count = 0
         if wanted is not None:
             asked = named.check_ids(wanted)
             count = len(asked)
-            into = RowsSink(named, count, out)
+            into = FetchedRowsSink(named, count, out)
             if count:
                 payloads.insert(1, [_bytes(asked)])
         return RowsPush(named, base, push_parts(named.table, len(pushed), count), payloads, into)
 
-    def came(self, named: NamedTable, message: TableRows, into: RowsSink) -> Array:
+    def came(self, named: NamedTable, message: TableRows, into: FetchedRowsSink) -> Array:
         """Return the rows that an answer has brought, and note by which connection they came.
 
         Raises

@@ -109,9 +109,9 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
     ) -> None:
         self._made = self._warned = False
         self.last: Receipt | None = None
-        groups, self._slots, self._frozen = sort_out(params)
+        groups, self._trained, self._frozen = sort_out(params)
         super().__init__(groups, {"lr": None})
-        arrays = {slot.name: to_array(slot.param.detach().cpu()) for slot in self._slots}
+        arrays = {tensor.name: to_array(tensor.param.detach().cpu()) for tensor in self._trained}
         self._hold(Worker(url, arrays, token=token, name=name, timeout=timeout))
         try:
             self.server_lr = self.worker.lr
@@ -128,13 +128,15 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
             if group["lr"] is None:
                 group["lr"] = self.server_lr
             self._factor(number, group)
-        for slot in self._slots:
-            slot.server = to_tensor(self.worker.params[slot.name])
-        own = sum(not _torch.equal(slot.param.detach().cpu(), slot.server) for slot in self._slots)
+        for tensor in self._trained:
+            tensor.server = to_tensor(self.worker.params[tensor.name])
+        own = sum(
+            not _torch.equal(tensor.param.detach().cpu(), tensor.server) for tensor in self._trained
+        )
         if own:
             _log.info(
                 "%d of %d parameters here were overwritten by version %d of %s",
-                *(own, len(self._slots), self.version, self.worker.url),
+                *(own, len(self._trained), self.version, self.worker.url),
             )
         self._pull()
 
@@ -212,19 +214,19 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
         self._check_unchanged()
         found: dict[str, Any] = {}
         devices = set()
-        for slot in self._slots:
-            gradient = slot.param.grad
+        for tensor in self._trained:
+            gradient = tensor.param.grad
             if gradient is None or not gradient.numel():
                 continue
             if gradient.layout != _torch.strided:
                 raise UsageError(
-                    f"{slot.name!r} has a sparse gradient, which cannot be pushed: make its layer"
+                    f"{tensor.name!r} has a sparse gradient, which cannot be pushed: make its layer"
                     " with sparse=False"
                 )
             gradient = gradient.detach()
-            if factors[slot.group] != 1.0:
-                gradient = gradient * factors[slot.group]
-            found[slot.name] = slot.host(gradient)
+            if factors[tensor.group] != 1.0:
+                gradient = gradient * factors[tensor.group]
+            found[tensor.name] = tensor.host(gradient)
             devices.add(gradient.device)
         if not found:
             raise UsageError("no parameter has a gradient: call loss.backward() before step()")
@@ -256,7 +258,7 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
                     f"{name!r} was frozen when this optimizer was made, so the server has no such"
                     " tensor: make it trainable first, and the optimizer after that"
                 )
-        changed = [slot.name for slot in self._slots if slot.param._version != slot.seen]
+        changed = [tensor.name for tensor in self._trained if tensor.param._version != tensor.seen]
         if changed and not self._warned:
             self._warned = True
             _log.warning(
@@ -269,9 +271,9 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
     def _pull(self) -> None:
         """Overwrite the module's parameters with the worker's."""
         with _torch.no_grad():
-            for slot in self._slots:
-                slot.param.copy_(slot.server)
-                slot.seen = slot.param._version
+            for tensor in self._trained:
+                tensor.param.copy_(tensor.server)
+                tensor.seen = tensor.param._version
 
     # ------------------------------------------------------------ the rest of an Optimizer
 
@@ -337,7 +339,7 @@ class RemoteOptimizer(Remote, _torch.optim.Optimizer):  # type: ignore[misc]
     def __repr__(self) -> str:
         worker = self.worker
         return (
-            f"<RemoteOptimizer of {len(self._slots)} parameters at {worker.url}, {worker.policy},"
+            f"<RemoteOptimizer of {len(self._trained)} parameters at {worker.url}, {worker.policy},"
             f" version {self.version}>"
         )
 

@@ -23,7 +23,7 @@ _OPTIONS = {"params", "param_names", "lr", "initial_lr", "name"}
 
 
 @dataclass(slots=True, eq=False)
-class Slot:
+class TrainedTensor:
     """One parameter: the module's tensor, the worker's copy, and where a gradient is staged."""
 
     name: str
@@ -80,10 +80,10 @@ def _group(number: int, item: Any) -> tuple[dict[str, Any], Pairs]:
     return options, [(str(name).replace("_orig_mod.", ""), param) for name, param in pairs]
 
 
-def sort_out(params: Any) -> tuple[list[dict[str, Any]], list[Slot], Pairs]:
+def sort_out(params: Any) -> tuple[list[dict[str, Any]], list[TrainedTensor], Pairs]:
     """Return the groups for `torch.optim.Optimizer`, what is trained, and what is frozen."""
     groups: list[dict[str, Any]] = []
-    slots: list[Slot] = []
+    tensors: list[TrainedTensor] = []
     frozen: Pairs = []
     names: dict[int, str] = {}
     taken: set[str] = set()
@@ -106,12 +106,12 @@ def sort_out(params: Any) -> tuple[list[dict[str, Any]], list[Slot], Pairs]:
                 trained.append((name, param))
             else:
                 frozen.append((name, param))
-        slots.extend(Slot(name, number, param) for name, param in trained)
+        tensors.extend(TrainedTensor(name, number, param) for name, param in trained)
         members = {"params": [p for _, p in trained], "param_names": [n for n, _ in trained]}
         groups.append({**options, **members})
-    if not slots:
+    if not tensors:
         raise UsageError("there is nothing to train: no parameter has requires_grad=True")
-    return groups, slots, frozen
+    return groups, tensors, frozen
 
 
 def _check(name: str, param: Any) -> None:

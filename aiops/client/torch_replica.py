@@ -25,8 +25,8 @@ class Module:
     """
 
     def __init__(self, module: _torch.nn.Module) -> None:
-        _groups, slots, _frozen = sort_out(module)
-        self._params = {slot.name: slot.param for slot in slots}
+        _groups, trained, _frozen = sort_out(module)
+        self._params = {tensor.name: tensor.param for tensor in trained}
 
     def arrays(self) -> dict[str, Array]:
         """Return the parameters as arrays in host memory."""

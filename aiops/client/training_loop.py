@@ -5,8 +5,9 @@ sent in the background, how to go on after a transfer that failed or was broken 
 on with a server that was restarted.
 
 Each method of a worker is a program (`aiops.client.program`), whose operations the worker carries
-out: `Send`, `SendInBackground`, `Join` and `Offer`. A program may be broken off at any operation.
-The next one goes on from what is known then: nothing is lost, and nothing is pushed twice.
+out: `Send`, `SendInBackground`, `JoinBackground` and `Offer`. A program may be broken off at any
+operation. The next one goes on from what is known then: nothing is lost, and nothing is pushed
+twice.
 """
 
 from __future__ import annotations
@@ -62,10 +63,10 @@ class SendInBackground:
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class JoinBackground:
     """Wait until this background transfer is over."""
 
-    errand: BackgroundTransfer
+    background: BackgroundTransfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class Offer:
     params: Params
 
 
-Op: TypeAlias = Send | SendInBackground | Join | Offer
+Op: TypeAlias = Send | SendInBackground | JoinBackground | Offer
 
 
 class TrainingLoop:
@@ -114,7 +115,7 @@ class TrainingLoop:
         self.recomputed = 0
         self.idle_seconds = self.compute_seconds = 0.0
         self._since = clock()
-        self._errand: BackgroundTransfer | None = None
+        self._background: BackgroundTransfer | None = None
         self.direct = type(self.strategy) is Direct and "gate" not in self._plan
 
     @property
@@ -213,7 +214,7 @@ class TrainingLoop:
 
     def _step(self, gradients: Gradients) -> Program[Op, Receipt]:
         routine = self.strategy
-        if self._errand is not None and self._errand.error is not None:
+        if self._background is not None and self._background.error is not None:
             yield from self._settle(wait=True)  # raise that error before this step changes anything
         routine.apply(gradients)
         yield from self._settle(wait=routine.due)
@@ -223,7 +224,7 @@ class TrainingLoop:
         if transfer is not None and routine.waits:
             return (yield from self._carry(transfer))
         if transfer is not None:
-            self._errand = yield SendInBackground(transfer)
+            self._background = yield SendInBackground(transfer)
         yield from self._settle(wait=routine.waits)
         return self._nothing() if self.last is None else replace(self.last, pushed=False)
 
@@ -280,26 +281,26 @@ class TrainingLoop:
 
     def _settle(self, *, wait: bool) -> Program[Op, None]:
         """Merge what has arrived in the background; wait for it if need be."""
-        errand = self._errand
-        if errand is None:
+        background = self._background
+        if background is None:
             if self.strategy.under_way is not None:  # the wait for it was broken off
                 yield from self._carry(self.strategy.under_way)
             return
-        if not (wait or errand.over):
+        if not (wait or background.over):
             return
         self._count()
         try:
-            if not errand.over:
-                yield Join(errand)
+            if not background.over:
+                yield JoinBackground(background)
         finally:
             self._count(idle=True)
-        self._errand = None
-        if errand.error is not None:
-            self._failed(errand.error)
-            raise errand.error
-        self.strategy.arrived(errand.receipt)
-        if errand.receipt is not None:
-            self._note(errand.receipt)
+        self._background = None
+        if background.error is not None:
+            self._failed(background.error)
+            raise background.error
+        self.strategy.arrived(background.receipt)
+        if background.receipt is not None:
+            self._note(background.receipt)
 
     def _note(self, receipt: Receipt | None) -> Receipt:
         if receipt is not None:

@@ -385,11 +385,11 @@ class TestPlans:
             worker = await AsyncWorker(server.url, START, timeout=1).connect()
             await worker.step(ones(worker.params))
             await until(lambda: waiting_at(server) == 1, "the first push")
-            errand = worker._errand
+            background = worker._background
             server.stop()
             await asyncio.sleep(0)
-            assert errand is not None
-            await until(lambda: errand.over, "what became of it")
+            assert background is not None
+            await until(lambda: background.over, "what became of it")
             with pytest.raises(Unavailable, match="shutting down"):
                 await worker.step(ones(worker.params))
             np.testing.assert_array_equal(worker.params["w"], -1)  # nothing of this step was done
@@ -401,9 +401,9 @@ class TestPlans:
             async with AsyncWorker(server.url, START) as one, AsyncWorker(server.url, START) as two:
                 await one.step(ones(START))
                 await until(lambda: waiting_at(server) == 1, "the first push")
-                errand = one._errand
-                assert errand is not None
-                await cancel(errand.task)
+                background = one._background
+                assert background is not None
+                await cancel(background.task)
                 with pytest.raises(ConnectionLost, match="in the background was cancelled"):
                     await one.step(ones(START))
                 await two.step(ones(START))
@@ -499,8 +499,8 @@ class TestCancelled:
             await one.stats()
             await cancel(step)
             np.testing.assert_array_equal(one.params["w"], -2)
-            assert one._errand is not None
-            assert not one._errand.over
+            assert one._background is not None
+            assert not one._background.over
             await two.step(ones(START))
             assert await one.refresh() == 1
             assert value_of(server) == -1

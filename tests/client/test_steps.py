@@ -17,7 +17,14 @@ from aiops.client.params import Params
 from aiops.client.program import drive
 from aiops.client.request_kinds import Receipt
 from aiops.client.strategies import Transfer
-from aiops.client.training_loop import Join, Offer, Op, Send, SendInBackground, TrainingLoop
+from aiops.client.training_loop import (
+    JoinBackground,
+    Offer,
+    Op,
+    Send,
+    SendInBackground,
+    TrainingLoop,
+)
 from aiops.errors import (
     BadPush,
     ConnectionLost,
@@ -96,9 +103,9 @@ class Server:
         params.version = self.version
         params.held[:] = params.versions[:] = self.version
 
-    def see_to(self, errand: BackgroundTransfer) -> None:
-        if not errand.over:
-            errand.receipt, errand.over = self.carry(errand.transfer), True
+    def see_to(self, background: BackgroundTransfer) -> None:
+        if not background.over:
+            background.receipt, background.over = self.carry(background.transfer), True
 
 
 class TestOrders:
@@ -215,15 +222,15 @@ class TestOrders:
             answered.append(BackgroundTransfer(order.transfer))
             return answered[-1]
 
-        def wait(order: Join) -> None:
-            assert order.errand is answered[0]
+        def wait(order: JoinBackground) -> None:
+            assert order.background is answered[0]
             server.see_to(answered[0])
 
         assert [type(order) for order in self.drive(server)[1]] == []
         assert [type(order) for order in self.drive(server, begin)[1]] == [SendInBackground]
         assert [type(order) for order in self.drive(server)[1]] == []
         assert [type(order) for order in self.drive(server, wait, begin)[1]] == [
-            Join,
+            JoinBackground,
             SendInBackground,
         ]
         server.see_to(answered[1])
@@ -255,11 +262,11 @@ class Chaos:
         if isinstance(order, SendInBackground):
             self.errands.append(BackgroundTransfer(order.transfer))
             return self.errands[-1]
-        if isinstance(order, Join):
+        if isinstance(order, JoinBackground):
             if event in ("closed", "interrupted"):
                 raise Broken
-            assert isinstance(order.errand, BackgroundTransfer)
-            self.end(order.errand, event)
+            assert isinstance(order.background, BackgroundTransfer)
+            self.end(order.background, event)
             return None
         assert isinstance(order, Send)
         if event == "refused" and id(order.transfer) not in self.server.answered:
@@ -271,18 +278,18 @@ class Chaos:
             raise ConnectionLost("cut") if event == "lost after" else Broken
         return receipt
 
-    def end(self, errand: BackgroundTransfer, event: str) -> None:
-        if errand.over:
+    def end(self, background: BackgroundTransfer, event: str) -> None:
+        if background.over:
             return
-        if event == "refused" and id(errand.transfer) not in self.server.answered:
-            errand.error = BadPush("no")
+        if event == "refused" and id(background.transfer) not in self.server.answered:
+            background.error = BadPush("no")
         elif event == "lost before":
-            errand.error = ConnectionLost("cut")
+            background.error = ConnectionLost("cut")
         else:
-            errand.receipt = self.server.carry(errand.transfer)
+            background.receipt = self.server.carry(background.transfer)
             if event == "lost after":
-                errand.receipt, errand.error = None, ConnectionLost("cut")
-        errand.over = True
+                background.receipt, background.error = None, ConnectionLost("cut")
+        background.over = True
 
 
 class TestBrokenOff:

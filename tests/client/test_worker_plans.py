@@ -209,9 +209,9 @@ class TestOverlap:
             worker, other = Worker(server.url, START, timeout=1), Worker(server.url, START)
             worker.step(ones(worker.params))
             eventually(lambda: waiting_at(server) == 1, "the first push")
-            errand = worker._errand
-        assert errand is not None
-        assert errand.done.wait(PATIENCE)
+            background = worker._background
+        assert background is not None
+        assert background.done.wait(PATIENCE)
         with pytest.raises(Unavailable, match="shutting down"):
             worker.step(ones(worker.params))
         np.testing.assert_array_equal(worker.params["w"], -1)  # nothing of this step was done

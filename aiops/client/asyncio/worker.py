@@ -15,7 +15,7 @@ from aiops.client.program import Program, T, drive_awaiting
 from aiops.client.request_kinds import Receipt
 from aiops.client.training_loop import (
     Gradients,
-    Join,
+    JoinBackground,
     Offer,
     Op,
     Send,
@@ -34,7 +34,7 @@ __all__ = ["AsyncCompute", "AsyncWorker"]
 AsyncCompute: TypeAlias = Callable[[Params], Gradients | Awaitable[Gradients]]
 
 
-class _BackgroundTransfer:
+class _TaskTransfer:
     """A transfer that a task carries while gradients are computed."""
 
     def __init__(self, client: AsyncClient, transfer: Transfer) -> None:
@@ -109,7 +109,7 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
     ) -> None:
         self._client = AsyncClient(url, role="worker", token=token, name=name, timeout=timeout)
         self._initial, self._tables, self._views = params, tables, views
-        self._errand: _BackgroundTransfer | None = None  # the last one
+        self._background: _TaskTransfer | None = None  # the last one
         self._busy = False
         forks.note(self)
 
@@ -228,8 +228,8 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
                 with self._turn("close"):
                     await self._play(self._begun.flush())
         finally:
-            if self._errand is not None:
-                self._errand.task.cancel()
+            if self._background is not None:
+                self._background.task.cancel()
             await self._client.close()
 
     async def abandon(self) -> None:
@@ -262,9 +262,9 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
             case Offer(params):
                 return await self._client.offer(params, self._tables)
             case SendInBackground(transfer):
-                self._errand = _BackgroundTransfer(self._client, transfer)
-                return self._errand
-            case Join(errand):
-                assert isinstance(errand, _BackgroundTransfer)
-                await asyncio.wait([errand.task])  # which has a deadline of its own
+                self._background = _TaskTransfer(self._client, transfer)
+                return self._background
+            case JoinBackground(background):
+                assert isinstance(background, _TaskTransfer)
+                await asyncio.wait([background.task])  # which has a deadline of its own
                 return None

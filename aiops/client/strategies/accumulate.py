@@ -8,7 +8,7 @@ from typing import Any
 from aiops.client.params import Params, Stamp
 from aiops.client.request_kinds import Receipt
 from aiops.client.strategies.base import LocalStrategy
-from aiops.client.strategies.flat import Model, ranges, rounded, take_over, zeros
+from aiops.client.strategies.flat import LocalModel, ranges, rounded, take_over, zeros
 from aiops.client.strategies.plan import Plan
 from aiops.client.transfer import Transfer
 from aiops.model.layout import Array
@@ -26,7 +26,7 @@ class Accumulate(LocalStrategy):
     def __init__(self, plan: Mapping[str, Any], params: Params) -> None:
         super().__init__(params)
         read = Plan(plan)
-        self._model = Model(params, read.inner())
+        self._model = LocalModel(params, read.inner())
         self._push_every = read.whole("push_every", 1)
         self._fetch_every = read.whole("fetch_every", 1)
         self._sum = zeros(params.layout)

@@ -10,7 +10,7 @@ import numpy as np
 from aiops.client.params import Params
 from aiops.client.request_kinds import Receipt
 from aiops.client.strategies.base import LocalStrategy
-from aiops.client.strategies.flat import Model, note_version, rounded, take_over, wide
+from aiops.client.strategies.flat import LocalModel, note_version, rounded, take_over, wide
 from aiops.client.strategies.plan import Plan
 from aiops.client.transfer import Transfer
 from aiops.model.layout import Array
@@ -28,7 +28,7 @@ class Elastic(LocalStrategy):
     def __init__(self, plan: Mapping[str, Any], params: Params) -> None:
         super().__init__(params)
         read = Plan(plan)
-        self._model = Model(params, read.inner())
+        self._model = LocalModel(params, read.inner())
         self._every = read.whole("push_every", 1)
         self._kappa = read.real("moving_rate", 0, 1)
         self._lookahead = read.real("lookahead", 0, 1, 0.0)

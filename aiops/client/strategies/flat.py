@@ -128,7 +128,7 @@ class Intake:
         return -1
 
 
-class Model:
+class LocalModel:
     """A worker's own model: parameters that it trains itself, by an optimiser of its own.
 
     Parameters

@@ -13,7 +13,7 @@ from aiops.client.request_kinds import Receipt
 from aiops.client.strategies.base import LocalStrategy
 from aiops.client.strategies.flat import (
     Intake,
-    Model,
+    LocalModel,
     note_version,
     ranges,
     rounded,
@@ -57,10 +57,11 @@ class Gated(LocalStrategy):
         self._gradients: Mapping[str, Array] = {}
         self._kept = _Sum(params, self._gate) if self._gate.skipped == "accumulate" else None
         self._fresh = params  # where parameters are received
-        self._model: Model | None = None
+        self._model: LocalModel | None = None
         if self._gate.local:
             inner = {"optimizer": "sgd", "lr": self._gate.local}
-            self._model, self._fresh = Model(params, Plan({"inner": inner}).inner()), params.copy()
+            self._model = LocalModel(params, Plan({"inner": inner}).inner())
+            self._fresh = params.copy()
         self._take = Intake(params).take if self._model is None else self._model.take
         self._sent_once = False  # the server has a gradient that it can apply again
         self.local, self.writes = self._kept is not None, self._model is not None

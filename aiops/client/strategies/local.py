@@ -10,7 +10,7 @@ import numpy as np
 from aiops.client.params import Params, Stamp
 from aiops.client.request_kinds import Receipt
 from aiops.client.strategies.base import LocalStrategy
-from aiops.client.strategies.flat import Model, difference, note_version, ranges, wide
+from aiops.client.strategies.flat import LocalModel, difference, note_version, ranges, wide
 from aiops.client.strategies.plan import Plan
 from aiops.client.transfer import Transfer
 from aiops.errors import UsageError
@@ -43,7 +43,7 @@ class Local(LocalStrategy):
     def __init__(self, plan: Mapping[str, Any], params: Params) -> None:
         super().__init__(params)
         read, layout = Plan(plan), params.layout
-        self._model = Model(params, read.inner())
+        self._model = LocalModel(params, read.inner())
         self._every, self._limit = read.whole("push_every", 1), read.whole("limit", 0, 0)
         self._overlap = read.word("overlap", ("none", "free", "cycle", "mix"), "none")
         self._mix, self._in_step = read.real("mix", 0, 1, 0.0), read.truth("in_step")

@@ -11,7 +11,7 @@ from aiops.client.facade import Facade
 from aiops.client.params import Params, Stamped
 from aiops.client.program import T, drive
 from aiops.client.request_kinds import Receipt, Request
-from aiops.client.sync.connection import Connection
+from aiops.client.sync.connection import BlockingConnection
 from aiops.client.transfer import Transfer
 from aiops.common import forks
 from aiops.common.closing import Closing
@@ -68,7 +68,7 @@ class Client(Facade, Closing):
         pongs: bool = False,
     ) -> None:
         super().__init__(url, role=role, token=token, name=name, timeout=timeout, pongs=pongs)
-        self._connection = Connection(self._session, self._host, self._port)
+        self._connection = BlockingConnection(self._session, self._host, self._port)
         forks.note(self)
         self._run(None)
 

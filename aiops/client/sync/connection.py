@@ -51,7 +51,7 @@ class _Handed(NamedTuple):
     fault: Exception | None
 
 
-class Connection:
+class BlockingConnection:
     """The sockets of a session, which are made again when they were lost.
 
     One thread uses it at a time, except for `interrupt`. Deadlines (``until``) are times of
@@ -333,7 +333,7 @@ class Connection:
 
     def _keep_lines(self, branches: Sequence[ShardChannel]) -> None:
         """Close the connections to shards that hold nothing of the model."""
-        others = [line for line in self._lines[1:] if line.hearer not in branches]
+        others = [line for line in self._lines[1:] if line.receiver not in branches]
         for line in others:
             line.socket.close()
             self._lines.remove(line)

@@ -22,7 +22,7 @@ GLANCE: int = getattr(socket, "MSG_DONTWAIT", 0)
 _VECTORS = 512  # buffers given to one sendmsg (the limit is 1,024)
 
 
-class Hearer(Protocol):
+class ByteReceiver(Protocol):
     """The receiver of a socket's bytes: a session, or a branch of one."""
 
     @property
@@ -46,12 +46,12 @@ class ShardSocket:
     ----------
     sock
         Connected; the caller closes it.
-    hearer
+    receiver
         The session or branch whose bytes it carries.
     """
 
-    def __init__(self, sock: socket.socket, hearer: Hearer) -> None:
-        self.socket, self.hearer = sock, hearer
+    def __init__(self, sock: socket.socket, receiver: ByteReceiver) -> None:
+        self.socket, self.receiver = sock, receiver
         self._out: list[Buffer] = []
 
     def say(self, buffers: Sequence[Buffer]) -> None:
@@ -66,14 +66,14 @@ class ShardSocket:
     @property
     def events(self) -> int:
         """The events to wait for, as `select.poll` names them."""
-        self.say(self.hearer.outgoing())
-        reading = 0 if self.hearer.waiting else select.POLLIN
+        self.say(self.receiver.outgoing())
+        reading = 0 if self.receiver.waiting else select.POLLIN
         return reading | (select.POLLOUT if self._out else 0)
 
     @property
     def unsent(self) -> bool:
         """True while something is still to be sent."""
-        self.say(self.hearer.outgoing())
+        self.say(self.receiver.outgoing())
         return bool(self._out)
 
     def send(self) -> None:
@@ -87,10 +87,10 @@ class ShardSocket:
     def receive(self) -> bool:
         """Take in what is there; return whether there was anything."""
         try:
-            count = self.socket.recv_into(self.hearer.next_buffer()[:RECEIVE], 0, GLANCE)
+            count = self.socket.recv_into(self.receiver.next_buffer()[:RECEIVE], 0, GLANCE)
         except (BlockingIOError, InterruptedError):
             return False
-        self.hearer.received(count)
+        self.receiver.received(count)
         return True
 
 

@@ -15,7 +15,7 @@ from aiops.client.request_kinds import Receipt
 from aiops.client.sync.client import Client
 from aiops.client.training_loop import (
     Gradients,
-    Join,
+    JoinBackground,
     Offer,
     Op,
     Send,
@@ -36,7 +36,7 @@ Compute: TypeAlias = Callable[[Params], Gradients]
 _BEAT = 2.0  # seconds between looks at an idle connection, at most
 
 
-class _BackgroundTransfer:
+class _ThreadTransfer:
     """A transfer that the worker's thread carries while gradients are computed."""
 
     def __init__(self, transfer: Transfer) -> None:
@@ -131,8 +131,8 @@ class Worker(WorkerFacade, Closing):
             raise
         self._tables = tables  # to be offered again to a server that has lost its model
         self._lock = threading.Lock()
-        self._errands: queue.SimpleQueue[_BackgroundTransfer | None] = queue.SimpleQueue()
-        self._errand: _BackgroundTransfer | None = None  # the last one
+        self._transfers: queue.SimpleQueue[_ThreadTransfer | None] = queue.SimpleQueue()
+        self._background: _ThreadTransfer | None = None  # the last one
         forks.note(self)
         self._thread = threading.Thread(target=self._keep, name="aiops-worker", daemon=True)
         self._thread.start()
@@ -252,9 +252,9 @@ class Worker(WorkerFacade, Closing):
             if flush:
                 self._play(self._steps.flush())
         finally:
-            if self._errand is not None and not self._errand.done.is_set():
+            if self._background is not None and not self._background.done.is_set():
                 self._client.interrupt()
-            self._errands.put(None)
+            self._transfers.put(None)
             self._thread.join(1.0)
             if not self._thread.is_alive():  # else it waits for a host that does not answer
                 self._client.close()
@@ -267,7 +267,7 @@ class Worker(WorkerFacade, Closing):
         """Refuse to work in a fork: its thread is missing there, and its lock may stay held."""
         super().forked()
         self._lock = threading.Lock()
-        self._errands = queue.SimpleQueue()
+        self._transfers = queue.SimpleQueue()
 
     def _play(self, script: Program[Op, T]) -> T:
         return drive(script, self._carry_out)
@@ -283,13 +283,13 @@ class Worker(WorkerFacade, Closing):
                 with self._lock:
                     return self._client.offer(params, self._tables)
             case SendInBackground(transfer):
-                self._errand = _BackgroundTransfer(transfer)
-                self._errands.put(self._errand)
-                return self._errand
-            case Join(errand):
+                self._background = _ThreadTransfer(transfer)
+                self._transfers.put(self._background)
+                return self._background
+            case JoinBackground(background):
                 limit = self._client.patience + _BEAT
-                assert isinstance(errand, _BackgroundTransfer)
-                if not errand.done.wait(limit):
+                assert isinstance(background, _ThreadTransfer)
+                if not background.done.wait(limit):
                     raise DeadlineExceeded(
                         f"{self.url} did not answer a push in the background within {limit:g} s"
                     )
@@ -300,18 +300,18 @@ class Worker(WorkerFacade, Closing):
         beat = min(_BEAT, self.plan.get("heartbeat") or _BEAT)
         while True:
             try:
-                errand = self._errands.get(timeout=beat)
+                background = self._transfers.get(timeout=beat)
             except queue.Empty:
                 self._attend()
                 continue
-            if errand is None:
+            if background is None:
                 return
             try:
                 with self._lock:
-                    errand.receipt = self._client.carry(errand.transfer)
+                    background.receipt = self._client.carry(background.transfer)
             except BaseException as error:
-                errand.error = error
-            errand.done.set()
+                background.error = error
+            background.done.set()
 
     def _attend(self) -> None:
         if self._lock.acquire(blocking=False):
