@@ -107,7 +107,8 @@ class StaleGradient(Refused):
 class Restarted(StaleGradient):
     """The server was restarted, and its versions differ: fetch, and compute the gradient again.
 
-    The client finds this out when it connects again; nothing was pushed.
+    The client finds this out when it connects again, and does not push to the present run. The text
+    says whether the push was sent before: the earlier run may then have applied it.
     """
 
     code = "restarted"

@@ -17,7 +17,7 @@ SIZES = {
     "averaging": (2, 269),
     "bandwidth": (7, 1592),
     "cli": (18, 2680),
-    "client": (53, 10359),
+    "client": (56, 10715),
     "codecs": (10, 2188),
     "common": (9, 443),
     "engine": (20, 4161),

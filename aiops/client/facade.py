@@ -116,7 +116,7 @@ class Facade:
         UsageError
             When they lie in the server's memory, and the plan has the worker write to them.
         """
-        steps = TrainingLoop(self._session, params, clock)
+        steps = TrainingLoop(self._session.info, self._session.ledger, params, clock)
         if isinstance(params, Leased) and steps.strategy.writes:
             params.let_go()
             raise UsageError(

@@ -22,7 +22,7 @@ there; a larger one has its header compared first, and is then received where it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -34,13 +34,13 @@ from aiops.client.pending import PendingRequests
 from aiops.client.receive_params import ParameterSink
 from aiops.client.request_kinds import Means, PushRequest, Receipt, Request
 from aiops.client.server_info import ServerInfo
-from aiops.client.template import Template
 from aiops.codecs.raw import NAME as RAW
 from aiops.model.layout import Array, Layout
 from aiops.wire import messages
 from aiops.wire.connection import Buffer
 from aiops.wire.messages import Ack, Message, Push
 from aiops.wire.sinks import Sink
+from aiops.wire.template import Path, Template, framed
 
 ROOM: Final = 64 * 1024
 """The largest answer, in bytes, that is received beside the parameters."""
@@ -51,11 +51,11 @@ LARGEST: Final = 1 << 20
 _VIEWS: Final = 256
 """The most tensors whose gradients are sent from arrays of their own."""
 
-_PUSH = [("id",), ("seq",), ("have",), ("parts", 0, 4)]
-_ACK = [
+_PUSH: Sequence[Path] = (("id",), ("seq",), ("have",), ("parts", 0, 4))
+_ACK: Sequence[Path] = (
     *(("id",), ("version",), ("current",), ("parts", 0, 4), ("staleness",), ("mean_staleness",)),
-    *(("vbar",), ("vbars",)),
-]
+)
+_STATISTICS: Sequence[Path] = (("vbar",), ("vbars",))
 
 
 def steady_push(
@@ -84,6 +84,18 @@ def steady_push(
     ):
         return None
     return push
+
+
+def _template(
+    header: bytes, nbytes: int, numbers: Sequence[Path], others: Sequence[Path] = ()
+) -> tuple[Template, Sequence[Path]]:
+    """Return the template of messages like one, and which of the ``others`` vary in it."""
+    run, slots = framed(header, nbytes)
+    varying = [path for path in others if path in slots and slots[path].end > slots[path].begin]
+    try:
+        return Template(run, [slots[path] for path in (*numbers, *varying)]), varying
+    except KeyError as error:
+        raise ValueError(f"no number that may vary at {error}") from None
 
 
 class SteadyExchange:
@@ -133,13 +145,13 @@ class SteadyExchange:
     ) -> None:
         self._pending, self._ledger, self._traffic = pending, ledger, ledger.traffic
         self._layout, nbytes = layout, layout.nbytes
-        header = messages.encode(push)
-        self._push = Template(header, nbytes, _PUSH)
-        self._ack = Template(ack, nbytes, _ACK, [("vbar",), ("vbars",)])
-        self._has_vbar = ("vbar",) not in self._ack.lacking
-        self._has_vbars = ("vbars",) not in self._ack.lacking
+        self._push, _others = _template(messages.encode(push), nbytes, _PUSH)
+        self._ack, found = _template(ack, nbytes, _ACK, _STATISTICS)
+        self._has_vbar, self._has_vbars = (path in found for path in _STATISTICS)
         if self._has_vbars and not self._has_vbar:
             raise ValueError("statistics by tensor, and none of the model")
+        if not all(most for _least, most in [*self._push.bounds, *self._ack.bounds[:5]]):
+            raise ValueError("integers of a form that this client does not write")
         self._bounds = tuple(bound for field in self._push.bounds for bound in field)
         self._most = tuple(most for _least, most in self._ack.bounds[1:5])
         self._tensors = tuple((t.name, t.dtype, t.shape) for t in layout.tensors)
@@ -163,7 +175,7 @@ class SteadyExchange:
         numbers = push.id, push.seq, push.have, push.parts[0].version
         bounds = zip(numbers, self._push.bounds, strict=True)
         fits = all(low <= number <= high for number, (low, high) in bounds)
-        self.failed = not (fits and self._ack.matches(ack, self._nbytes))
+        self.failed = not (fits and self._ack.values(framed(ack, self._nbytes)[0]) is not None)
         return not self.failed
 
     def begin(self, params: Params, gradients: Mapping[str, Array]) -> list[Buffer] | None:
@@ -201,7 +213,9 @@ class SteadyExchange:
         ):
             self.failed = True  # one of them needs another width: learn that
             return None
-        views[0] = self._push.pack(id, seq, have, age)
+        template = self._push  # `Template.filled` in line: one call less per exchange
+        template.pieces[1::2] = id, seq, have, age
+        views[0] = template.pack(*template.pieces)
         pending.next_id, pending.seq = id + 1, seq  # used up, even if the exchange fails
         self._params, self._gradients, self._numbers = params, gradients, (id, seq)
         self._have, self._age = have, age
@@ -257,9 +271,11 @@ class SteadyExchange:
 
     def _read(self) -> tuple[Any, ...] | None:
         """Return the fields of the answer, if they are what an answer may have."""
-        found = self._ack.values(self._whole)
-        if found is None:
+        template = self._ack  # `Template.values` in line: one call less per exchange
+        pieces = template.unpack(self._whole)
+        if pieces[::2] != template.constants:
             return None
+        found: tuple[Any, ...] = template.pick(pieces)
         most = self._most
         if (
             (found[0] != self._numbers[0] or found[1] > most[0] or found[2] > most[1])

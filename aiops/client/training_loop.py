@@ -19,10 +19,11 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from aiops.bandwidth.byte_accounting import Ledger
 from aiops.client.params import Params
 from aiops.client.program import Program
 from aiops.client.request_kinds import Receipt
-from aiops.client.session import Session
+from aiops.client.server_info import ServerInfo
 from aiops.client.strategies import Direct, LocalStrategy, Transfer, strategy_for
 from aiops.errors import NotReady, Refused, Restarted, StaleGradient, UsageError
 from aiops.model.layout import Array
@@ -84,8 +85,10 @@ class TrainingLoop:
 
     Parameters
     ----------
-    session
-        Its session with the server, which is ready.
+    info
+        The server that it trains with.
+    ledger
+        The client's account, which is told what gates hold back.
     params
         The server's parameters; the strategy's from here on.
     clock
@@ -106,8 +109,10 @@ class TrainingLoop:
         When the plan asks for what this client does not know, or the model cannot be trained so.
     """
 
-    def __init__(self, session: Session, params: Params, clock: Callable[[], float]) -> None:
-        self._session, self._clock = session, clock
+    def __init__(
+        self, info: ServerInfo, ledger: Ledger, params: Params, clock: Callable[[], float]
+    ) -> None:
+        self._info, self._ledger, self._clock = info, ledger, clock
         self.params = params
         self.strategy: LocalStrategy = strategy_for(self._plan, params)
         self.last: Receipt | None = None
@@ -121,7 +126,7 @@ class TrainingLoop:
     @property
     def _plan(self) -> Mapping[str, Any]:
         """The client plan, which may be another one since the server was restarted."""
-        return self._session.info.plan
+        return self._info.plan
 
     # ------------------------------------------------------------ the programs
 
@@ -135,7 +140,7 @@ class TrainingLoop:
         """
         if not again and self._plan.get("recompute"):
             raise UsageError(
-                f"{self._session.info.policy} may ask for a gradient again: call step(function)"
+                f"{self._info.policy} may ask for a gradient again: call step(function)"
                 " with a function params → gradients"
             )
 
@@ -144,7 +149,7 @@ class TrainingLoop:
 
     def begin(self, *, again: bool) -> None:
         """Begin such a step (`direct`): computing is over. Raises as `check` does."""
-        if not again and self._session.info.plan.get("recompute"):
+        if not again and self._info.plan.get("recompute"):
             self.check(again=again)
         now = self._clock()
         self.compute_seconds += now - self._since
@@ -230,7 +235,7 @@ class TrainingLoop:
 
     def _note_held(self, transfer: Transfer | None) -> None:
         """Enter in the ledger the tensors that the gates held back after a mini-batch."""
-        tensors, ledger = self.params.layout.tensors, self._session.ledger
+        tensors, ledger = self.params.layout.tensors, self._ledger
         pushed = transfer.arrays if transfer is not None else None
         if pushed is not None and len(pushed) < len(tensors):
             held = [index for index, tensor in enumerate(tensors) if tensor.name not in pushed]
@@ -246,7 +251,7 @@ class TrainingLoop:
         Steps that were only taken here stay on top of its parameters. If it has come back without
         any, it is offered these: what is then lost is the optimiser's state and the tables' rows.
         """
-        server = self._session.server
+        server = self._info.url
         _log.warning("%s was restarted: going on with its parameters", server)
         self.strategy.restarted()
         try:

@@ -3,7 +3,7 @@
 From one exchange to the next only some integers of a header change: the request's id, the sequence
 number, the versions. A `Template` is learnt from one header, with any order of keys and any widths
 of integers. Another header is then compared with it, and its values are read, by a
-single `struct` call; an answer is written by one.
+single `struct` call; an answer is written by one. Both sides have templates of both messages.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from struct import Struct
 from typing import Any, NamedTuple, TypeAlias
+
+from aiops.model.parts import LARGEST
 
 Path: TypeAlias = tuple[str | int, ...]
 """A value's path in a header: keys of maps and indices of lists, from the outermost in."""
@@ -23,6 +25,9 @@ _FIXED = {0xCA: "f", 0xCB: "d", 0xCC: "B", 0xCD: "H", 0xCE: "I", 0xCF: "Q"} | {
     0xD3: "q",
 }
 """The `struct` codes of MessagePack's numbers of fixed width, by the byte that precedes them."""
+
+_UNSIGNED = {0xCC: (1 << 7, 1), 0xCD: (1 << 8, 2), 0xCE: (1 << 16, 4), 0xCF: (1 << 32, 8)}
+"""The least integer for which an encoder needs this form, and its width in bytes."""
 
 _LENGTHS = {
     0xC4: 1,
@@ -36,16 +41,24 @@ _LENGTHS = {
     0xDE: 2,
     0xDF: 4,  # lists and maps
 }
+_FRAME = b"\xce"  # the first byte of a message: a map whose length has 4 bytes
+_SMALL = 0x7F  # the largest integer in the shortest form
 _BYTES, _TEXTS, _LISTS = (0xC4, 0xC5, 0xC6), (0xD9, 0xDA, 0xDB), (0xDC, 0xDD)
 
 
 class Slot(NamedTuple):
-    """A value of a header: the begin and end of its bytes, and their `struct` code."""
+    """A value of a header: the begin and end of its bytes, and their `struct` code.
+
+    ``least`` and ``most`` bound the unsigned integers that the header's writer puts into these
+    bytes; an integer outside of them may have another width. Of other values they are 0.
+    """
 
     path: Path
     begin: int
     end: int
     code: str
+    least: int = 0
+    most: int = 0
 
 
 class Template:
@@ -62,6 +75,8 @@ class Template:
     ----------
     size
         Bytes of the run.
+    bounds
+        The `Slot.least` and `Slot.most` of each value that varies.
     unpack, constants, pick
         The steps of `values`, for callers in a hurry: unpack all pieces of the bytes from an
         offset on; the values that every second piece must have; pick the others in order.
@@ -69,7 +84,7 @@ class Template:
         The same for `filled`: the pieces, every second of which is a value, to be packed.
     """
 
-    __slots__ = ("constants", "pack", "pick", "pieces", "size", "unpack")
+    __slots__ = ("bounds", "constants", "pack", "pick", "pieces", "size", "unpack")
 
     def __init__(self, data: bytes, slots: Sequence[Slot]) -> None:
         codes, pieces, order = [], [], []
@@ -84,6 +99,7 @@ class Template:
         layout = Struct(">" + "".join(codes))
         self.size = layout.size
         self.unpack, self.pack = layout.unpack_from, layout.pack
+        self.bounds = [(slot.least, slot.most) for slot in slots]
         self.constants = tuple(pieces[::2])
         self.pick = itemgetter(*(2 * order.index(slot) + 1 for slot in slots))
         self.pieces: list[Any] = pieces
@@ -109,18 +125,44 @@ def slots(header: bytes) -> dict[Path, Slot]:
     header
         The bytes of one MessagePack map whose keys are texts; it has been decoded before.
     """
-    found: dict[Path, Slot] = {}
-    for slot in _walk(header, [0], ()):
-        found[slot.path] = slot
-    return found
+    return {slot.path: slot for slot in _walk(header, [0], ()) if slot.most != _SMALL}
+
+
+def framed(header: bytes, nbytes: int) -> tuple[bytes, dict[Path, Slot]]:
+    """Return a header between its own prefix and that of its payload, and the slots in that.
+
+    Parameters
+    ----------
+    header
+        As `slots`' argument.
+    nbytes
+        Bytes of the payload that follows.
+
+    Returns
+    -------
+    The run of bytes, and the slots: also of integers in their shortest form, a single byte.
+    """
+    shift = len(_FRAME) + 4
+    run = b"%b%b%b\xc6%b" % (_FRAME, len(header).to_bytes(4), header, nbytes.to_bytes(4))
+    return run, {
+        slot.path: slot._replace(begin=slot.begin + shift, end=slot.end + shift)
+        for slot in _walk(header, [0], ())
+    }
 
 
 def _walk(data: bytes, at: list[int], path: Path) -> Iterator[Slot]:
     """Yield the slots of the value at ``at[0]``, which is moved past it."""
     mark, begin = data[at[0]], at[0] + 1
+    if mark <= _SMALL:
+        at[0] = begin
+        yield Slot(path, begin - 1, begin, "B", 0, _SMALL)
+        return
     if mark in _FIXED:
-        at[0] = begin + Struct(">" + _FIXED[mark]).size
-        yield Slot(path, begin, at[0], _FIXED[mark])
+        at[0] = end = begin + Struct(">" + _FIXED[mark]).size
+        least, width = _UNSIGNED.get(mark, (0, 0))
+        if int.from_bytes(data[begin:end]) < least:  # its writer does not mind the width
+            least = 0
+        yield Slot(path, begin, end, _FIXED[mark], least, min((1 << 8 * width) - 1, LARGEST))
         return
     count, content = _extent(data, mark, begin)
     if mark in _BYTES:

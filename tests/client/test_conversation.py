@@ -24,6 +24,7 @@ from aiops.errors import (
     NotReady,
     Refused,
     RemoteProtocolError,
+    Restarted,
     StaleGradient,
     Unauthorised,
     UsageError,
@@ -446,6 +447,25 @@ class TestLostConnections:
         assert pushed == [1] * (1 + arrived), "it is sent again under the same number"
         assert pair.ask(pair.requests.push(ONES, params, None)).version == 2
         assert pair.server.heard[-1].seq == 2  # type: ignore[attr-defined]
+
+    @pytest.mark.parametrize("sent", [False, True])
+    def test_a_restart_says_whether_a_push_was_sent(self, sent: bool) -> None:
+        """The earlier run may have applied what was sent to it; the error must not deny that."""
+        pair, params = ready(Server(run="one"))
+        if sent:
+            request = pair.requests.push(ONES, params, params)
+            pair.move(None, 0)
+            assert pair.server.version == 1
+        pair.cut()
+        pair.server = Server(run="two")
+        pair.connect()
+        pair.settle()
+        if not sent:
+            request = pair.requests.push(ONES, params, params)
+        told = "may have been applied to the parameters of the earlier run"
+        with pytest.raises(Restarted, match=told if sent else "it was not pushed"):
+            pair.ask(request)
+        assert not any(isinstance(message, messages.Push) for message in pair.server.heard)
 
     def test_a_fetch_cut_anywhere_is_made_again_in_full(self) -> None:
         for down in range(self.FETCH_DOWN):

@@ -75,12 +75,10 @@ class Server:
         self.answered: dict[int, tuple[Transfer, Receipt | None]] = {}
         self.now = 0.0
         layout = Layout.of(START)
-        about = {"plan": plan, "policy": "some-policy", "server": "aiops://s"}
-        talk: Any = SimpleNamespace(ledger=Ledger(own=True), **about)
-        talk.ledger.layout = layout
+        info: Any = SimpleNamespace(plan=plan, policy="some-policy", url="aiops://s")
         params = Params(layout)
         self._tell(params)
-        self.steps = TrainingLoop(talk, params, lambda: self.now)
+        self.steps = TrainingLoop(info, Ledger(layout, own=True), params, lambda: self.now)
 
     def carry(self, transfer: Transfer) -> Receipt | None:
         """Apply it, unless that has been done, and answer."""

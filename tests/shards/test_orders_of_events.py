@@ -41,11 +41,11 @@ class Checker:
                 self.used += result.used
             if self.params is not None:
                 self.check(self.params)
-        if not talk.ready or talk.layout is None:
+        if not talk.ready or talk.info.layout is None:
             self.asked = "define"
             return actor.requests.define(self.model)
         if self.params is None:
-            self.params = Params(talk.layout)
+            self.params = Params(talk.info.layout)
             self.asked = "fetch"
             return actor.requests.fetch(self.params)
         if not self.left:

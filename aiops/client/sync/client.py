@@ -150,7 +150,9 @@ class Client(Facade, Closing):
         StaleGradient
             When the policy wants it recomputed on newer parameters.
         Restarted
-            When the server was restarted since ``params`` came: fetch, and compute it again.
+            When the server was restarted since ``params`` came: fetch, and compute it again. The
+            text says whether it was sent before, and may have been applied to the earlier run's
+            parameters.
         Unavailable
             When the server is shutting down.
         """
