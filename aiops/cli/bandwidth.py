@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from aiops.cli.flags import Json
-from aiops.common import formatting, ledger_tables
+from aiops.cli.flags import Assign, Json, Lr, Plot
+from aiops.cli.long_run import INTERRUPTED, progress_bar
+from aiops.common import formatting, ledger_tables, tables
 from aiops.errors import AiopsError, UsageError, nearest
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 Preset = Annotated[str | None, typer.Option(help="quick, pareto, figures, budget or link.")]
 Policy = Annotated[str | None, typer.Option(help="Algorithm: a name, or package.module:Class.")]
-Lr = Annotated[float | None, typer.Option(help="Learning rate; default the policy's.")]
-Assign = Annotated[list[str] | None, typer.Option("--set", help="A setting of it, key=value.")]
 Gate = Annotated[list[str] | None, typer.Option(help="As the server's; repeat to sweep; 'none'.")]
 PushCodec = Annotated[list[str] | None, typer.Option(help="As the server's, ; between several.")]
 FetchCodec = Annotated[list[str] | None, typer.Option(help="The same; repeat to sweep; 'none'.")]
@@ -45,7 +43,6 @@ Delay = Annotated[float | None, typer.Option(help="Delay of the link in seconds.
 Samples = Annotated[int | None, typer.Option(help="Tests of the parameters while it trains.")]
 Again = Annotated[bool, typer.Option("--again", help="Repeat cases that have been run already.")]
 Out = Annotated[Path, typer.Option(help="Results: FILE.json; tables and plots go beside it.")]
-Plot = Annotated[bool, typer.Option("--plot/--no-plot", help="Draw plots.")]
 
 
 def bandwidth(
@@ -150,7 +147,7 @@ def _run(cases: list[BandwidthCase], out: Path, plot: bool, *, again: bool, as_j
     try:
         status = _carry_out(todo, results, console)
     except KeyboardInterrupt:
-        status = 130
+        status = INTERRUPTED
     rows = results.of(cases)
     if not rows:
         return status or 1
@@ -176,9 +173,7 @@ def _carry_out(cases: Sequence[BandwidthCase], results: Results, console: Consol
     from aiops.lab.training_files import TrainingFiles
 
     status = 0
-    columns = (TextColumn("{task.description:.50}", markup=False), BarColumn())
-    times = (TextColumn("{task.percentage:3.0f}%"), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, *times, console=console) as progress:
+    with progress_bar("{task.description:.50} {task.percentage:3.0f}%", console) as progress:
         whole = progress.add_task("starting", total=sum(case.gradients for case in cases))
         before = 0
         for (dataset, hidden), group in groupby(cases, lambda case: (case.dataset, case.hidden)):
@@ -211,20 +206,11 @@ def _say(console: Console, case: BandwidthCase, error: AiopsError) -> None:
 
 def table(rows: Sequence[Row]) -> Table:
     """Return a table of the runs, with the factor by which each sent less than the first."""
-    shown = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
-    shown.add_column("run", overflow="fold")
-    for name in ("error", "pushed", "fetched", "less", "saved", "time", "waited"):
-        shown.add_column(name, justify="right", no_wrap=True)
-    for cells in _lines(rows):
-        shown.add_row(*cells)
-    return shown
-
-
-def _lines(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
     from aiops.lab.experiments.bandwidth.results import total
 
+    shown = tables.table("run", "error", "pushed", "fetched", "less", "saved", "time", "waited")
     for row in rows:
-        yield (
+        shown.add_row(
             row["name"],
             formatting.percent(row["error"]),
             formatting.nbytes(row["pushed"]),
@@ -234,3 +220,4 @@ def _lines(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
             formatting.seconds(row["seconds"]),
             formatting.percent(row["idle"]),
         )
+    return shown

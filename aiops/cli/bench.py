@@ -4,12 +4,39 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from aiops.errors import UsageError
+
+COMMANDS: Mapping[str, str] = {
+    "exchange": "Measure push-and-fetch cycles over TCP, beside other systems.",
+    "kernels": "Measure the update kernels against the memory's speed.",
+    "gpu": "Measure updates on a GPU against its memory and its link.",
+    "codecs": "Measure the speed and the compression of the codecs.",
+    "link": "Measure exchanges over a slow link, raw and coded.",
+    "clock": "Measure the error of simulated times against real runs.",
+    "cluster": "Measure the messages per second of a simulated cluster.",
+    "tables": "Measure rows of a sparse table fetched and pushed over TCP.",
+    "algorithms": "Train with every policy, and measure accuracy, idle time and losses.",
+    "simulation": "Measure simulations against the gradients and updates in them.",
+    "pipelining": "Measure requests over one connection, with one to sixteen of them under way.",
+    "policies": "Measure the cost of a step under every policy, beside asgd.",
+    "scale": "Measure throughput and latency with up to 64 workers, and with several shards.",
+    "memory": "Measure a server's memory against what its parameters, versions and buffers need.",
+    "soak": "Measure the growth of a server's memory over minutes and hours of a mixed load.",
+    "all": "Run all benchmarks, one after the other; --quick runs a short form of each.",
+    "plot": "Draw the figures of written reports.",
+    "startup": "Measure the time from the start of a server to its first answer to a push.",
+    "sharing": "Measure large updates and codecs shared by several threads, beside one.",
+}
+"""The benchmarks, and the two commands about all of them, with their lines in the help."""
+
+_MODULES = {"all": "suite", "plot": "redraw"}  # of the others the module has the command's name
+
 
 app = typer.Typer(
     help="Measure speed (needs a checkout of the repository). Flags are the benchmark's own.",
@@ -44,122 +71,10 @@ def _group(context: typer.Context, compare: Compare = None) -> None:
     raise typer.Exit(_module("compare").main(*compare))
 
 
-@app.command(context_settings=_PASS_ON)
-def exchange(context: typer.Context) -> None:
-    """Measure push-and-fetch cycles over TCP, beside other systems."""
-    _run("exchange", context.args)
-
-
-@app.command(context_settings=_PASS_ON)
-def kernels(context: typer.Context) -> None:
-    """Measure the update kernels against the memory's speed."""
-    _run("kernels", context.args)
-
-
-@app.command(context_settings=_PASS_ON)
-def gpu(context: typer.Context) -> None:
-    """Measure updates on a GPU against its memory and its link."""
-    _run("gpu", context.args)
-
-
-@app.command(context_settings=_PASS_ON)
-def codecs(context: typer.Context) -> None:
-    """Measure the speed and the compression of the codecs."""
-    _run("codecs", context.args)
-
-
-@app.command(context_settings=_PASS_ON)
-def link(context: typer.Context) -> None:
-    """Measure exchanges over a slow link, raw and coded."""
-    _run("link", context.args)
-
-
-@app.command(context_settings=_PASS_ON)
-def clock(context: typer.Context) -> None:
-    """Measure the error of simulated times against real runs."""
-    _run("clock", context.args)
-
-
-@app.command(context_settings=_PASS_ON)
-def cluster(context: typer.Context) -> None:
-    """Measure the messages per second of a simulated cluster."""
-    _run("cluster", context.args)
-
-
-@app.command(context_settings=_PASS_ON)
-def tables(context: typer.Context) -> None:
-    """Measure rows of a sparse table fetched and pushed over TCP."""
-    _run("tables", context.args)
-
-
-@app.command(context_settings=_PASS_ON)
-def algorithms(context: typer.Context) -> None:
-    """Train with every policy, and measure accuracy, idle time and losses."""
-    _run("algorithms", context.args)
-
-
-@app.command(context_settings=_PASS_ON)
-def simulation(context: typer.Context) -> None:
-    """Measure simulations against the gradients and updates in them."""
-    _run("simulation", context.args)
-
-
-@app.command(context_settings=_PASS_ON)
-def pipelining(context: typer.Context) -> None:
-    """Measure requests over one connection, with one to sixteen of them under way."""
-    _run("pipelining", context.args)
-
-
-@app.command(context_settings=_PASS_ON)
-def policies(context: typer.Context) -> None:
-    """Measure the cost of a step under every policy, beside asgd."""
-    _run("policies", context.args)
-
-
-@app.command(context_settings=_PASS_ON)
-def scale(context: typer.Context) -> None:
-    """Measure throughput and latency with up to 64 workers, and with several shards."""
-    _run("scale", context.args)
-
-
-@app.command(context_settings=_PASS_ON)
-def memory(context: typer.Context) -> None:
-    """Measure a server's memory against what its parameters, versions and buffers need."""
-    _run("memory", context.args)
-
-
-@app.command(context_settings=_PASS_ON)
-def soak(context: typer.Context) -> None:
-    """Measure the growth of a server's memory over minutes and hours of a mixed load."""
-    _run("soak", context.args)
-
-
-@app.command(name="all", context_settings=_PASS_ON)
-def everything(context: typer.Context) -> None:
-    """Run all benchmarks, one after the other; --quick runs a short form of each."""
-    _run("suite", context.args)
-
-
-@app.command(context_settings=_PASS_ON)
-def plot(context: typer.Context) -> None:
-    """Draw the figures of written reports."""
-    _run("redraw", context.args)
-
-
-@app.command(context_settings=_PASS_ON)
-def startup(context: typer.Context) -> None:
-    """Measure the time from the start of a server to its first answer to a push."""
-    _run("startup", context.args)
-
-
-@app.command(context_settings=_PASS_ON)
-def sharing(context: typer.Context) -> None:
-    """Measure large updates and codecs shared by several threads, beside one."""
-    _run("sharing", context.args)
-
-
-def _run(name: str, arguments: list[str]) -> None:
-    _module(name).main(arguments)
+def _add(name: str, summary: str) -> None:
+    @app.command(name, help=summary, context_settings=_PASS_ON)
+    def run(context: typer.Context) -> None:
+        _module(_MODULES.get(name, name)).main(context.args)
 
 
 def _module(name: str) -> Any:
@@ -176,3 +91,7 @@ def _module(name: str) -> Any:
             f"{module} is not here: the benchmarks come with the repository, not with the package;"
             " run this in a checkout of it"
         ) from None
+
+
+for _name, _summary in COMMANDS.items():
+    _add(_name, _summary)

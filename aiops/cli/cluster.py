@@ -6,17 +6,28 @@ import dataclasses
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from aiops.cli.flags import Json
-from aiops.cli.interrupts import INTERRUPTED, interrupts
-from aiops.common import formatting
+from aiops.cli.flags import (
+    Assign,
+    BatchSize,
+    DatasetName,
+    FetchCodec,
+    Gate,
+    Hidden,
+    Json,
+    Lr,
+    Policy,
+    PushCodec,
+    Seed,
+)
+from aiops.cli.long_run import INTERRUPTED, interrupts, progress_bar
+from aiops.common import formatting, tables
 from aiops.common.jsonable import plain
 from aiops.errors import UsageError
 
@@ -26,16 +37,8 @@ if TYPE_CHECKING:
     from aiops.sim.cluster.spec import Cluster, ClusterEvent
     from aiops.sim.cluster.workload import Workload
 
-T = TypeVar("T")
-
 _TELL = 0.1  # seconds between two updates of the progress bar
 
-Policy = Annotated[str, typer.Option(help="Algorithm: a name, or package.module:Class.")]
-Lr = Annotated[float | None, typer.Option(help="Learning rate; default the policy's.")]
-Assign = Annotated[list[str] | None, typer.Option("--set", help="A setting of it, key=value.")]
-Gate = Annotated[str, typer.Option(help="As the server's: bfasgd:c_push=0.08, periodic, constant.")]
-PushCodec = Annotated[list[str] | None, typer.Option(help="How gradients travel; may be repeated.")]
-FetchCodec = Annotated[list[str] | None, typer.Option(help="How parameters travel.")]
 Budget = Annotated[str | None, typer.Option("--bandwidth-budget", help="2MB/s, all together.")]
 Workers = Annotated[int, typer.Option(help="Number of workers (the papers' λ).")]
 Compute = Annotated[float, typer.Option(help="Seconds that a mini-batch takes (the median).")]
@@ -48,9 +51,6 @@ Latency = Annotated[float, typer.Option(help="Delay in seconds, each way.")]
 Jitter = Annotated[float, typer.Option(help="Random extra delay, up to these seconds.")]
 Apply = Annotated[float, typer.Option(help="Seconds of an update on the server.")]
 Model = Annotated[str | None, typer.Option(help="A model of this size that learns nothing: 64MiB.")]
-DatasetName = Annotated[str, typer.Option(help="Without --model: mnist, digits or cifar10.")]
-Hidden = Annotated[int, typer.Option(help="Units of its hidden layer.")]
-BatchSize = Annotated[int, typer.Option(help="Examples in a mini-batch (µ).")]
 Gradients = Annotated[int | None, typer.Option(help="Mini-batches in all; default 100 a worker.")]
 Seconds = Annotated[float | None, typer.Option(help="Virtual seconds, if they end earlier.")]
 CutAt = Annotated[
@@ -64,7 +64,6 @@ KillAt = Annotated[
     list[str] | None, typer.Option("--kill", help="SECONDS:WORKER: its machine fails.")
 ]
 JoinAt = Annotated[list[str] | None, typer.Option("--join", help="SECONDS:NUMBER of new workers.")]
-Seed = Annotated[int, typer.Option(help="Equal seeds give equal results, to the last bit.")]
 
 
 def cluster(
@@ -154,11 +153,10 @@ def _computing(seconds: float, sigma: float, slow: Sequence[str], diurnal: str |
     from aiops.sim.cluster.compute_time import Diurnal, Fixed, LogNormal, Straggler
 
     found: Computing = LogNormal(seconds, sigma) if sigma else Fixed(seconds)
-    for worker, times in _pairs("--slow", "WORKER:TIMES", slow, int, float):
+    for worker, times in _read("--slow", slow, WORKER=int, TIMES=float):
         found = Straggler(found, times, (worker,))
-    given = [] if diurnal is None else [diurnal]
-    for period, depth in _pairs("--diurnal", "PERIOD:DEPTH", given, float, float):
-        found = Diurnal(found, period, depth)
+    for cycle in _read("--diurnal", [diurnal] if diurnal else [], PERIOD=float, DEPTH=float):
+        found = Diurnal(found, *cycle)
     return found
 
 
@@ -167,46 +165,32 @@ def _schedule(
 ) -> tuple[ClusterEvent, ...]:
     from aiops.sim.cluster.spec import Cut, Join, Kill, Silence
 
-    found: list[ClusterEvent] = []
-    found += [Cut(*pair) for pair in _pairs("--cut", "SECONDS:WORKER", cut, float, int)]
-    form = "SECONDS:WORKER:DURATION"
-    found += [
-        Silence(at, worker, seconds)
-        for at, (worker, seconds) in _pairs("--silence", form, silence, float, _worker_and_seconds)
-    ]
-    found += [Kill(*pair) for pair in _pairs("--kill", "SECONDS:WORKER", kill, float, int)]
-    found += [Join(*pair) for pair in _pairs("--join", "SECONDS:NUMBER", join, float, int)]
-    return tuple(found)
+    return (
+        *(Cut(*e) for e in _read("--cut", cut, SECONDS=float, WORKER=int)),
+        *(
+            Silence(*e)
+            for e in _read("--silence", silence, SECONDS=float, WORKER=int, DURATION=float)
+        ),
+        *(Kill(*e) for e in _read("--kill", kill, SECONDS=float, WORKER=int)),
+        *(Join(*e) for e in _read("--join", join, SECONDS=float, NUMBER=int)),
+    )
 
 
-def _worker_and_seconds(text: str) -> tuple[int, float]:
-    worker, _colon, seconds = text.partition(":")
-    return int(worker), float(seconds)
-
-
-U = TypeVar("U")
-
-
-def _pairs(
-    flag: str, form: str, texts: Sequence[str], left: Callable[[str], T], right: Callable[[str], U]
-) -> list[tuple[T, U]]:
-    found = []
+def _read(flag: str, texts: Sequence[str], **fields: Callable[[str], Any]) -> Iterator[list[Any]]:
+    """Yield the values of each text, which has a colon between its fields."""
     for text in texts:
-        first, _colon, second = text.partition(":")
+        parts = text.split(":")
         try:
-            found.append((left(first), right(second)))
+            yield [read(part) for read, part in zip(fields.values(), parts, strict=True)]
         except ValueError:
-            raise UsageError(f"{flag} {text!r}: write {form}") from None
-    return found
+            raise UsageError(f"{flag} {text!r}: write {':'.join(fields)}") from None
 
 
 def _carry_out(what: Cluster) -> ClusterResult:
     """Run it to its end, or until Ctrl-C; show its progress on stderr once it has begun."""
     from aiops.sim.cluster.run import simulate
 
-    columns = (TextColumn("{task.fields[done]:,} mini-batches"), BarColumn())
-    times = (TimeElapsedColumn(), TimeRemainingColumn())
-    progress = Progress(*columns, *times, console=Console(stderr=True))
+    progress = progress_bar("{task.fields[done]:,} mini-batches")
     shown = progress.add_task("", total=1.0, done=0)
     stopped = threading.Event()
     told = 0.0
@@ -251,9 +235,6 @@ def _report(outcome: ClusterResult) -> dict[str, Any]:
 
 
 def _table(outcome: ClusterResult) -> Table:
-    shown = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    shown.add_column(style="dim")
-    shown.add_column(overflow="fold")
     computed = sum(worker.compute for worker in outcome.workers)
     nbytes = sum(worker.bytes_in + worker.bytes_out for worker in outcome.workers)
     rate = outcome.gradients / outcome.seconds if outcome.seconds else 0.0
@@ -272,9 +253,7 @@ def _table(outcome: ClusterResult) -> Table:
     if outcome.samples:
         last = outcome.samples[-1]
         cells["learnt"] = f"accuracy {formatting.percent(last.accuracy)}, loss {last.loss:.4f}"
-    for name, text in cells.items():
-        shown.add_row(name, text)
-    return shown
+    return tables.facts(cells)
 
 
 def _span(shares: Sequence[float]) -> str:

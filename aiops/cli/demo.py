@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from aiops.cli.flags import Assign, DatasetName, Plot, Policy
 from aiops.errors import AiopsError, UsageError
 
 if TYPE_CHECKING:
@@ -18,21 +19,15 @@ if TYPE_CHECKING:
     from aiops.lab.demo.settings import DemoSettings
     from aiops.lab.workloads import Dataset
 
-Policy = Annotated[str, typer.Option(help="Algorithm: a name, or package.module:Class.")]
 Workers = Annotated[int, typer.Option(help="Number of workers.")]
-DatasetName = Annotated[str, typer.Option(help="digits, mnist, cifar10 or synthetic.")]
 Steps = Annotated[int | None, typer.Option(help="Mini-batches in all; default by data set.")]
 BatchSize = Annotated[int | None, typer.Option(help="Examples each; default by data set.")]
 Lr = Annotated[float | None, typer.Option(help="Learning rate; default by data set and policy.")]
-Assign = Annotated[
-    list[str] | None, typer.Option("--set", help="A setting of the algorithm, key=value.")
-]
 Seed = Annotated[int, typer.Option(help="Of the initial parameters and the mini-batches.")]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout, the rest on stderr.")
 ]
 Out = Annotated[Path, typer.Option(help="Folder or file (.png, .svg, .pdf) of the plot.")]
-Plot = Annotated[bool, typer.Option("--plot/--no-plot", help="Draw a plot.")]
 
 
 def demo(

@@ -9,20 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from aiops.cli.flags import Json
+from aiops.cli.long_run import INTERRUPTED, processors, progress_bar
 from aiops.common import formatting
-from aiops.errors import UsageError
-from aiops.net.cpu_count import usable
 
 if TYPE_CHECKING:
     from aiops.lab.experiments.experiment import Findings
     from aiops.lab.experiments.planned_run import PlannedRun
     from aiops.lab.experiments.scheduler import ExperimentScheduler
 
-_STOPPED = 130  # exit status after Ctrl-C
 _WIDE = 200  # characters of a line that no terminal breaks
 
 app = typer.Typer(help="Reproduce the papers' figures by name.", no_args_is_help=True)
@@ -91,9 +88,7 @@ def run(
     experiment = find(name)
     knobs = knob or []
     scale = experiment.scale(full=full, seeds=seeds, iterations=iterations, knobs=knobs)
-    if jobs < 0:
-        raise UsageError(f"--jobs must be 0 or more, not {jobs}")
-    jobs = jobs or usable()
+    jobs = processors(jobs)
     parts = [name, *(["full"] if full else []), *(item.replace("=", "-") for item in knobs)]
     place = out or Path("out", "-".join(parts))
     command = ["aiops", "experiment", "run", name, "--full" if full else "--quick"]
@@ -109,7 +104,7 @@ def run(
         if estimate:
             return
         status = _carry_out(course, jobs, screen)
-    _show(course, shlex.join(command), draw=status != _STOPPED, as_json=as_json)
+    _show(course, shlex.join(command), draw=status != INTERRUPTED, as_json=as_json)
     raise typer.Exit(status)
 
 
@@ -134,9 +129,7 @@ class _Screen:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        columns = (TextColumn("{task.percentage:3.0f}%"), BarColumn())
-        times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-        self._bar = Progress(*columns, *times, console=console)
+        self._bar = progress_bar("{task.percentage:3.0f}%", console)
         self._task = self._bar.add_task("", total=None, visible=False)
 
     def progress(self, done: float, total: float) -> None:
@@ -157,7 +150,7 @@ def _carry_out(course: ExperimentScheduler, jobs: int, screen: _Screen) -> int:
     try:
         course.run(jobs)
     except KeyboardInterrupt:
-        return _STOPPED
+        return INTERRUPTED
     return 1 if course.folder.runs.failed else 0
 
 

@@ -11,40 +11,40 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from aiops.cli.flags import Json
-from aiops.cli.interrupts import INTERRUPTED, interrupts
-from aiops.common import formatting
+from aiops.cli.flags import (
+    Assign,
+    BatchSize,
+    DatasetName,
+    FetchCodec,
+    Gate,
+    Hidden,
+    Json,
+    Lr,
+    Policy,
+    PushCodec,
+    Seed,
+)
+from aiops.cli.long_run import INTERRUPTED, interrupts, processors, progress_bar
+from aiops.common import formatting, tables
 from aiops.common.jsonable import plain
 from aiops.errors import UsageError
-from aiops.net.cpu_count import usable
 
 if TYPE_CHECKING:
     from aiops.sim.turns.result import SimulationResult
     from aiops.sim.turns.run import Run
 
-Policy = Annotated[str, typer.Option(help="Algorithm: a name, or package.module:Class.")]
-Lr = Annotated[float | None, typer.Option(help="Learning rate; default the policy's.")]
-Assign = Annotated[list[str] | None, typer.Option("--set", help="A setting of it, key=value.")]
-Gate = Annotated[str, typer.Option(help="As the server's: bfasgd:c_push=0.08, periodic, constant.")]
 Recall = Annotated[int, typer.Option(help="Bytes of gradients kept for skipped=reapply.")]
-PushCodec = Annotated[list[str] | None, typer.Option(help="How gradients travel; may be repeated.")]
-FetchCodec = Annotated[list[str] | None, typer.Option(help="How parameters travel.")]
 FetchLag = Annotated[int, typer.Option(help="Versions that these may be behind; 0: automatic.")]
 Clients = Annotated[int, typer.Option(help="Number of clients (the papers' λ).")]
-BatchSize = Annotated[int, typer.Option(help="Examples in a mini-batch (µ).")]
 Iterations = Annotated[int, typer.Option(help="Mini-batches in all.")]
-DatasetName = Annotated[str, typer.Option(help="mnist, digits, cifar10 or synthetic.")]
-Hidden = Annotated[int, typer.Option(help="Units of the hidden layer.")]
 Selection = Annotated[
     str, typer.Option(help="Rule of turns: uniform, round-robin, softmax:add=-1, recorded:FILE.")
 ]
 Wait = Annotated[bool, typer.Option(help="Clients wait for the answer to a push.")]
 Order = Annotated[str, typer.Option(help="Mini-batches: random, or sequential as in FRED.")]
 Samples = Annotated[int, typer.Option(help="Validations on the way.")]
-Seed = Annotated[int, typer.Option(help="Equal seeds give equal results, to the last bit.")]
 Jobs = Annotated[int, typer.Option(help="Gradients computed at a time; 0: one per processor.")]
 Kernels = Annotated[str, typer.Option(help="'numba', 'numpy' or 'auto'; all give the same bits.")]
 Keep = Annotated[
@@ -139,11 +139,11 @@ def simulate(
     }
     if resume is None:
         wanted = Simulation(**settings)
-        run = Run(wanted, PerceptronTask(dataset, hidden), jobs=_jobs(jobs))
+        run = Run(wanted, PerceptronTask(dataset, hidden), jobs=processors(jobs))
     else:
         wanted = Simulation(**_as_it_was(resume, settings, context))
         task = PerceptronTask(wanted.dataset, wanted.hidden)
-        run = Run.load(resume, task, wanted, jobs=_jobs(jobs))
+        run = Run.load(resume, task, wanted, jobs=processors(jobs))
     noted = RecordingSelection(run.dispatcher.selection) if record_turns is not None else None
     with run:
         if noted is not None:
@@ -194,19 +194,11 @@ def _as_it_was(path: Path, settings: Mapping[str, Any], context: typer.Context) 
     return found
 
 
-def _jobs(jobs: int) -> int:
-
-    if jobs < 0:
-        raise UsageError(f"--jobs must be 0 or more, not {jobs}")
-    return jobs or usable()
-
-
 def _carry_out(run: Run, checkpoint: Path | None) -> SimulationResult:
     """Run it to its end, or until Ctrl-C; show its progress on stderr."""
-    columns = (TextColumn("{task.completed:,} of {task.total:,} iterations"), BarColumn())
-    times = (TimeElapsedColumn(), TimeRemainingColumn())
     due = time.monotonic() + _EVERY
-    with Progress(*columns, *times, console=Console(stderr=True)) as progress, interrupts(run.stop):
+    bar = progress_bar("{task.completed:,} of {task.total:,} iterations")
+    with bar as progress, interrupts(run.stop):
         shown = progress.add_task("", total=run.simulation.iterations, completed=run.iteration)
 
         def tell(done: int) -> None:
@@ -240,10 +232,7 @@ def _save(run: Run, path: Path) -> None:
 
 def _table(outcome: SimulationResult) -> Table:
     run, last = outcome.simulation, outcome.curve[-1]
-    shown = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    shown.add_column(style="dim")
-    shown.add_column(overflow="fold")
-    cells: dict[str, Any] = {
+    cells = {
         "run": f"{run.policy}, {run.clients} clients, batches of {run.batch_size}, seed {run.seed}",
         "iterations": f"{last.iteration:,} in {formatting.seconds(outcome.seconds)},"
         f" {outcome.iterations_per_second:,.0f} a second",
@@ -253,6 +242,4 @@ def _table(outcome: SimulationResult) -> Table:
         "fetched": f"{last.fetches:,} times, {formatting.nbytes(last.fetched)}",
         "digest": outcome.digest,
     }
-    for name, text in cells.items():
-        shown.add_row(name, str(text))
-    return shown
+    return tables.facts(cells)

@@ -17,6 +17,7 @@ from rich.text import Text
 from aiops.algorithms import BUILT_IN, find
 from aiops.cli.flags import Json, Timeout, Token, Url
 from aiops.common import formatting, ledger_tables
+from aiops.common.tables import table as empty_table
 from aiops.errors import ConnectionLost
 
 Watch = Annotated[bool, typer.Option("--watch", help="Once a second, until Ctrl-C.")]
@@ -176,10 +177,7 @@ def _shards(report: Mapping[str, Any]) -> Iterator[RenderableType]:
     shards = report.get("shards")
     if not shards:
         return
-    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
-    table.add_column("shard", overflow="fold")
-    for name in ("parameters", "version", "behind"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = empty_table("shard", "parameters", "version", "behind")
     for line in shards[:_MOST]:
         host = f"{line['host']}:" if line["host"] else "port "
         name = "lead" if not line["shard"] else f"{line['shard']} at {host}{line['port']}"
@@ -198,10 +196,8 @@ def _tables(report: Mapping[str, Any]) -> Iterator[RenderableType]:
     """Return a table of the sparse tables, if there are any."""
     if not report["tables"]:
         return
-    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
-    table.add_column("table", overflow="fold")
-    for name in ("rows", "width", "stored", "memory", "version", "mean staleness"):
-        table.add_column(name, justify="right", no_wrap=True)
+    columns = ("rows", "width", "stored", "memory", "version", "mean staleness")
+    table = empty_table("table", *columns)
     for line in report["tables"][:_MOST]:
         table.add_row(
             line["name"],
@@ -239,11 +235,9 @@ def _staleness(report: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 
 def _crew(report: Mapping[str, Any]) -> Table:
-    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
-    table.add_column("client", overflow="fold")  # the one that yields on a narrow terminal
-    table.add_column("state", no_wrap=True)
-    for name in ("pushes", "refused", "stale", "pushed", "fetched", "answered"):
-        table.add_column(name, justify="right", no_wrap=True)
+    columns = ("state", "pushes", "refused", "stale", "pushed", "fetched", "answered")
+    table = empty_table("client", *columns)
+    table.columns[1].justify = "left"
     rows = sorted(report["workers"], key=lambda row: (not row["present"], row["worker"]))
     for row in rows[:_MOST]:
         table.add_row(

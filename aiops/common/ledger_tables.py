@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from aiops.common import formatting
+from aiops.common.tables import table as empty_table
 
 _TENSORS = 12  # rows that fit a screen
 
@@ -53,35 +54,25 @@ def tables(account: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 
 def _ways(account: Mapping[str, Any]) -> Table:
-    table = _table("bytes", "in all", "tensors", "raw", "overhead", "left out")
-    pushed, fetched = account["pushed"], account["fetched"]
-    left_out = (
-        {"re-applied": pushed["reapplied"], "skipped": pushed["skipped"]},
-        {"unchanged": fetched["not_modified"], "not wanted": fetched["not_wanted"]},
-    )
-    for name, way, reasons in (
-        ("pushed", pushed, left_out[0]),
-        ("fetched", fetched, left_out[1]),
-    ):
-        kept = [f"{formatting.nbytes(n)} {reason}" for reason, n in reasons.items() if n]
+    table = empty_table("bytes", "in all", "tensors", "raw", "overhead", "left out")
+    table.columns[-1].no_wrap = False
+    left_out = {
+        "pushed": {"reapplied": "re-applied", "skipped": "skipped"},
+        "fetched": {"not_modified": "unchanged", "not_wanted": "not wanted"},
+    }
+    for name, reasons in left_out.items():
+        way = account[name]
+        kept = [f"{formatting.nbytes(way[k])} {text}" for k, text in reasons.items() if way[k]]
         sums = (way["bytes"], way["payload"], way["raw"], way["overhead"])
         table.add_row(name, *map(formatting.nbytes, sums), ", ".join(kept) or "–")
     return table
 
 
 def _tensors(account: Mapping[str, Any], lines: list[TensorTraffic]) -> Table:
-    table = _table("tensor", "pushed", "fetched", "saved")
+    table = empty_table("tensor", "pushed", "fetched", "saved")
     for line in lines[:_TENSORS]:
         table.add_row(line.name, *map(formatting.nbytes, line[1:]))
     more = len(lines) - _TENSORS + account["tensors"]["more"]
     if more > 0:
         table.add_row(f"... and {more:,} more", style="dim")
-    return table
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
-    table.add_column(first, overflow="fold")
-    for name in others:
-        table.add_column(name, justify="right")
     return table

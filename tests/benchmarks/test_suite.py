@@ -23,7 +23,7 @@ from tests.benchmarks.test_exchange import gone
 from tests.peers import eventually
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-COMMANDS = {command.name or command.callback.__name__ for command in bench.app.registered_commands}
+COMMANDS = bench.COMMANDS.keys()
 NO_BENCHMARKS = {"all", "plot"}
 
 
