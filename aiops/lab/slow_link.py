@@ -16,14 +16,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import threading
-from collections.abc import Callable
-from types import TracebackType
-from typing import Literal, Self, TypeAlias
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from threading import Thread
+from typing import Literal, TypeAlias
 
 from aiops.bandwidth.units import parse_rate
 from aiops.common import urls
-from aiops.errors import ConnectionLost, UsageError
+from aiops.common.closing import Closing
+from aiops.errors import UsageError
 
 Direction: TypeAlias = Literal["up", "down"]
 """Up: from the workers to the server."""
@@ -69,8 +70,8 @@ class LinkBudget:
         return max((nbytes - self._tokens) / self.rate, _TICK)
 
 
-class SlowLink:
-    """The link; use it as a context manager. It runs on a thread of its own.
+class SlowLink(Closing):
+    """The link, on a thread of its own from when it is made until its ``with`` block ends.
 
     Parameters
     ----------
@@ -95,8 +96,6 @@ class SlowLink:
         Where workers connect.
     carried
         Bytes so far, by direction.
-    connections
-        How many there have been.
 
     Raises
     ------
@@ -113,141 +112,132 @@ class SlowLink:
         down: float | str | None = None,
         delay: float = 0.0,
         each: bool = False,
-        watch: Callable[[Direction, float, int], None] | None = None,
+        watch: Callable[[Direction, float, int], None] = lambda way, seconds, nbytes: None,
     ) -> None:
-        self._server = urls.parse(server)
-        self._rates: dict[Direction, float] = {
-            "up": _read("up", rate if up is None else up),
-            "down": _read("down", rate if down is None else down),
+        rates: dict[Direction, float] = {
+            "up": _bytes_per_second("up", rate if up is None else up),
+            "down": _bytes_per_second("down", rate if down is None else down),
         }
         if not 0 <= delay <= 10:
             raise UsageError(f"a delay of {delay:g} s cannot be: give 0 to 10 seconds")
-        self._delay, self._watch = delay, watch
-        self._lines: dict[Direction, _SharedBudget] | None = None if each else self._made()
-        self.url = ""
         self.carried: dict[Direction, int] = {"up": 0, "down": 0}
-        self.connections = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._ended: asyncio.Event | None = None
-        self._listener: socket.socket | None = None
-        self._thread: threading.Thread | None = None
-        self._started = threading.Event()
-        self._open: dict[asyncio.Task[None], socket.socket] = {}
 
-    def _made(self) -> dict[Direction, _SharedBudget]:
-        return {way: _SharedBudget(LinkBudget(rate)) for way, rate in self._rates.items()}
+        def count(way: Direction, seconds: float, nbytes: int) -> None:
+            self.carried[way] += nbytes
+            watch(way, seconds, nbytes)
 
-    # ------------------------------------------------------------ the caller's side
-
-    def __enter__(self) -> Self:
-        self._listener = listener = socket.socket()
-        try:
-            _narrow(listener, self._rates["up"], self._rates["down"])  # whom it accepts inherits it
-            listener.bind(("127.0.0.1", 0))
-            listener.listen(1024)
-            listener.setblocking(False)
-        except OSError as error:
-            listener.close()
-            raise UsageError(f"a link cannot listen on 127.0.0.1: {error.strerror}") from None
+        address, listener = urls.parse(server), _listener(rates)
         self.url = urls.write(*listener.getsockname()[:2])
-        self._thread = threading.Thread(target=self._run, name="aiops-throttle", daemon=True)
-        self._thread.start()
-        self._started.wait()
-        return self
+        started: Future[_Proxy] = Future()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        assert self._loop is not None
-        assert self._ended is not None
-        assert self._thread is not None
-        with contextlib.suppress(RuntimeError):  # the loop has ended by itself
-            self._loop.call_soon_threadsafe(self._ended.set)
+        async def serve() -> None:
+            proxy = _Proxy(address, rates, delay, each, count)
+            started.set_result(proxy)
+            await proxy.serve(listener)
+
+        self._thread = Thread(target=lambda: asyncio.run(serve()), name="aiops-link", daemon=True)
+        self._thread.start()
+        self._proxy = started.result()
+
+    @property
+    def connections(self) -> int:
+        """How many there have been."""
+        return self._proxy.connections
+
+    def close(self) -> None:
+        """End the link, and all connections over it."""
+        self._proxy.end_soon()
         self._thread.join(_LAST)
 
-    def _run(self) -> None:
-        asyncio.run(self._serve())
 
-    # ------------------------------------------------------------ the thread's side
+class _Proxy:
+    """The part of a link that its thread runs; made in its event loop."""
 
-    async def _serve(self) -> None:
-        assert self._listener is not None
-        self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
-        self._loop.add_reader(self._listener, self._accept)
-        self._started.set()
+    def __init__(
+        self,
+        server: tuple[str, int],
+        rates: Mapping[Direction, float],
+        delay: float,
+        each: bool,
+        count: Callable[[Direction, float, int], None],
+    ) -> None:
+        self._server, self._rates, self._delay, self._count = server, rates, delay, count
+        self._shared = None if each else self._budgets()
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        self._open: dict[asyncio.Task[None], socket.socket] = {}
+        self.connections = 0
+
+    def _budgets(self) -> dict[Direction, _SharedBudget]:
+        return {way: _SharedBudget(LinkBudget(rate)) for way, rate in self._rates.items()}
+
+    def end_soon(self) -> None:
+        """Have `serve` return; may be called on any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+            self._loop.call_soon_threadsafe(self._ended.set)
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Carry all connections until `end_soon` is called."""
+        self._loop.add_reader(listener, self._accept, listener)
         try:
             await self._ended.wait()
         finally:
-            self._loop.remove_reader(self._listener)
-            self._listener.close()
+            self._loop.remove_reader(listener)
+            listener.close()
             for task in self._open:
                 task.cancel()
             await asyncio.gather(*self._open, return_exceptions=True)
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         """Take in a connection. (`sock_accept` would lose one when it is cancelled.)"""
-        assert self._loop is not None
-        assert self._listener is not None
         try:
-            worker, _address = self._listener.accept()
+            worker, _address = listener.accept()
         except OSError:  # it has gone away already
             return
         self.connections += 1
         task = self._loop.create_task(self._connect(worker))
         self._open[task] = worker
-        task.add_done_callback(self._ended_one)
+        task.add_done_callback(self._connection_ended)
 
-    def _ended_one(self, task: asyncio.Task[None]) -> None:
+    def _connection_ended(self, task: asyncio.Task[None]) -> None:
         self._open.pop(task).close()
         if not task.cancelled():
             task.result()  # anything but a network's error is a bug: raise it
 
     async def _connect(self, worker: socket.socket) -> None:
         """Carry one connection until both its sides have ended."""
-        assert self._loop is not None
-        server = socket.socket()
-        try:
+        with worker, socket.socket() as server:
             for sock in (worker, server):
                 sock.setblocking(False)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _narrow(server, self._rates["down"], self._rates["up"])
-            await self._loop.sock_connect(server, self._server)
-            lines = self._lines or self._made()
-            async with asyncio.TaskGroup() as ways:
-                ways.create_task(self._carry("up", worker, server, lines["up"]))
-                ways.create_task(self._carry("down", server, worker, lines["down"]))
-        except* OSError:
-            pass  # a side is gone; the other learns it as these sockets close
-        except* ConnectionLost:
-            pass
-        finally:
-            worker.close()
-            server.close()
+            _limit_buffers(server, self._rates["down"], self._rates["up"])
+            with contextlib.suppress(OSError):  # the other side learns it as these sockets close
+                await self._loop.sock_connect(server, self._server)
+                budgets = self._shared or self._budgets()
+                try:
+                    async with asyncio.TaskGroup() as ways:
+                        ways.create_task(self._carry("up", worker, server, budgets["up"]))
+                        ways.create_task(self._carry("down", server, worker, budgets["down"]))
+                except* OSError:
+                    pass
 
     async def _carry(
         self, way: Direction, source: socket.socket, sink: socket.socket, budget: _SharedBudget
     ) -> None:
         """Pass one direction's bytes on until it ends."""
-        assert self._loop is not None
         room = 1 + int((self._delay + _QUEUED) * budget.link.rate / budget.link.portion)
         travelling: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(max(room, 16))
         async with asyncio.TaskGroup() as both:
             both.create_task(self._deliver(travelling, sink))
             while data := await self._loop.sock_recv(source, budget.link.portion):
                 now = await budget.turn(len(data))
-                self.carried[way] += len(data)
-                if self._watch is not None:
-                    self._watch(way, now, len(data))
+                self._count(way, now, len(data))
                 await travelling.put((now + self._delay, data))
             await travelling.put((0.0, b""))
 
     async def _deliver(
         self, travelling: asyncio.Queue[tuple[float, bytes]], sink: socket.socket
     ) -> None:
-        assert self._loop is not None
         while (portion := await travelling.get())[1]:
             due, data = portion
             if (left := due - self._loop.time()) > 0:
@@ -275,14 +265,27 @@ class _SharedBudget:
                 await asyncio.sleep(wait)
 
 
-def _read(way: Direction, rate: float | str) -> float:
-    """Return a rate in bytes per second."""
+def _bytes_per_second(way: Direction, rate: float | str) -> float:
     found = parse_rate(f"a link's rate {way}:", str(rate))
     assert found is not None
     return float(found)
 
 
-def _narrow(sock: socket.socket, receives: float, sends: float) -> None:
+def _listener(rates: Mapping[Direction, float]) -> socket.socket:
+    """Return a socket that listens; the connections that it accepts inherit its buffers' sizes."""
+    listener = socket.socket()
+    try:
+        _limit_buffers(listener, rates["up"], rates["down"])
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(1024)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise UsageError(f"a link cannot listen on 127.0.0.1: {error.strerror}") from None
+    return listener
+
+
+def _limit_buffers(sock: socket.socket, receives: float, sends: float) -> None:
     """Give a socket buffers in keeping with its rates, so that nothing piles up in them."""
     for option, rate in ((socket.SO_RCVBUF, receives), (socket.SO_SNDBUF, sends)):
         size = min(max(int(rate * _QUEUED) // 2, _SOCKET[0]), _SOCKET[1])
