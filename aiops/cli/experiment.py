@@ -161,7 +161,7 @@ def _show(course: ExperimentScheduler, command: str, *, draw: bool, as_json: boo
     experiment, scale, folder = course.experiment, course.scale, course.folder
     if not report.finished(experiment, scale, folder.runs):
         return
-    findings = experiment.findings(scale, folder.runs)
+    findings = experiment.judge(scale, folder.runs)
     files = report.save(experiment, scale, folder, findings, command, draw=draw)
     if as_json:
         print(json.dumps(report.summary(experiment, scale, folder, findings, command)))

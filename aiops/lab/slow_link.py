@@ -141,7 +141,7 @@ class SlowLink(Closing):
 
     @property
     def connections(self) -> int:
-        """How many there have been."""
+        """Connections so far."""
         return self._proxy.connections
 
     def close(self) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from aiops.lab.experiments.runs import FinishedRun
+from aiops.lab.experiments.runs import FinishedRun, Group
 from aiops.lab.figures import Series
 
 
@@ -30,6 +30,32 @@ def curve(
     longest = max((run.series(x) for run in runs), key=len, default=[])
     ys = [[times * value for value in run.series(y)] for run in runs]
     return Series(label, longest, [[*y, *[math.nan] * (len(longest) - len(y))] for y in ys])
+
+
+def across(
+    label: str,
+    x: Sequence[float],
+    groups: Sequence[Group],
+    value: Callable[[FinishedRun], float],
+    kind: str = "line",
+) -> Series:
+    """Return one value of each run of several groups as a series, of the seeds that all have.
+
+    Parameters
+    ----------
+    label
+        The series' label.
+    x
+        The place of each group.
+    groups
+        Runs of several seeds, in one order.
+    value
+        Returns a run's value.
+    kind
+        As in `Series`.
+    """
+    seeds = zip(*groups, strict=False)
+    return Series(label, x, [[value(run) for run in seed] for seed in seeds], kind)
 
 
 def interpolated(label: str, runs: Sequence[FinishedRun], x: str, points: int = 60) -> Series:

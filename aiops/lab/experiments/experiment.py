@@ -8,7 +8,7 @@ from typing import Any
 
 from aiops.errors import UsageError, nearest
 from aiops.lab.experiments.planned_run import PlannedRun
-from aiops.lab.experiments.runs import FinishedRun, Runs
+from aiops.lab.experiments.runs import FinishedRun, RunGroups, Runs
 from aiops.lab.figures import Figure
 from aiops.sim.turns.simulation import Simulation
 
@@ -119,11 +119,19 @@ class Experiment:
     quick: Scale
     full: Scale
     cases: Callable[[Any, Runs], Iterable[PlannedRun]]
-    findings: Callable[[Any, Runs], Findings]
-    figure: Callable[[Any, Runs], Figure]
+    findings: Callable[[Any, RunGroups], Findings]
+    figure: Callable[[Any, RunGroups], Figure]
     samples: Callable[[FinishedRun], Iterable[Mapping[str, Any]]] = _curve
     knobs: Mapping[str, Sequence[str]] = field(default_factory=dict)
     note: str = ""
+
+    def judge(self, scale: Scale, runs: Runs) -> Findings:
+        """Return what the runs so far came to."""
+        return self.findings(scale, RunGroups(self.cases(scale, runs), runs))
+
+    def draw(self, scale: Scale, runs: Runs) -> Figure:
+        """Return the figure of the runs so far."""
+        return self.figure(scale, RunGroups(self.cases(scale, runs), runs))
 
     def scale(
         self,

@@ -46,7 +46,7 @@ def save(
     )
     if not draw:
         return [table, curves]
-    figure = experiment.figure(scale, folder.runs)
+    figure = experiment.draw(scale, folder.runs)
     return [table, curves, *drawing.save(figure, folder.path / "figure")]
 
 

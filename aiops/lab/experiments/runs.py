@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeAlias
 
 from aiops.errors import UsageError
 from aiops.lab.experiments.planned_run import PlannedRun, Result
@@ -95,6 +95,43 @@ class Runs:
         """Return `FinishedRun.tail` of a run; infinity if there is no such run."""
         found = self.find(case)
         return math.inf if found is None else found.tail(name)
+
+
+Group: TypeAlias = Sequence[FinishedRun]
+"""The finished runs of one curve, which differ in their seeds only."""
+
+
+class RunGroups(dict[tuple[str, str], Group]):
+    """The reported runs that are finished, by panel and curve, in the order of their cases.
+
+    A curve of which no run is finished is not among the keys; its group is empty.
+
+    Parameters
+    ----------
+    cases
+        The runs of an experiment, those of pools included.
+    runs
+        All runs so far.
+
+    Attributes
+    ----------
+    runs
+        As given.
+    """
+
+    def __init__(self, cases: Iterable[PlannedRun], runs: Runs) -> None:
+        self.runs = runs
+        found: dict[tuple[str, str], dict[int, FinishedRun]] = {}
+        for run in runs.of(case for case in cases if case.role == "reported"):
+            found.setdefault((run.case.panel, run.case.curve), {})[run.case.seed] = run
+        super().__init__({key: tuple(seeds.values()) for key, seeds in found.items()})
+
+    def __missing__(self, key: tuple[str, str]) -> Group:
+        return ()
+
+    def panel(self, name: str) -> dict[str, Group]:
+        """Return the groups of one panel, by curve."""
+        return {curve: group for (panel, curve), group in self.items() if panel == name}
 
 
 class RunFolder:
@@ -220,11 +257,3 @@ def unique(cases: Iterable[PlannedRun]) -> list[PlannedRun]:
     for case in cases:
         found.setdefault(case.key, case)
     return list(found.values())
-
-
-def gathered(finished: Sequence[FinishedRun]) -> dict[tuple[str, str], list[FinishedRun]]:
-    """Return the runs that differ in their seeds only together, by panel and curve."""
-    found: dict[tuple[str, str], list[FinishedRun]] = {}
-    for run in finished:
-        found.setdefault((run.case.panel, run.case.curve), []).append(run)
-    return found

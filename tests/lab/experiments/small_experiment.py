@@ -12,7 +12,7 @@ from aiops.lab.experiments.curves import curve
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
 from aiops.lab.experiments.planned_run import PlannedRun, Result, Tell
 from aiops.lab.experiments.run_pool import PoolWatcher, RunPool
-from aiops.lab.experiments.runs import Runs, gathered
+from aiops.lab.experiments.runs import RunGroups, Runs
 from aiops.lab.figures import Figure, Panel
 from aiops.sim.turns.simulation import Simulation
 
@@ -61,16 +61,15 @@ def cases(scale: Scale, runs: Runs) -> Iterator[PlannedRun]:
         yield replace(best, curve="again", work=replace(scale.base, lr=0.1))
 
 
-def findings(scale: Scale, runs: Runs) -> Findings:
+def findings(scale: Scale, groups: RunGroups) -> Findings:
     """Say what there is."""
-    found = runs.of(cases(scale, runs))
+    found = [run for group in groups.values() for run in group]
     table = [{"run": run.case.name, "error": round(run.tail(), 3)} for run in found]
     return Findings(table, [Verdict(len(found) == 3 or None, f"{len(found)} runs")])
 
 
-def figure(scale: Scale, runs: Runs) -> Figure:
+def figure(scale: Scale, found: RunGroups) -> Figure:
     """Draw the errors."""
-    found = gathered(runs.of(cases(scale, runs)))
     lines = [curve(name, group, "error", 100) for (_panel, name), group in found.items()]
     return Figure("Small", [Panel("Learning", "iterations", "error (%)", lines, log="y")], 1)
 

@@ -21,16 +21,15 @@ from aiops.lab.experiments.papers import (
     policy_comparison,
     softsync_cifar10,
     softsync_speedup,
-    softsync_staleness,
 )
 from aiops.lab.experiments.papers.bfasgd_budget import BudgetScale
 from aiops.lab.experiments.papers.fasgd_clients import lead_verdict
 from aiops.lab.experiments.papers.no_delay_scaling import ScalingScale
-from aiops.lab.experiments.papers.policy_comparison import ComparisonPanels, PolicyComparison
+from aiops.lab.experiments.papers.policy_comparison import PolicyComparison
 from aiops.lab.experiments.papers.softsync_cifar10 import ProtocolScale
 from aiops.lab.experiments.papers.softsync_speedup import SpeedupScale
 from aiops.lab.experiments.planned_run import PlannedRun
-from aiops.lab.experiments.runs import FinishedRun, RunFolder, Runs
+from aiops.lab.experiments.runs import FinishedRun, RunFolder, RunGroups, Runs
 from aiops.lab.experiments.scheduler import ExperimentScheduler
 from aiops.lab.experiments.throughput_simulation import ThroughputSimulation
 from tests.lab.experiments.small_experiment import Here, Seen, here, result
@@ -68,10 +67,10 @@ def test_quick_ones_train_on_what_ships_with_the_package(experiment: Experiment)
 
 @ALL
 def test_of_nothing_nothing_is_claimed(experiment: Experiment) -> None:
-    findings = experiment.findings(experiment.quick, Runs())
+    findings = experiment.judge(experiment.quick, Runs())
     assert findings.verdicts
     assert {verdict.agrees for verdict in findings.verdicts} == {None}
-    assert experiment.figure(experiment.quick, Runs()).panels
+    assert experiment.draw(experiment.quick, Runs()).panels
 
 
 @ALL
@@ -93,13 +92,13 @@ def test_from_the_first_run_to_the_figure(experiment: Experiment, tmp_path: Path
     folder, seen = RunFolder(tmp_path / "out", experiment.name), Seen()
     ExperimentScheduler(experiment, scale, folder, seen).run(1, here(Here()))
     assert seen.failures == []
-    findings = experiment.findings(scale, folder.runs)
+    findings = experiment.judge(scale, folder.runs)
     assert findings.table
     assert all(verdict.text for verdict in findings.verdicts)
     report.save(experiment, scale, folder, findings, "the command")
     found = json.loads((folder.path / "summary.json").read_text())
     assert found["complete"]
-    figure = experiment.figure(scale, folder.runs)
+    figure = experiment.draw(scale, folder.runs)
     assert all(panel.lines for panel in figure.panels)
     assert any(line.ys and line.x for panel in figure.panels for line in panel.lines)
 
@@ -117,7 +116,7 @@ class TestDuel:
     def verdicts(self, errors: Any) -> list[bool | None]:
         assert isinstance(STALENESS.quick, PolicyComparison)
         runs = runs_of(STALENESS.quick, errors)
-        return [verdict.agrees for verdict in STALENESS.findings(STALENESS.quick, runs).verdicts]
+        return [verdict.agrees for verdict in STALENESS.judge(STALENESS.quick, runs).verdicts]
 
     def test_ahead_in_all_panels(self) -> None:
         ahead = {"fasgd": 0.1, "sasgd": 0.2}
@@ -144,16 +143,19 @@ class TestDuel:
         assert isinstance(STALENESS.quick, PolicyComparison)
         scale = STALENESS.quick
         runs = runs_of(scale, errors)
-        panels = ComparisonPanels.of(scale, runs)
+        groups = RunGroups(policy_comparison.cases(scale, runs), runs)
 
         def rates(policy: str, protocol: str) -> list[float | None]:
-            found = (panels.seeds(panel, policy, protocol) for panel in scale.named)
+            found = (
+                policy_comparison.seeds(groups, panel, policy, protocol) for panel in scale.named
+            )
             return [group[0].case.simulation.lr for group in found]
 
         assert rates("fasgd", "printed") == [0.005] * 4
         assert rates("sasgd", "printed") == [0.04] * 4
         assert {
-            type(run.case.work) for run in panels.seeds(next(iter(scale.named)), "fasgd", "paper")
+            type(run.case.work)
+            for run in policy_comparison.seeds(groups, next(iter(scale.named)), "fasgd", "paper")
         } == {InitializedSimulation}
         assert rates("fasgd", "fair") == [0.04, 0.02, 0.0025, 0.00125]
         numbers = policy_comparison.robustness(scale, runs)["fasgd"]
@@ -174,8 +176,9 @@ class TestDuel:
             run = case.simulation
             return 0.1 * (of[run.clients] if run.policy == "sasgd" else 1)
 
-        panels = ComparisonPanels.of(scale, runs_of(scale, errors))
-        assert lead_verdict(scale, panels, "printed").agrees is agrees
+        runs = runs_of(scale, errors)
+        groups = RunGroups(policy_comparison.cases(scale, runs), runs)
+        assert lead_verdict(scale, groups, "printed").agrees is agrees
 
     def test_knobs_change_the_runs(self) -> None:
         scale = STALENESS.scale(
@@ -193,7 +196,7 @@ class TestDuel:
         cases = list(policy_comparison.cases(scale, Runs()))  # type: ignore[arg-type]
         assert len(cases) == 2 * 2 * len(scale.panels) * scale.seeds
         assert {case.simulation.lr for case in cases} == set(policy_comparison.PRINTED.values())
-        found = STALENESS.findings(scale, runs_of(scale, lambda case: case.simulation.lr))
+        found = STALENESS.judge(scale, runs_of(scale, lambda case: case.simulation.lr))
         assert {row["rates"] for row in found.table} == {"paper", "printed"}
         assert [verdict.agrees for verdict in found.verdicts] == [True, True]
 
@@ -208,10 +211,10 @@ class TestDuel:
         # The error of these runs is their rate: the least of each pool is the best.
         least = {min(scale.pool.of(policy)) for policy in policy_comparison.POLICIES}
         assert {case.simulation.lr for case in reported} == least
-        found = CLIENTS.findings(scale, runs)
+        found = CLIENTS.judge(scale, runs)
         assert {row["rates"] for row in found.table} == {"fair"}
         assert [verdict.agrees for verdict in found.verdicts] == [True, False]
-        panels = CLIENTS.figure(scale, runs).panels
+        panels = CLIENTS.draw(scale, runs).panels
         assert len(panels) == len(scale.panels)
 
 
@@ -270,7 +273,7 @@ class TestSoftsync:
             n = int(case.panel.partition("-")[0])
             scaled = {str(int(tau) * n): count for tau, count in staleness.items()}
             runs.add(case, result(0.1, staleness=scaled))
-        findings = softsync_staleness.findings(experiment.quick, runs)  # type: ignore[arg-type]
+        findings = experiment.judge(experiment.quick, runs)
         assert {verdict.agrees for verdict in findings.verdicts} == {agrees}
 
 
@@ -280,7 +283,9 @@ class TestSoftsyncErrors:
         assert isinstance(scale, ProtocolScale)
         for case in softsync_cifar10.cases(scale, runs):
             runs.add(case, result(errors(case.panel, case.curve)))
-        return [verdict.agrees for verdict in softsync_cifar10.findings(scale, runs).verdicts]
+        return [
+            verdict.agrees for verdict in softsync_cifar10.EXPERIMENT.judge(scale, runs).verdicts
+        ]
 
     def test_as_the_paper_has_it(self) -> None:
         def errors(panel: str, curve: str) -> float:
@@ -318,7 +323,9 @@ class TestSpeedup:
             speedup = hardsync if case.simulation.policy == "hardsync" else softsync
             end = {"iteration": 9, "speedup": speedup, "idle": 0.0, "tau": 0.0}
             runs.add(case, {"digest": "d", "diverged": None, "curve": [end]})
-        return [verdict.agrees for verdict in softsync_speedup.findings(scale, runs).verdicts]
+        return [
+            verdict.agrees for verdict in softsync_speedup.EXPERIMENT.judge(scale, runs).verdicts
+        ]
 
     def test_verdicts(self) -> None:
         assert self.verdicts(18, 27) == [True, True]
@@ -337,7 +344,9 @@ class TestNoDelay:
                 runs.add(case, {"digest": "d", "diverged": None, "curve": [end]})
             else:
                 runs.add(case, result(error(case.simulation.clients)))
-        return [verdict.agrees for verdict in no_delay_scaling.findings(scale, runs).verdicts]
+        return [
+            verdict.agrees for verdict in no_delay_scaling.EXPERIMENT.judge(scale, runs).verdicts
+        ]
 
     def test_verdicts(self) -> None:
         assert self.verdicts(0.0, lambda workers: 0.1) == [True] * 6

@@ -109,14 +109,14 @@ class TestEverything:
     @pytest.mark.parametrize(("hardsync", "agrees"), [(9.0, True), (1.0, False)])
     def test_verdicts(self, hardsync: float, agrees: bool) -> None:
         runs = self.runs(lambda policy: hardsync if policy == "hardsync" else 3.0)
-        findings = all_policies.findings(self.scale, runs)
+        findings = all_policies.EXPERIMENT.judge(self.scale, runs)
         assert [verdict.agrees for verdict in findings.verdicts] == [agrees, agrees]
         first = findings.table[0 if hardsync < 3 else -1]["policy"]
         assert first == "hardsync", "who reaches the target first comes first"
 
     def test_a_target_that_nobody_reaches(self) -> None:
         scale: AllPoliciesScale = replace(self.scale, target=0.001)
-        findings = all_policies.findings(scale, self.runs(lambda policy: 3.0))
+        findings = all_policies.EXPERIMENT.judge(scale, self.runs(lambda policy: 3.0))
         assert findings.verdicts[1].agrees is None
         assert {row["seconds to 0.1 %"] for row in findings.table} == {"–"}
 
@@ -134,7 +134,7 @@ class TestStraggler:
             steps = 20 if case.panel == "all alike" else beside[case.curve]
             made = run_of(case, [0.9, 0.1], 10.0, steps=[steps // 5, steps, steps])
             runs.add(case, made.result)
-        pace, errors = model_average_straggler.findings(self.scale, runs).verdicts
+        pace, errors = model_average_straggler.EXPERIMENT.judge(self.scale, runs).verdicts
         assert pace.agrees is agrees
         assert f"{5 * ours}% (model average)" in pace.text
         assert errors.agrees is True
@@ -144,7 +144,7 @@ class TestStraggler:
         for case in model_average_straggler.cases(self.scale, runs):
             error = 0.12 if case.curve == "model average" else 0.1
             runs.add(case, run_of(case, [0.9, error], 10.0, steps=[4, 20, 20]).result)
-        _pace, errors = model_average_straggler.findings(self.scale, runs).verdicts
+        _pace, errors = model_average_straggler.EXPERIMENT.judge(self.scale, runs).verdicts
         assert errors.agrees is False
 
 
@@ -158,7 +158,7 @@ class TestDiscrepancy:
             found = distance(case.simulation, case.work.cycle)
             curve = [{"iteration": 1, "distance": found, "relative": found / 10}]
             runs.add(case, {"digest": "d", "diverged": None, "curve": curve})
-        findings = no_delay_discrepancy.findings(self.scale, runs)
+        findings = no_delay_discrepancy.EXPERIMENT.judge(self.scale, runs)
         return [verdict.agrees for verdict in findings.verdicts]
 
     def test_as_claimed(self) -> None:

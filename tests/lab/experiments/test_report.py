@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def save(folder: RunFolder, experiment: Experiment = SMALL) -> list[Path]:
-    findings = experiment.findings(experiment.quick, folder.runs)
+    findings = experiment.judge(experiment.quick, folder.runs)
     return report.save(experiment, experiment.quick, folder, findings, "aiops experiment run small")
 
 

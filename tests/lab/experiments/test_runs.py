@@ -12,7 +12,7 @@ import pytest
 from aiops.common.jsonable import plain
 from aiops.errors import UsageError
 from aiops.lab.experiments.planned_run import PlannedRun
-from aiops.lab.experiments.runs import MARKER, FinishedRun, RunFolder, Runs, gathered, unique
+from aiops.lab.experiments.runs import MARKER, FinishedRun, RunFolder, RunGroups, Runs, unique
 from aiops.lab.run_record import versions
 from tests.lab.experiments.small_experiment import TINY, Told, result
 
@@ -65,9 +65,14 @@ class TestFinished:
         assert run.tail("cost") == math.inf
         assert math.isnan(run.series("cost")[1])
 
-    def test_seeds_are_gathered(self) -> None:
-        runs = [FinishedRun(replace(CASE, seed=seed), result(0.1)) for seed in range(3)]
-        assert [run.case.seed for run in gathered(runs)["panel", "curve"]] == [0, 1, 2]
+    def test_the_seeds_of_a_curve_are_together(self) -> None:
+        cases = [replace(CASE, seed=seed) for seed in range(3)]
+        runs = Runs({CASE.key: result(0.1)})
+        groups = RunGroups([*cases, replace(CASE, curve="tried", role="pool")], runs)
+        assert list(groups) == [("panel", "curve")]
+        assert [run.case.seed for run in groups["panel", "curve"]] == [0, 1, 2]
+        assert list(groups.panel("panel")) == ["curve"]
+        assert groups["panel", "another"] == ()
 
 
 class TestRuns:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from statistics import fmean
 
 from aiops.algorithms import BUILT_IN
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
 from aiops.lab.experiments.planned_run import PlannedRun
-from aiops.lab.experiments.runs import FinishedRun, Runs, gathered
+from aiops.lab.experiments.runs import FinishedRun, Group, RunGroups, Runs
 from aiops.lab.experiments.seed_statistics import said
 from aiops.lab.experiments.straggler_simulation import StragglerSimulation, mean_reached, reached
 from aiops.lab.figures import Figure, Panel, Series
@@ -83,9 +84,9 @@ def cases(scale: AllPoliciesScale, runs: Runs) -> Iterator[PlannedRun]:
             )
 
 
-def groups(scale: AllPoliciesScale, runs: Runs) -> dict[str, list[FinishedRun]]:
+def ranked(scale: AllPoliciesScale, groups: RunGroups) -> dict[str, Group]:
     """Return the runs of each policy: sorted by when they reach the target, then by error."""
-    found = {curve: group for (_, curve), group in gathered(runs.of(cases(scale, runs))).items()}
+    found = groups.panel(_PANEL)
 
     def place(policy: str) -> tuple[float, float]:
         group = found[policy]
@@ -98,13 +99,13 @@ def _name(policy: str) -> str:
     return " ".join((policy, *SETTINGS.get(policy, ())))
 
 
-def _mean(group: Sequence[FinishedRun], name: str) -> float:
+def _mean(group: Group, name: str) -> float:
     return fmean(float(run.result[name]) for run in group)
 
 
-def findings(scale: AllPoliciesScale, runs: Runs) -> Findings:
+def findings(scale: AllPoliciesScale, groups: RunGroups) -> Findings:
     """Write one row for each policy, and compare synchronous SGD with the others."""
-    found = groups(scale, runs)
+    found = ranked(scale, groups)
     goal = f"seconds to {100 * scale.target:g} %"
     table = []
     for policy, group in found.items():
@@ -123,7 +124,7 @@ def findings(scale: AllPoliciesScale, runs: Runs) -> Findings:
     return Findings(table, [_sooner(found), _goal(scale, found)])
 
 
-def _sooner(found: Mapping[str, Sequence[FinishedRun]]) -> Verdict:
+def _sooner(found: Mapping[str, Group]) -> Verdict:
     """Say whether synchronous SGD takes longest for the same number of gradients."""
     if len(found) < len(BUILT_IN):
         return Verdict(None, f"{len(found)} of {len(BUILT_IN)} policies have been run")
@@ -135,7 +136,7 @@ def _sooner(found: Mapping[str, Sequence[FinishedRun]]) -> Verdict:
     return Verdict(seconds[SYNCHRONOUS] > free[slowest], text)
 
 
-def _goal(scale: AllPoliciesScale, found: Mapping[str, Sequence[FinishedRun]]) -> Verdict:
+def _goal(scale: AllPoliciesScale, found: Mapping[str, Group]) -> Verdict:
     """Say how many policies reach the target before synchronous SGD does."""
     if len(found) < len(BUILT_IN):
         return Verdict(None, "which policy reaches the target first is not known yet")
@@ -152,9 +153,9 @@ def _goal(scale: AllPoliciesScale, found: Mapping[str, Sequence[FinishedRun]]) -
     return Verdict(len(ahead) > (len(first) - 1) / 2, text)
 
 
-def figure(scale: AllPoliciesScale, runs: Runs) -> Figure:
+def figure(scale: AllPoliciesScale, groups: RunGroups) -> Figure:
     """Draw what each policy gives and costs, a row for each; the best of the table is on top."""
-    found = groups(scale, runs)
+    found = ranked(scale, groups)
     names = [_name(policy) for policy in found]
 
     def panel(
@@ -168,12 +169,8 @@ def figure(scale: AllPoliciesScale, runs: Runs) -> Figure:
         for label, waits in ((_FREE, False), (_WAITING, True)):
             rows = [row for row, policy in enumerate(found) if (policy in BARRIERS) is waits]
             values = [[of(run) for run in group] for group in found.values()]
-            seeds = range(max(map(len, values), default=0))
-            ys = [
-                [values[row][seed] if seed < len(values[row]) else math.nan for row in rows]
-                for seed in seeds
-            ]
-            lines.append(Series(label, rows, ys, "rows"))
+            seeds = zip_longest(*values, fillvalue=math.nan)
+            lines.append(Series(label, rows, [[y[row] for row in rows] for y in seeds], "rows"))
         return Panel(title, xlabel, "", lines, log, bottom=left, ticks=names)
 
     panels = [

@@ -12,7 +12,7 @@ from aiops.client.params import Params
 from aiops.lab.experiments.execution import perceptron, reported
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
 from aiops.lab.experiments.planned_run import PlannedRun, Result, Tell
-from aiops.lab.experiments.runs import FinishedRun, Runs
+from aiops.lab.experiments.runs import FinishedRun, RunGroups, Runs
 from aiops.lab.figures import Figure, Panel, Series
 from aiops.model.layout import Array
 from aiops.sim.turns.run import Run
@@ -24,6 +24,7 @@ PREDICTORS = {
     "vbar_tau": "v̄·τ",
     "distance": "‖θᵢ − θⱼ‖",
 }
+CURVE = ("Γ", "fasgd")
 _WINDOWS = 10  # parts of a run, within which v̄ hardly changes
 
 
@@ -120,7 +121,7 @@ def cases(scale: DistanceScale, runs: Runs) -> Iterator[PlannedRun]:
     """Yield a run for each seed."""
     for seed in range(scale.seeds):
         work = GradientDistances(replace(scale.base, seed=seed), scale.looks)
-        yield PlannedRun("Γ", "fasgd", seed, work)
+        yield PlannedRun(*CURVE, seed, work)
 
 
 def correlations(run: FinishedRun) -> dict[str, tuple[float, float]]:
@@ -135,9 +136,9 @@ def correlations(run: FinishedRun) -> dict[str, tuple[float, float]]:
     return found
 
 
-def findings(scale: DistanceScale, runs: Runs) -> Findings:
+def findings(scale: DistanceScale, groups: RunGroups) -> Findings:
     """Compare the predictors."""
-    found = [correlations(run) for run in runs.of(cases(scale, runs))]
+    found = [correlations(run) for run in groups[CURVE]]
     if not found:
         return Findings([], [Verdict(None, "nothing has been run")])
     table = [
@@ -171,9 +172,9 @@ def _said(values: list[float]) -> str:
     return f"{fmean(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
-def figure(scale: DistanceScale, runs: Runs) -> Figure:
+def figure(scale: DistanceScale, groups: RunGroups) -> Figure:
     """Draw Γ of the first seed against each predictor."""
-    first = runs.of(cases(scale, runs))[:1]
+    first = groups[CURVE][:1]
     panels = []
     for name, text in PREDICTORS.items():
         lines = [

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
+from aiops.lab.experiments.curves import across
 from aiops.lab.experiments.experiment import MOST_SEEDS, Experiment, Findings, Scale, Verdict
 from aiops.lab.experiments.papers import gated_runs
-from aiops.lab.experiments.papers.gated_runs import OPEN, Group, Trials
+from aiops.lab.experiments.papers.gated_runs import OPEN, Trials
 from aiops.lab.experiments.planned_run import PlannedRun
-from aiops.lab.experiments.runs import FinishedRun, Runs, gathered
+from aiops.lab.experiments.runs import FinishedRun, Group, RunGroups, Runs
 from aiops.lab.experiments.seed_statistics import said, tails
-from aiops.lab.figures import Figure, Panel, Series
+from aiops.lab.figures import Figure, Panel
 from aiops.sim.turns.simulation import Simulation
 
 
@@ -86,8 +87,7 @@ class Spending:
 
 def spendings(scale: BudgetScale) -> list[Spending]:
     """Return all ways to spend all budgets."""
-    found = [Spending(b, s, by) for b in scale.budgets for s in scale.splits for by in BY]
-    return found
+    return [Spending(b, s, by) for b in scale.budgets for s in scale.splits for by in BY]
 
 
 def cases(scale: BudgetScale, runs: Runs) -> Iterator[PlannedRun]:
@@ -125,16 +125,9 @@ def spent(group: Group, base: Group) -> float:
     return ours / whole
 
 
-def groups(scale: BudgetScale, runs: Runs) -> dict[tuple[str, str], Group]:
-    """Return the reported runs by panel and curve."""
-    found = runs.of(cases(scale, runs))
-    return dict(gathered([run for run in found if run.case.role == "reported"]))
-
-
-def findings(scale: BudgetScale, runs: Runs) -> Findings:
+def findings(scale: BudgetScale, found: RunGroups) -> Findings:
     """Say which division is best under each budget, and whether tensors are best chosen apart."""
-    found = groups(scale, runs)
-    base = found.get((OPEN, OPEN))
+    base = found[OPEN, OPEN]
     if not base:
         return Findings([], [Verdict(None, "nothing has been run without a gate")])
     table = []
@@ -146,11 +139,11 @@ def findings(scale: BudgetScale, runs: Runs) -> Findings:
     return Findings(table, verdicts)
 
 
-def _apart(scale: BudgetScale, found: Mapping[tuple[str, str], Group], budget: float) -> Verdict:
+def _apart(scale: BudgetScale, found: RunGroups, budget: float) -> Verdict:
     """Compare the best way to spend a budget on tensors with the best on the whole model."""
     best: dict[str, tuple[float, Spending]] = {}
     for way in spendings(scale):
-        group = found.get((way.panel, way.label))
+        group = found[way.panel, way.label]
         if group and way.budget == budget:
             error = fmean(tails(group))
             if way.by not in best or error < best[way.by][0]:
@@ -165,30 +158,19 @@ def _apart(scale: BudgetScale, found: Mapping[tuple[str, str], Group], budget: f
     return Verdict(best[apart.by][0] < best[whole.by][0], text)
 
 
-def figure(scale: BudgetScale, runs: Runs) -> Figure:
+def figure(scale: BudgetScale, found: RunGroups) -> Figure:
     """Draw the error against the bytes, and the learning curves of each budget."""
-    found = groups(scale, runs)
-    base = found.get((OPEN, OPEN), [])
+    base = found[OPEN, OPEN]
     lines = []
     for way in spendings(replace(scale, budgets=scale.budgets[:1])):
         mine = [g for (_panel, label), g in found.items() if label == way.label]
-        lines.append(
-            Series(
-                way.label,
-                [100 * spent(group, base) for group in mine],
-                [[100 * tails(group)[seed] for group in mine] for seed in range(_least(mine))],
-            )
-        )
+        shares = [100 * spent(group, base) for group in mine]
+        lines.append(across(way.label, shares, mine, lambda run: 100 * run.tail()))
     panels = [Panel("Error", "bytes (% of no gate's)", "validation error (%)", lines, log="x")]
     for budget in scale.budgets:
         title = f"budget {budget:.0%}"
-        of_panel = {label: group for (panel, label), group in found.items() if panel == title}
-        panels.append(gated_runs.errors(title, of_panel))
+        panels.append(gated_runs.errors(title, found.panel(title)))
     return Figure("What a budget is best spent on", panels, columns=2 if len(panels) < 5 else 3)
-
-
-def _least(groups: list[Group]) -> int:
-    return min(map(len, groups), default=0)
 
 
 EXPERIMENT = Experiment(

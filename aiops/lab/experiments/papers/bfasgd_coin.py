@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
 from aiops.lab.experiments.papers import gated_runs
-from aiops.lab.experiments.papers.gated_runs import Group, Trials
+from aiops.lab.experiments.papers.gated_runs import Trials
 from aiops.lab.experiments.planned_run import PlannedRun
-from aiops.lab.experiments.runs import FinishedRun, Runs, gathered
+from aiops.lab.experiments.runs import FinishedRun, RunGroups, Runs
 from aiops.lab.experiments.seed_statistics import AHEAD, BEHIND, compare, tails
 from aiops.lab.figures import Figure
 from aiops.sim.turns.simulation import Simulation
@@ -67,15 +67,8 @@ def title(way: str, c: float) -> str:
     return f"{way}, c = {c:g}"
 
 
-def groups(scale: CoinScale, runs: Runs) -> dict[tuple[str, str], Group]:
-    """Return the reported runs by panel and curve."""
-    found = runs.of(cases(scale, runs))
-    return dict(gathered([run for run in found if run.case.role == "reported"]))
-
-
-def findings(scale: CoinScale, runs: Runs) -> Findings:
+def findings(scale: CoinScale, found: RunGroups) -> Findings:
     """Compare gate and coin, panel by panel."""
-    found = groups(scale, runs)
     table = []
     for (panel, curve), group in found.items():
         row = gated_runs.row(curve, group, found[panel, GATE])
@@ -85,11 +78,11 @@ def findings(scale: CoinScale, runs: Runs) -> Findings:
     return Findings(table, [_verdict(panels, found, curve) for curve in (GATE, FREE)])
 
 
-def _verdict(panels: Sequence[str], found: Mapping[tuple[str, str], Group], curve: str) -> Verdict:
+def _verdict(panels: Sequence[str], found: RunGroups, curve: str) -> Verdict:
     """Say whether a gate is ahead of the coin somewhere, and nowhere behind."""
     orders = {}
     for panel in panels:
-        ours, coin = (tails(found.get((panel, name), [])) for name in (curve, COIN))
+        ours, coin = (tails(found[panel, name]) for name in (curve, COIN))
         orders[panel] = compare(ours, coin) if ours and coin else None
     said = ", ".join(f"{order or 'not run'} at {panel}" for panel, order in orders.items())
     text = f"the {curve} and the coin at equal traffic: {said}"
@@ -101,15 +94,10 @@ def _verdict(panels: Sequence[str], found: Mapping[tuple[str, str], Group], curv
     return Verdict(None, text)
 
 
-def figure(scale: CoinScale, runs: Runs) -> Figure:
+def figure(scale: CoinScale, found: RunGroups) -> Figure:
     """Draw the errors."""
-    found = groups(scale, runs)
-    panels = [
-        gated_runs.errors(
-            p, {curve: group for (panel, curve), group in found.items() if panel == p}
-        )
-        for p in (title(*gate) for gate in scale.gates)
-    ]
+    names = (title(*gate) for gate in scale.gates)
+    panels = [gated_runs.errors(name, found.panel(name)) for name in names]
     return Figure("B-FASGD's gate and a coin, at equal traffic", panels, columns=2)
 
 

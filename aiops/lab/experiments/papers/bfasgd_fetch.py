@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from statistics import fmean
-from typing import Any
 
-from aiops.lab.experiments.experiment import Experiment, Findings, Verdict
+from aiops.lab.experiments.experiment import Experiment, Verdict
 from aiops.lab.experiments.papers import gated_runs
-from aiops.lab.experiments.papers.gated_runs import OPEN, OWN, PAPERS, GatedScale, Group
+from aiops.lab.experiments.papers.gated_runs import OPEN, OWN, PAPERS, GatedScale
 from aiops.lab.experiments.planned_run import PlannedRun
 from aiops.lab.experiments.rate_search import RateSearch, ladder
-from aiops.lab.experiments.runs import Runs
-from aiops.lab.figures import Figure
+from aiops.lab.experiments.runs import Group, Runs
 from aiops.sim.turns.simulation import Simulation
 
 QUICK = GatedScale(
@@ -47,25 +46,13 @@ def label(c: float) -> str:
     return f"c = 1/{1 / c:g}"
 
 
-def findings(scale: GatedScale, runs: Runs) -> Findings:
+def _verdicts(
+    scale: GatedScale, panel: str, gates: Mapping[str, Group], base: Group
+) -> Iterator[Verdict]:
     """Find the least fetches that cost nothing, and see whether they become fewer."""
-    found = runs.of(cases(scale, runs))
-    table: list[dict[str, Any]] = []
-    verdicts = []
-    for panel in (PAPERS, OWN):
-        groups = gated_runs.of_panel(found, panel)
-        base = groups.pop(OPEN, None)
-        if base is None:
-            verdicts.append(Verdict(None, f"{panel}: nothing has been run without a gate"))
-            continue
-        shown = {OPEN: base, **groups}
-        table += [
-            {"at": panel, **gated_runs.row(name, group, base)} for name, group in shown.items()
-        ]
-        verdicts.append(_tenfold(panel, groups, base))
-        if panel == PAPERS and groups:
-            verdicts.append(_fewer(groups))
-    return Findings(table, verdicts)
+    yield _tenfold(panel, gates, base)
+    if panel == PAPERS and gates:
+        yield _fewer(gates)
 
 
 def _tenfold(panel: str, gates: Mapping[str, Group], base: Group) -> Verdict:
@@ -92,11 +79,6 @@ def _fewer(gates: Mapping[str, Group]) -> Verdict:
     return Verdict(max(shares) <= _RARER, text)
 
 
-def figure(scale: GatedScale, runs: Runs) -> Figure:
-    """Draw errors, and copies against potential copies."""
-    return gated_runs.figure(runs.of(cases(scale, runs)), "fetches")
-
-
 EXPERIMENT = Experiment(
     name="bfasgd-fetch",
     title="B-FASGD: fetches left out, the more the smaller the gradients' deviation",
@@ -106,8 +88,8 @@ EXPERIMENT = Experiment(
     quick=QUICK,
     full=FULL,
     cases=cases,
-    findings=findings,
-    figure=figure,
+    findings=partial(gated_runs.findings, _verdicts),
+    figure=partial(gated_runs.figure, "fetches"),
     note="Little impact: at most 0.3 points; rarer: at most 0.95 fetches in the second half for one"
     " in the first. λ = 16, µ = 8; the constants are the paper's, and 1/8;"
     " --quick has larger ones, for digits have a larger v̄, and λ = 4, µ = 16: with λ = 16 its runs"

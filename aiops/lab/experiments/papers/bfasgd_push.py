@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from functools import partial
 
-from aiops.lab.experiments.experiment import Experiment, Findings, Verdict
+from aiops.lab.experiments.experiment import Experiment, Verdict
 from aiops.lab.experiments.papers import gated_runs
-from aiops.lab.experiments.papers.gated_runs import OPEN, OWN, PAPERS, GatedScale, Group
+from aiops.lab.experiments.papers.gated_runs import OPEN, OWN, PAPERS, GatedScale
 from aiops.lab.experiments.planned_run import PlannedRun
 from aiops.lab.experiments.rate_search import RateSearch, ladder
-from aiops.lab.experiments.runs import Runs
-from aiops.lab.figures import Figure
+from aiops.lab.experiments.runs import Group, Runs
 from aiops.sim.turns.simulation import Simulation
 
 MODES = ("reapply", "accumulate")
@@ -47,35 +46,15 @@ def label(mode: str, c: float) -> str:
     return f"{mode}, c = {c:g}"
 
 
-def findings(scale: GatedScale, runs: Runs) -> Findings:
+def _verdicts(
+    scale: GatedScale, panel: str, gates: Mapping[str, Group], base: Group
+) -> Iterator[Verdict]:
     """Judge what the largest constant costs each way, at the paper's rate and at the best."""
-    found = runs.of(cases(scale, runs))
-    table: list[dict[str, Any]] = []
-    verdicts: list[Verdict] = []
-    for panel in (PAPERS, OWN):
-        groups = gated_runs.of_panel(found, panel)
-        base = groups.get(OPEN)
-        if base is None:
-            verdicts.append(Verdict(None, f"{panel}: nothing has been run without a gate"))
-            continue
-        table += [
-            {"at": panel, **gated_runs.row(name, group, base)} for name, group in groups.items()
-        ]
-        verdicts += _verdicts(panel, groups, base, scale.largest)
-    return Findings(table, verdicts)
-
-
-def _verdicts(panel: str, groups: Mapping[str, Group], base: Group, c: float) -> Iterator[Verdict]:
     for mode, judge in (("reapply", gated_runs.fails), ("accumulate", gated_runs.keeps)):
-        group = groups.get(label(mode, c))
+        group = gates.get(label(mode, scale.largest))
         if group:
             factor = 1 / max(gated_runs.share(group, "pushes"), 1e-9)
             yield judge(group, base, f"{panel}: pushes ÷{factor:.1f}, {mode}")
-
-
-def figure(scale: GatedScale, runs: Runs) -> Figure:
-    """Draw errors, and copies against potential copies."""
-    return gated_runs.figure(runs.of(cases(scale, runs)), "pushes")
 
 
 EXPERIMENT = Experiment(
@@ -87,8 +66,8 @@ EXPERIMENT = Experiment(
     quick=QUICK,
     full=FULL,
     cases=cases,
-    findings=findings,
-    figure=figure,
+    findings=partial(gated_runs.findings, _verdicts),
+    figure=partial(gated_runs.figure, "pushes"),
     note="The paper's c of 0.00125 leaves out few pushes here, where v̄ cannot fall below 0.01;"
     " 0.08 leaves out 88 %. Gathered gradients are larger than single ones, so v̄ is too,"
     " and steps are smaller: hence the second panel. Best rates are of a pool as in bfasgd-fetch.",

@@ -17,7 +17,7 @@ from aiops.lab.experiments.curves import curve
 from aiops.lab.experiments.execution import perceptron
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
 from aiops.lab.experiments.planned_run import PlannedRun, Result, Tell
-from aiops.lab.experiments.runs import FinishedRun, Runs, gathered
+from aiops.lab.experiments.runs import FinishedRun, Group, RunGroups, Runs
 from aiops.lab.experiments.seed_statistics import said, tails
 from aiops.lab.figures import Figure, Panel, Series
 from aiops.lab.workloads import PerceptronTask
@@ -168,6 +168,7 @@ FULL = ElasticScale(
     most=64,
 )
 
+PANEL = "clients"
 FIXED, GROWING = "fixed", "growing"
 
 
@@ -176,12 +177,7 @@ def cases(scale: ElasticScale, runs: Runs) -> Iterator[PlannedRun]:
     for label, most in ((FIXED, scale.base.clients), (GROWING, scale.most)):
         for seed in range(scale.seeds):
             work = ElasticClients(replace(scale.base, seed=seed), most)
-            yield PlannedRun("clients", label, seed, work)
-
-
-def groups(scale: ElasticScale, runs: Runs) -> dict[str, list[FinishedRun]]:
-    """Return the finished runs by curve."""
-    return {name: group for (_panel, name), group in gathered(runs.of(cases(scale, runs))).items()}
+            yield PlannedRun(PANEL, label, seed, work)
 
 
 def needed(run: FinishedRun, error: float) -> float | None:
@@ -195,9 +191,9 @@ def needed(run: FinishedRun, error: float) -> float | None:
     return reached
 
 
-def findings(scale: ElasticScale, runs: Runs) -> Findings:
+def findings(scale: ElasticScale, groups: RunGroups) -> Findings:
     """Compare the rounds to an error, and see whether traffic is steady."""
-    found = groups(scale, runs)
+    found = groups.panel(PANEL)
     table = []
     for label, group in found.items():
         rest = [s for run in group for s in run.result["curve"] if s["round"]]
@@ -220,7 +216,7 @@ def _range(samples: Sequence[Mapping[str, Any]]) -> str:
     return f"{min(values):,.0f} to {max(values):,.0f}" if values else "–"
 
 
-def _steady(scale: ElasticScale, group: Sequence[FinishedRun]) -> Verdict:
+def _steady(scale: ElasticScale, group: Group) -> Verdict:
     """Say whether the traffic of the second half is within a fifth of what is allowed."""
     shares, full = [], []
     for run in group:
@@ -235,7 +231,7 @@ def _steady(scale: ElasticScale, group: Sequence[FinishedRun]) -> Verdict:
     return Verdict(all(0.8 <= share <= 1.2 for share in shares), text)
 
 
-def _sooner(found: Mapping[str, Sequence[FinishedRun]]) -> Verdict:
+def _sooner(found: Mapping[str, Group]) -> Verdict:
     """Say whether more clients reach what fewer reach in the end, in fewer rounds."""
     error = fmean(tails(found[FIXED]))
     rounds = [needed(run, error) for run in found[GROWING]]
@@ -249,9 +245,9 @@ def _sooner(found: Mapping[str, Sequence[FinishedRun]]) -> Verdict:
     return Verdict(max(reached) < last, text)
 
 
-def figure(scale: ElasticScale, runs: Runs) -> Figure:
+def figure(scale: ElasticScale, groups: RunGroups) -> Figure:
     """Draw errors, clients and bytes by rounds."""
-    found = groups(scale, runs)
+    found = groups.panel(PANEL)
 
     def lines(name: str, times: float = 1.0) -> list[Series]:
         return [curve(label, g, name, times, x="round") for label, g in found.items()]

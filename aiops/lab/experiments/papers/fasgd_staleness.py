@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from aiops.lab.experiments.experiment import Experiment, Findings
+from functools import partial
+
+from aiops.lab.experiments.experiment import Experiment
 from aiops.lab.experiments.papers import policy_comparison
-from aiops.lab.experiments.papers.policy_comparison import ComparisonPanels, PolicyComparison
+from aiops.lab.experiments.papers.policy_comparison import PolicyComparison
 from aiops.lab.experiments.rate_search import RateSearch, ladder
-from aiops.lab.experiments.runs import Runs
-from aiops.lab.figures import Figure
 from aiops.sim.turns.simulation import Simulation
 
 PANELS = ((128, 1), (32, 4), (16, 8), (4, 32))
@@ -34,22 +34,6 @@ FULL = PolicyComparison(
 )
 
 
-def findings(scale: PolicyComparison, runs: Runs) -> Findings:
-    """Count the panels in which FASGD is ahead, under each protocol."""
-    panels = ComparisonPanels.of(scale, runs)
-    verdicts = [
-        policy_comparison.order_verdict(scale, panels, protocol) for protocol in scale.protocols
-    ]
-    return Findings(
-        policy_comparison.table(scale, panels), verdicts, policy_comparison.robustness(scale, runs)
-    )
-
-
-def figure(scale: PolicyComparison, runs: Runs) -> Figure:
-    """Draw the validation error."""
-    return policy_comparison.figure("FASGD and SASGD at λ·µ = 128", scale, runs)
-
-
 EXPERIMENT = Experiment(
     name="fasgd-staleness",
     title="FASGD against SASGD, λ·µ = 128 divided in four ways",
@@ -58,8 +42,8 @@ EXPERIMENT = Experiment(
     quick=QUICK,
     full=FULL,
     cases=policy_comparison.cases,
-    findings=findings,
-    figure=figure,
+    findings=policy_comparison.findings,
+    figure=partial(policy_comparison.figure, "FASGD and SASGD at λ·µ = 128"),
     knobs=policy_comparison.KNOBS,
     note="The error is that of 10,000 held-out examples, the mean of the last tenth of a"
     " run. --full chooses rates from a pool of 16, first at a tenth of the iterations, then the"

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
 from aiops.lab.experiments.curves import curve
-from aiops.lab.experiments.experiment import MOST_SEEDS, Scale, Verdict
+from aiops.lab.experiments.experiment import MOST_SEEDS, Findings, Scale, Verdict
 from aiops.lab.experiments.planned_run import PlannedRun
 from aiops.lab.experiments.rate_search import RateSearch, search_rates
-from aiops.lab.experiments.runs import FinishedRun, Runs, gathered
+from aiops.lab.experiments.runs import FinishedRun, Group, RunGroups, Runs
 from aiops.lab.experiments.seed_statistics import BEHIND, LEVEL, compare, said, tails
 from aiops.lab.figures import Figure, Panel, Series
 
@@ -19,8 +19,6 @@ OPEN = "no gate"
 PAPERS, OWN = "the paper's rate", "each at its best rate"
 NO_LOSS = 0.003
 """An error larger by no more than this share (0.3 points) is no loss worth mentioning."""
-
-Group = Sequence[FinishedRun]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +69,27 @@ def at_best_rate(
             yield from reported(best, panel, {label: gates[label]})
 
 
-def of_panel(runs: Sequence[FinishedRun], panel: str) -> dict[str, Group]:
-    """Return the reported runs of one panel, by curve."""
-    mine = [run for run in runs if run.case.role == "reported" and run.case.panel == panel]
-    return {label: group for (_panel, label), group in gathered(mine).items()}
+def findings(
+    judge: Callable[[Any, str, Mapping[str, Group], Group], Iterable[Verdict]],
+    scale: GatedScale,
+    found: RunGroups,
+) -> Findings:
+    """Return a row for each gate, and the verdicts on each panel.
+
+    ``judge(scale, panel, gates, base)`` is given the runs of each gate and those without one.
+    """
+    table: list[dict[str, Any]] = []
+    verdicts: list[Verdict] = []
+    for panel in (PAPERS, OWN):
+        groups = found.panel(panel)
+        base = groups.get(OPEN)
+        if base is None:
+            verdicts.append(Verdict(None, f"{panel}: nothing has been run without a gate"))
+            continue
+        table += [{"at": panel, **row(name, group, base)} for name, group in groups.items()]
+        del groups[OPEN]
+        verdicts += judge(scale, panel, groups, base)
+    return Findings(table, verdicts)
 
 
 def counted(run: FinishedRun, name: str) -> list[float]:
@@ -103,13 +118,13 @@ def errors(title: str, groups: Mapping[str, Group]) -> Panel:
     return Panel(title, "iterations", "validation error (%)", lines, log="y")
 
 
-def figure(runs: Sequence[FinishedRun], name: str) -> Figure:
+def figure(name: str, scale: GatedScale, found: RunGroups) -> Figure:
     """Draw the errors at both rates, and copies against potential copies, of ``name``."""
-    groups = of_panel(runs, PAPERS)
+    groups = found.panel(PAPERS)
     lines = [copies(label, group, name) for label, group in groups.items()]
     panels = [
         errors(PAPERS.capitalize(), groups),
-        errors(OWN.capitalize(), of_panel(runs, OWN)),
+        errors(OWN.capitalize(), found.panel(OWN)),
         Panel(name.capitalize(), f"potential {name}", name, lines),
     ]
     return Figure(f"B-FASGD: fewer {name}", panels, columns=3)

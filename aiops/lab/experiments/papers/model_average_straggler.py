@@ -8,13 +8,13 @@ from statistics import fmean
 
 import numpy as np
 
-from aiops.lab.experiments.curves import interpolated
+from aiops.lab.experiments.curves import across, interpolated
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
 from aiops.lab.experiments.planned_run import PlannedRun
-from aiops.lab.experiments.runs import FinishedRun, Runs, gathered
+from aiops.lab.experiments.runs import FinishedRun, RunGroups, Runs
 from aiops.lab.experiments.seed_statistics import said
 from aiops.lab.experiments.straggler_simulation import StragglerSimulation
-from aiops.lab.figures import Figure, Panel, Series
+from aiops.lab.figures import Figure, Panel
 from aiops.sim.cluster.spec import StarTopology
 from aiops.sim.turns.simulation import Simulation
 
@@ -81,9 +81,6 @@ def title(times: float) -> str:
     return f"one worker {times:g} times slower" if times > 1 else "all alike"
 
 
-Groups = Mapping[tuple[str, str], Sequence[FinishedRun]]
-
-
 def throughput(run: FinishedRun) -> float:
     """Return all workers' mini-batches per virtual second."""
     return float(run.last["iteration"]) / float(run.result["seconds"])
@@ -95,11 +92,10 @@ def others(run: FinishedRun) -> float:
     return fmean(steps[1:]) / float(run.result["seconds"])
 
 
-def kept(scale: StragglerScale, found: Groups, times: float, label: str) -> float | None:
+def kept(scale: StragglerScale, found: RunGroups, times: float, label: str) -> float | None:
     """Return which share of their pace the others keep; None while that is not known."""
-    groups = [found.get((title(t), label)) for t in (scale.times[0], times)]
-    paces = [fmean(map(others, group)) for group in groups if group]
-    return paces[1] / paces[0] if len(paces) == len(groups) else None
+    alike, beside = (found[title(t), label] for t in (scale.times[0], times))
+    return fmean(map(others, beside)) / fmean(map(others, alike)) if alike and beside else None
 
 
 def error_at(run: FinishedRun, seconds: float) -> float:
@@ -107,34 +103,31 @@ def error_at(run: FinishedRun, seconds: float) -> float:
     return float(np.interp(seconds, run.series("seconds"), run.series("error")))
 
 
-def findings(scale: StragglerScale, runs: Runs) -> Findings:
+def findings(scale: StragglerScale, found: RunGroups) -> Findings:
     """Compare paces with those of healthy workers, and errors at equal work and at equal time."""
-    found = gathered(runs.of(cases(scale, runs)))
     table = []
-    for (panel, label), group in found.items():
-        until = min(
-            (fmean(run.result["seconds"] for run in runs_) for (p, _), runs_ in found.items()
-             if p == panel),
-        )  # fmt: skip
-        times = next(times for times in scale.times if title(times) == panel)
-        share = kept(scale, found, times, label)
-        table.append(
-            {
-                "straggler": panel,
-                "rule": label,
-                "mini-batches/s": f"{fmean(map(throughput, group)):.1f}",
-                "the others keep": f"{share:.0%}" if share is not None else "–",
-                "idle": f"{fmean(run.result['idle'] for run in group):.1%}",
-                "error %": said([run.last["error"] for run in group]),
-                "at equal time": said([error_at(run, until) for run in group]),
-                "MB": f"{fmean(run.last['bytes'] for run in group) / 1e6:,.1f}",
-            }
-        )
+    for times in scale.times:
+        rules = found.panel(title(times))
+        took = [fmean(run.result["seconds"] for run in group) for group in rules.values()]
+        for label, group in rules.items():
+            share = kept(scale, found, times, label)
+            table.append(
+                {
+                    "straggler": title(times),
+                    "rule": label,
+                    "mini-batches/s": f"{fmean(map(throughput, group)):.1f}",
+                    "the others keep": f"{share:.0%}" if share is not None else "–",
+                    "idle": f"{fmean(run.result['idle'] for run in group):.1%}",
+                    "error %": said([run.last["error"] for run in group]),
+                    "at equal time": said([error_at(run, min(took)) for run in group]),
+                    "MB": f"{fmean(run.last['bytes'] for run in group) / 1e6:,.1f}",
+                }
+            )
     slow = [times for times in scale.times if times > 1]
     return Findings(table, [v for t in slow for v in (_pace(scale, found, t), _errors(found, t))])
 
 
-def _pace(scale: StragglerScale, found: Groups, times: float) -> Verdict:
+def _pace(scale: StragglerScale, found: RunGroups, times: float) -> Verdict:
     shares = {label: kept(scale, found, times, label) for label in RULES}
     if None in shares.values():
         return Verdict(None, f"{title(times)}: not all has been run")
@@ -144,12 +137,9 @@ def _pace(scale: StragglerScale, found: Groups, times: float) -> Verdict:
     return Verdict(agrees, f"{title(times)}: of their pace the others keep {text}")
 
 
-def _errors(found: Groups, times: float) -> Verdict:
-    errors = {
-        label: fmean(run.last["error"] for run in found[title(times), label])
-        for label in RULES
-        if (title(times), label) in found
-    }
+def _errors(found: RunGroups, times: float) -> Verdict:
+    rules = found.panel(title(times))
+    errors = {rule: fmean(run.last["error"] for run in group) for rule, group in rules.items()}
     if len(errors) < len(RULES):
         return Verdict(None, f"{title(times)}: errors are not known yet")
     text = ", ".join(f"{100 * error:.2f} % ({label})" for label, error in errors.items())
@@ -157,21 +147,16 @@ def _errors(found: Groups, times: float) -> Verdict:
     return Verdict(level, f"{title(times)}: error after the same number of mini-batches: {text}")
 
 
-def figure(scale: StragglerScale, runs: Runs) -> Figure:
+def figure(scale: StragglerScale, found: RunGroups) -> Figure:
     """Draw the throughput by straggler, and the errors by time."""
-    found = gathered(runs.of(cases(scale, runs)))
-    lines = []
-    for label in RULES:
-        groups = [found.get((title(times), label), []) for times in scale.times]
-        least = min(map(len, groups))
-        ys = [[throughput(group[seed]) for group in groups] for seed in range(least)]
-        lines.append(Series(label, list(scale.times), ys))
+    lines = [
+        across(label, scale.times, [found[title(t), label] for t in scale.times], throughput)
+        for label in RULES
+    ]
     xlabel = "times as slow as the others"
-    panels = [Panel("ThroughputSimulation", xlabel, "mini-batches per second", lines, bottom=0)]
+    panels = [Panel("Throughput", xlabel, "mini-batches per second", lines, bottom=0)]
     for times in scale.times:
-        lines = [
-            interpolated(label, found.get((title(times), label), []), "seconds") for label in RULES
-        ]
+        lines = [interpolated(label, found[title(times), label], "seconds") for label in RULES]
         panels.append(Panel(title(times), "virtual seconds", "test error (%)", lines, log="y"))
     return Figure("One slow worker", panels, columns=2)
 

@@ -9,10 +9,11 @@ from statistics import fmean
 
 import numpy as np
 
+from aiops.lab.experiments.curves import across
 from aiops.lab.experiments.execution import perceptron
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
 from aiops.lab.experiments.planned_run import PlannedRun, Result, Tell
-from aiops.lab.experiments.runs import FinishedRun, Runs, gathered
+from aiops.lab.experiments.runs import RunGroups, Runs
 from aiops.lab.figures import Figure, Panel, Series
 from aiops.sim.turns.dispatcher import Dispatcher
 from aiops.sim.turns.run import Run, digest
@@ -166,10 +167,9 @@ def _delayed(scale: DiscrepancyScale, workers: int, seed: int) -> ParameterDista
 
 
 def series(
-    scale: DiscrepancyScale, runs: Runs, name: str = "distance"
-) -> dict[tuple[str, str], tuple[list[int], list[list[float]]]]:
+    scale: DiscrepancyScale, found: RunGroups, name: str = "distance", times: float = 1.0
+) -> dict[tuple[str, str], Series]:
     """Return by panel and rule: where there is something, and each seed's mean over its looks."""
-    found = gathered(runs.of(cases(scale, runs)))
     wanted = {
         (BY_LIMIT, AVERAGED): {n: f"τ_max {n}, λ {scale.base.clients}" for n in scale.limits},
         (BY_WORKERS, AVERAGED): {n: f"τ_max {scale.limit}, λ {n}" for n in scale.workers},
@@ -177,18 +177,14 @@ def series(
     }
     result = {}
     for (panel, rule), titles in wanted.items():
-        groups = {n: found[title, rule] for n, title in titles.items() if (title, rule) in found}
-        seeds = min((len(group) for group in groups.values()), default=0)
-        ys = [[_mean(group[seed], name) for group in groups.values()] for seed in range(seeds)]
-        result[panel, rule] = list(groups), ys
+        groups = {n: group for n, title in titles.items() if (group := found[title, rule])}
+        result[panel, rule] = across(
+            rule, list(groups), list(groups.values()), lambda run: times * fmean(run.series(name))
+        )
     return result
 
 
-def _mean(run: FinishedRun, name: str) -> float:
-    return fmean(run.series(name))
-
-
-def exponent(x: Sequence[int], y: Sequence[float]) -> float:
+def exponent(x: Sequence[float], y: Sequence[float]) -> float:
     """Return p of the power law y ~ x**p that fits best.
 
     >>> round(exponent([2, 4, 8], [10.0, 20.0, 40.0]), 6)
@@ -198,22 +194,25 @@ def exponent(x: Sequence[int], y: Sequence[float]) -> float:
     return float(np.polyfit(*logs, 1)[0])
 
 
-def findings(scale: DiscrepancyScale, runs: Runs) -> Findings:
+def findings(scale: DiscrepancyScale, groups: RunGroups) -> Findings:
     """Fit a power law to each series."""
-    found, relative = series(scale, runs), series(scale, runs, "relative")
+    found, relative = series(scale, groups), series(scale, groups, "relative")
     table = [
         {
             "varied": panel,
             "rule": rule,
             "value": n,
-            "distance of pairs": f"{fmean(y[place] for y in ys):.4f}",
-            "of the model's norm": f"{fmean(y[place] for y in relative[panel, rule][1]):.2%}",
+            "distance of pairs": f"{fmean(y[place] for y in line.ys):.4f}",
+            "of the model's norm": f"{fmean(y[place] for y in relative[panel, rule].ys):.2%}",
         }
-        for (panel, rule), (xs, ys) in found.items()
-        for place, n in enumerate(xs)
-        if ys
+        for (panel, rule), line in found.items()
+        for place, n in enumerate(line.x)
     ]
-    powers = {key: [exponent(xs, y) for y in ys] for key, (xs, ys) in found.items() if len(xs) > 1}
+    powers = {
+        key: [exponent(line.x, y) for y in line.ys]
+        for key, line in found.items()
+        if len(line.x) > 1
+    }
     verdicts = [
         _verdict(powers, (BY_LIMIT, AVERAGED), "τ_max", 1.0),
         _verdict(powers, (BY_WORKERS, AVERAGED), "λ", 0.0),
@@ -237,37 +236,33 @@ def _verdict(
     return Verdict(all(abs(value - claimed) <= near for value in values), text)
 
 
-def _crowd(found: Mapping[tuple[str, str], tuple[list[int], list[list[float]]]]) -> Verdict:
+def _crowd(found: Mapping[tuple[str, str], Series]) -> Verdict:
     """Say whether only gradient delay drives more workers farther apart."""
     grown = {}
     for rule in (AVERAGED, DELAYED):
-        xs, ys = found[BY_WORKERS, rule]
-        if len(xs) < 2 or not ys:
+        line = found[BY_WORKERS, rule]
+        if len(line.x) < 2:
             return Verdict(None, "whether more workers are farther apart is not known yet")
-        grown[rule] = [y[-1] / y[0] for y in ys]
-    xs, _ys = found[BY_WORKERS, DELAYED]
+        grown[rule] = [y[-1] / y[0] for y in line.ys]
+    xs = line.x
     said = ", ".join(f"× {fmean(values):.2f} {rule}" for rule, values in grown.items())
     text = f"from λ = {xs[0]} to {xs[-1]} the distance becomes {said}"
     return Verdict(min(grown[DELAYED]) > 2 * max(grown[AVERAGED]), text)
 
 
-def figure(scale: DiscrepancyScale, runs: Runs) -> Figure:
+def figure(scale: DiscrepancyScale, groups: RunGroups) -> Figure:
     """Draw distances, and as shares of the model's norm, against τ_max and against λ."""
     panels = []
     for name, ylabel, times in (
         ("distance", "mean distance of pairs", 1.0),
         ("relative", "of the model's norm (%)", 100.0),
     ):
-        found = series(scale, runs, name)
+        found = series(scale, groups, name, times)
         for panel, xlabel, fixed in (
             (BY_LIMIT, "staleness limit τ_max", f"λ = {scale.base.clients}"),
             (BY_WORKERS, "workers λ", f"τ_max = {scale.limit}"),
         ):
-            lines = [
-                Series(rule, xs, [[times * value for value in y] for y in ys])
-                for (where, rule), (xs, ys) in found.items()
-                if where == panel
-            ]
+            lines = [line for (where, _rule), line in found.items() if where == panel]
             panels.append(Panel(f"{panel}, {fixed}", xlabel, ylabel, lines, bottom=0))
     return Figure("How far apart workers' parameters are", panels, columns=2)
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from aiops.lab.experiments.cluster_simulation import ClusterSimulation
-from aiops.lab.experiments.curves import curve
+from aiops.lab.experiments.curves import across, curve
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
 from aiops.lab.experiments.planned_run import PlannedRun
-from aiops.lab.experiments.runs import FinishedRun, Runs
-from aiops.lab.experiments.seed_statistics import said
+from aiops.lab.experiments.runs import FinishedRun, Group, RunGroups, Runs
+from aiops.lab.experiments.seed_statistics import said, tails
 from aiops.lab.experiments.throughput_simulation import ClusterMachines, ThroughputSimulation
-from aiops.lab.figures import Figure, Panel, Series
+from aiops.lab.figures import Figure, Panel
 from aiops.sim.cluster.spec import StarTopology
 from aiops.sim.turns.simulation import Simulation
 
@@ -121,14 +121,17 @@ def timed(
         iterations=scale.steps * workers,
         seed=seed,
     )
+    work = ThroughputSimulation(simulation, ClusterMachines(_NBYTES, _MEDIAN, _SIGMA, links))
+    return PlannedRun(place, _timed_curve(rule, workers, tau), seed, work)
+
+
+def _timed_curve(rule: str, workers: int, tau: int) -> str:
     bound = f", τ_max = {tau}" if rule in _OURS else ""
-    name = f"{rule}, {workers} workers{bound}"
-    return PlannedRun(
-        place,
-        name,
-        seed,
-        ThroughputSimulation(simulation, ClusterMachines(_NBYTES, _MEDIAN, _SIGMA, links)),
-    )
+    return f"{_taught_curve(rule, workers)}{bound}"
+
+
+def _taught_curve(rule: str, workers: int) -> str:
+    return f"{rule}, {workers} workers"
 
 
 def taught(scale: ScalingScale, rule: str, workers: int, seed: int) -> PlannedRun:
@@ -144,8 +147,8 @@ def taught(scale: ScalingScale, rule: str, workers: int, seed: int) -> PlannedRu
     simulation = replace(base, policy=policy, set=settings, clients=workers, seed=seed)
     rate = _model(base) / (_PERIODS * _MEDIAN)  # so that all takes as long as with GoogLeNet
     links = StarTopology(worker=rate, server=rate * workers, latency=_LATENCY)
-    name = f"{rule}, {workers} workers"
-    return PlannedRun(LEARNING, name, seed, ClusterSimulation(simulation, _MEDIAN, _SIGMA, links))
+    work = ClusterSimulation(simulation, _MEDIAN, _SIGMA, links)
+    return PlannedRun(LEARNING, _taught_curve(rule, workers), seed, work)
 
 
 def _model(base: Simulation) -> int:
@@ -155,19 +158,18 @@ def _model(base: Simulation) -> int:
 
 
 def measured(
-    scale: ScalingScale, runs: Runs, name: str, place: str, rule: str, workers: int, tau: int = TAU
+    found: RunGroups, name: str, place: str, rule: str, workers: int, tau: int = TAU
 ) -> list[float]:
     """Return one figure of each seed that is finished."""
-    wanted = (timed(scale, place, rule, workers, tau, s) for s in range(scale.seeds))
-    return [run.last[name] for run in runs.of(wanted)]
+    return [run.last[name] for run in found[place, _timed_curve(rule, workers, tau)]]
 
 
-def learnt(scale: ScalingScale, runs: Runs, rule: str, workers: int) -> list[FinishedRun]:
+def learnt(found: RunGroups, rule: str, workers: int) -> Group:
     """Return the runs that are finished."""
-    return runs.of(taught(scale, rule, workers, seed) for seed in range(scale.seeds))
+    return found[LEARNING, _taught_curve(rule, workers)]
 
 
-def findings(scale: ScalingScale, runs: Runs) -> Findings:
+def findings(scale: ScalingScale, found: RunGroups) -> Findings:
     """Look at idle time, speed-up, and errors."""
     table = []
     for place in (APART, AMONG):
@@ -175,52 +177,50 @@ def findings(scale: ScalingScale, runs: Runs) -> Findings:
             for tau in TAUS if rule in _OURS else (TAU,):
                 if not _possible(rule, tau):
                     continue
-                idle = measured(scale, runs, "idle", place, rule, MOST, tau)
-                fast = measured(scale, runs, "speedup", place, rule, MOST, tau)
+                idle = measured(found, "idle", place, rule, MOST, tau)
+                fast = measured(found, "speedup", place, rule, MOST, tau)
                 if idle:
                     row = {"panel": place, "rule": rule, "τ_max": tau if rule in _OURS else "–"}
                     row |= {"idle %": said(idle), "speed-up of 4": f"{fmean(fast):.2f}"}
                     table.append(row | {"error %": "–"})
     for rule, workers in LEARNERS:
-        if errors := [run.tail() for run in learnt(scale, runs, rule, workers)]:
+        if errors := tails(learnt(found, rule, workers)):
             row = {"panel": f"{LEARNING}, λ = {workers}", "rule": rule}
             table.append({**row, "τ_max": TAU if rule in _OURS else "–", "error %": said(errors)})
-    verdicts = [make(scale, runs, place) for make in (_idle, _linear) for place in (APART, AMONG)]
-    return Findings(table, [*verdicts, *(_accuracy(scale, runs, rule) for rule in _OURS)])
+    verdicts = [make(found, place) for make in (_idle, _linear) for place in (APART, AMONG)]
+    return Findings(table, [*verdicts, *(_accuracy(found, rule) for rule in _OURS)])
 
 
-def _idle(scale: ScalingScale, runs: Runs, place: str) -> Verdict:
+def _idle(found: RunGroups, place: str) -> Verdict:
     """No worker idles from τ_max = 8 on."""
     told, none = [], True
     for rule in _OURS:
         for tau in (tau for tau in TAUS if tau >= _ENOUGH):
-            idle = measured(scale, runs, "idle", place, rule, MOST, tau)
+            idle = measured(found, "idle", place, rule, MOST, tau)
             if not idle:
                 return Verdict(None, f"{place}: idle time: not all has been run")
             none = none and fmean(idle) <= _IDLE
             told.append(f"{fmean(idle):.1%} ({rule}, τ_max = {tau})")
-    waits = {r: measured(scale, runs, "idle", place, r, MOST) for r in RULES[2:]}
+    waits = {r: measured(found, "idle", place, r, MOST) for r in RULES[2:]}
     beside = ", ".join(f"{fmean(idle):.0%} ({rule})" for rule, idle in waits.items() if idle)
     merge = 2 * _PERIODS * (MOST if place == APART else 1)
     text = f"{place}, where a merge takes {merge:.1f} mini-batches' time: 4 workers idle"
     return Verdict(none, f"{text} {', '.join(told)}; beside it {beside}")
 
 
-def _linear(scale: ScalingScale, runs: Runs, place: str) -> Verdict:
+def _linear(found: RunGroups, place: str) -> Verdict:
     """Four workers are four times as fast."""
-    found = {rule: measured(scale, runs, "speedup", place, rule, MOST) for rule in RULES}
-    if not all(found.values()):
+    speedups = {rule: measured(found, "speedup", place, rule, MOST) for rule in RULES}
+    if not all(speedups.values()):
         return Verdict(None, f"{place}: speed-up: not all has been run")
-    text = ", ".join(f"{fmean(speeds):.2f} ({rule})" for rule, speeds in found.items())
-    linear = all(fmean(found[rule]) >= _LINEAR * MOST for rule in _OURS)
+    text = ", ".join(f"{fmean(speeds):.2f} ({rule})" for rule, speeds in speedups.items())
+    linear = all(fmean(speedups[rule]) >= _LINEAR * MOST for rule in _OURS)
     return Verdict(linear, f"{place}: 4 workers, τ_max = {TAU}, are as fast as {text}")
 
 
-def _accuracy(scale: ScalingScale, runs: Runs, rule: str) -> Verdict:
+def _accuracy(found: RunGroups, rule: str) -> Verdict:
     """Four workers learn as much as one."""
-    one, four = (
-        [run.tail() for run in learnt(scale, runs, rule, workers)] for workers in (1, MOST)
-    )
+    one, four = (tails(learnt(found, rule, workers)) for workers in (1, MOST))
     if not one or not four:
         return Verdict(None, f"{rule}: what is learnt: not all has been run")
     text = f"{rule}: 4 workers' error is {said(four)} %, one's {said(one)} %"
@@ -233,41 +233,30 @@ def samples(run: FinishedRun) -> Sequence[Mapping[str, float]]:
     return [{"workers": workers, **sample} for sample in run.result["curve"]]
 
 
-def figure(scale: ScalingScale, runs: Runs) -> Figure:
+def figure(scale: ScalingScale, found: RunGroups) -> Figure:
     """Draw idle time by τ_max, speed-up by workers, and errors by mini-batches."""
     panels = []
     for place in (APART, AMONG):
         lines = []
         for rule in RULES:
             taus = [tau for tau in TAUS if _possible(rule, tau)]
-            ys = [measured(scale, runs, "idle", place, rule, MOST, tau) for tau in taus]
-            lines.append(Series(rule, taus, _by_seed(ys, 100)))
+            groups = [found[place, _timed_curve(rule, MOST, tau)] for tau in taus]
+            lines.append(across(rule, taus, groups, lambda run: 100 * run.last["idle"]))
         panels.append(Panel(place, "τ_max", "4 workers' idle time (%)", lines, "x", bottom=0))
     for place in (APART, AMONG):
-        lines = [
-            Series(
-                rule,
-                WORKERS,
-                _by_seed([measured(scale, runs, "speedup", place, rule, n) for n in WORKERS]),
-            )
-            for rule in RULES
-        ]
+        lines = []
+        for rule in RULES:
+            groups = [found[place, _timed_curve(rule, n, TAU)] for n in WORKERS]
+            lines.append(across(rule, WORKERS, groups, lambda run: float(run.last["speedup"])))
         title = f"{place}, τ_max = {TAU}"
         panels.append(Panel(title, "workers", "speed-up", lines, bottom=0, top=MOST))
     for rule in _OURS:
         shown = ((rule, 1), (rule, 2), (rule, MOST), *((other, MOST) for other in RULES[2:]))
         lines = [
-            curve(f"{name}, λ = {n}", learnt(scale, runs, name, n), "error", 100)
-            for name, n in shown
+            curve(f"{name}, λ = {n}", learnt(found, name, n), "error", 100) for name, n in shown
         ]
         panels.append(Panel(f"{rule}, τ_max = {TAU}", "mini-batches", "error (%)", lines, "y"))
     return Figure("Asynchronous SGD without gradient delay, on 1 Gb/s", panels, columns=2)
-
-
-def _by_seed(groups: Sequence[Sequence[float]], times: float = 1.0) -> list[list[float]]:
-    """Return the seeds that are in all groups, each as one list."""
-    complete = min(map(len, groups))
-    return [[times * group[seed] for group in groups] for seed in range(complete)]
 
 
 EXPERIMENT = Experiment(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
@@ -11,10 +11,10 @@ from typing import Any
 
 from aiops.lab.experiments.curves import curve
 from aiops.lab.experiments.execution import INITIAL, initialized
-from aiops.lab.experiments.experiment import Scale, Verdict
+from aiops.lab.experiments.experiment import Findings, Scale, Verdict
 from aiops.lab.experiments.planned_run import PlannedRun
 from aiops.lab.experiments.rate_search import ChosenRates, RateSearch, search_rates
-from aiops.lab.experiments.runs import FinishedRun, Runs, gathered
+from aiops.lab.experiments.runs import Group, RunGroups, Runs
 from aiops.lab.experiments.seed_statistics import AHEAD, BEHIND, compare, said, tails
 from aiops.lab.figures import Figure, Panel
 
@@ -122,55 +122,51 @@ def _case(
     return PlannedRun(panel, f"{policy}, {kind}", seed, initialized(simulation, initial))
 
 
-@dataclass(frozen=True)
-class ComparisonPanels:
-    """The finished runs of a duel, by panel, policy and protocol."""
-
-    runs: Mapping[tuple[str, str], Sequence[FinishedRun]]
-
-    @classmethod
-    def of(cls, scale: PolicyComparison, runs: Runs) -> ComparisonPanels:
-        """Gather those that are reported."""
-        found = [run for run in runs.of(cases(scale, runs)) if run.case.role == "reported"]
-        return cls(gathered(found))
-
-    def seeds(self, panel: str, policy: str, protocol: str) -> Sequence[FinishedRun]:
-        """Return the runs of one curve."""
-        return self.runs.get((panel, f"{policy}, {protocol}"), ())
-
-    def order(self, panel: str, protocol: str) -> str | None:
-        """Say whether FASGD is ahead, behind or level; None: not both have been run."""
-        ours, theirs = (tails(self.seeds(panel, p, protocol)) for p in POLICIES)
-        return compare(ours, theirs) if ours and theirs else None
+def seeds(found: RunGroups, panel: str, policy: str, protocol: str) -> Group:
+    """Return the runs of one curve."""
+    return found[panel, f"{policy}, {protocol}"]
 
 
-def table(scale: PolicyComparison, panels: ComparisonPanels) -> list[dict[str, Any]]:
-    """Return a row for each protocol and panel."""
-    rows = []
+def both_errors(found: RunGroups, panel: str, protocol: str) -> tuple[list[float], list[float]]:
+    """Return FASGD's and SASGD's errors in a panel."""
+    ours, theirs = (tails(seeds(found, panel, policy, protocol)) for policy in POLICIES)
+    return ours, theirs
+
+
+def order(found: RunGroups, panel: str, protocol: str) -> str | None:
+    """Say whether FASGD is ahead, behind or level; None: not both have been run."""
+    ours, theirs = both_errors(found, panel, protocol)
+    return compare(ours, theirs) if ours and theirs else None
+
+
+def findings(scale: PolicyComparison, found: RunGroups) -> Findings:
+    """Count the panels in which FASGD is ahead, under each protocol."""
+    table = []
     for protocol in scale.protocols:
         for panel in scale.named:
             row = {"rates": protocol, "panel": panel}
             for policy in POLICIES:
-                found = panels.seeds(panel, policy, protocol)
-                lr = f"{found[0].case.simulation.lr:g}" if found else "–"
-                row |= {f"{policy} rate": lr, f"{policy} error %": said(tails(found))}
-            rows.append({**row, "fasgd is": panels.order(panel, protocol) or "–"})
-    return rows
+                group = seeds(found, panel, policy, protocol)
+                lr = f"{group[0].case.simulation.lr:g}" if group else "–"
+                row |= {f"{policy} rate": lr, f"{policy} error %": said(tails(group))}
+            table.append({**row, "fasgd is": order(found, panel, protocol) or "–"})
+    verdicts = [order_verdict(scale, found, protocol) for protocol in scale.protocols]
+    return Findings(table, verdicts, robustness(scale, found.runs))
 
 
-def order_verdict(scale: PolicyComparison, panels: ComparisonPanels, protocol: str) -> Verdict:
+def order_verdict(scale: PolicyComparison, found: RunGroups, protocol: str) -> Verdict:
     """Say whether FASGD is ahead in all panels, under one protocol."""
-    found = {panel: panels.order(panel, protocol) for panel in scale.named}
-    ahead = [panel for panel, order in found.items() if order == AHEAD]
-    behind = [panel for panel, order in found.items() if order == BEHIND]
-    text = f"{PROTOCOLS[protocol]}: FASGD is ahead in {len(ahead)} of {len(found)} panels"
+    orders = {panel: order(found, panel, protocol) for panel in scale.named}
+    ahead = [panel for panel, place in orders.items() if place == AHEAD]
+    behind = [panel for panel, place in orders.items() if place == BEHIND]
+    text = f"{PROTOCOLS[protocol]}: FASGD is ahead in {len(ahead)} of {len(orders)} panels"
     if behind:
         text += f", behind at {' and '.join(behind)}"
-    if None in found.values():
+    if None in orders.values():
         return Verdict(None, f"{text}; not all have been run")
     if behind:
         return Verdict(False, text)
-    if len(ahead) == len(found):
+    if len(ahead) == len(orders):
         return Verdict(True, text)
     return Verdict(None, f"{text}, and in the others the seeds' ranges overlap")
 
@@ -200,17 +196,14 @@ def _regret(choice: ChosenRates) -> float | None:
     return round(100 * fmean(lost), 3) if all(map(math.isfinite, lost)) else None
 
 
-def figure(title: str, scale: PolicyComparison, runs: Runs) -> Figure:
+def figure(title: str, scale: PolicyComparison, found: RunGroups) -> Figure:
     """Return a row of panels for each protocol."""
-    panels = ComparisonPanels.of(scale, runs)
-    found = []
+    panels = []
     for protocol in scale.protocols:
         for panel in scale.named:
-            lines, rates = [], []
-            for policy in POLICIES:
-                seeds = panels.seeds(panel, policy, protocol)
-                rates += [f"{run.case.simulation.lr:g}" for run in seeds[:1]]
-                lines.append(curve(policy.upper(), seeds, "error", times=100))
+            groups = {policy: seeds(found, panel, policy, protocol) for policy in POLICIES}
+            lines = [curve(p.upper(), group, "error", times=100) for p, group in groups.items()]
+            rates = [f"{group[0].case.simulation.lr:g}" for group in groups.values() if group]
             heading = f"{panel}\n{protocol}: " + " and ".join(rates)
-            found.append(Panel(heading, "iterations", "validation error (%)", lines, log="y"))
-    return Figure(title, found, columns=len(scale.panels))
+            panels.append(Panel(heading, "iterations", "validation error (%)", lines, log="y"))
+    return Figure(title, panels, columns=len(scale.panels))

@@ -11,7 +11,7 @@ from aiops.lab.experiments.curves import curve
 from aiops.lab.experiments.execution import ConvNetSimulation
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
 from aiops.lab.experiments.planned_run import PlannedRun, RunWork
-from aiops.lab.experiments.runs import FinishedRun, Runs, gathered
+from aiops.lab.experiments.runs import Group, RunGroups, Runs
 from aiops.lab.experiments.seed_statistics import said, tails
 from aiops.lab.figures import Figure, Panel
 from aiops.sim.turns.simulation import Simulation
@@ -96,14 +96,13 @@ def title(n: int) -> str:
     return f"{n}-softsync"
 
 
-def final(group: list[FinishedRun]) -> list[float]:
+def final(group: Group) -> list[float]:
     """Return each run's error at the end: a run that diverged has guessed."""
     return [run.tail(share=_LAST) for run in group]
 
 
-def findings(scale: ProtocolScale, runs: Runs) -> Findings:
+def findings(scale: ProtocolScale, found: RunGroups) -> Findings:
     """Compare the final errors with hardsync's."""
-    found = gathered(runs.of(cases(scale, runs)))
     table = [
         {
             "learning rate": panel,
@@ -117,9 +116,9 @@ def findings(scale: ProtocolScale, runs: Runs) -> Findings:
     return Findings(table, [_equal(scale, found), _fails(scale, found)])
 
 
-def _equal(scale: ProtocolScale, found: dict[tuple[str, str], list[FinishedRun]]) -> Verdict:
+def _equal(scale: ProtocolScale, found: RunGroups) -> Verdict:
     """With modulation: all are within a point of each other."""
-    groups = [found.get((MODULATED, label), []) for label in (SYNC, *map(title, scale.splits))]
+    groups = [found[MODULATED, label] for label in (SYNC, *map(title, scale.splits))]
     if not all(groups):
         return Verdict(None, f"with {MODULATED}: not all has been run")
     errors = [fmean(final(group)) for group in groups]
@@ -131,10 +130,10 @@ def _equal(scale: ProtocolScale, found: dict[tuple[str, str], list[FinishedRun]]
     return Verdict(near, f"{text}; hardsync's is {errors[0]:.2%}")
 
 
-def _fails(scale: ProtocolScale, found: dict[tuple[str, str], list[FinishedRun]]) -> Verdict:
+def _fails(scale: ProtocolScale, found: RunGroups) -> Verdict:
     """Without it: large n fails."""
-    sync = found.get((PLAIN, SYNC), [])
-    groups = {n: found.get((PLAIN, title(n)), []) for n in scale.splits}
+    sync = found[PLAIN, SYNC]
+    groups = {n: found[PLAIN, title(n)] for n in scale.splits}
     if not sync or not all(groups.values()):
         return Verdict(None, f"with {PLAIN}: not all has been run")
     text = ", ".join(f"{said(final(group))} for n = {n}" for n, group in groups.items())
@@ -143,15 +142,12 @@ def _fails(scale: ProtocolScale, found: dict[tuple[str, str], list[FinishedRun]]
     return Verdict(fails, f"with {PLAIN} the final error in % is {text}")
 
 
-def figure(scale: ProtocolScale, runs: Runs) -> Figure:
+def figure(scale: ProtocolScale, found: RunGroups) -> Figure:
     """Draw the errors."""
-    found = gathered(runs.of(cases(scale, runs)))
     panels = []
     for panel in _MODULATE:
-        lines = [
-            curve(label, found.get((panel, label), []), "error", 100)
-            for label in (SYNC, *map(title, scale.splits))
-        ]
+        labels = (SYNC, *map(title, scale.splits))
+        lines = [curve(label, found[panel, label], "error", 100) for label in labels]
         panels.append(Panel(panel, "mini-batches", "error (%)", lines, bottom=0, top=100))
     return Figure(f"Error with {scale.base.clients} learners, µ = 4", panels, columns=2)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from aiops.lab.experiments.curves import across
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
 from aiops.lab.experiments.planned_run import PlannedRun
-from aiops.lab.experiments.runs import FinishedRun, Runs
+from aiops.lab.experiments.runs import FinishedRun, RunGroups, Runs
 from aiops.lab.experiments.throughput_simulation import ClusterMachines, ThroughputSimulation
 from aiops.lab.figures import Figure, Panel, Series
 from aiops.sim.cluster.spec import StarTopology
@@ -96,58 +97,58 @@ def case(
         iterations=scale.base.iterations * learners,
         seed=seed,
     )
+    work = ThroughputSimulation(simulation, replace(machines, sigma=sigma))
+    return PlannedRun(panel, _curve(panel, rule, learners, sigma), seed, work)
+
+
+def _curve(panel: str, rule: str, learners: int, sigma: float) -> str:
     spread = f", σ = {sigma:g}" if panel == SPREAD else ""
-    named = f"{rule}, {learners} learners{spread}"
-    return PlannedRun(
-        panel, named, seed, ThroughputSimulation(simulation, replace(machines, sigma=sigma))
-    )
+    return f"{rule}, {learners} learners{spread}"
 
 
 def speedups(
-    scale: SpeedupScale, runs: Runs, panel: str, rule: str, learners: int, sigma: float = _SIGMA
+    found: RunGroups, panel: str, rule: str, learners: int, sigma: float = _SIGMA
 ) -> list[float]:
     """Return the speed-up of each seed that is finished."""
-    wanted = (case(scale, panel, rule, learners, s, sigma) for s in range(scale.seeds))
-    return [run.last["speedup"] for run in runs.of(wanted)]
+    return [run.last["speedup"] for run in found[panel, _curve(panel, rule, learners, sigma)]]
 
 
-def findings(scale: SpeedupScale, runs: Runs) -> Findings:
+def findings(scale: SpeedupScale, found: RunGroups) -> Findings:
     """Compare the speed-ups of most learners with the paper's."""
     table = []
     for panel in (*MACHINES, SLOW):
         for rule in RULES:
-            found = {str(n): speedups(scale, runs, panel, rule, n) for n in scale.learners}
-            if any(found.values()):
-                cells = {f"λ = {n}": f"{fmean(v):.1f}" if v else "–" for n, v in found.items()}
+            by_learners = {n: speedups(found, panel, rule, n) for n in scale.learners}
+            if any(by_learners.values()):
+                means = {n: f"{fmean(v):.1f}" if v else "–" for n, v in by_learners.items()}
+                cells = {f"λ = {n}": mean for n, mean in means.items()}
                 table.append({"panel": panel, "rule": rule, **cells})
-    by_spread = ratios(scale, runs)
+    by_spread = ratios(scale, found)
     for sigma, ratio in by_spread.items():
         table.append(
             {"panel": SPREAD, "rule": f"σ = {sigma:g}: λ-softsync is {ratio:.2f}× as fast"}
         )
-    return Findings(table, [_fast(scale, runs), _faster(scale, runs)])
+    return Findings(table, [_fast(scale, found), _faster(scale, found)])
 
 
-def ratios(scale: SpeedupScale, runs: Runs) -> dict[float, float]:
+def ratios(scale: SpeedupScale, groups: RunGroups) -> dict[float, float]:
     """Return how many times as fast as hardsync λ-softsync is, with most learners, by spread."""
     most, found = scale.learners[-1], {}
     for sigma in scale.sigmas:
-        ours, theirs = (
-            speedups(scale, runs, SPREAD, r, most, sigma) for r in (RULES[-1], RULES[0])
-        )
+        ours, theirs = (speedups(groups, SPREAD, r, most, sigma) for r in (RULES[-1], RULES[0]))
         if ours and theirs:
             found[sigma] = fmean(ours) / fmean(theirs)
     return found
 
 
-def _most(scale: SpeedupScale, runs: Runs, rule: str) -> list[float]:
+def _most(scale: SpeedupScale, found: RunGroups, rule: str) -> list[float]:
     """Return the speed-ups of most learners on the paper's machines, where there are any."""
-    found = (speedups(scale, runs, panel, rule, scale.learners[-1]) for panel in MACHINES)
-    return [fmean(values) for values in found if values]
+    by_panel = (speedups(found, panel, rule, scale.learners[-1]) for panel in MACHINES)
+    return [fmean(values) for values in by_panel if values]
 
 
-def _fast(scale: SpeedupScale, runs: Runs) -> Verdict:
-    most = _most(scale, runs, "λ-softsync")
+def _fast(scale: SpeedupScale, found: RunGroups) -> Verdict:
+    most = _most(scale, found, "λ-softsync")
     if len(most) < len(MACHINES):
         return Verdict(None, "the speed-up with most learners: not all has been run")
     low, high = _RANGE
@@ -158,12 +159,12 @@ def _fast(scale: SpeedupScale, runs: Runs) -> Verdict:
     return Verdict(min(most) >= low, text)
 
 
-def _faster(scale: SpeedupScale, runs: Runs) -> Verdict:
-    ours, theirs = (_most(scale, runs, rule) for rule in (RULES[-1], RULES[0]))
+def _faster(scale: SpeedupScale, found: RunGroups) -> Verdict:
+    ours, theirs = (_most(scale, found, rule) for rule in (RULES[-1], RULES[0]))
     if min(len(ours), len(theirs)) < len(MACHINES):
         return Verdict(None, "softsync against hardsync: not all has been run")
     ratio = fmean(a / b for a, b in zip(ours, theirs, strict=True))
-    spread = ", ".join(f"{r - 1:.0%} at {s:g}" for s, r in ratios(scale, runs).items())
+    spread = ", ".join(f"{r - 1:.0%} at {s:g}" for s, r in ratios(scale, found).items())
     text = f"λ-softsync is {ratio - 1:.0%} faster than hardsync at σ = {_SIGMA:g}"
     return Verdict(abs(ratio - _FASTER) <= _NEAR, f"{text}; it depends on the spread: {spread}")
 
@@ -176,24 +177,21 @@ def samples(run: FinishedRun) -> list[dict[str, float]]:
     return [{**known, **sample} for sample in run.result["curve"]]
 
 
-def figure(scale: SpeedupScale, runs: Runs) -> Figure:
+def figure(scale: SpeedupScale, found: RunGroups) -> Figure:
     """Draw speed-ups by learners, and what asynchrony gains by spread."""
     panels = []
     for title in (*MACHINES, SLOW):
-        lines = [_line(scale, runs, title, rule) for rule in RULES]
-        ideal = Series("linear", scale.learners, [[float(n) for n in scale.learners]])
-        panels.append(Panel(title, "learners λ", "speed-up", [*lines, ideal], bottom=0))
-    found = ratios(scale, runs)
-    gain = Series("λ-softsync / hardsync", list(found), [list(found.values())])
+        lines = []
+        for rule in RULES:
+            groups = [found[title, _curve(title, rule, n, _SIGMA)] for n in scale.learners]
+            lines.append(across(rule, scale.learners, groups, lambda run: run.last["speedup"]))
+        lines.append(Series("linear", scale.learners, [[float(n) for n in scale.learners]]))
+        panels.append(Panel(title, "learners λ", "speed-up", lines, bottom=0))
+    by_spread = ratios(scale, found)
+    gain = Series("λ-softsync / hardsync", list(by_spread), [list(by_spread.values())])
     spread = "spread σ of mini-batches' times"
     panels.append(Panel(f"{scale.learners[-1]} learners", spread, "times as fast", [gain]))
     return Figure("Speed-up against one learner that never waits", panels, columns=3)
-
-
-def _line(scale: SpeedupScale, runs: Runs, panel: str, rule: str) -> Series:
-    found: list[Sequence[float]] = [speedups(scale, runs, panel, rule, n) for n in scale.learners]
-    complete = min(map(len, found))
-    return Series(rule, scale.learners, [[at[seed] for at in found] for seed in range(complete)])
 
 
 EXPERIMENT = Experiment(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import fmean
 
 from aiops.lab.experiments.cluster_simulation import ClusterSimulation
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
 from aiops.lab.experiments.planned_run import PlannedRun
-from aiops.lab.experiments.runs import FinishedRun, Runs, gathered
+from aiops.lab.experiments.runs import FinishedRun, Group, RunGroups, Runs
 from aiops.lab.figures import Figure, Panel, Series
 from aiops.sim.turns.simulation import Simulation
 
@@ -77,19 +77,18 @@ def staleness(run: FinishedRun) -> dict[int, float]:
     return {tau: count / total for tau, count in sorted(counts.items())}
 
 
-def mean(runs: Sequence[FinishedRun]) -> float:
+def mean(runs: Group) -> float:
     """Return the mean staleness."""
     return fmean(sum(tau * share for tau, share in staleness(run).items()) for run in runs)
 
 
-def beyond(runs: Sequence[FinishedRun], limit: int) -> float:
+def beyond(runs: Group, limit: int) -> float:
     """Return the share of gradients that are staler than a limit."""
     return fmean(sum(p for tau, p in staleness(run).items() if tau > limit) for run in runs)
 
 
-def findings(scale: StalenessScale, runs: Runs) -> Findings:
+def findings(scale: StalenessScale, found: RunGroups) -> Findings:
     """Compare the means with n, and see how often 2n is exceeded."""
-    found = gathered(runs.of(cases(scale, runs)))
     table = [
         {
             "protocol": panel,
@@ -108,12 +107,10 @@ def _split(panel: str) -> int:
     return int(panel.partition("-")[0])
 
 
-def _verdict(
-    scale: StalenessScale, found: Mapping[tuple[str, str], Sequence[FinishedRun]], label: str
-) -> Verdict:
+def _verdict(scale: StalenessScale, found: RunGroups, label: str) -> Verdict:
     means, rare, said = [], [], []
     for n in scale.splits:
-        group = found.get((title(n), label))
+        group = found[title(n), label]
         if not group:
             return Verdict(None, f"clients {label}: not all has been run")
         means.append(abs(mean(group) - n) <= _NEAR * n)
@@ -127,14 +124,13 @@ def samples(run: FinishedRun) -> list[dict[str, float]]:
     return [{"staleness": tau, "share": share} for tau, share in staleness(run).items()]
 
 
-def figure(scale: StalenessScale, runs: Runs) -> Figure:
+def figure(scale: StalenessScale, found: RunGroups) -> Figure:
     """Draw the distributions."""
-    found = gathered(runs.of(cases(scale, runs)))
     panels = []
     for n in scale.splits:
         lines = []
         for label, _rule in scale.orders:
-            group = found.get((title(n), label), [])
+            group = found[title(n), label]
             taus = list(range(2 * n + 2))
             ys = [[100 * staleness(run).get(tau, math.nan) for tau in taus] for run in group]
             lines.append(Series(label, taus, ys, kind="bars" if n < _FEW else "line"))

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from aiops.lab.experiments.cluster_simulation import ClusterSimulation
+from aiops.lab.experiments.curves import across, curve
 from aiops.lab.experiments.execution import perceptron
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
 from aiops.lab.experiments.planned_run import PlannedRun, Result, Tell
-from aiops.lab.experiments.runs import FinishedRun, Runs, gathered
+from aiops.lab.experiments.runs import FinishedRun, RunGroups, Runs
 from aiops.lab.experiments.seed_statistics import said
-from aiops.lab.figures import Figure, Panel, Series
+from aiops.lab.figures import Figure, Panel
 from aiops.sim.turns.client_selection import Selection
 from aiops.sim.turns.run import Run, digest
 from aiops.sim.turns.simulation import Simulation
@@ -136,20 +137,21 @@ def shares(run: FinishedRun) -> dict[str, float]:
     }
 
 
-def findings(scale: WasteScale, runs: Runs) -> Findings:
+def wasted(run: FinishedRun) -> float:
+    """Return the share of the workers' time that was refused or blocked."""
+    return 1 - shares(run)["used"]
+
+
+def findings(scale: WasteScale, found: RunGroups) -> Findings:
     """Count the turns."""
     table, verdicts = [], []
-    found = gathered(runs.of(cases(scale, runs)))
     for (panel, label), group in found.items():
         row = {"workers": panel, "rule": label}
         row |= {f"{k} %": said([shares(run)[k] for run in group]) for k in shares(group[0])}
         table.append(row | {"error %": said([run.tail() for run in group])})
     for panel in (name(n) for name in (in_turns, in_time) for n in scale.workers):
-        lost = {
-            label: fmean(1 - shares(run)["used"] for run in found.get((panel, label), []) or [])
-            for label in RULES
-            if (panel, label) in found
-        }
+        rules = found.panel(panel)
+        lost = {rule: fmean(map(wasted, group)) for rule, group in rules.items()}
         if len(lost) < len(RULES):
             verdicts.append(Verdict(None, f"{panel}: not all has been run"))
             continue
@@ -159,26 +161,20 @@ def findings(scale: WasteScale, runs: Runs) -> Findings:
     return Findings(table, verdicts)
 
 
-def figure(scale: WasteScale, runs: Runs) -> Figure:
+def figure(scale: WasteScale, found: RunGroups) -> Figure:
     """Draw the shares by workers, and the errors by turns."""
-    found = gathered(runs.of(cases(scale, runs)))
     counts = [str(workers) for workers in scale.workers]
     panels = []
     for name, heading in ((in_turns, "Lost, in turns"), (in_time, "Lost, in virtual time")):
         bars = []
         for label in RULES:
-            groups = [found.get((name(workers), label), []) for workers in scale.workers]
-            least = min(map(len, groups))
-            ys = [[100 - 100 * shares(g[seed])["used"] for g in groups] for seed in range(least)]
-            bars.append(Series(label, list(range(len(groups))), ys, kind="bars"))
+            groups = [found[name(workers), label] for workers in scale.workers]
+            places = range(len(groups))
+            bars.append(across(label, places, groups, lambda run: 100 * wasted(run), "bars"))
         panels.append(Panel(heading, "workers", "of their time (%)", bars, bottom=0, ticks=counts))
     for workers in scale.workers:
-        title, lines = in_turns(workers), []
-        for label in RULES:
-            group = found.get((title, label), [])
-            xs = group[0].series("turns") if group else []
-            ys = [[100 * error for error in run.series("error")] for run in group]
-            lines.append(Series(label, xs, ys))
+        title = in_turns(workers)
+        lines = [curve(rule, found[title, rule], "error", 100, x="turns") for rule in RULES]
         panels.append(Panel(title, "turns of all workers", "validation error (%)", lines, log="y"))
     return Figure("What synchronous SGD wastes", panels, columns=2)
 
