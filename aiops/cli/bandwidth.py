@@ -14,9 +14,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from aiops.cli import tables
 from aiops.cli.flags import Assign, Json, Lr, Plot
 from aiops.cli.long_run import INTERRUPTED, progress_bar
-from aiops.common import formatting, ledger_tables, tables
+from aiops.common import formatting, ledger_sums
 from aiops.errors import AiopsError, UsageError, nearest
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ def table(rows: Sequence[Row]) -> Table:
             formatting.nbytes(row["pushed"]),
             formatting.nbytes(row["fetched"]),
             f"÷{total(rows[0]) / max(total(row), 1):.1f}",
-            formatting.nbytes(ledger_tables.saved(row["ledger"])),
+            formatting.nbytes(ledger_sums.saved(row["ledger"])),
             formatting.seconds(row["seconds"]),
             formatting.percent(row["idle"]),
         )

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from aiops.cli import tables
 from aiops.cli.flags import (
     Assign,
     BatchSize,
@@ -27,7 +28,7 @@ from aiops.cli.flags import (
     Seed,
 )
 from aiops.cli.long_run import INTERRUPTED, interrupts, progress_bar
-from aiops.common import formatting, tables
+from aiops.common import formatting
 from aiops.common.jsonable import plain
 from aiops.errors import UsageError
 

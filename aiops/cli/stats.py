@@ -16,8 +16,9 @@ from rich.text import Text
 
 from aiops.algorithms import BUILT_IN, find
 from aiops.cli.flags import Json, Timeout, Token, Url
-from aiops.common import formatting, ledger_tables
-from aiops.common.tables import table as empty_table
+from aiops.cli.tables import ledger_tables
+from aiops.cli.tables import table as empty_table
+from aiops.common import formatting
 from aiops.errors import ConnectionLost
 
 Watch = Annotated[bool, typer.Option("--watch", help="Once a second, until Ctrl-C.")]
@@ -84,7 +85,7 @@ def tables(url: str, report: Mapping[str, Any]) -> RenderableType:
         *(_facts(report), *_file_errors(report)),
         *(*_budget(report), *_profile(report), *_shards(report)),
         *(*_tables(report), *_staleness(report)),
-        *(*ledger_tables.tables(report["ledger"]), "", _crew(report)),
+        *(*ledger_tables(report["ledger"]), "", _crew(report)),
     )
     return Group(_heading(url, report), "", *parts)
 

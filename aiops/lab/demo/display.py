@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from aiops.common import formatting, ledger_tables
+from aiops.common import formatting, ledger_sums
 from aiops.lab.demo.record import DemoRecord, DemoSample, DemoWorker
 
 _LINE_EVERY = 1.0  # seconds between two plain lines
@@ -110,7 +110,7 @@ def _summary(record: DemoRecord, plot: str | None) -> Iterator[tuple[str, str]]:
     yield "mean staleness", f"{last.mean_staleness:.2f} updates"
     yield "pushed", formatting.nbytes(last.bytes_pushed)
     yield "fetched", formatting.nbytes(last.bytes_fetched)
-    saved = ledger_tables.saved(record.ledger) if record.ledger else 0
+    saved = ledger_sums.saved(record.ledger) if record.ledger else 0
     yield "saved", formatting.nbytes(saved) if saved else ""
     for name, *counts in record.tensors()[:_TENSORS]:
         pushed, fetched, spared = map(formatting.nbytes, counts)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiops.common import ledger_tables
+from aiops.common import ledger_sums
 from aiops.lab import run_record
 from aiops.lab.demo.settings import DemoSettings
 from aiops.lab.demo.worker import Progress
@@ -124,9 +124,9 @@ class DemoRecord:
         found: Mapping[str, Any] = self.report.get("ledger", {})
         return found
 
-    def tensors(self) -> list[ledger_tables.TensorTraffic]:
+    def tensors(self) -> list[ledger_sums.TensorTraffic]:
         """Return each tensor's bytes, the busiest first."""
-        return list(ledger_tables.by_tensor(self.ledger)) if self.ledger else []
+        return list(ledger_sums.by_tensor(self.ledger)) if self.ledger else []
 
     def summary(self, *, complete: bool, plot: str | None) -> dict[str, Any]:
         """Return the record that ``--json`` prints; what is not a number is None."""
@@ -151,7 +151,7 @@ class DemoRecord:
             "mean_staleness": last.mean_staleness if last else 0.0,
             "bytes_pushed": last.bytes_pushed if last else 0,
             "bytes_fetched": last.bytes_fetched if last else 0,
-            "bytes_saved": ledger_tables.saved(self.ledger) if self.ledger else 0,
+            "bytes_saved": ledger_sums.saved(self.ledger) if self.ledger else 0,
             "bytes_by_tensor": {
                 name: {"pushed": pushed, "fetched": fetched, "saved": saved}
                 for name, pushed, fetched, saved in self.tensors()
