@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-import re
 from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -18,9 +18,9 @@ from rich.text import Text
 from aiops.algorithms import BUILT_IN, available, find
 from aiops.algorithms.base import Algorithm
 from aiops.cli import policy_catalog, policy_docstring
-from aiops.cli.policy_catalog import TOPICS
-from aiops.cli.policy_docstring import DocBlock
-from aiops.cli.policy_settings import OWN, SettingGroup, grouped
+from aiops.cli.policy_catalog import TOPICS, grouped
+from aiops.cli.policy_docstring import plain, summary
+from aiops.cli.policy_page import PageWriter, joined
 from aiops.errors import UsageError, nearest
 
 Name = Annotated[
@@ -83,9 +83,7 @@ def _list(console: Console, kinds: dict[str, type[Algorithm]], broken: dict[str,
     for family, names in policy_catalog.families(kinds).items():
         console.print(Text(family.capitalize(), style="bold cyan"))
         for name in names:
-            _entry(
-                console, name, policy_docstring.plain(policy_docstring.summary(kinds[name])), width
-            )
+            _entry(console, name, plain(summary(kinds[name])), width)
         console.print()
     for name, why in broken.items():
         _entry(console, name, why, width)
@@ -113,104 +111,37 @@ def _line(console: Console, name: str, text: str, width: int) -> None:
 
 
 def _show(console: Console, name: str, kind: type[Algorithm]) -> None:
-    page, known = policy_docstring.read(kind.__doc__), policy_catalog.facts(kind)
-    command = policy_catalog.command(name, kind)  # may raise, so first
-    console.print(Text.assemble((name, "bold cyan"), ("  " + policy_catalog.family(kind), "dim")))
-    console.print()
-    console.print(_prose(page.summary or "It has no docstring."))
-    console.print()
-    _blocks(console, page.body)
-    for label, text in (
-        ("A worker", known.worker),
-        ("Waits for", known.waits_for),
-        ("Memory", f"{known.memory} (the server's, for each parameter)"),
-    ):
-        _line(console, label, text, 12)
-    console.print()
-    for group in grouped(kind):
-        _settings(console, group)
-    for heading, blocks in page.sections.items():
-        if heading != "Settings":
-            console.print(Text(heading, style="bold"))
-            _blocks(console, blocks)
-    if policy_catalog.neighbours(kind):
-        console.print(
-            Text.assemble(("Compare  ", "bold"), ", ".join(policy_catalog.neighbours(kind)))
-        )
-    console.print(Text.assemble(("Run      ", "bold"), command))
-    source = Text.assemble(("Code     ", "bold"), (inspect.getsourcefile(kind) or "", "dim"))
-    console.print(source, soft_wrap=True)
+    compared = ", ".join(policy_catalog.neighbours(kind))
+    parts = _WRITER.algorithm(name, kind, f"*{policy_catalog.family(kind)}*")
+    _print_page(console, [*parts, f"## Compare\n\n{compared}" if compared else ""])
+    console.print(
+        Text.assemble(("Code ", "bold"), inspect.getsourcefile(kind) or ""), soft_wrap=True
+    )
 
 
 def _show_topic(console: Console, topic: str, as_json: bool) -> None:
-    page = policy_docstring.read(importlib.import_module(TOPICS[topic]).__doc__)
-    if as_json:
-        tables = [block.rows for block in page.body if block.kind == "table"]
-        rows = [
-            dict(zip(table[0], map(_plain, row), strict=True))
-            for table in tables
-            for row in table[1:]
-        ]
-        _print_json({"name": topic, "summary": page.summary, "rows": rows})
+    if not as_json:
+        _print_page(console, _WRITER.topic(topic))
         return
-    console.print(Text(topic, style="bold cyan"))
-    console.print()
-    console.print(_prose(page.summary))
-    console.print()
-    _blocks(console, page.body)
-    for heading, blocks in page.sections.items():
-        console.print(Text(heading, style="bold"))
-        _blocks(console, blocks)
+    page = policy_docstring.read(importlib.import_module(TOPICS[topic]).__doc__)
+    tables = [block.rows for block in page.body if block.kind == "table"]
+    rows = [
+        dict(zip(table[0], map(plain, row), strict=True)) for table in tables for row in table[1:]
+    ]
+    _print_json({"name": topic, "summary": page.summary, "rows": rows})
 
 
-def _settings(console: Console, group: SettingGroup) -> None:
-    own = group.title == OWN
-    title = Text("Settings" if own else group.title, style="bold")
-    console.print(title.append("  as --set key=value" if own else "", style="not bold dim"))
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column("key", style="bold", no_wrap=True)
-    table.add_column("default", no_wrap=True)
-    table.add_column("type", style="dim", no_wrap=True)
-    table.add_column("meaning")
-    for setting in group.settings:
-        table.add_row(setting.name, str(setting.default), setting.type, _prose(setting.meaning))
-    console.print(Padding(table, (0, 0, 1, 2), expand=False))
+def _print_page(console: Console, parts: Iterable[str]) -> None:
+    console.print(Markdown(joined(parts), code_theme="bw", hyperlinks=False))
 
 
-def _blocks(console: Console, blocks: Iterable[DocBlock]) -> None:
-    """Print the blocks of a docstring, formulas and examples set in."""
-    for block in blocks:
-        if block.kind == "text":
-            console.print(Padding(_prose(block.text), (0, 0, 1, 0)))
-        elif block.kind == "table":
-            _table(console, block)
-        else:
-            style = "dim" if block.kind == "example" else "cyan"
-            console.print(Padding(Text(block.text, style=style), (0, 0, 1, 4), expand=False))
+def _command_for(reference: str) -> str | None:
+    """Return what a reference of a docstring is in the terminal: a command, or a name."""
+    target = policy_catalog.references().get(reference)
+    return f"`aiops policies {target}`" if target in TOPICS else target and f"`{target}`"
 
 
-def _table(console: Console, block: DocBlock) -> None:
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0), pad_edge=False)
-    for number, head in enumerate(block.rows[0]):
-        table.add_column(_plain(head), style="bold" if number == 0 else "", no_wrap=number == 0)
-    for row in block.rows[1:]:
-        table.add_row(*map(_plain, row))
-    console.print(Padding(table, (0, 0, 1, 2), expand=False))
-
-
-def _prose(text: str) -> Text:
-    """Return it without markup; titles are in italics, references are commands to type."""
-    parts = re.split(r"\*([^*]+)\*", policy_docstring.plain(text, _reference))
-    return Text.assemble(*((part, "italic" if n % 2 else "") for n, part in enumerate(parts)))
-
-
-def _reference(name: str) -> str:
-    target = policy_catalog.references().get(name, name)
-    return f"aiops policies {target}" if target in TOPICS else target
-
-
-def _plain(text: str) -> str:
-    return policy_docstring.plain(text)
+_WRITER = PageWriter(_command_for)
 
 
 # ---------------------------------------------------------------- for tools
@@ -220,7 +151,7 @@ def _listed(name: str, kind: type[Algorithm]) -> dict[str, Any]:
     return {
         "name": name,
         "family": policy_catalog.family(kind),
-        "summary": _plain(policy_docstring.summary(kind)),
+        "summary": plain(summary(kind)),
         "class": f"{kind.__module__}:{kind.__qualname__}",
         "built_in": name in BUILT_IN,
     }
@@ -233,7 +164,7 @@ def _described(name: str, kind: type[Algorithm]) -> dict[str, Any]:
             "name": setting.name,
             "type": setting.type,
             "default": setting.default,
-            "meaning": _plain(setting.meaning),
+            "meaning": plain(setting.meaning),
             "group": group.title,
         }
         for group in grouped(kind)
@@ -244,7 +175,7 @@ def _described(name: str, kind: type[Algorithm]) -> dict[str, Any]:
         **_listed(name, kind),
         "equations": [block.text for block in page.body if block.kind == "math"],
         "settings": settings,
-        "source": " ".join(_plain(block.text) for block in source),
+        "source": " ".join(plain(block.text) for block in source),
         "neighbours": policy_catalog.neighbours(kind),
         "worker": known.worker,
         "waits_for": known.waits_for,

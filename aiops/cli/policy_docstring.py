@@ -152,17 +152,9 @@ def _table(lines: list[str]) -> DocBlock:
 # ---------------------------------------------------------------- markup within a line
 
 
-def plain(text: str, say: Callable[[str], str] = str) -> str:
-    """Return a text without markup, except that of titles: ``*...*``.
-
-    Parameters
-    ----------
-    text
-        Of a docstring: ````code````, ```Reference```, ``*title*``.
-    say
-        From the name in a reference to the words in its place.
-    """
-    text = _REFERENCE.sub(lambda match: say(match[1]), text)
+def plain(text: str) -> str:
+    """Return a text without markup, except that of titles: ``*...*``."""
+    text = _REFERENCE.sub(r"\1", text)
     return re.sub(r"\\(.)", r"\1", text.replace("``", ""))
 
 
@@ -172,7 +164,7 @@ def marked(text: str, link: Callable[[str], str | None]) -> str:
     Parameters
     ----------
     text
-        As for `plain`.
+        Of a docstring: ````code````, ```Reference```, ``*title*``.
     link
         From the name in a reference to the Markdown in its place; None: show it as code.
     """

@@ -15,8 +15,8 @@ from aiops.algorithms import BUILT_IN, find
 from aiops.algorithms.base import Policy
 from aiops.algorithms.dcasgd import DCASGD
 from aiops.algorithms.policies import EveryNth
+from aiops.cli.policy_catalog import described
 from aiops.cli.policy_docstring import summary
-from aiops.cli.policy_settings import described
 from aiops.engine.events import Stopping
 from aiops.engine.journal import Journal, digest, replay
 from aiops.errors import ConflictError, UsageError

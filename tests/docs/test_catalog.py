@@ -10,14 +10,15 @@ from aiops.algorithms import find
 from aiops.algorithms.base import Algorithm
 from aiops.cli.policy_catalog import (
     FAMILIES,
+    OWN,
     built_in,
     command,
     facts,
     families,
     family,
+    grouped,
     neighbours,
 )
-from aiops.cli.policy_settings import OWN, grouped
 
 NAMES = sorted(built_in())
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from aiops.algorithms.base import Algorithm
-from aiops.cli import policy_catalog, policy_docstring
-from aiops.cli.policy_catalog import TOPICS, built_in, facts, families, neighbours
-from aiops.cli.policy_docstring import DocBlock, summary
-from aiops.cli.policy_settings import OWN, SettingGroup, described, grouped
+from aiops.cli import policy_catalog
+from aiops.cli.policy_catalog import TOPICS, built_in, described, facts, families, neighbours
+from aiops.cli.policy_docstring import summary
+from aiops.cli.policy_page import PageWriter, joined, table
 from docs._tools.pages.curves import Curves
 
 _REPOSITORY = "../.."  # of the pages' folder
-_SETTINGS = "Settings"
 
 
 def pages(curves: Curves | None = None) -> dict[str, str]:
@@ -35,43 +33,15 @@ def pages(curves: Curves | None = None) -> dict[str, str]:
 
 def algorithm_page(name: str, kind: type[Algorithm], curves: Curves | None = None) -> str:
     """Return an algorithm's page."""
-    page, known = policy_docstring.read(kind.__doc__), facts(kind)
-    lines = [
-        f"# `{name}`",
-        _generated(kind.__module__),
-        _inline(page.summary),
-        *_blocks(page.body),
-        _table(
-            ("with the default settings", ""),
-            [
-                ("a worker", known.worker),
-                ("waits for", known.waits_for),
-                ("the server keeps, for each parameter", known.memory),
-            ],
-        ),
-        f"```console\n$ {policy_catalog.command(name, kind)}\n```",
-        f"## {_SETTINGS}",
-        "Given as `--set key=value`.",
-        *(_group(group) for group in grouped(kind)),
-    ]
-    for heading, blocks in page.sections.items():
-        if heading == _SETTINGS:
-            continue
-        if heading == "Example":
-            blocks = [_imported(kind, blocks[0]), *blocks[1:]]
-        lines += [f"## {heading}", *_blocks(blocks)]
-    return _joined([*lines, *_neighbours(name, kind, curves)])
+    parts = _WRITER.algorithm(name, kind, _generated(kind.__module__))
+    return joined([*parts, *_neighbours(name, kind, curves)])
 
 
 def topic_page(topic: str) -> str:
     """Return the page of what several algorithms share."""
-    page = policy_docstring.read(importlib.import_module(TOPICS[topic]).__doc__)
-    lines = [f"# {topic.capitalize()}", _generated(TOPICS[topic]), _inline(page.summary)]
-    lines += _blocks(page.body)
-    for heading, blocks in page.sections.items():
-        lines += [f"## {heading}", *_blocks(blocks)]
     users = [f"[`{name}`]({name}.md)" for name in sorted(_users(topic))]
-    return _joined([*lines, "## Who has them", ", ".join(users) + "."])
+    parts = _WRITER.topic(topic, _generated(TOPICS[topic]))
+    return joined([*parts, "## Who has them", ", ".join(users) + "."])
 
 
 def index_page(curves: Curves | None = None) -> str:
@@ -91,10 +61,10 @@ def index_page(curves: Curves | None = None) -> str:
         for name in names:
             known = facts(kinds[name])
             link = f"[`{name}`]({name}.md)"
-            first = _inline(summary(kinds[name]))
+            first = _WRITER.inline(summary(kinds[name]))
             rows.append((link, first, known.waits_for, known.worker, known.memory))
         lines += [f"## {family.capitalize()}", policy_catalog.FAMILIES.get(family, "")]
-        lines.append(_table(head, rows))
+        lines.append(table(head, rows))
     topics = [f"[{topic}]({topic}.md)" for topic in TOPICS]
     lines += [
         "## What they share",
@@ -105,7 +75,7 @@ def index_page(curves: Curves | None = None) -> str:
     ]
     if curves is not None:
         lines += ["## On the same task", curves.task_text(), _accuracies(curves, list(kinds))]
-    return _joined(lines)
+    return joined(lines)
 
 
 # ---------------------------------------------------------------- parts of a page
@@ -116,24 +86,6 @@ def _generated(module: str) -> str:
     source = inspect.getsourcefile(importlib.import_module(module)) or path
     name = f"{path}/__init__.py" if Path(source).name == "__init__.py" else f"{path}.py"
     return f"<!-- Made from [{name}]({_REPOSITORY}/{name}) by `make docs`: edit that instead. -->"
-
-
-def _group(group: SettingGroup) -> str:
-    rows = [
-        (f"`{s.name}`", _default(s.default), s.type, _inline(s.meaning)) for s in group.settings
-    ]
-    table = _table(("setting", "default", "type", "meaning"), rows)
-    return table if group.title == OWN else f"### {group.title}\n\n{table}"
-
-
-def _default(value: object) -> str:
-    return f"`{value}`"
-
-
-def _imported(kind: type[Algorithm], block: DocBlock) -> DocBlock:
-    """Return an example with the import that it needs to run where a reader pastes it."""
-    line = f">>> from {kind.__module__} import {kind.__name__}"
-    return DocBlock(block.kind, f"{line}\n{block.text}") if block.kind == "example" else block
 
 
 def _neighbours(name: str, kind: type[Algorithm], curves: Curves | None) -> Iterator[str]:
@@ -147,7 +99,7 @@ def _neighbours(name: str, kind: type[Algorithm], curves: Curves | None) -> Iter
         yield f"![Test accuracy of {', '.join(shown)}](img/{name}.png)"
         yield curves.task_text()
         yield _accuracies(curves, shown)
-    yield "\n".join(f"- [`{o}`]({o}.md): {_inline(summary(kinds[o]))}" for o in others)
+    yield "\n".join(f"- [`{o}`]({o}.md): {_WRITER.inline(summary(kinds[o]))}" for o in others)
 
 
 def _accuracies(curves: Curves, names: Sequence[str]) -> str:
@@ -160,7 +112,7 @@ def _accuracies(curves: Curves, names: Sequence[str]) -> str:
         spread = f"{found.least:.2%} to {found.most:.2%}" if found.seeds > 1 else ""
         link = f"[`{found.policy}`]({found.policy}.md)"
         rows.append((link, f"`{settings}`" if settings else "", f"{found.mean:.2%}", spread))
-    return _table(("", "settings", "test accuracy", "over the seeds"), rows)
+    return table(("", "settings", "test accuracy", "over the seeds"), rows)
 
 
 def _users(topic: str) -> Iterator[str]:
@@ -170,17 +122,6 @@ def _users(topic: str) -> Iterator[str]:
             yield name
 
 
-# ---------------------------------------------------------------- Markdown
-
-
-def _joined(parts: Iterable[str]) -> str:
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _inline(text: str) -> str:
-    return policy_docstring.marked(text, _link)
-
-
 def _link(reference: str) -> str | None:
     target = policy_catalog.references().get(reference)
     if target is None:
@@ -188,24 +129,4 @@ def _link(reference: str) -> str | None:
     return f"[{target if target in TOPICS else f'``{target}``'}]({target}.md)"
 
 
-def _blocks(blocks: Iterable[DocBlock]) -> list[str]:
-    return [_block(block) for block in blocks]
-
-
-def _block(block: DocBlock) -> str:
-    if block.kind == "table":
-        head, *rows = ([_inline(cell) for cell in row] for row in block.rows)
-        return _table(head, rows)
-    if block.kind == "text":
-        return _inline(block.text)
-    language = {"example": "pycon", "math": "text", "code": "text"}[block.kind]
-    return f"```{language}\n{block.text}\n```"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
-
-
-def _cell(text: str) -> str:
-    return re.sub(r"(?<!\\)\|", r"\\|", text)
+_WRITER = PageWriter(_link)
