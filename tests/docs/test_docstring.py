@@ -95,7 +95,7 @@ def test_the_shared_tables_name_all_there_are(module: object, names: list[str]) 
     assert cells == names
 
 
-@pytest.mark.parametrize("module", [policy_catalog, policy_docstring, plots, policy_catalog])
+@pytest.mark.parametrize("module", [policy_catalog, policy_docstring, plots])
 def test_examples(module: object) -> None:
     results = doctest.testmod(module)  # type: ignore[arg-type]
     assert results.attempted > 0
