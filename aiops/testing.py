@@ -38,7 +38,7 @@ from aiops.sim.cluster.result import ClusterResult, ClusterSample, WorkerUsage
 from aiops.sim.cluster.run import simulate
 from aiops.sim.cluster.spec import Cluster, Cut, Join, Kill, Silence, StarTopology
 from aiops.sim.cluster.workload import Deadweight, Workload
-from aiops.sim.virtual import condition, faults
+from aiops.sim.virtual import condition
 from aiops.sim.virtual.host import Host
 from aiops.sim.virtual.links import SimulatedLink
 from aiops.sim.virtual.loop import Deadlock, VirtualLoop
@@ -224,4 +224,4 @@ def play(script: str) -> None:
     UsageError
         When a line cannot be read, or outside of `run`.
     """
-    faults.play(network(), script)
+    network().play(script)

@@ -28,9 +28,13 @@ class Leased(Params):
 
     def lend(self, lent: LentPayload) -> bool:
         """Read this version from here on."""
-        self.let_go()
-        self.arena, self._give_back = lent.arena(self.layout), lent.give_back
+        self.read(lent.arena(self.layout), lent.give_back)
         return True
+
+    def read(self, arena: Arena, give_back: Callable[[], object]) -> None:
+        """Read a version in the server's arena, and call ``give_back`` when it is not needed."""
+        self.let_go()
+        self.arena, self._give_back = arena, give_back
 
     def own(self) -> Arena:
         """Return an arena of its own, with what was read until now."""

@@ -17,16 +17,18 @@ from aiops.client.params import Params
 from aiops.client.request_kinds import Receipt, Request
 from aiops.client.requests import Requests
 from aiops.client.session import Session, stream
-from aiops.client.strategies import LocalStrategy, Transfer, strategy_for
+from aiops.client.strategies import Direct, LocalStrategy, Transfer, strategy_for
 from aiops.engine.engine import Engine
 from aiops.engine.events import Applied, Apply, Drop, Event, Joined, Left, Received, Reply, Warm
+from aiops.engine.steady import Note
 from aiops.errors import Refused, StaleGradient, UsageError
 from aiops.model.layout import Array
 from aiops.sim.turns.memory_wire import HandedMessage, MemoryWire
 from aiops.sim.turns.pipelined import PipelinedPush
+from aiops.sim.turns.steady import SteadyTurn, are_steady
 from aiops.wire.connection import Buffer, Connection
 from aiops.wire.handshake import Greeter
-from aiops.wire.messages import Message
+from aiops.wire.messages import Ack, Message, Push
 from aiops.wire.sinks import Sink
 
 URL = "aiops://memory:7171"
@@ -46,12 +48,19 @@ class MemoryServer:
         bytes. The results and the counted bytes are the same; objects are faster.
     pieces
         Returns how many bytes arrive next; None: all that there are.
+    note
+        Records an event; None: there is no record.
     """
 
     def __init__(
-        self, engine: Engine, *, handed: bool = False, pieces: Callable[[], int] | None = None
+        self,
+        engine: Engine,
+        *,
+        handed: bool = False,
+        pieces: Callable[[], int] | None = None,
+        note: Note | None = None,
     ) -> None:
-        self.engine, self.handed, self.pieces = engine, handed, pieces
+        self.engine, self.handed, self.pieces, self.note = engine, handed, pieces, note
         self.now = 0.0
         self.workers: dict[int, SimulatedClient] = {}
         self._wires: dict[int, Connection] = {}
@@ -76,6 +85,22 @@ class MemoryServer:
         del self.workers[peer]
         self._wires[peer].lost()
         self.post(Left(self.now, peer))
+
+    def shortened(
+        self, peer: int, session: Session, params: Params, request: Request
+    ) -> SteadyTurn | None:
+        """Return a client's short way, or None if an exchange could not have gone it."""
+        shared, member, wire = self.engine.short_way, self.engine.crew.at(peer), self._wires[peer]
+        if shared is None or member is None or not shared.store.whole_at_once:
+            return None
+        if not (isinstance(wire, MemoryWire) and isinstance(params, Leased)):
+            return None
+        push, ack = getattr(request, "sent", None), request.told
+        if not (isinstance(push, Push) and isinstance(ack, Ack)):
+            return None
+        if not are_steady(push, ack, params.layout.nbytes):
+            return None
+        return SteadyTurn(shared, member, peer, wire, session, params, push, ack)
 
     def receive(self, peer: int, talk: Session, buffers: list[Buffer]) -> None:
         """Deliver what a client sends."""
@@ -110,7 +135,10 @@ class MemoryServer:
         self._handling = True
         try:
             while self._events:
-                for effect in self.engine.handle(self._events.popleft()):
+                event = self._events.popleft()
+                if self.note is not None:
+                    self.note(event)
+                for effect in self.engine.handle(event):
                     if isinstance(effect, Apply):
                         self._events.append(Applied(self.now, effect.ticket, effect.run()))
                     elif isinstance(effect, Reply):
@@ -184,6 +212,7 @@ class SimulatedClient:
         self._nonces = 0
         self._carried: Request | None = None
         self._receipt: Receipt | None = None
+        self._steady: SteadyTurn | None = None
         self._blocked = False  # a gradient is applied, and its transfer waits for the last one
         self.session = Session(
             URL,
@@ -265,6 +294,10 @@ class SimulatedClient:
         """Take the gradient of a mini-batch, computed at `params`, as `step` does."""
         self.steps += 1
         self.refused = False
+        if self._steady is not None and self.strategy.under_way is None:
+            receipt = self._steady.exchange(gradients, self._server.now, self._server.note)
+            if receipt is not None:
+                return receipt
         self.strategy.apply(gradients)
         self._blocked = self.strategy.due and self.strategy.under_way is not None
         transfer = None if self._blocked else self.strategy.transfer()
@@ -300,6 +333,9 @@ class SimulatedClient:
             raise
         receipt = self._receipt = result if isinstance(result, Receipt) else None
         self.strategy.arrived(receipt)
+        if self._steady is None and isinstance(self.strategy, Direct):
+            found = self._server.shortened(self.peer, self.session, self.params, request)
+            self._steady = found
         if self._blocked:
             self._blocked = False
             transfer = self.strategy.transfer()

@@ -9,7 +9,8 @@ and loss of packets are not modelled; TCP's overhead can be taken off a rate.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar, get_args
@@ -23,6 +24,9 @@ from aiops.sim.virtual.stream import ByteStream
 from aiops.sim.virtual.transport import connect_ends
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
+
+FAULTS = ("cut", "kill", "revive", "silence", "restore")
+"""The faults of a script (`Network.play`); each is a method of `Network`."""
 
 _FIRST_PORT = 49152
 
@@ -224,6 +228,28 @@ class Network:
             raise UsageError(f"{nbytes} bytes have passed already: give 0 or more")
         self._known(name).triggers.append(ByteTrigger(way, nbytes, action))
 
+    def play(self, script: str) -> None:
+        """Schedule the faults of a script.
+
+        Parameters
+        ----------
+        script
+            One fault a line: seconds from now, the fault (`FAULTS`), and the host's name; ``#``
+            begins a comment, and empty lines are skipped::
+
+                0.5  cut      alice      # her connections are reset
+                2    silence  server     # nothing comes from it, and nothing reaches it
+                4.5  restore  server
+
+        Raises
+        ------
+        UsageError
+            When a line cannot be read; no fault is scheduled then.
+        """
+        for seconds, what, name in list(_faults(script.splitlines())):
+            call: Callable[[str], object] = getattr(self, what)
+            self.loop.call_later(seconds, call, name)
+
     def _known(self, name: str) -> Host:
         """Return a host that was added or used."""
         if name not in self.hosts:
@@ -258,3 +284,20 @@ def _alive(host: Host) -> None:
 def _no_tls(ssl: Any) -> None:
     if ssl:
         raise UsageError("connections in virtual time carry no TLS: leave ssl out")
+
+
+def _faults(lines: Iterable[str]) -> Iterable[tuple[float, str, str]]:
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        where = f"line {number} of the script, {line.strip()!r}"
+        try:
+            seconds, what, name = float(words[0]), *words[1:]
+        except ValueError:
+            raise UsageError(f"{where}: write seconds, a fault and a host's name") from None
+        if not 0 <= seconds < math.inf:
+            raise UsageError(f"{where}: the time is 0 or more seconds from now")
+        if what not in FAULTS:
+            raise UsageError(f"{where}: no fault is called {what!r}; {nearest(what, FAULTS)}")
+        yield seconds, what, name

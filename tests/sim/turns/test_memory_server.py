@@ -13,7 +13,7 @@ import pytest
 from aiops.algorithms import BUILT_IN, find
 from aiops.client.params import Params
 from aiops.engine.engine import Engine
-from aiops.engine.events import Event, Options
+from aiops.engine.events import Options
 from aiops.engine.journal import Journal, replay
 from aiops.errors import BadPush, ConflictError
 from aiops.lab.workloads.digits import load_digits
@@ -60,14 +60,7 @@ class Run:
         self.rng = np.random.default_rng(seed)
         self.file = io.BytesIO()
         self.journal = Journal(self.file, made.name, made.settings(), self.engine.options)
-        handle = self.engine.handle
-
-        def noted(event: Event) -> Any:
-            self.journal.note(event)
-            return handle(event)
-
-        self.engine.handle = noted  # type: ignore[method-assign]
-        self.server = MemoryServer(self.engine)
+        self.server = MemoryServer(self.engine, note=self.journal.note)
         self.workers = [SimulatedClient(self.server, f"worker-{i}", START) for i in range(workers)]
 
     def gradient(self, params: Params) -> dict[str, Array]:

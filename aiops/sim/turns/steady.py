@@ -1,0 +1,101 @@
+"""The steady turn: a raw gradient of the whole model for the whole model, in one call.
+
+Nearly all turns of a simulation are this one exchange. Without a stream between client and server
+there is nothing to encode and nothing to place, so it makes no messages. The server's side is that
+of real runs (`aiops.engine.steady.Shortcut`), and both sides change what messages would have
+changed: parameters, versions and leases, sequence numbers, accounts, remembered answers, the
+record. A turn that differs goes the general way, and nothing has been changed then.
+"""
+
+from __future__ import annotations
+
+from aiops.client.leased import Leased
+from aiops.client.params import Params
+from aiops.client.request_kinds import Means, Receipt
+from aiops.client.session import Session
+from aiops.engine.membership import Member
+from aiops.engine.steady import Note, Shortcut, is_steady
+from aiops.model.layout import Layout
+from aiops.sim.turns.memory_wire import MemoryWire
+from aiops.wire import messages
+from aiops.wire.messages import Ack, Push
+
+_PREFIXES = 10  # bytes: a header's prefix, and its payload's
+
+
+class SteadyTurn:
+    """One client's short way.
+
+    Parameters
+    ----------
+    shared, member, peer, wire
+        The server's end: what all clients share, the client's member, and its connection.
+    session, params
+        The client's end, and its parameters, which it reads in the server's memory.
+    push, ack
+        An exchange that went the general way, and for which `are_steady` is True. Those to come
+        have headers of the same length, for the integers that vary have a fixed width.
+    """
+
+    def __init__(
+        self,
+        shared: Shortcut,
+        member: Member,
+        peer: int,
+        wire: MemoryWire,
+        session: Session,
+        params: Leased,
+        push: Push,
+        ack: Ack,
+    ) -> None:
+        self._shared, self._member, self._peer, self._wire = shared, member, peer, wire
+        self._session, self._params, self._parts = session, params, push.parts
+        self._fits = params.layout  # the layout of the last gradient
+        self._push, self._ack = (_PREFIXES + len(messages.encode(one)) for one in (push, ack))
+
+    def exchange(self, gradients: object, now: float, note: Note | None) -> Receipt | None:
+        """Push a gradient, and read the parameters after it; None: it must go the general way.
+
+        Parameters
+        ----------
+        gradients
+            Computed at the client's parameters.
+        now, note
+            As of `Shortcut.update`.
+        """
+        params, session = self._params, self._session
+        have, age = params.level, params.age
+        if (
+            (have is None or age is None or type(gradients) is not Params)
+            or params.connection != session.connection
+            or not (gradients.layout is self._fits or self._takes(gradients.layout))
+        ):
+            return None
+        id, seq = session.next_id, session.seq + 1
+        numbers, arena = (id, seq, have, age), gradients.arena
+        said = self._shared.update(self._member, self._peer, numbers, arena, now, note)
+        if said is None:
+            return None
+        session.next_id, session.seq = id + 1, seq
+        nbytes = len(arena.data)
+        session.count_steady(seq, nbytes, (self._push, self._ack), self._parts)
+        self._wire.count_steady(nbytes, self._push, self._ack)
+        lease = self._shared.store.lease()
+        params.read(lease.version.room, lease.release)
+        number, _used, staleness, mean, vbar, vbars = said
+        params.level, params.age = number, lease.version.level
+        means = Means(params.layout, vbars) if vbars else {}
+        return Receipt(number, staleness, mean, vbar, means)
+
+    def _takes(self, layout: Layout) -> bool:
+        """Return whether gradients of this layout fit the model."""
+        if layout.digest != self._params.layout.digest:
+            return False
+        self._fits = layout
+        return True
+
+
+def are_steady(push: Push, ack: Ack, nbytes: int) -> bool:
+    """Return whether all ``nbytes`` of a model, raw, were pushed in one part, and answered so."""
+    parts = [part[:4] for part in ack.parts]
+    return is_steady(push, nbytes) and parts == [(0, nbytes, "raw", nbytes)] and not ack.gate
