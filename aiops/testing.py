@@ -38,7 +38,6 @@ from aiops.sim.cluster.result import ClusterResult, ClusterSample, WorkerUsage
 from aiops.sim.cluster.run import simulate
 from aiops.sim.cluster.spec import Cluster, Cut, Join, Kill, Silence, StarTopology
 from aiops.sim.cluster.workload import Deadweight, Workload
-from aiops.sim.virtual import condition
 from aiops.sim.virtual.host import Host
 from aiops.sim.virtual.links import SimulatedLink
 from aiops.sim.virtual.loop import Deadlock, VirtualLoop
@@ -185,7 +184,7 @@ async def until(check: Callable[[], bool], what: str, limit: float = 60.0) -> No
     UsageError
         Outside of `run`.
     """
-    await condition.until(network().loop, check, what, limit)
+    await network().loop.until(check, what, limit)
 
 
 def network() -> Network:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from aiops.client.leased import Leased
 from aiops.client.params import Params
@@ -343,15 +343,8 @@ class SimulatedClient:
                 self._carry(transfer)
 
 
-class _Receiver(Protocol):
-    """An end of a connection at which bytes arrive."""
-
-    def next_buffer(self) -> memoryview:
-        """Return the buffer of the next bytes."""
-
-
 def _pour(
-    end: _Receiver,
+    end: Connection | Session,
     received: Callable[[int], Any],
     buffers: list[Buffer],
     pieces: Callable[[], int] | None,

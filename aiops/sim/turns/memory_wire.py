@@ -80,10 +80,7 @@ class MemoryWire(Connection):
         LocalProtocolError
             When this side may not send that now.
         """
-        before = self.traffic.bytes_out
-        self._say(message)
-        nbytes = self.traffic.bytes_out - before
-        self.outbox.append(HandedMessage(message, nbytes, payloads))
+        self.hand(message, payloads)
         return []
 
     def hand(self, message: Message, payloads: Payloads = (), lease: Lease | None = None) -> None:

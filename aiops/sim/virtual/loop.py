@@ -114,7 +114,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     now
         The virtual time, in seconds.
     onlookers
-        Called whenever time is about to go on; `aiops.sim.virtual.condition.until` is built on it.
+        Called whenever time is about to go on; `until` is built on it.
     """
 
     _stopping: bool  # asyncio's: `stop` was called
@@ -175,6 +175,36 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 " so make it a coroutine"
             )
         return self.call_soon(callback, *args, context=context)
+
+    async def until(self, check: Callable[[], bool], what: str, limit: float) -> None:
+        """Wait until ``check`` returns True; it is called whenever time is about to go on.
+
+        Parameters and errors are those of `aiops.testing.until`.
+        """
+        became: asyncio.Future[None] = self.create_future()
+
+        def look() -> None:
+            if became.done():
+                return
+            try:
+                if check():
+                    became.set_result(None)
+            except Exception as error:
+                became.set_exception(error)
+
+        self.onlookers[look] = None
+        try:
+            async with asyncio.timeout(limit):
+                await became
+        except TimeoutError:
+            if not became.cancelled():
+                raise  # the check raised it
+            raise DeadlineExceeded(
+                f"not within {limit:g} virtual seconds: {what}; {blocked_tasks(self)}. Find the"
+                " task that should have done it, or give it longer with limit=..."
+            ) from None
+        finally:
+            del self.onlookers[look]
 
     def note_cancelled(self) -> None:
         """Count a timer that was cancelled, and rebuild the heap once most of it is such."""
