@@ -95,7 +95,7 @@ class MemoryServer:
             return None
         if not (isinstance(wire, MemoryWire) and isinstance(params, Leased)):
             return None
-        push, ack = getattr(request, "sent", None), request.told
+        push, ack = getattr(request, "sent", None), request.reply
         if not (isinstance(push, Push) and isinstance(ack, Ack)):
             return None
         if not are_steady(push, ack, params.layout.nbytes):

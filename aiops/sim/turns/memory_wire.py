@@ -109,22 +109,6 @@ class MemoryWire(Connection):
         self._count(message.kind, nbytes - payload, payload)
         return [(message, self._taken(handed) if parts else None)]
 
-    def count_steady(self, nbytes: int, push: int, ack: int) -> None:
-        """Count, on the server's side, a push and its answer that were exchanged by `SteadyTurn`.
-
-        ``push``, ``ack``: bytes beside the ``nbytes`` of the payload.
-        """
-        traffic = self.traffic
-        traffic.messages_in += 1
-        traffic.messages_out += 1
-        traffic.bytes_in += push + nbytes
-        traffic.bytes_out += ack + nbytes
-        kinds = traffic.kinds_in["push"], traffic.kinds_out["ack"]
-        for kind, overhead in zip(kinds, (push, ack), strict=True):
-            kind.messages += 1
-            kind.overhead += overhead
-            kind.payload += nbytes
-
     def _taken(self, handed: HandedMessage) -> Sink:
         sink = self.sink_for(handed.message)
         assert sink is not None, "a message with payloads has a sink"

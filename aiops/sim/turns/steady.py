@@ -19,6 +19,7 @@ from aiops.model.layout import Layout
 from aiops.sim.turns.memory_wire import MemoryWire
 from aiops.wire import messages
 from aiops.wire.messages import Ack, Push
+from aiops.wire.traffic import Traffic
 
 _PREFIXES = 10  # bytes: a header's prefix, and its payload's
 
@@ -63,23 +64,25 @@ class SteadyTurn:
         now, note
             As of `Shortcut.update`.
         """
-        params, session = self._params, self._session
+        params, session, pending = self._params, self._session, self._session.pending
         have, age = params.level, params.age
         if (
             (have is None or age is None or type(gradients) is not Params)
-            or params.connection != session.connection
+            or params.connection != session.info.connection
             or not (gradients.layout is self._fits or self._takes(gradients.layout))
         ):
             return None
-        id, seq = session.next_id, session.seq + 1
+        id, seq = pending.next_id, pending.seq + 1
         numbers, arena = (id, seq, have, age), gradients.arena
         said = self._shared.update(self._member, self._peer, numbers, arena, now, note)
         if said is None:
             return None
-        session.next_id, session.seq = id + 1, seq
-        nbytes = len(arena.data)
-        session.count_steady(seq, nbytes, (self._push, self._ack), self._parts)
-        self._wire.count_steady(nbytes, self._push, self._ack)
+        pending.next_id, pending.seq = id + 1, seq
+        pending.answered += 1
+        session.ledger.exchanged(seq, True, self._parts)
+        nbytes, sent, received = len(arena.data), self._push, self._ack
+        _count(session.wire.traffic, ("push", sent), ("ack", received), nbytes)
+        _count(self._wire.traffic, ("ack", received), ("push", sent), nbytes)
         lease = self._shared.store.lease()
         params.read(lease.version.room, lease.release)
         number, _used, staleness, mean, vbar, vbars = said
@@ -99,3 +102,20 @@ def are_steady(push: Push, ack: Ack, nbytes: int) -> bool:
     """Return whether all ``nbytes`` of a model, raw, were pushed in one part, and answered so."""
     parts = [part[:4] for part in ack.parts]
     return is_steady(push, nbytes) and parts == [(0, nbytes, "raw", nbytes)] and not ack.gate
+
+
+def _count(traffic: Traffic, sent: tuple[str, int], received: tuple[str, int], nbytes: int) -> None:
+    """Count two messages by kind and bytes beside their payloads, of ``nbytes`` bytes each."""
+    (kind_out, bytes_out), (kind_in, bytes_in) = sent, received
+    traffic.messages_out += 1
+    traffic.messages_in += 1
+    traffic.bytes_out += bytes_out + nbytes
+    traffic.bytes_in += bytes_in + nbytes
+    counted = traffic.kinds_out[kind_out]
+    counted.messages += 1
+    counted.overhead += bytes_out
+    counted.payload += nbytes
+    counted = traffic.kinds_in[kind_in]
+    counted.messages += 1
+    counted.overhead += bytes_in
+    counted.payload += nbytes

@@ -108,7 +108,12 @@ class World:
         for client in self.clients:
             session, params = client.session, client.params
             seen[f"client {client.peer}"] = (
-                *(session.traffic, session.ledger.report(), session.answered, session.seq),
+                *(
+                    session.traffic,
+                    session.ledger.report(),
+                    session.pending.answered,
+                    session.pending.seq,
+                ),
                 *(params.arena.data.tobytes(), params.versions.tolist(), params.version),
                 *(client.steps, client.recomputed, client.refused, client.waits),
             )
