@@ -22,7 +22,7 @@ from tests.sim.turns.cases import simulation
 STEADY = 39
 """Calls of a turn by the short way (`aiops.sim.turns.steady`)."""
 
-GENERAL = 145
+GENERAL = 150
 """Calls of the same turn by messages."""
 
 POLICIES = ["asgd", "sasgd", "fasgd", "exponential", "ringmaster"]
