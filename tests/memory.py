@@ -123,6 +123,7 @@ class MemorySocket:
         self.said = b""  # all that the server has said
         self._down = b""  # what is still to be received
         self.lost = False
+        self.notify: Callable[[], None] = lambda: None  # called when there is something to receive
 
     # ------------------------------------------------------------ the server's side
 
@@ -133,6 +134,7 @@ class MemorySocket:
         data = b"".join(self.wire.send(message, [[memoryview(payload)] for payload in payloads]))
         self.said += data
         self._down += data
+        self.notify()
 
     def _hear(self, data: bytes) -> None:
         while data:

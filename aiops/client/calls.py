@@ -81,13 +81,6 @@ class Calls:
         receipt: Receipt = yield Ask(partial(self._requests.push, gradients, params, None), True)
         return receipt
 
-    def exchange(
-        self, params: Params, gradients: Mapping[str, Array], into: Params
-    ) -> Call[Receipt]:
-        """Push gradients computed at ``params``, and bring ``into`` up to date."""
-        receipt: Receipt = yield Ask(partial(self._requests.push, gradients, params, into), True)
-        return receipt
-
     def carry(self, transfer: Transfer) -> Call[Receipt | None]:
         """Carry a strategy's transfer; return its receipt, or None for a mere fetch."""
         result = yield Ask(partial(transfer.ask, self._requests), True)

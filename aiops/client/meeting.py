@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from aiops.client.asyncio.client import AsyncClient
-from aiops.errors import BadPush
+from aiops.errors import BadPush, ConnectionLost
 from aiops.model.layout import Array, Layout
 from aiops.wire import messages
 
@@ -41,8 +41,9 @@ class MeetingClient(AsyncClient):
     @property
     def local_host(self) -> str:
         """This side's address of the connection to the server."""
-        assert self._connection is not None
-        assert self._connection.transport is not None
+        connection = self._connection
+        if connection is None or connection.transport is None:
+            raise ConnectionLost(f"{self.url}: there is no connection")
         if self.near:  # this side is where the server is
-            return self._connection.host
-        return str(self._connection.transport.get_extra_info("sockname")[0])
+            return connection.host
+        return str(connection.transport.get_extra_info("sockname")[0])

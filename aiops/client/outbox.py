@@ -56,10 +56,15 @@ class Outbox:
     ----------
     parallel_map
         Copies large payloads in parallel.
+
+    Attributes
+    ----------
+    lends_above
+        Bytes: a model of more is lent; a smaller one is sent as quickly.
     """
 
     def __init__(self, parallel_map: ParallelMap = serial_map) -> None:
-        self._parallel_map = parallel_map
+        self._parallel_map, self.lends_above = parallel_map, SMALL
         self._rooms: WeakSet[Segment] = WeakSet()
         self._lent: WeakSet[Segment] = WeakSet()  # those that the server may be reading
         self._kept: list[Segment] = []
@@ -78,17 +83,13 @@ class Outbox:
             arena = self._newest = Arena(layout, segment.data, segment)
         return arena
 
-    def lends(self, nbytes: int) -> bool:
-        """Return whether a model of ``nbytes`` is lent; a small one is sent as quickly."""
-        return nbytes > SMALL
-
     def lend(self, payloads: Sequence[Sequence[memoryview]], show: Show) -> Lending:
         """Lend payloads: in place, or copied into a segment; small ones are left to be sent."""
         found: list[tuple[Segment, int] | None] = [self._as_it_lies(views) for views in payloads]
         sizes = [sum(map(len, views)) for views in payloads]
         others = [number for number, place in enumerate(found) if place is None]
         total = sum(sizes[number] for number in others)
-        copied = self._take(total) if total > SMALL else None
+        copied = self._take(total) if total > self.lends_above else None
         if copied is not None:
             begin = 0
             for number in others:

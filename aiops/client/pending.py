@@ -36,7 +36,7 @@ class PendingRequests:
     Attributes
     ----------
     by_id
-        The requests, in the order in which they were asked.
+        The requests, in the order in which they were asked; the session adds them.
     next_id, seq
         The id of the next request, and the sequence number of the last push.
     answered
@@ -55,14 +55,6 @@ class PendingRequests:
         self._arriving: dict[int, Sink] = {}  # of answers that have begun to arrive, by id
 
     # ------------------------------------------------------------ requests
-
-    def add(self, request: Request, id: int | None = None) -> int:
-        """Add a request; return its id, a new one unless it has one already."""
-        if id is None:
-            id = self.next_id
-            self.next_id = id + 1
-        self.by_id[id] = request
-        return id
 
     def take_all(self) -> list[Request]:
         """Remove all requests; return them in the order in which they were asked."""

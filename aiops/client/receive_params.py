@@ -97,7 +97,7 @@ class ParameterSink(Sink):
         self.missing: set[int] = set()  # shards whose portions have not come
         if self._whole:
             self._tensors = layout.all
-            self.mark()
+            params.now_at(-1)  # as `mark` does
             return
         self._from = np.full(len(params.held), have, np.int64)
         for first, last, held in wants:

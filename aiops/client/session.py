@@ -366,7 +366,11 @@ class Session:
         if epoch < self.info.run_since and client == self.info.client:  # of an earlier run
             self.pending.reject(request, self._restarted(request))
             return request
-        id = self.pending.add(request, id)
+        pending = self.pending
+        if id is None:
+            id = pending.next_id
+            pending.next_id = id + 1
+        pending.by_id[id] = request
         if self.ready:
             self._send_request(request, id)
         return request
@@ -414,7 +418,7 @@ class Session:
         the last call, unless the server may still be reading them.
         """
         layout = self.info.known_layout
-        if self.wire.shared is not None and self._outbox.lends(layout.nbytes):
+        if self.wire.shared is not None and layout.nbytes > self._outbox.lends_above:
             return Params(layout, self._outbox.room(layout))
         if self._room is None or self._room.layout is not layout:
             self._room = Params(layout)
@@ -438,21 +442,18 @@ class Session:
         places: Places = ()
         request.attempted = True
         if payloads:
-            placement = self.info.placement
+            placement, layout = self.info.placement, self.info.layout
+            small = layout is not None and layout.nbytes <= self._outbox.lends_above
             request.lent = None  # what was lent on a connection since lost is not lent again
             if placement is not None and isinstance(message, messages.Push):
                 message, payloads = self.shards.push(placement, message, payloads)
-            elif self.wire.shared is not None:
-                places = self._lend(request, self.wire.shared)
+            elif self.wire.shared is not None and not (small and isinstance(request, PushRequest)):
+                places = self._lend(request, self.wire.shared)  # else sending takes no longer
         self.out += self.wire.send(message, payloads, places)
         self.ledger.asked(message)
 
     def _lend(self, request: Request, shared: SharedPayloads) -> Places:
-        """Lend a request's payloads; a small model's pushes are sent as quickly."""
-        layout = self.info.layout
-        small = layout is not None and not self._outbox.lends(layout.nbytes)
-        if small and isinstance(request, PushRequest):
-            return ()
+        """Lend a request's payloads; return where they lie."""
         request.lent = self._outbox.lend(request.payloads, partial(shared.show, wire=self.wire))
         self.out.extend(request.lent.first)
         return request.lent.places
@@ -514,7 +515,7 @@ class Session:
         push = steady_push(request, message, sink, self.info) if self._learning else None
         if push is None or layout is None or not header or decode(header) != message:
             return  # the header is a later message's
-        if self.wire.shared is not None and self._outbox.lends(layout.nbytes):
+        if self.wire.shared is not None and layout.nbytes > self._outbox.lends_above:
             return
         if self.steady is not None and self.steady.still(push, header):
             return

@@ -24,6 +24,7 @@ from aiops.errors import (
     UsageError,
 )
 from aiops.model.layout import Array
+from aiops.wire import messages
 from aiops.wire.messages import Report, Stats
 from tests.adapter import Adapter
 from tests.peers import Peer
@@ -475,6 +476,25 @@ class TestAsync:
             assert server.call(lambda s: len(s.connections.peers)) == 1
             final = await client.fetch()
             assert_same(final, {name: array - 10 for name, array in small().items()})
+
+    @pytest.mark.parametrize("steady", [False, True])
+    async def test_as_many_pushes_are_under_way_as_the_server_remembers(
+        self, server: ServerThread, steady: bool
+    ) -> None:
+        """A steady exchange that others overtake is one of them."""
+        async with AsyncClient(server.url, role="worker") as client:
+            params = await client.define(small())
+            await client.exchange(params, ones(params))
+            calls: list[Coroutine[Any, Any, Receipt]] = [
+                client.push(params.copy(), ones(params)) for _ in range(100)
+            ]
+            if steady:
+                calls.insert(0, client.exchange(params, ones(params)))
+            tasks = [asyncio.ensure_future(call) for call in calls]
+            await asyncio.sleep(0)  # each has begun, and no answer has come yet
+            assert len(client._session.pending.by_id) == messages.REMEMBERED == 64
+            receipts = await asyncio.gather(*tasks)
+            assert sorted(r.version for r in receipts) == list(range(2, len(calls) + 2))
 
     async def test_more_pushes_than_the_server_remembers(self, server: ServerThread) -> None:
         """All are applied once, although the connection is lost before any is answered."""

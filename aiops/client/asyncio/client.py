@@ -60,9 +60,7 @@ class AsyncClient(Facade, AsyncClosing):
         timeout: float = 60.0,
     ) -> None:
         super().__init__(url, role=role, token=token, name=name, timeout=timeout, pongs=True)
-        # The server remembers REMEMBERED answers. A steady exchange does not acquire the semaphore:
-        # it begins while nothing else is under way, and one place is left for it.
-        self._window = asyncio.Semaphore(messages.REMEMBERED - 1)
+        self._window = asyncio.Semaphore(messages.REMEMBERED)  # pushes under way, at most
         self._connection: AsyncConnection | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] | None = None
@@ -78,13 +76,13 @@ class AsyncClient(Facade, AsyncClosing):
         """Connect (``async with`` and each call do it); raises as `Client` does."""
         if self._closed:
             raise self._unusable()
-        if self._keeper is None:
+        ready = self._ready
+        if self._keeper is None or ready is None:
             loop = asyncio.get_running_loop()
-            self._ready = loop.create_future()
+            self._ready = ready = loop.create_future()
             self._attempts.begin_anew(loop.time() + self.timeout)
-            self._keeper = loop.create_task(self._keep())
-        assert self._ready is not None
-        await asyncio.shield(self._ready)
+            self._keeper = loop.create_task(self._keep(ready))
+        await asyncio.shield(ready)
         return self
 
     async def offer(
@@ -110,7 +108,7 @@ class AsyncClient(Facade, AsyncClosing):
     async def push(self, params: Stamped, gradients: Mapping[str, Array]) -> Receipt:
         """Push gradients computed at ``params``; parameters, result and errors as `Client.push`'s.
 
-        Do not change the gradients before it returns. At most 63 pushes are under way at once;
+        Do not change the gradients before it returns. At most 64 pushes are under way at once;
         further calls wait.
         """
         return await self._do(self._calls.push(params, gradients))
@@ -123,10 +121,13 @@ class AsyncClient(Facade, AsyncClosing):
             await self.connect()
         if self._session.info.plan.get("routine", "direct") != "direct":
             self._calls.check_direct()
-        connection = self._connection
-        if connection is not None and (into is None or into is params):
-            done = connection.exchange(params, gradients)
-            if done is not None:
+        into = params if into is None else into
+        async with self._window:
+            connection, done, began = self._connection, None, None
+            if connection is not None and into is params:
+                done = connection.exchange(params, gradients)
+            request = partial(self._requests.push, gradients, params, into)
+            if connection is not None and done is not None:
                 self._watch_it()
                 try:
                     begun = await done
@@ -135,11 +136,9 @@ class AsyncClient(Facade, AsyncClosing):
                     raise
                 if isinstance(begun, Receipt):
                     return begun
-                request = begun
-                receipt: Receipt = await self._run(lambda: request, self._began)
-                return receipt
-        into = params if into is None else into
-        return await self._do(self._calls.exchange(params, gradients, into))
+                request, began = partial(_given, begun), self._began
+            receipt: Receipt = await self._run(request, began)
+            return receipt
 
     def _watch_it(self) -> None:
         """Have a steady exchange looked at after a beat, in case it takes long."""
@@ -296,8 +295,11 @@ class AsyncClient(Facade, AsyncClosing):
         if connection is not None and (coming or (request.payloads and connection.unsent)):
             connection.end(ConnectionLost("a request was given up in mid-message"))
 
-    async def _keep(self) -> None:
-        """Keep a connection open: connect, and connect again with back-off when it is lost."""
+    async def _keep(self, ready: asyncio.Future[None]) -> None:
+        """Keep a connection open: connect, and connect again with back-off when it is lost.
+
+        ``ready`` is resolved by the first welcome, or by the error that ends the attempts.
+        """
         loop = asyncio.get_running_loop()
         attempts = self._attempts
         try:
@@ -307,13 +309,14 @@ class AsyncClient(Facade, AsyncClosing):
                 error: AiopsError | OSError
                 try:
                     async with asyncio.timeout_at(attempts.until):
-                        await self._connect()
+                        connection = await self._connect()
                 except (ConnectionLost, OSError) as lost:  # TimeoutError is an OSError
                     error = lost
                 else:
-                    assert self._connection is not None
+                    if not ready.done():
+                        ready.set_result(None)
                     attempts.made(loop.time(), self._session.pending.answered)
-                    error = await self._connection.ended
+                    error = await connection.ended
                     self._connection = None
                     self._session.lost()
                     if not isinstance(error, ConnectionLost):
@@ -322,10 +325,14 @@ class AsyncClient(Facade, AsyncClosing):
                     attempts.lost(now, self._session.pending.answered, now + self.timeout)
                 await asyncio.sleep(attempts.pause(loop.time(), error))
         except AiopsError as final:
-            self._give_up(final)
+            self._keeper = None
+            if not ready.done():
+                ready.set_exception(final)
+                ready.exception()  # retrieved, so that asyncio does not log it
+            self._session.fail(final)
 
-    async def _connect(self) -> None:
-        """Open one connection, and wait for the welcome."""
+    async def _connect(self) -> AsyncConnection:
+        """Open one connection, wait for the welcome, and return it."""
         transport, connection = await self._reached()
         self._connection = connection
         try:
@@ -342,8 +349,7 @@ class AsyncClient(Facade, AsyncClosing):
             transport.abort()
             self._session.lost()
             raise
-        if self._ready is not None and not self._ready.done():
-            self._ready.set_result(None)
+        return connection
 
     async def _reached(self) -> tuple[asyncio.Transport, AsyncConnection]:
         """Connect to the first of the server's addresses that answers."""
@@ -387,13 +393,10 @@ class AsyncClient(Facade, AsyncClosing):
         except OSError as error:
             raise ConnectionLost(f"{branch.server} cannot be reached: {reason(error)}") from error
 
-    def _give_up(self, error: AiopsError) -> None:
-        """End the attempts to connect; all requests under way fail with the error."""
-        self._keeper = None
-        if self._ready is not None and not self._ready.done():
-            self._ready.set_exception(error)
-            self._ready.exception()  # retrieved, so that asyncio does not log it
-        self._session.fail(error)
+
+def _given(request: Request) -> Request:
+    """Return a request that is under way already."""
+    return request
 
 
 async def _readable(sock: socket.socket) -> None:

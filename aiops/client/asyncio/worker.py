@@ -143,8 +143,9 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
         """
         if self._closed:
             self._check()
-        with self._turn("step"):
-            steps, again = self._steps, callable(gradients)
+        steps, again = self._begun or self._steps, callable(gradients)
+        self._claim("step")
+        try:
             if not steps.direct:
                 steps.check(again=again)
             receipt = None
@@ -159,6 +160,8 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
             if not receipt.pushed:
                 await asyncio.sleep(0)  # so that begun transfers go out, and other tasks run
             return receipt
+        finally:
+            self._busy = False
 
     async def _exchange(
         self, steps: TrainingLoop, gradients: Gradients, again: bool
@@ -236,9 +239,8 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
         """Leave the server without pushing the rest."""
         await self.close(flush=False)
 
-    @contextlib.contextmanager
-    def _turn(self, what: str) -> Iterator[None]:
-        """Refuse another step meanwhile: a step is one whole, however often it waits."""
+    def _claim(self, what: str) -> None:
+        """Refuse another step from now on: a step is one whole, however often it waits."""
         if self._forked:
             self._check()
         if self._busy:
@@ -247,6 +249,11 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
                 f" await that before {what}(), or give each task an AsyncWorker of its own"
             )
         self._busy = True
+
+    @contextlib.contextmanager
+    def _turn(self, what: str) -> Iterator[None]:
+        """Refuse a step meanwhile."""
+        self._claim(what)
         try:
             yield
         finally:
