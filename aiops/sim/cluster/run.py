@@ -22,6 +22,7 @@ from aiops.sim.cluster.workers import (
     mean_model,
     worker_kind,
 )
+from aiops.sim.virtual.loop import VirtualTimer
 from aiops.sim.virtual.world import World
 
 SERVER = "server"
@@ -85,7 +86,7 @@ class _ClusterRun:
         self._left = inf if cluster.gradients is None else cluster.gradients
         self._done = 0  # mini-batches
         self._began = 0.0
-        self._timers: list[asyncio.TimerHandle] = []
+        self._timers: list[VirtualTimer] = []
         self._silent: dict[str, float] = {}  # hosts, and until when
         self._samples: list[ClusterSample] = []
 

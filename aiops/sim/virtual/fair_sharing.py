@@ -12,8 +12,8 @@ is to be called again.
 (None, None)
 >>> scheduler.settle(0.0), one.speed, two.speed
 (2.0, 10.0, 90.0)
->>> scheduler.crossed(2.0) is two, scheduler.settle(2.0)
-(True, 5.0)
+>>> scheduler.advance(2.0), scheduler.settle(2.0), one.speed, two.speed
+(None, 5.0, 10.0, 0.0)
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ class FlowScheduler:
 
     Attributes
     ----------
+    waiting
+        Flows that are told to begin when time is about to go on (`LinkFlow.ready`).
     unsettled
-        Whether flows have begun or ended since `settle`.
+        Whether flows have begun or ended since `settle`, or wait.
     next_due
         The time that `settle` returned last.
     """
@@ -44,6 +46,7 @@ class FlowScheduler:
         self._groups: dict[tuple[tuple[SimulatedLink, ...], float], FlowGroup] = {}
         # Times at which flows or groups are due; an entry is stale if their `when` is another.
         self._due: list[tuple[float, int, LinkFlow | FlowGroup]] = []
+        self.waiting: list[LinkFlow] = []
         self.unsettled, self.next_due = False, inf
         self._count = 0
         self._moved: dict[LinkFlow, None] = {}  # flows that may belong to another group now
@@ -65,8 +68,9 @@ class FlowScheduler:
                 rate = link.rate
             flows[flow] = None
         if alone:
-            flow.rate = rate
-            self._set_due(flow, now + nbytes / rate)
+            flow.rate, flow.when = rate, now + nbytes / rate
+            self._count += 1
+            heappush(self._due, (flow.when, self._count, flow))
         else:
             self._moved[flow] = None
 
@@ -86,8 +90,8 @@ class FlowScheduler:
             elif len(flows) == 1:
                 self._moved.update(flows)
 
-    def crossed(self, now: float) -> LinkFlow | None:
-        """Return a flow that has crossed by now, and end it; None: there is none."""
+    def advance(self, now: float) -> None:
+        """End the flows that have crossed by now, and tell each (`LinkFlow.crossed`)."""
         due = self._due
         while due and due[0][0] <= now:
             when, _count, one = due[0]
@@ -95,19 +99,23 @@ class FlowScheduler:
                 flow = one if isinstance(one, LinkFlow) else one.take(now)
                 if flow is not None:
                     self.leave(flow, now)
-                    return flow
+                    flow.crossed()
+                    continue
                 one.when, self.unsettled = inf, True
             heappop(due)
-        return None
 
     def settle(self, now: float) -> float:
-        """Find the rates anew where flows have begun or ended.
+        """Begin the flows that wait, and find the rates anew where flows have begun or ended.
 
         Returns
         -------
         float
             The time, in seconds, at which the next flow has crossed; infinite: there is none.
         """
+        while self.waiting:  # a flow that begins may have others wait
+            waiting, self.waiting = self.waiting, []
+            for flow in waiting:
+                flow.ready()
         if self._moved:
             moved, self._moved = self._moved, {}
             for flow in moved:

@@ -79,6 +79,12 @@ class LinkFlow:
         self.left = self.since = self.rate = 0.0
         self.when = inf
 
+    def ready(self) -> None:
+        """Begin on the links, if there is something to send."""
+
+    def crossed(self) -> None:
+        """Note that it has crossed the links."""
+
     def remaining(self, now: float) -> float:
         """Return the bytes that have yet to cross."""
         if self.group is not None:

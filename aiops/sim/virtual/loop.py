@@ -13,9 +13,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
+from functools import partial
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from aiops.errors import AiopsError, DeadlineExceeded, UsageError
 from aiops.sim.virtual.blocked_tasks import blocked_tasks
@@ -30,14 +31,29 @@ class Deadlock(AiopsError):
     """Every task waits and no timer runs; the text lists the tasks and where each waits."""
 
 
-class LoopNetwork(Protocol):
-    """The network of a loop, as the loop needs it."""
+class Crossings(Protocol):
+    """The bytes that cross the links of a network.
 
-    def settle(self) -> float:
+    Attributes
+    ----------
+    unsettled
+        Whether bytes have been written, or have crossed, since `settle`.
+    next_due
+        The time that `settle` returned last, in seconds.
+    """
+
+    unsettled: bool
+    next_due: float
+
+    def settle(self, now: float) -> float:
         """Put on the links what was written; return the time at which the next bytes cross."""
 
-    def advance(self) -> None:
+    def advance(self, now: float) -> None:
         """Deliver the bytes that have crossed by now."""
+
+
+class LoopNetwork(Protocol):
+    """The network of a loop, as the loop needs it."""
 
     async def connect(self, factory: Any, *where: Any, **options: Any) -> Any:
         """Connect, as ``create_connection``."""
@@ -46,27 +62,30 @@ class LoopNetwork(Protocol):
         """Listen, as ``create_server``."""
 
 
-class VirtualTimer(asyncio.TimerHandle):
-    """A scheduled callback: asyncio's handle, with fewer attributes to set."""
+class VirtualTimer(partial[Any]):
+    """A scheduled call: asyncio's handle, made and called without a Python call of its own.
 
-    __slots__ = ("args", "call", "context", "loop", "time")
+    Attributes
+    ----------
+    time
+        When it is due, in virtual seconds, if it was set for a time.
+    loop
+        The loop that it was set on then, or None.
+    """
 
-    def __init__(
-        self, time: float, call: Callable[..., Any], args: Any, context: Context | None, loop: Any
-    ) -> None:
-        self.time, self.call, self.args, self.loop = time, call, args, loop
-        self.context = context
+    time = -inf
+    loop: VirtualLoop | None = None
 
     def cancel(self) -> None:
         """Drop the callback."""
-        if self.loop is not None:
+        if self.loop is not None and self.time > self.loop.now:
             self.loop.note_cancelled()
-            self.loop = self.context = self.args = None
-            self.call = _nothing
+        self.loop = None
+        self.__setstate__((_nothing, (), {}, self.__dict__))  # type: ignore[attr-defined]
 
     def cancelled(self) -> bool:
         """Return whether it has been cancelled."""
-        return self.call is _nothing
+        return self.func is _nothing
 
     def when(self) -> float:
         """Return the virtual time, in seconds."""
@@ -74,25 +93,11 @@ class VirtualTimer(asyncio.TimerHandle):
 
     def __repr__(self) -> str:
         """Return the callback and its time."""
-        return f"<VirtualTimer {self.call!r} at {self.time:g} s>"
-
-    __hash__ = object.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        """Compare by identity; asyncio's handles compare by callback."""
-        return self is other
+        return f"<VirtualTimer {self.args[:1]!r} at {self.time:g} s>"
 
 
-_Post: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
-"""A callback of `VirtualLoop.post`, and its arguments."""
-
-
-def _nothing(*_args: object) -> None:
+def _nothing() -> None:
     """Take the place of a cancelled callback."""
-
-
-def _cancelled(due: VirtualTimer | _Post) -> bool:
-    return isinstance(due, VirtualTimer) and due.call is _nothing
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -111,6 +116,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         As given; may be changed.
     network
         The network that connections cross; None: there is none.
+    crossings
+        What crosses its links; None: there is no network.
     now
         The virtual time, in seconds.
     onlookers
@@ -122,11 +129,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(self, limit: float = inf) -> None:
         super().__init__()
         self.network: LoopNetwork | None = None
+        self.crossings: Crossings | None = None
         self.onlookers: dict[Callable[[], None], None] = {}
         self.limit = limit
         self.now = 0.0
-        self._line: deque[VirtualTimer | _Post] = deque()  # ready, in order
-        self._timers: list[tuple[float, int, VirtualTimer | _Post]] = []
+        self._line: deque[partial[Any]] = deque()  # ready, in order
+        self._timers: list[tuple[float, int, partial[Any]]] = []
         self._count = 0  # timers so far: of equal times the first that was set comes first
         self._dead = 0  # cancelled timers that are still in the heap, at most
         self._owner = threading.get_ident()
@@ -141,7 +149,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> VirtualTimer:
         """Call it at this moment, after the callbacks that are ready."""
-        due = VirtualTimer(self.now, callback, args, context or copy_context(), self)
+        due = VirtualTimer((context or copy_context()).run, callback, *args)
         self._line.append(due)
         return due
 
@@ -155,7 +163,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> VirtualTimer:
         """Call it at the time ``when``; at once if that has passed."""
-        due = VirtualTimer(when, callback, args, context or copy_context(), self)
+        due = VirtualTimer((context or copy_context()).run, callback, *args)
+        due.time, due.loop = when, self
         self._count += 1
         heappush(self._timers, (when, self._count, due))
         return due
@@ -163,7 +172,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def post(self, when: float, callback: Callable[..., Any], *args: Any) -> None:
         """Call it at the time ``when``, in no context of its own; it cannot be cancelled."""
         self._count += 1
-        heappush(self._timers, (when, self._count, (callback, args)))
+        heappush(self._timers, (when, self._count, partial(callback, *args)))
 
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
@@ -210,60 +219,44 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Count a timer that was cancelled, and rebuild the heap once most of it is such."""
         self._dead += 1
         if self._dead > _TIDY and 2 * self._dead > len(self._timers):
-            self._timers = [entry for entry in self._timers if not _cancelled(entry[2])]
+            self._timers[:] = [entry for entry in self._timers if entry[2].func is not _nothing]
             heapify(self._timers)
             self._dead = 0
 
     # ------------------------------------------------------------ running
 
     def _run_once(self) -> None:
-        """Run what is ready; when nothing is, go on to the next moment."""
-        line = self._line
-        if not line:
-            self._go_on()
-        while line and not self._stopping:
-            due = line.popleft()
-            if isinstance(due, tuple):
-                due[0](*due[1])
-                continue
-            due.loop = None  # it cannot be cancelled any more
-            context = due.context
-            if context is not None:
-                context.run(due.call, *due.args)
-
-    def _go_on(self) -> None:
-        """Move time on to the next timer or crossing, and make its callbacks ready."""
-        timers, line, network = self._timers, self._line, self.network
-        crosses = inf
-        if network is not None:
-            crosses = network.settle()
-            if line:
+        """Run what is ready, and go on from moment to moment, until the loop is stopped."""
+        line, timers = self._line, self._timers
+        while True:
+            while line and not self._stopping:
+                line.popleft()()
+            if self._stopping:
                 return
-        for look in list(self.onlookers):
-            look()
-        if line:
-            return
-        while timers:
-            due = timers[0][2]
-            if isinstance(due, tuple) or due.call is not _nothing:
-                break
-            heappop(timers)  # it was cancelled
-            self._dead -= 1
-        when = timers[0][0] if timers else inf
-        first = crosses < when
-        if first:
-            when = crosses
-        elif not timers:
-            self._stuck()
-        if when > self.limit:
-            self._late()
-        if when > self.now:
-            self.now = when
-        if first and network is not None:
-            network.advance()
-            return
-        while timers and timers[0][0] <= when:
-            line.append(heappop(timers)[2])
+            crossings, crosses = self.crossings, inf
+            if crossings is not None:
+                crosses = crossings.settle(self.now) if crossings.unsettled else crossings.next_due
+            if self.onlookers and not line:
+                for look in list(self.onlookers):
+                    look()
+            if line:
+                continue
+            while timers and timers[0][2].func is _nothing:  # it was cancelled
+                heappop(timers)
+                self._dead -= 1
+            if not timers and crosses == inf:
+                self._stuck()
+            crossing = not timers or crosses < timers[0][0]
+            when = crosses if crossing else timers[0][0]
+            if when > self.limit:
+                self._late()
+            if when > self.now:
+                self.now = when
+            if crossing and crossings is not None:
+                crossings.advance(self.now)
+                continue
+            while timers and timers[0][0] <= when:
+                line.append(heappop(timers)[2])
 
     def _stuck(self) -> NoReturn:
         raise Deadlock(

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import random
 from math import inf
-from typing import Protocol
 
 from aiops.sim.virtual.fair_sharing import FlowScheduler
 from aiops.sim.virtual.host import Host
 from aiops.sim.virtual.links import SimulatedLink
 from aiops.sim.virtual.loop import VirtualLoop
-
-
-class Sender(Protocol):
-    """A stream that has bytes to put on its path."""
-
-    def begin(self) -> None:
-        """Put the next of them on the path."""
 
 
 class Medium:
@@ -39,8 +31,6 @@ class Medium:
         Writes that have arrived.
     scheduler
         Decides at which rates bytes cross the links.
-    written
-        Streams that are to begin before time goes on.
     random
         Draws jitter and pieces.
     """
@@ -49,7 +39,6 @@ class Medium:
         self.loop, self.pieces = loop, pieces
         self.messages = 0
         self.scheduler = FlowScheduler()
-        self.written: list[Sender] = []
         self.random = random.Random(seed)
 
     @staticmethod

@@ -20,7 +20,6 @@ from aiops.sim.virtual.host import ByteTrigger, Host, Way
 from aiops.sim.virtual.listener import VirtualListener
 from aiops.sim.virtual.loop import VirtualLoop
 from aiops.sim.virtual.medium import Medium
-from aiops.sim.virtual.stream import ByteStream
 from aiops.sim.virtual.transport import connect_ends
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
@@ -63,7 +62,7 @@ class Network:
         self.medium = Medium(loop, seed, pieces)
         self._listeners: dict[tuple[str, int], VirtualListener] = {}
         self._ports = _FIRST_PORT
-        loop.network = self
+        loop.network, loop.crossings = self, self.medium.scheduler
 
     @property
     def messages(self) -> int:
@@ -255,25 +254,6 @@ class Network:
         if name not in self.hosts:
             raise UsageError(f"no host is called {name!r}; {nearest(name, self.hosts)}")
         return self.hosts[name]
-
-    # ------------------------------------------------------------ the loop's side
-
-    def settle(self) -> float:
-        """Put on the links what was written; return the time at which the next bytes cross."""
-        medium = self.medium
-        while medium.written:  # a stream that begins may let its protocol write more
-            written, medium.written = medium.written, []
-            for stream in written:
-                stream.begin()
-        scheduler = medium.scheduler
-        return scheduler.settle(self.loop.now) if scheduler.unsettled else scheduler.next_due
-
-    def advance(self) -> None:
-        """Deliver the bytes that have crossed by now."""
-        now, crossed = self.loop.now, self.medium.scheduler.crossed
-        while (flow := crossed(now)) is not None:
-            assert isinstance(flow, ByteStream)
-            flow.crossed()
 
 
 def _alive(host: Host) -> None:

@@ -35,6 +35,9 @@ class StreamReader(Protocol):
 class StreamWriter(Protocol):
     """The sending end of a stream."""
 
+    pausing: bool  # it waits until less is queued
+    closing: bool
+
     def crossed(self) -> None:
         """Note that fewer bytes are queued."""
 
@@ -111,7 +114,9 @@ class ByteStream(LinkFlow):
                 return
         batches.append((now, count, [view]))
         if len(batches) == 1:
-            self._medium.written.append(self)
+            scheduler = self._medium.scheduler
+            scheduler.waiting.append(self)
+            scheduler.unsettled = True
 
     def end(self) -> None:
         """Deliver the end of the stream after the last byte."""
@@ -119,36 +124,32 @@ class ByteStream(LinkFlow):
         if not self._batches:
             self._fly_eof()
 
-    def begin(self) -> None:
+    def ready(self) -> None:
         """Put the next batch on the path, if there is one and its receiver reads."""
         while not self._begun and self._batches and not self.gone:
             if not self._reader.reading and self._reader.unread + self.flying >= WINDOW:
                 return
-            if self.path:
-                self._enter()
-                return
-            self._leave()
+            if not self.path:
+                self._leave()
+                continue
+            medium, left = self._medium, float(self._batches[0][1])
+            now = medium.loop.now
+            if self._bursts:
+                credit = min(min([link.credit(now) for link in self.path]), left)
+                left -= credit
+                for link in self.path:
+                    link.spend(credit)
+            self._begun = True
+            medium.scheduler.begin(self, left, now)
         if self._eof and not self._batches:
             self._fly_eof()
-
-    def _enter(self) -> None:
-        """Begin to send the first batch over the links."""
-        medium, left = self._medium, float(self._batches[0][1])
-        now = medium.loop.now
-        if self._bursts:
-            credit = min(min([link.credit(now) for link in self.path]), left)
-            left -= credit
-            for link in self.path:
-                link.spend(credit)
-        self._begun = True
-        medium.scheduler.begin(self, left, now)
 
     def crossed(self) -> None:
         """Let the first batch fly: it has crossed the links. Begin with the next."""
         self._begun = False
         self._leave()
         if self._batches or self._eof:
-            self.begin()
+            self.ready()
 
     def _leave(self) -> None:
         """Let the first batch fly, and tell the writer before the path is left empty."""
@@ -157,7 +158,9 @@ class ByteStream(LinkFlow):
         for link in self.path:
             link.carried += nbytes
         self._fly(views, nbytes)
-        self._writer.crossed()
+        writer = self._writer
+        if writer.pausing or writer.closing:
+            writer.crossed()
 
     # ------------------------------------------------------------ arriving
 

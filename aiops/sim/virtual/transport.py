@@ -40,9 +40,9 @@ class MemoryTransport(asyncio.Transport):
         self._incoming: deque[memoryview] = deque()
         self._names: dict[str, Any] = {}
         self._paused = False  # reading, by the protocol
-        self._pausing = False  # the protocol's writing, by this transport
+        self.pausing = False  # the protocol's writing, by this transport
         self._high, self._low = _HIGH, _HIGH // 4
-        self._closing = self._lost = False
+        self.closing = self._lost = False
         self._eof_sent = self._eof_came = self._eof_told = False
         self._delivering = self._begun = False
         self.set_protocol(protocol)
@@ -55,34 +55,35 @@ class MemoryTransport(asyncio.Transport):
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Replace the protocol."""
-        self._protocol = protocol
+        self._protocol: Any = protocol
         self._buffered = isinstance(protocol, asyncio.BufferedProtocol)
 
     def get_protocol(self) -> asyncio.BaseProtocol:
         """Return the protocol."""
-        return self._protocol
+        found: asyncio.BaseProtocol = self._protocol
+        return found
 
     def is_closing(self) -> bool:
         """Return whether it is closed, or about to be."""
-        return self._closing
+        return self.closing
 
     def is_reading(self) -> bool:
         """Return whether the protocol is given the bytes that come."""
-        return not self._paused and not self._closing
+        return not self._paused and not self.closing
 
     def pause_reading(self) -> None:
         """Keep the bytes that come until `resume_reading`."""
-        if not self._closing:
+        if not self.closing:
             self._paused, self.reading = True, False
 
     def resume_reading(self) -> None:
         """Give the protocol the bytes that have come, and those that come."""
-        if self._closing or not self._paused:
+        if self.closing or not self._paused:
             return
         self._paused, self.reading = False, True
         if self._incoming or self._eof_came:
             self._medium.loop.call_soon(self._deliver, context=self._context)
-        self._into.begin()
+        self._into.ready()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """Set the queued bytes above which the protocol pauses writing, and at which it resumes."""
@@ -107,14 +108,14 @@ class MemoryTransport(asyncio.Transport):
         """Send bytes."""
         if self._eof_sent:
             raise RuntimeError("Cannot call write() after write_eof()")
-        if self._closing or not len(data):
+        if self.closing or not len(data):
             return
         view = memoryview(bytes(data) if isinstance(data, bytearray) else data)
         if view.format != "B" or view.ndim != 1:
             view = view.cast("B")
         self._out.write(view)
-        if self._out.queued > self._high and not self._pausing:
-            self._pausing = True
+        if self._out.queued > self._high and not self.pausing:
+            self.pausing = True
             self._protocol.pause_writing()
 
     def writelines(self, list_of_data: Iterable[Any]) -> None:
@@ -128,13 +129,13 @@ class MemoryTransport(asyncio.Transport):
 
     def write_eof(self) -> None:
         """Close this direction when everything is sent."""
-        if not self._closing and not self._eof_sent:
+        if not self.closing and not self._eof_sent:
             self._eof_sent = True
             self._out.end()
 
     def close(self) -> None:
         """Close when everything is sent; nothing more is read."""
-        if self._closing:
+        if self.closing:
             return
         self._discard()
         self._out.end()
@@ -152,7 +153,7 @@ class MemoryTransport(asyncio.Transport):
 
     def _discard(self) -> None:
         """Discard the bytes that have come and those that will."""
-        self._closing, self.reading = True, True
+        self.closing, self.reading = True, True
         if not self._delivering:
             self._incoming.clear()
         self.unread = 0
@@ -189,19 +190,19 @@ class MemoryTransport(asyncio.Transport):
 
     def crossed(self) -> None:
         """Resume writing or end the close, now that fewer bytes are queued."""
-        if self._pausing:
+        if self.pausing:
             self._look_at_buffer()
-        if self._closing and not self._out.queued and not self._lost:
+        if self.closing and not self._out.queued and not self._lost:
             self._lose(None)
 
     def _look_at_buffer(self) -> None:
         queued = self._out.queued
-        if self._pausing and queued <= self._low:
-            self._pausing = False
+        if self.pausing and queued <= self._low:
+            self.pausing = False
             if not self._lost:
                 self._context.run(self._protocol.resume_writing)
-        elif not self._pausing and queued > self._high:
-            self._pausing = True
+        elif not self.pausing and queued > self._high:
+            self.pausing = True
             self._context.run(self._protocol.pause_writing)
 
     def arrived(self, views: list[memoryview]) -> None:
@@ -209,7 +210,7 @@ class MemoryTransport(asyncio.Transport):
         if self._lost:
             away = self._out.delay()
             self._medium.loop.call_later(away, self.peer.reset)
-        if self._closing:
+        if self.closing:
             return
         for view in views:
             self.unread += len(view)
@@ -220,7 +221,7 @@ class MemoryTransport(asyncio.Transport):
     def ended(self) -> None:
         """Note that the other side sends no more."""
         self._eof_came = True
-        if not self._paused and not self._closing:
+        if not self._paused and not self.closing:
             self._context.run(self._deliver)
 
     def _deliver(self) -> None:
@@ -230,13 +231,21 @@ class MemoryTransport(asyncio.Transport):
         self._delivering = True
         incoming, medium = self._incoming, self._medium
         try:
-            whole = medium.pieces is None
-            while incoming and not self._paused and not self._closing:
-                view = incoming[0]
-                size = len(view)
-                count = self._give(view, size if whole else medium.piece(size))
-                if self.is_closing():  # by what it was given
-                    break
+            while incoming and not self._paused and not self.closing:
+                protocol, view = self._protocol, incoming[0]
+                size = count = len(view)
+                if medium.pieces is not None:
+                    count = medium.piece(size)
+                if self._buffered:
+                    room = protocol.get_buffer(count)
+                    count = min(len(room), count)
+                    if not count:
+                        raise RuntimeError("get_buffer() returned an empty buffer")
+                    room[:count] = view if count == size else view[:count]
+                    protocol.buffer_updated(count)
+                else:
+                    count = min(count, _ONE_READ)
+                    protocol.data_received(bytes(view[:count]))
                 self.unread -= count
                 if count == size:
                     incoming.popleft()
@@ -244,31 +253,13 @@ class MemoryTransport(asyncio.Transport):
                     incoming[0] = view[count:]
         finally:
             self._delivering = False
-        if self._closing:
+        if self.closing:
+            self.unread = 0
             incoming.clear()
         elif self._eof_came and not incoming and not self._paused and not self._eof_told:
             self._eof_told = True
-            if not self._protocol.eof_received():  # type: ignore[attr-defined]
+            if not self._protocol.eof_received():
                 self.close()
-
-    def _give(self, view: memoryview, most: int) -> int:
-        """Give the protocol at most ``most`` bytes; return how many it took."""
-        protocol: Any = self._protocol
-        if not self._buffered:
-            count = min(most, _ONE_READ)
-            protocol.data_received(bytes(view[:count]))
-            return count
-        room = protocol.get_buffer(most)
-        size, count = len(room), len(view)
-        if size == count == most:  # as it is when a message's length is known
-            room[:] = view
-        else:
-            count = min(size, most)
-            if not count:
-                raise RuntimeError("get_buffer() returned an empty buffer")
-            room[:count] = view[:count]
-        protocol.buffer_updated(count)
-        return count
 
     def _lose(self, error: Exception | None) -> None:
         self._lost = True

@@ -41,6 +41,7 @@ class PlainScheduler:
         self._left: dict[LinkFlow, float] = {}
         self._rates: dict[LinkFlow, float] = {}
         self._since = 0.0
+        self.waiting: list[LinkFlow] = []
 
     def begin(self, flow: LinkFlow, nbytes: float, now: float) -> None:
         self._go_on(now)
@@ -57,15 +58,19 @@ class PlainScheduler:
             if not line.flows:
                 line.idle(now)
 
-    def crossed(self, now: float) -> LinkFlow | None:
+    def advance(self, now: float) -> None:
         self._go_on(now)
-        for flow, left in self._left.items():
-            if flow in self._rates and left <= 1e-9 * self._rates[flow]:
-                self.leave(flow, now)
-                return flow
-        return None
+        while over := [
+            flow
+            for flow, left in self._left.items()
+            if flow in self._rates and left <= 1e-9 * self._rates[flow]
+        ]:
+            self.leave(over[0], now)
+            over[0].crossed()
 
     def settle(self, now: float) -> float:
+        while self.waiting:
+            self.waiting.pop(0).ready()
         self._go_on(now)
         self._rates = share(self._left)
         return min(

@@ -33,12 +33,24 @@ class Crossing:
     """When it is thrown away, if it has not crossed by then."""
 
 
+class Noted(LinkFlow):
+    """A flow that is noted in a list when it has crossed."""
+
+    def __init__(self, path: tuple[SimulatedLink, ...], over: list[Noted]) -> None:
+        super().__init__(path)
+        self.over = over
+
+    def crossed(self) -> None:
+        self.over.append(self)
+
+
 def play(
     traffic: FlowScheduler | PlainScheduler, rates: Sequence[float], crossings: Sequence[Crossing]
 ) -> tuple[list[float], list[int]]:
     """Return when each flow has crossed (infinity: it was dropped), and the order in which."""
     lines = [SimulatedLink(rate) for rate in rates]
-    flows = [LinkFlow(tuple(lines[index] for index in crossing.path)) for crossing in crossings]
+    over: list[Noted] = []
+    flows = [Noted(tuple(lines[index] for index in one.path), over) for one in crossings]
     numbers = {flow: number for number, flow in enumerate(flows)}
     events = [(one.begins, 1, number) for number, one in enumerate(crossings)]
     events += [(one.dropped, 0, number) for number, one in enumerate(crossings)]
@@ -46,9 +58,11 @@ def play(
     crossed, order, now, begun = [inf] * len(flows), list[int](), 0.0, set[int]()
     while (ahead := traffic.settle(now)) < inf or events:
         now = min(ahead, events[-1][0] if events else inf)
-        while (flow := traffic.crossed(now)) is not None:
+        traffic.advance(now)
+        for flow in over:
             crossed[numbers[flow]] = now
             order.append(numbers[flow])
+        over.clear()
         while events and events[-1][0] <= now:
             _when, begins, number = events.pop()
             if begins:
@@ -195,6 +209,7 @@ async def exchange(seed: int, plain: bool) -> list[tuple[float, str, int]]:
     network, loop = testing.network(), asyncio.get_running_loop()
     if plain:
         network.medium.scheduler = cast(FlowScheduler, PlainScheduler())
+        network.loop.crossings = network.medium.scheduler
     rng = np.random.default_rng(seed)
     rack = SimulatedLink(3000.0)
     network.add(
