@@ -24,6 +24,7 @@ from aiops.kernels import current_backend, surveyor
 from aiops.kernels.parallel import ParallelMap, serial_map, survey
 
 __all__ = [
+    "HEADER",
     "LIMIT",
     "Bytes",
     "Codec",
@@ -33,13 +34,18 @@ __all__ = [
     "Shape",
     "check_choices",
     "elements",
+    "header_fault",
     "length_fault",
     "one_of",
+    "read_header",
 ]
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 Shape = Sequence[int]
+
+HEADER = 8
+"""Bytes of the header of codecs that have one: uint32, a number; uint8, a form; three of 0."""
 
 LIMIT = 1e18
 """The bound of decoded values: each is smaller in magnitude, as `aiops.kernels.survey` requires."""
@@ -159,9 +165,10 @@ class Codec:
     ) -> None:
         """Decode a payload into ``out``, float32[n], or with ``add`` add it to that.
 
-        The payload must have passed :meth:`check` for this shape.
+        The payload must have passed :meth:`check` for this shape. A class overrides this or
+        :meth:`pieces`.
         """
-        raise NotImplementedError
+        serial_map(cls.pieces(payload, shape, out, add=add, backend=backend))
 
     @classmethod
     def pieces(
@@ -289,6 +296,25 @@ def length_fault(payload: Bytes, expected: int) -> str | None:
     if len(payload) == expected:
         return None
     return f"has {len(payload)} bytes instead of {expected}"
+
+
+def header_fault(payload: Bytes, size: int, forms: Sequence[str]) -> str | None:
+    """Return what is wrong with the `HEADER` of a tensor's payload, but for its number, or None.
+
+    A tensor without elements (``size`` 0) has an empty payload.
+    """
+    if not size:
+        return length_fault(payload, 0)
+    if len(payload) < HEADER:
+        return f"has {len(payload)} bytes, and its header alone {HEADER}"
+    if payload[4] >= len(forms) or payload[5:HEADER].any():
+        return f"has the form {bytes(payload[4:HEADER]).hex()}, which is none"
+    return None
+
+
+def read_header(payload: Bytes) -> tuple[int, int]:
+    """Return the number and the form in the `HEADER` of a payload."""
+    return int(payload[:4].view("<u4")[0]), int(payload[4])
 
 
 def _value(codec: str, word: str, kind: type, text: str) -> Any:

@@ -46,7 +46,7 @@ class BlockCodec(Codec):
 
     @classmethod
     def encode_numpy(cls, values: Floats, rest: Floats, *sections: Any) -> None:
-        """Encode with NumPy; see `encode_sections`."""
+        """Encode with NumPy, as `encode_sections` does."""
         raise NotImplementedError
 
     @classmethod
@@ -95,20 +95,6 @@ class BlockCodec(Codec):
         size = elements(shape)
         fault = length_fault(payload, cls.length(size))
         return fault or cls.sections_fault(cls.sections(payload, size), backend)
-
-    @classmethod
-    def decode(
-        cls,
-        payload: Bytes,
-        shape: Shape,
-        out: Floats,
-        *,
-        add: bool = False,
-        backend: str = "auto",
-    ) -> None:
-        """Decode a checked payload into ``out``, float32[n], or add it to that."""
-        sections = cls.sections(payload, elements(shape))
-        cls.decode_sections(sections, out, add, current_backend(backend))
 
     @classmethod
     def pieces(

@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from aiops.codecs.base import (
+    HEADER,
     LIMIT,
     Bytes,
     Codec,
@@ -30,19 +31,21 @@ from aiops.codecs.base import (
     Shape,
     check_choices,
     elements,
+    header_fault,
+    length_fault,
     one_of,
+    read_header,
 )
 from aiops.codecs.half import BF16, BF16_LARGEST
-from aiops.codecs.onebit import LANES, sum_lanes
+from aiops.codecs.onebit import LANES, add_halves, sum_lanes
 from aiops.errors import UsageError
 from aiops.kernels import current_backend, survey
 from aiops.kernels.lazy_numba import disjoint, helper
-from aiops.kernels.parallel import LARGE, PIECE, ParallelMap, add, serial_map
+from aiops.kernels.parallel import LARGE, PIECE, ParallelMap, add
 from aiops.kernels.row_initialiser import RowInitialiser, first_rows
 
-__all__ = ["HEADER", "LowRank", "loops"]
+__all__ = ["LowRank", "loops"]
 
-HEADER = 8
 FORMS = ("bf16", "float32")
 WIDTHS = (2, 4)
 
@@ -95,35 +98,17 @@ class LowRank(Codec):
     def check(cls, payload: Bytes, shape: Shape, backend: str = "auto") -> str | None:
         """Return what is wrong with the header, the length or the numbers of a payload, or None."""
         rows, columns = matrix(shape)
-        if not rows * columns:
-            return f"has {len(payload)} bytes instead of 0" if len(payload) else None
-        if len(payload) < HEADER:
-            return f"has {len(payload)} bytes, and its header alone {HEADER}"
-        rank, form = _header(payload)
+        fault = header_fault(payload, rows * columns, FORMS)
+        if fault or not rows * columns:
+            return fault
+        rank, form = read_header(payload)
         if not 1 <= rank <= min(rows, columns):
             return f"has rank {rank} for a matrix of {rows} x {columns}"
-        if form >= len(FORMS) or payload[5:HEADER].any():
-            return f"has the form {bytes(payload[4:HEADER]).hex()}, which is none"
-        wanted = HEADER + rank * (rows + columns) * WIDTHS[form]
-        if len(payload) != wanted:
-            return f"has {len(payload)} bytes instead of {wanted}"
-        fault = _values_fault(payload[HEADER:], form, backend)
+        fault = length_fault(payload, HEADER + rank * (rows + columns) * WIDTHS[form])
+        fault = fault or _values_fault(payload[HEADER:], form, backend)
         if fault is None and _bound(*_factors(payload, rows, columns, "numpy")) >= LIMIT:
             fault = "stands for elements that may be 1e18 or more in magnitude"
         return fault
-
-    @classmethod
-    def decode(
-        cls,
-        payload: Bytes,
-        shape: Shape,
-        out: Floats,
-        *,
-        add: bool = False,
-        backend: str = "auto",
-    ) -> None:
-        """Decode a checked payload into ``out``, or add it to that."""
-        serial_map(cls.pieces(payload, shape, out, add=add, backend=backend))
 
     @classmethod
     def pieces(
@@ -155,10 +140,6 @@ def matrix(shape: Shape) -> tuple[int, int]:
     return (shape[0], elements(shape[1:])) if shape else (1, 1)
 
 
-def _header(payload: Bytes) -> tuple[int, int]:
-    return int(payload[:4].view("<u4")[0]), int(payload[4])
-
-
 def _values_fault(section: Bytes, form: int, backend: str) -> str | None:
     if FORMS[form] == "bf16":
         return BF16.sections_fault([section.view("<u2")], backend)
@@ -169,7 +150,7 @@ def _values_fault(section: Bytes, form: int, backend: str) -> str | None:
 
 def _factors(payload: Bytes, rows: int, columns: int, backend: str) -> tuple[Floats, Floats]:
     """Return P (float32[r, rows]) and Q (float32[r, columns]), copied out of a payload."""
-    rank, form = _header(payload)
+    rank, form = read_header(payload)
     section = payload[HEADER:]
     flat = np.empty(rank * (rows + columns), np.float32)
     if FORMS[form] == "bf16":
@@ -367,12 +348,7 @@ def _dot(one: Any, two: Any, lanes: Any) -> Any:
             lanes[lane] += one[at + lane] * two[at + lane]
     for i in range(whole * LANES, one.size):
         lanes[i - whole * LANES] += one[i] * two[i]
-    half = LANES // 2
-    while half:
-        for lane in range(half):
-            lanes[lane] += lanes[half + lane]
-        half //= 2
-    return lanes[0]
+    return add_halves(lanes)
 
 
 @helper()

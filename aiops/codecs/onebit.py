@@ -118,6 +118,17 @@ def loops() -> tuple[Callable[..., None], Callable[..., None]]:
 
 
 @helper()
+def add_halves(lanes: Any) -> Any:
+    """Return the sum of `LANES` numbers, as `sum_lanes` does; they are overwritten."""
+    half = LANES // 2
+    while half:
+        for lane in range(half):
+            lanes[lane] += lanes[half + lane]
+        half //= 2
+    return lanes[0]
+
+
+@helper()
 def _mean(block: Any, lanes: Any) -> Any:
     """Return the mean magnitude of a block, added up in the specified order."""
     disjoint()
@@ -129,12 +140,7 @@ def _mean(block: Any, lanes: Any) -> Any:
             lanes[lane] += abs(block[at + lane])
     for i in range(whole * LANES, block.size):
         lanes[i - whole * LANES] += abs(block[i])
-    half = LANES // 2
-    while half:
-        for lane in range(half):
-            lanes[lane] += lanes[half + lane]
-        half //= 2
-    return lanes[0] / _F(block.size)
+    return add_halves(lanes) / _F(block.size)
 
 
 @helper()

@@ -27,7 +27,19 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from aiops.codecs.base import Bytes, Codec, Encoder, Floats, Shape, check_choices, elements, one_of
+from aiops.codecs.base import (
+    HEADER,
+    Bytes,
+    Codec,
+    Encoder,
+    Floats,
+    Shape,
+    check_choices,
+    elements,
+    header_fault,
+    one_of,
+    read_header,
+)
 from aiops.codecs.block_codec import CHUNK, BlockCodec, parts
 from aiops.codecs.half import BF16
 from aiops.codecs.int8 import Int8
@@ -35,13 +47,10 @@ from aiops.errors import UsageError
 from aiops.kernels import current_backend
 from aiops.kernels.parallel import LARGE, ParallelMap
 
-__all__ = ["GAP_BYTES", "HEADER", "TopK", "loops"]
+__all__ = ["GAP_BYTES", "TopK", "loops"]
 
 Indices = npt.NDArray[np.int64]
 Histograms = npt.NDArray[np.int64]
-
-HEADER = 8
-"""Bytes of the header."""
 
 GAP_BYTES = 5
 """Bytes of the longest gap, which is below 2**35."""
@@ -102,15 +111,12 @@ class TopK(Codec):
     def check(cls, payload: Bytes, shape: Shape, backend: str = "auto") -> str | None:
         """Return what is wrong with the header, the values or the gaps of a payload, or None."""
         size = elements(shape)
-        if not size:
-            return f"has {len(payload)} bytes instead of 0" if len(payload) else None
-        if len(payload) < HEADER:
-            return f"has {len(payload)} bytes, and its header alone {HEADER}"
-        kept, form = _header(payload)
+        fault = header_fault(payload, size, FORMS)
+        if fault or not size:
+            return fault
+        kept, form = read_header(payload)
         if kept > size:
             return f"has {kept} entries for {size} elements"
-        if form >= len(FORMS) or payload[5:HEADER].any():
-            return f"has the form {bytes(payload[4:HEADER]).hex()}, which is none"
         cut = HEADER + _FORMS[form].length(kept)
         if len(payload) < cut + kept:
             return f"has {len(payload)} bytes, and {kept} entries take {cut + kept} or more"
@@ -124,7 +130,7 @@ class TopK(Codec):
     @classmethod
     def read(cls, payload: Bytes) -> tuple[int, str, int]:
         """Return the number of values of a checked payload, their form, and the byte after them."""
-        kept, form = _header(payload)
+        kept, form = read_header(payload)
         return kept, FORMS[form], HEADER + _FORMS[form].length(kept)
 
     @classmethod
@@ -141,7 +147,7 @@ class TopK(Codec):
         if not out.size:
             return
         backend = current_backend(backend)
-        kept, form = _header(payload)
+        kept, form = read_header(payload)
         cut = HEADER + _FORMS[form].length(kept)
         values = np.empty(kept, np.float32)
         sections = _FORMS[form].sections(payload[HEADER:cut], kept)
@@ -216,10 +222,6 @@ class _TopKEncoder(Encoder):
             start, index = min(unfit)
             self._refuse_unfit(values[start:], start, index)
         _largest(exact, self._indices, cuts, histograms, self.parallel_map)
-
-
-def _header(payload: Bytes) -> tuple[int, int]:
-    return int(payload[:4].view("<u4")[0]), int(payload[4])
 
 
 def _largest_numpy(exact: Floats, indices: Indices) -> None:

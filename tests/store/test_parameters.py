@@ -12,10 +12,12 @@ import pytest
 from aiops import kernels
 from aiops.algorithms.base import sgd
 from aiops.algorithms.fasgd import FASGD
+from aiops.codecs.half import BF16
 from aiops.errors import UsageError
 from aiops.kernels.rule import Rule
 from aiops.model.arena import aligned
 from aiops.model.layout import Array, Cover, Layout, dtype_named
+from aiops.model.parts import Part
 from aiops.store.gradient import Gradient
 from aiops.store.parameters import Store, UpdateJob
 
@@ -253,6 +255,24 @@ def test_no_torn_read_while_another_thread_updates() -> None:
 
 
 class TestDtypes:
+    @pytest.mark.parametrize("name", ["float64", "bfloat16", "float16"])
+    def test_coded_gradients_of_other_dtypes_are_rounded_from_float32(self, name: str) -> None:
+        """docs/codecs.md: a value that float16 cannot hold becomes its largest."""
+        layout, codec = Layout([("w", name, (8,))]), BF16()
+        values = np.array([1, -2, 3.14159, 1e-3, 65_000, 70_000, -1e6, 0], np.float32)
+        payload = np.frombuffer(codec.encoder((8,), feedback=False).encode(values), np.uint8)
+        tensor = layout.tensors[0]
+        part = Part(0, tensor.nbytes, "bf16", len(payload), 0)
+        gradient = Gradient(payload, layout.covered((part,)), (part,))
+        found = gradient.dense(layout, lambda: aligned(layout.nbytes), "numpy")
+        decoded = np.empty(8, np.float32)
+        codec.decode(payload, (8,), decoded, backend="numpy")
+        if name == "float16":
+            decoded = np.clip(decoded, -65_504, 65_504)
+        expected = decoded.astype(dtype_named(name))
+        assert found.data.tobytes() == expected.tobytes()
+        assert not found.parts
+
     @pytest.mark.parametrize("name", ["float64", "float32", "float16", "bfloat16"])
     def test_sixteen_bits_are_trained_with_float32_masters(self, name: str) -> None:
         """1,000 steps of 1e-4 from 1: too small for 16 bits to see one by one."""
