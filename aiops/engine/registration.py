@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from aiops.algorithms.base import Algorithm
-from aiops.algorithms.table_support import tables_obstacle
+from aiops.algorithms.model_support import size_obstacle, tables_obstacle
 from aiops.common.frozen import value
 from aiops.engine.admission import OfferSink
 from aiops.engine.events import Initialised
@@ -47,8 +47,8 @@ def offered(
     Raises
     ------
     BadPush
-        When it has no values, or tables that are too large (``max_model`` bytes) or that the
-        algorithm cannot have.
+        When it has no values, more parameters than the algorithm can train, or tables that are too
+        large (``max_model`` bytes) or that the algorithm cannot have.
     """
     tables = _tables_of(message)
     if tables:
@@ -62,6 +62,9 @@ def offered(
                 f" ({max_model}): start it with a larger --max-model"
             )
     if offer is not None:
+        why = size_obstacle(algorithm, offer.layout.parameters)
+        if why is not None:
+            raise BadPush(f"this server cannot train the model: {why}")
         return Definition(offer.layout, offer.buffer, tables)
     if tables and not message.tensors:
         return Definition(Layout((), empty=True), aligned(0), tables)
@@ -74,13 +77,16 @@ def given(event: Initialised, algorithm: Algorithm) -> Definition:
     Raises
     ------
     ConflictError
-        When it has tables, and the algorithm cannot have any.
+        When it has tables, and the algorithm cannot have any, or more parameters than it can train.
     """
     layout = Layout(event.rows, empty=bool(event.tables))
     tables = Tables.told((row for row, _count in event.tables), layout.index)
     why = tables_obstacle(algorithm) if tables else None
     if why is not None:
         raise ConflictError(f"the model to begin with has tables, but {why}")
+    why = size_obstacle(algorithm, layout.parameters)
+    if why is not None:
+        raise ConflictError(f"the model to begin with is too large: {why}")
     return Definition(layout, event.data[: layout.nbytes], tables)
 
 

@@ -29,7 +29,13 @@ import numpy.typing as npt
 from aiops.errors import UsageError
 from aiops.kernels.backend import PendingNumba, current_backend, numba_pending, resolve
 from aiops.kernels.deferred import DeferredKernel
-from aiops.kernels.interface import STATISTIC_CAP, STATISTIC_SCALE, Kernel, Spans
+from aiops.kernels.interface import (
+    STATISTIC_CAP,
+    STATISTIC_MOST,
+    STATISTIC_SCALE,
+    Kernel,
+    Spans,
+)
 from aiops.kernels.master_kernel import MasterKernel
 from aiops.kernels.numpy_kernel import NumpyKernel
 from aiops.kernels.payloads import FORMATS, format_named
@@ -50,6 +56,7 @@ __all__ = [
     "FOLD",
     "PACKED",
     "STATISTIC_CAP",
+    "STATISTIC_MOST",
     "STATISTIC_SCALE",
     "SURVEYED",
     "Kernel",

@@ -17,6 +17,7 @@ from aiops.kernels.vocabulary import Array
 
 __all__ = [
     "STATISTIC_CAP",
+    "STATISTIC_MOST",
     "STATISTIC_SCALE",
     "Kernel",
     "Operands",
@@ -31,6 +32,9 @@ STATISTIC_SCALE = 2.0**24
 
 STATISTIC_CAP = 2.0**30
 """The largest fixed-point statistic of one element, in units; NaN counts as this too."""
+
+STATISTIC_MOST = (2**63 - 1) // int(STATISTIC_CAP)
+"""The most elements whose fixed-point statistics have a sum that int64 holds for certain."""
 
 
 _NONE: npt.NDArray[np.float64] = np.empty((0, 0))

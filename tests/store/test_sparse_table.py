@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiops.algorithms import BUILT_IN, find
+from aiops.algorithms.model_support import tables_obstacle
 from aiops.algorithms.optimizers import OPTIMIZERS, sgd
-from aiops.algorithms.table_support import tables_obstacle
 from aiops.engine.events import Effect, Event, Left, Received, Stopping
 from aiops.engine.journal import Journal, digest, replay
 from aiops.errors import UsageError

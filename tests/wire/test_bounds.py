@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from aiops import errors
-from aiops.algorithms.table_support import tables_obstacle
+from aiops.algorithms.model_support import tables_obstacle
 from aiops.averaging.ring_allreduce import Flat, Ring
 from aiops.bandwidth.byte_accounting import Ledger
 from aiops.bandwidth.tallies import Tally

@@ -1,8 +1,9 @@
-"""Decide whether an algorithm can train sparse tables."""
+"""Decide whether an algorithm can train a model: its sparse tables, and its size."""
 
 from __future__ import annotations
 
 from aiops.algorithms.base import Algorithm, Immediate
+from aiops.kernels import STATISTIC_MOST
 
 
 def tables_obstacle(algorithm: Algorithm) -> str | None:
@@ -30,3 +31,17 @@ def tables_obstacle(algorithm: Algorithm) -> str | None:
             " (optimizer sgd or adagrad), or fasgd"
         )
     return None
+
+
+def size_obstacle(algorithm: Algorithm, parameters: int) -> str | None:
+    """Return why the model may not have as many parameters, outside its tables, or None if it may.
+
+    The statistic of a rule is added up exactly, as 64-bit integers.
+    """
+    if algorithm.rule().statistic is None or parameters <= STATISTIC_MOST:
+        return None
+    return (
+        f"{algorithm.name} adds up a statistic of every parameter, in 64 bits, which holds the sum"
+        f" of {STATISTIC_MOST} at most, and the model has {parameters}: choose a policy without"
+        " one, such as sasgd"
+    )
