@@ -13,15 +13,14 @@ all workers are connected until the last one has said goodbye. Nothing is fitted
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -52,14 +51,20 @@ _PATIENCE = 600.0  # seconds that a worker waits for an answer
 class Options:
     """The options of the benchmark."""
 
-    policies: tuple[str, ...] = ("asgd", "softsync", "hardsync", "ssp", "easgd")
-    paces: tuple[str, ...] = ("fixed", "log-normal", "straggler")
-    workers: tuple[int, ...] = (1, 2, 4)
-    rate: str = "20Mbit/s"
-    kib: int = 256
-    delay: float = 0.005
-    compute: float = 0.1
-    gradients: int = 20
+    policies: Annotated[tuple[str, ...], "policies"] = (
+        "asgd",
+        "softsync",
+        "hardsync",
+        "ssp",
+        "easgd",
+    )
+    paces: Annotated[tuple[str, ...], "paces of the workers"] = ("fixed", "log-normal", "straggler")
+    workers: Annotated[tuple[int, ...], "numbers of workers"] = (1, 2, 4)
+    rate: Annotated[str, "of the link, each way"] = "20Mbit/s"
+    kib: Annotated[int, "size of the model"] = 256
+    delay: Annotated[float, "seconds, each way"] = 0.005
+    compute: Annotated[float, "seconds of a mini-batch"] = 0.1
+    gradients: Annotated[int, "per worker"] = 20
     rounds: int = 3
     seed: int = 0
 
@@ -257,30 +262,9 @@ def figure(result: Mapping[str, Any]) -> Figure:
     return Figure(title, panels, len(options["paces"]))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("benchmarks.clock", description=__doc__.partition("\n")[0])
-    standard = Options()
-    for name in ("policies", "paces", "workers"):
-        shown = ",".join(map(str, getattr(standard, name)))
-        parser.add_argument(f"--{name}", default=shown, help="comma-separated")
-    parser.add_argument("--rate", default=standard.rate, help="of the link, each way")
-    parser.add_argument("--kib", type=int, default=standard.kib, help="size of the model")
-    parser.add_argument("--delay", type=float, default=standard.delay, help="seconds, each way")
-    parser.add_argument("--compute", type=float, default=standard.compute, help="seconds")
-    parser.add_argument("--gradients", type=int, default=standard.gradients, help="per worker")
-    parser.add_argument("--rounds", type=int, default=standard.rounds)
-    parser.add_argument("--seed", type=int, default=standard.seed)
-    return parser
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Run from the command line; exits with 2 when an option is wrong."""
-
-    def measure(chosen: dict[str, Any]) -> dict[str, Any]:
-        return run(replace(Options(), **chosen), report.log)
-
-    lists: dict[str, Callable[[str], Any]] = {"policies": str, "paces": str, "workers": int}
-    report.main(*(_parser(), measure, table, argv, lists), drawn=figure)
+    report.command(Options(), run, table, argv, drawn=figure)
 
 
 if __name__ == "__main__":

@@ -12,14 +12,13 @@ it full: hundreds of messages are on it at any time. Time is the processor's.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -56,8 +55,8 @@ class Options:
     """The settings of a measurement."""
 
     clients: int = 64
-    many: int = 1000
-    seconds: float = 2.0
+    many: Annotated[int, "clients on a full link"] = 1000
+    seconds: Annotated[float, "per case"] = 2.0
     rounds: int = 5
 
 
@@ -250,23 +249,9 @@ def figure(result: Mapping[str, Any]) -> Figure:
     return Figure("How fast virtual time passes", [panel], 1)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("benchmarks.cluster", description=__doc__.partition("\n")[0])
-    standard = Options()
-    parser.add_argument("--clients", type=int, default=standard.clients)
-    parser.add_argument("--many", type=int, default=standard.many, help="clients on a full link")
-    parser.add_argument("--seconds", type=float, default=standard.seconds, help="per case")
-    parser.add_argument("--rounds", type=int, default=standard.rounds)
-    return parser
-
-
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run from the command line; exits with 2 when an option is wrong."""
-
-    def measure(chosen: dict[str, Any]) -> dict[str, Any]:
-        return run(replace(Options(), **chosen), report.log)
-
-    report.main(_parser(), measure, table, argv, drawn=figure)
+    """Make the table of a report."""
+    report.command(Options(), run, table, argv, drawn=figure)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -12,8 +13,9 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 import aiops
+from aiops.algorithms import find
 from aiops.common.closing import Closing
-from aiops.errors import AiopsError
+from aiops.errors import AiopsError, UsageError
 
 _HEADER = re.compile(r"[0-9a-f]+-[0-9a-f]+ \S+ ([0-9a-f]+) \S+ (\d+) *(.*)")
 _SEGMENT = "/memfd:"
@@ -33,7 +35,19 @@ class Footprint(NamedTuple):
         return self.own + self.segments
 
 
-def footprint(*pids: int) -> Footprint:
+def check(policy: str) -> None:
+    """Raise UsageError unless a server's memory can be measured here, under a policy."""
+    algorithm = find(policy)()
+    if algorithm.barrier or algorithm.plan(None).get("routine", "direct") != "direct":
+        raise UsageError(
+            f"under {policy} workers train by themselves, or wait for each other: choose a policy"
+            " under which they push every gradient, and go on"
+        )
+    if sys.platform != "linux":
+        raise UsageError("how much memory a process holds is read from Linux's /proc")
+
+
+def held(*pids: int) -> Footprint:
     """Return what processes hold now, all of them together.
 
     The sum that ``smaps_rollup`` has counts half a segment that two have mapped, so the mappings
@@ -147,9 +161,9 @@ class Watch(Closing):
                 while True:
                     if not len(self.samples) % self._asked:
                         stats = client.stats()
-                    held, now = footprint(*self._pids), time.perf_counter() - begin
+                    holds, now = held(*self._pids), time.perf_counter() - begin
                     versions = stats["versions_alive"], stats["versions_spare"]
-                    self.samples.append(Sample(now, *held, *versions))
+                    self.samples.append(Sample(now, *holds, *versions))
                     if self._over.wait(self._interval):
                         return
         except (AiopsError, OSError):  # it has ended: its clients will report that

@@ -12,12 +12,11 @@ turn, so that what the machine does meanwhile meets all; ratios are to raw in th
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -39,11 +38,11 @@ _ACROSS = 1024  # elements of a row of the model's matrix
 class Options:
     """The options of the benchmark."""
 
-    rates: tuple[str, ...] = ("1Gbit/s", "100Mbit/s")
-    codecs: tuple[str, ...] = ("raw", "fp16", "int8", "onebit", "topk:0.01")
-    mib: int = 16
+    rates: Annotated[tuple[str, ...], "of the link"] = ("1Gbit/s", "100Mbit/s")
+    codecs: Annotated[tuple[str, ...], "codecs"] = ("raw", "fp16", "int8", "onebit", "topk:0.01")
+    mib: Annotated[int, "size of the model"] = 16
     rounds: int = 5
-    seconds: float = 2.0
+    seconds: Annotated[float, "per codec"] = 2.0
 
 
 def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
@@ -161,24 +160,9 @@ def figure(result: Mapping[str, Any]) -> Figure:
     return Figure(f"One worker behind a slow link, {size} of float32", panels, len(panels))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("benchmarks.link", description=__doc__.partition("\n")[0])
-    standard = Options()
-    parser.add_argument("--rates", default=",".join(standard.rates), help="comma-separated")
-    parser.add_argument("--codecs", default=",".join(standard.codecs), help="comma-separated")
-    parser.add_argument("--mib", type=int, default=standard.mib)
-    parser.add_argument("--rounds", type=int, default=standard.rounds)
-    parser.add_argument("--seconds", type=float, default=standard.seconds, help="per codec")
-    return parser
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Run from the command line; exits with 2 when an option is wrong."""
-
-    def measure(chosen: dict[str, Any]) -> dict[str, Any]:
-        return run(replace(Options(), **chosen), report.log)
-
-    report.main(*(_parser(), measure, table, argv, {"rates": str, "codecs": str}), drawn=figure)
+    report.command(Options(), run, table, argv, drawn=figure)
 
 
 if __name__ == "__main__":

@@ -23,15 +23,13 @@ beside that of the first, about 0. Up to 64 MiB all parameters are checked in th
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from rich.table import Table
 
@@ -40,9 +38,9 @@ from aiops.errors import UsageError, nearest
 from aiops.lab.figures import Figure, Panel, Series
 from aiops.lab.processes import ProcessFailed
 from aiops.lab.run_record import machine, record
-from benchmarks import report
+from benchmarks import footprint, report
 from benchmarks.compare import Cell
-from benchmarks.footprint import Sample, Watch, family, footprint
+from benchmarks.footprint import Sample, Watch, family
 from benchmarks.peers import base
 from benchmarks.peers.base import Job
 from benchmarks.peers.policy import LEFT_OUT
@@ -68,16 +66,13 @@ _COPIES = 3  # of the model in a worker's process: parameters, gradient, and one
 class Options:
     """The options of the benchmark; ``size`` is bytes of parameters."""
 
-    size: int = GIB
+    size: Annotated[int, "of the parameters", size_flag] = GIB
     workers: int = 2
-    transports: tuple[str, ...] = tuple(PEERS)
+    transports: Annotated[tuple[str, ...], "transports"] = tuple(PEERS)
     policy: str = "asgd"
-    seconds: float = 10.0
-    """How long the workers exchange, per transport."""
-    interval: float = 0.1
-    """Between two looks at the memory."""
-    deadline: float = 300.0
-    """How long any one step may take before all are killed."""
+    seconds: Annotated[float, "per transport"] = 10.0
+    interval: Annotated[float, "seconds between samples"] = 0.1
+    deadline: Annotated[float, "seconds of any one step"] = 300.0
 
     def check(self) -> None:
         """Raise UsageError when an option makes no sense, or the machine is too small."""
@@ -88,14 +83,7 @@ class Options:
                 raise UsageError(f"no transport is called {name!r}; {nearest(name, PEERS)}")
         if self.policy in LEFT_OUT:
             raise UsageError(f"{self.policy} cannot be measured here: {LEFT_OUT[self.policy]}")
-        policy = find(self.policy)()
-        if policy.barrier or policy.plan(None).get("routine", "direct") != "direct":
-            raise UsageError(
-                f"under {self.policy} workers train by themselves, or wait for each other: measure"
-                " a policy under which they push every gradient, and go on"
-            )
-        if sys.platform != "linux":
-            raise UsageError("how much memory a process holds is read from Linux's /proc")
+        footprint.check(self.policy)
         wanted = self.size * (self.states + 2 + BUFFERS + _COPIES * self.workers)
         free = _available()
         if wanted > free:
@@ -159,7 +147,7 @@ def _program(options: Options, transport: str) -> int:
     """Return what a server holds that has next to no parameters, but all its code."""
     with _team(options, transport, _TINY, 1) as team:
         team.run(50)
-        held = footprint(*family(team.server_process())).total
+        held = footprint.held(*family(team.server_process())).total
         team.close()
     return held
 
@@ -283,33 +271,9 @@ def figure(result: Mapping[str, Any]) -> Figure:
     return Figure(f"A server's memory, {size} of parameters", panels, min(max(len(panels), 1), 2))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("benchmarks.memory", description=__doc__.partition("\n")[0])
-    standard = Options()
-    parser.add_argument(
-        "--size", type=size_flag, default=standard.size, help="of the parameters (default 1GiB)"
-    )
-    parser.add_argument("--workers", type=int, default=standard.workers)
-    parser.add_argument("--transports", default=",".join(PEERS), help="comma-separated")
-    parser.add_argument("--policy", default=standard.policy)
-    parser.add_argument("--seconds", type=float, default=standard.seconds, help="per transport")
-    parser.add_argument(
-        "--interval", type=float, default=standard.interval, help="seconds between samples"
-    )
-    parser.add_argument("--deadline", type=float, default=standard.deadline, help="of any one step")
-    return parser
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Run from the command line; exits with 1 when something failed, 2 when an option is wrong."""
-
-    def measure(chosen: dict[str, Any]) -> dict[str, Any]:
-        return run(replace(Options(), **chosen), report.log)
-
-    lists: dict[str, Callable[[str], Any]] = {"transports": str}
-    report.main(
-        *(_parser(), measure, table, argv, lists), drawn=figure, failures=failures, notes=notes
-    )
+    report.command(Options(), run, table, argv, drawn=figure, failures=failures, notes=notes)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,9 @@ checked to the last bit: every push was applied, and once.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from rich.table import Table
 
@@ -41,10 +40,10 @@ _GOAL = 8  # in flight, whose ratio to one is what is asked for
 class Options(Pace):
     """The options of the benchmark; ``size`` is bytes per model."""
 
-    size: int = 4 * KIB
-    in_flight: tuple[int, ...] = (1, 2, 4, 8, 16)
-    ways: tuple[str, ...] = WAYS
-    transports: tuple[str, ...] = tuple(TRANSPORTS)
+    size: Annotated[int, "of the model", size_flag] = 4 * KIB
+    in_flight: Annotated[tuple[int, ...], "requests under way"] = (1, 2, 4, 8, 16)
+    ways: Annotated[tuple[str, ...], "requests"] = WAYS
+    transports: Annotated[tuple[str, ...], "transports"] = tuple(TRANSPORTS)
 
     def check(self) -> None:
         """Raise UsageError when an option makes no sense."""
@@ -176,34 +175,9 @@ def figure(result: Mapping[str, Any]) -> Figure:
     return Figure(f"Requests over one connection, {size}", panels, len(transports))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "benchmarks.pipelining", description=__doc__.partition("\n")[0]
-    )
-    standard = Options()
-    parser.add_argument("--size", type=size_flag, default=standard.size, help="of the model: 4KiB")
-    parser.add_argument(
-        "--in-flight", default=",".join(map(str, standard.in_flight)), help="comma-separated"
-    )
-    parser.add_argument("--ways", default=",".join(WAYS), help="comma-separated")
-    parser.add_argument("--transports", default=",".join(TRANSPORTS), help="comma-separated")
-    Options.add_flags(parser)
-    return parser
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Run from the command line; exits with 1 when something failed, 2 when an option is wrong."""
-
-    def measure(chosen: dict[str, Any]) -> dict[str, Any]:
-        return run(replace(Options(), **chosen), report.log)
-
-    lists = {"in_flight": int, "ways": str, "transports": str}
-    report.main(
-        *(_parser(), measure, table, argv, lists),
-        drawn=figure,
-        failures=report.failures,
-        notes=notes,
-    )
+    report.command(Options(), run, table, argv, drawn=figure, failures=report.failures, notes=notes)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,9 @@ round. Figures are medians over the rounds, percentiles over all steps.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from rich.table import Table
 
@@ -39,9 +38,9 @@ _FIRST = "asgd"
 class Options(Pace):
     """The options of the benchmark; sizes are bytes per gradient, no policies are all of them."""
 
-    sizes: tuple[int, ...] = (4 * KIB, 4 * MIB)
-    policies: tuple[str, ...] = ()
-    same_host: bool = False
+    sizes: Annotated[tuple[int, ...], "gradient sizes", parse_size] = (4 * KIB, 4 * MIB)
+    policies: Annotated[tuple[str, ...], "names; none: all"] = ()
+    same_host: Annotated[bool, "share memory instead of TCP"] = False
 
     def names(self) -> list[str]:
         """Return the policies, asgd first.
@@ -142,33 +141,13 @@ def figure(result: Mapping[str, Any]) -> Figure:
     return Figure("What a step costs under every policy", panels, len(panels))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("benchmarks.policies", description=__doc__.partition("\n")[0])
-    parser.add_argument("--sizes", default="4KiB,4MiB", help="gradient sizes, comma-separated")
-    parser.add_argument("--policies", default="", help="names, comma-separated (default: all)")
-    parser.add_argument("--same-host", action="store_true", help="share memory instead of TCP")
-    Options.add_flags(parser)
-    return parser
-
-
 def _near(result: Mapping[str, Any]) -> bool:
     return bool(result["options"]["same_host"])
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run from the command line; exits with 1 when something failed, 2 when an option is wrong."""
-
-    def measure(chosen: dict[str, Any]) -> dict[str, Any]:
-        chosen["policies"] = tuple(name for name in chosen["policies"] if name)
-        return run(replace(Options(), **chosen), report.log)
-
-    lists: dict[str, Callable[[str], Any]] = {"sizes": parse_size, "policies": str}
-    report.main(
-        *(_parser(), measure, table, argv, lists),
-        drawn=figure,
-        failures=report.failures,
-        near=_near,
-    )
+    report.command(Options(), run, table, argv, drawn=figure, failures=report.failures, near=_near)
 
 
 if __name__ == "__main__":

@@ -7,15 +7,17 @@ round, is under names of the benchmark's own. `benchmarks.compare` reads two of 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.util
 import io
 import json
 import signal
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +29,7 @@ from aiops.errors import UsageError
 from aiops.lab import drawing, figure_style
 from aiops.lab.figures import Figure
 from aiops.lab.run_record import describe, write_text
+from benchmarks.sizes import format_size, parse_size, size_flag
 
 PERCENTILES = {"p50_us": 50.0, "p90_us": 90.0, "p99_us": 99.0, "p999_us": 99.9}
 """Of latencies, by the names that they have in a report."""
@@ -131,6 +134,55 @@ def ask_for_plots(path: Path) -> None:
         raise UsageError("plots need matplotlib: pip install 'aiops-ps[demo]'")
 
 
+def command(
+    options: Any,
+    run: Callable[[Any, Callable[[str], None]], dict[str, Any]],
+    shown: Callable[[dict[str, Any]], RenderableType],
+    argv: Sequence[str] | None,
+    **how: Any,
+) -> None:
+    """Run a benchmark from the command line, whose flags are the fields of its options.
+
+    Parameters
+    ----------
+    options
+        A dataclass of the standard options, in the benchmark's module. A field is annotated with
+        its type and its help, ``Annotated[int, "per worker"]``, and perhaps a function that reads
+        it, or each part of a list. A list is written with commas; ``none`` is an empty one.
+    run
+        Takes the options and `log`, and returns the report.
+    shown, argv, how
+        As for `main`.
+    """
+    module = sys.modules[type(options).__module__]
+    parser = argparse.ArgumentParser(
+        f"aiops bench {Path(module.__file__ or '').stem}",
+        description=(module.__doc__ or "").partition("\n")[0],
+    )
+    hints, lists = get_type_hints(type(options), include_extras=True), {}
+    for field in dataclasses.fields(options):
+        hint, default = hints[field.name], getattr(options, field.name)
+        text, read = (*getattr(hint, "__metadata__", ()), "", None)[:2]
+        kind = get_args(hint)[0] if text else hint
+        size = read in (parse_size, size_flag)
+        word = (lambda n: format_size(n).replace(" ", "")) if size else str
+        given: dict[str, Any]
+        if isinstance(default, tuple):
+            lists[field.name] = read or get_args(kind)[0]
+            given = {"default": ",".join(map(word, default)) or "none", "metavar": "A,B,..."}
+        elif isinstance(default, bool):
+            given = {"default": default, "action": argparse.BooleanOptionalAction}
+        else:
+            given = {"default": word(default), "type": read or kind}
+        flag, shown_as = "--" + field.name.replace("_", "-"), f"(default {given['default']})"
+        parser.add_argument(flag, help=f"{text} {shown_as}".strip(), **given)
+
+    def measure(chosen: dict[str, Any]) -> dict[str, Any]:
+        return run(dataclasses.replace(options, **chosen), log)
+
+    main(parser, measure, shown, argv, lists, **how)
+
+
 def main(
     parser: argparse.ArgumentParser,
     measure: Callable[[dict[str, Any]], dict[str, Any]],
@@ -178,8 +230,7 @@ def main(
     )
     chosen = vars(parser.parse_args(argv))
     path, plot, out = chosen.pop("json"), chosen.pop("plot", None), chosen.pop("out")
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
+    with ended_in_order(parser):
         if plot or (out and drawn):
             ask_for_plots(plot or out / "plot.png")
         if out:
@@ -190,13 +241,6 @@ def main(
         for name, read in (lists or {}).items():
             chosen[name] = tuple(_each(name, chosen[name], read))
         result = measure(chosen)
-    except ValueError as error:  # a UsageError is one
-        parser.error(str(error))
-    except KeyboardInterrupt:
-        print("interrupted; all processes are ended", file=sys.stderr)
-        raise SystemExit(130) from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
     stem = out / (result["benchmark"] + "-same-host" * near(result)) if out else None
     for file in filter(None, (path, stem and stem.with_suffix(".json"))):
         write_text(file, json.dumps(result, indent=2) + "\n")
@@ -234,8 +278,8 @@ def make(folder: Path) -> None:
 
 
 def _each(name: str, text: str, read: Callable[[str], Any]) -> Iterable[Any]:
-    """Read each part of what has commas between."""
-    for part in text.split(","):
+    """Read each part of what has commas between; ``none`` has no parts."""
+    for part in text.split(",") if text not in ("", "none") else ():
         try:
             yield read(part.strip())
         except UsageError:
@@ -247,9 +291,26 @@ def _each(name: str, text: str, read: Callable[[str], Any]) -> Iterable[Any]:
             ) from None
 
 
-def stop(*_: object) -> NoReturn:
-    """End as SIGTERM asks for it, from inside out."""
-    raise SystemExit(143)  # on the way out all processes are ended
+@contextmanager
+def ended_in_order(parser: argparse.ArgumentParser) -> Iterator[None]:
+    """Exit with 2 after a UsageError, with 130 after Ctrl-C and with 143 after SIGTERM.
+
+    On the way out all processes are ended.
+    """
+
+    def stop(*_: object) -> None:
+        raise SystemExit(143)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except ValueError as error:  # a UsageError is one
+        parser.error(str(error))
+    except KeyboardInterrupt:
+        print("interrupted; all processes are ended", file=sys.stderr)
+        raise SystemExit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def log(line: str) -> None:

@@ -21,10 +21,9 @@ do not throw the server off its pace.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 from rich.table import Table
 
@@ -48,15 +47,20 @@ _TAIL = 3.0  # the goal for every p99 beside its median
 class Options(Pace):
     """The options of the benchmark; sizes are bytes per gradient."""
 
-    seconds: float = 1.0
-    deadline: float = 180.0
-    sizes: tuple[int, ...] = (4 * KIB, MIB)
-    workers: tuple[int, ...] = (1, 4, 16, 64)
-    shards: tuple[int, ...] = (1, 2, 4)
-    shard_workers: int = 4
-    peers: tuple[str, ...] = ("pyzmq", "gloo", "grpc", "torch_rpc", "ray")
-    """Beside the shards, each with one server."""
-    same_host: bool = False
+    seconds: Annotated[float, "a team's time per round"] = 1.0
+    deadline: Annotated[float, "seconds before a team is killed"] = 180.0
+    sizes: Annotated[tuple[int, ...], "gradient sizes", parse_size] = (4 * KIB, MIB)
+    workers: Annotated[tuple[int, ...], "numbers of worker processes"] = (1, 4, 16, 64)
+    shards: Annotated[tuple[int, ...], "numbers of server processes"] = (1, 2, 4)
+    shard_workers: Annotated[int, "workers on shards"] = 4
+    peers: Annotated[tuple[str, ...], "peers beside the shards"] = (
+        "pyzmq",
+        "gloo",
+        "grpc",
+        "torch_rpc",
+        "ray",
+    )
+    same_host: Annotated[bool, "share memory instead of TCP"] = False
 
     def check(self) -> None:
         """Raise UsageError when an option makes no sense."""
@@ -245,57 +249,14 @@ def _level(name: str, figures: Mapping[str, Any], count: int) -> Series:
     return replace(level, x=range(count), ys=[list(ys) * count for ys in level.ys])
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("benchmarks.scale", description=__doc__.partition("\n")[0])
-    standard = Options()
-    commas = "comma-separated"
-    parser.add_argument("--sizes", default="4KiB,1MiB", help=f"gradient sizes, {commas}")
-    for name, what in (("workers", "worker processes"), ("shards", "server processes")):
-        numbers = ",".join(map(str, getattr(standard, name)))
-        parser.add_argument(
-            f"--{name}", default=numbers, help=f"numbers of {what}, {commas}; none: leave out"
-        )
-    parser.add_argument(
-        "--shard-workers", type=int, default=standard.shard_workers, help="workers on shards"
-    )
-    parser.add_argument(
-        "--peers",
-        default=",".join(standard.peers),
-        help=f"beside the shards, {commas}; none: leave out",
-    )
-    parser.add_argument("--same-host", action="store_true", help="share memory instead of TCP")
-    Options.add_flags(parser)
-    return parser
-
-
-def _count(text: str) -> int:
-    return 0 if text == "none" else int(text)
-
-
 def _near(result: Mapping[str, Any]) -> bool:
     return bool(result["options"]["same_host"])
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run from the command line; exits with 1 when something failed, 2 when an option is wrong."""
-
-    def measure(chosen: dict[str, Any]) -> dict[str, Any]:
-        for name in ("workers", "shards", "peers"):
-            chosen[name] = () if chosen[name] in ((0,), ("none",)) else chosen[name]
-        return run(replace(Options(), **chosen), report.log)
-
-    lists: dict[str, Callable[[str], Any]] = {
-        "sizes": parse_size,
-        "workers": _count,
-        "shards": _count,
-        "peers": str,
-    }
-    report.main(
-        *(_parser(), measure, table, argv, lists),
-        drawn=figure,
-        failures=failures,
-        near=_near,
-        notes=notes,
+    report.command(
+        Options(), run, table, argv, drawn=figure, failures=failures, near=_near, notes=notes
     )
 
 

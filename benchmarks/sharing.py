@@ -11,11 +11,10 @@ compared to the last bit.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
 from rich.table import Table
@@ -46,8 +45,8 @@ Task = tuple[Callable[[ParallelMap], object], Callable[[], Array]]
 class Options:
     """The options of the benchmark; sizes are bytes of float32."""
 
-    sizes: tuple[int, ...] = (16 * MIB, 64 * MIB)
-    threads: int = HANDS.count
+    sizes: Annotated[tuple[int, ...], "bytes of float32", parse_size] = (16 * MIB, 64 * MIB)
+    threads: Annotated[int, "threads of a server"] = HANDS.count
     rounds: int = 7
 
     def check(self) -> None:
@@ -225,25 +224,9 @@ def figure(result: Mapping[str, Any]) -> Figure:
     return Figure(f"Work shared by {threads} threads", panels, len(panels))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("benchmarks.sharing", description=__doc__.partition("\n")[0])
-    standard = Options()
-    sizes = ",".join(format_size(size).replace(" ", "") for size in standard.sizes)
-    parser.add_argument("--sizes", default=sizes, help="bytes of float32, comma-separated")
-    parser.add_argument(
-        "--threads", type=int, default=standard.threads, help="default: as a server's"
-    )
-    parser.add_argument("--rounds", type=int, default=standard.rounds, help="default 7")
-    return parser
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Run from the command line; exits with 2 when an option is wrong."""
-
-    def measure(chosen: dict[str, Any]) -> dict[str, Any]:
-        return run(replace(Options(), **chosen), report.log)
-
-    report.main(_parser(), measure, table, argv, {"sizes": parse_size}, drawn=figure)
+    report.command(Options(), run, table, argv, drawn=figure)
 
 
 if __name__ == "__main__":

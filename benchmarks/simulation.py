@@ -15,10 +15,9 @@ the processor's cache; ``simulation / both`` is what the simulator itself costs.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -222,22 +221,9 @@ def figure(result: Mapping[str, Any]) -> Figure:
     return Figure(title, panels, len(panels))
 
 
-def _parser() -> argparse.ArgumentParser:
-    standard = Options()
-    parser = argparse.ArgumentParser(prog="aiops bench simulation", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    for name, value in asdict(standard).items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
-    return parser
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Run from the command line; exits with 2 when an option is wrong."""
-
-    def measure(chosen: dict[str, Any]) -> dict[str, Any]:
-        return run(replace(Options(), **chosen), report.log)
-
-    report.main(_parser(), measure, table, argv, drawn=figure)
+    report.command(Options(), run, table, argv, drawn=figure)
 
 
 if __name__ == "__main__":

@@ -27,26 +27,23 @@ have been applied, and none that was not sent.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 from rich.table import Table
 
 import aiops
-from aiops.algorithms import find
 from aiops.errors import UsageError, nearest
 from aiops.lab.figures import Figure, Panel, Series
 from aiops.lab.run_record import machine, record
-from benchmarks import report
+from benchmarks import footprint, report
 from benchmarks.compare import Cell
 from benchmarks.crowd import PATIENCE, Crowd, Governor, Tally, model
 from benchmarks.footprint import Sample, Watch, family
@@ -80,15 +77,11 @@ class Options:
     """The options of the benchmark."""
 
     minutes: float = 10.0
-    cells: tuple[str, ...] = tuple(CELLS)
-    size: int = 4 * MIB
-    """Bytes of parameters, about."""
-    seats: int = 4
-    """Clients at a time, of each server."""
-    known: int = 4096
-    """Clients that come and go before."""
-    share: float = 0.2
-    """Of one core's time, for all processes together; 2: as fast as two cores can."""
+    cells: Annotated[tuple[str, ...], "cells"] = tuple(CELLS)
+    size: Annotated[int, "of the parameters", size_flag] = 4 * MIB
+    seats: Annotated[int, "clients at a time, of each server"] = 4
+    known: Annotated[int, "clients that come and go before"] = 4096
+    share: Annotated[float, "of a core, for all processes; 2: as fast as two cores can"] = 0.2
     policy: str = "fasgd"
     seed: int = 0
 
@@ -101,14 +94,7 @@ class Options:
         for name in self.cells:
             if name not in CELLS:
                 raise UsageError(f"no cell is called {name!r}; {nearest(name, CELLS)}")
-        policy = find(self.policy)()
-        if policy.barrier or policy.plan(None).get("routine", "direct") != "direct":
-            raise UsageError(
-                f"under {self.policy} workers train by themselves, or wait for each other: choose a"
-                " policy under which they push every gradient, and go on"
-            )
-        if sys.platform != "linux":
-            raise UsageError("how much memory a process holds is read from Linux's /proc")
+        footprint.check(self.policy)
 
 
 def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
@@ -397,38 +383,9 @@ def figure(result: Mapping[str, Any]) -> Figure:
     return Figure(f"A server's memory, {minutes:g} minutes of a mixed load", panels, len(panels))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("benchmarks.soak", description=__doc__.partition("\n")[0])
-    standard = Options()
-    parser.add_argument("--minutes", type=float, default=standard.minutes)
-    parser.add_argument("--cells", default=",".join(CELLS), help="comma-separated")
-    parser.add_argument(
-        "--size", type=size_flag, default=standard.size, help="of the parameters (default 4MiB)"
-    )
-    parser.add_argument(
-        "--seats", type=int, default=standard.seats, help="clients at a time, of each server"
-    )
-    parser.add_argument(
-        "--known", type=int, default=standard.known, help="clients that come and go before"
-    )
-    parser.add_argument(
-        "--share", type=float, default=standard.share, help="of a core, for all processes (0.2)"
-    )
-    parser.add_argument("--policy", default=standard.policy)
-    parser.add_argument("--seed", type=int, default=standard.seed)
-    return parser
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Run from the command line; exits with 1 when something failed, 2 when an option is wrong."""
-
-    def measure(chosen: dict[str, Any]) -> dict[str, Any]:
-        return run(replace(Options(), **chosen), report.log)
-
-    lists: dict[str, Callable[[str], Any]] = {"cells": str}
-    report.main(
-        *(_parser(), measure, table, argv, lists), drawn=figure, failures=failures, notes=notes
-    )
+    report.command(Options(), run, table, argv, drawn=figure, failures=failures, notes=notes)
 
 
 if __name__ == "__main__":

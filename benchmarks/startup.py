@@ -13,14 +13,13 @@ turns in interleaved rounds; figures are medians. Parameters are checked in the 
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from rich.table import Table
@@ -57,12 +56,11 @@ _TENSOR = "w"
 class Options:
     """The options of the benchmark; sizes are bytes per model."""
 
-    sizes: tuple[int, ...] = (4 * KIB, MIB, 16 * MIB)
-    caches: tuple[str, ...] = CACHES
+    sizes: Annotated[tuple[int, ...], "of the model", parse_size] = (4 * KIB, MIB, 16 * MIB)
+    caches: Annotated[tuple[str, ...], "caches of Numba"] = CACHES
     policy: str = "fasgd"
     rounds: int = 5
-    deadline: float = 60.0
-    """Seconds that Numba may take."""
+    deadline: Annotated[float, "seconds for Numba"] = 60.0
 
     def check(self) -> None:
         """Raise UsageError when an option makes no sense."""
@@ -214,28 +212,9 @@ def figure(result: Mapping[str, Any]) -> Figure:
     return Figure(f"A {options['policy']} server's start", panels, len(panels))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("benchmarks.startup", description=__doc__.partition("\n")[0])
-    standard = Options()
-    sizes = ",".join(format_size(size).replace(" ", "") for size in standard.sizes)
-    parser.add_argument("--sizes", default=sizes, help="of the model, comma-separated")
-    parser.add_argument("--caches", default=",".join(CACHES), help="comma-separated")
-    parser.add_argument("--policy", default=standard.policy, help="default fasgd")
-    parser.add_argument("--rounds", type=int, default=standard.rounds, help="default 5")
-    parser.add_argument(
-        "--deadline", type=float, default=standard.deadline, help="seconds for Numba (default 60)"
-    )
-    return parser
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Run from the command line; exits with 2 when an option is wrong."""
-
-    def measure(chosen: dict[str, Any]) -> dict[str, Any]:
-        return run(replace(Options(), **chosen), report.log)
-
-    lists: dict[str, Callable[[str], Any]] = {"sizes": parse_size, "caches": str}
-    report.main(_parser(), measure, table, argv, lists, drawn=figure, notes=notes)
+    report.command(Options(), run, table, argv, drawn=figure, notes=notes)
 
 
 if __name__ == "__main__":

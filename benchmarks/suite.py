@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import signal
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -265,21 +263,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", metavar="NAMES", help=f"of these: {', '.join(ENTRIES)}")
     chosen = parser.parse_args(argv)
     console = Console(stderr=True)
-    before = signal.signal(signal.SIGTERM, report.stop)
-    try:
+    with report.ended_in_order(parser):
         names, absent = _there(_names(chosen.only))
         for name, why in absent.items():
             _log(console, f"skipping {name}: {why}")
         report.ask_for_plots(chosen.out / "plot.png")
         report.make(chosen.out)
         failed = run(names, chosen.out, console, quick=chosen.quick)
-    except UsageError as error:
-        parser.error(str(error))
-    except KeyboardInterrupt:
-        print("interrupted; all processes are ended", file=sys.stderr)
-        raise SystemExit(130) from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
     print(f"{len(names) - len(failed)} of {len(names)} benchmarks ran; their files are in", end=" ")
     print(chosen.out)
     if failed:

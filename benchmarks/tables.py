@@ -17,15 +17,14 @@ room for as many cycles as that time goes into it.
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -56,10 +55,10 @@ class Options:
     batch: int = 512
     workers: int = 4
     policy: str = "asgd"
-    ways: tuple[str, ...] = WAYS
+    ways: Annotated[tuple[str, ...], "ways"] = WAYS
     rounds: int = 5
-    seconds: float = 2.0
-    fill: bool = True
+    seconds: Annotated[float, "per round"] = 2.0
+    fill: Annotated[bool, "push to every row before"] = True
 
 
 def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
@@ -238,25 +237,9 @@ def figure(result: Mapping[str, Any]) -> Figure:
     return Figure(title, panels, len(panels))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("benchmarks.tables", description=__doc__.partition("\n")[0])
-    standard = Options()
-    for name in ("rows", "width", "batch", "workers", "rounds"):
-        parser.add_argument(f"--{name}", type=int, default=getattr(standard, name))
-    parser.add_argument("--seconds", type=float, default=standard.seconds, help="per round")
-    parser.add_argument("--policy", default=standard.policy)
-    parser.add_argument("--ways", default=",".join(WAYS), help="comma-separated")
-    parser.add_argument("--fill", action=argparse.BooleanOptionalAction, default=True)
-    return parser
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Run from the command line; exits with 2 when an option is wrong."""
-
-    def measure(chosen: dict[str, Any]) -> dict[str, Any]:
-        return run(replace(Options(), **chosen), report.log)
-
-    report.main(_parser(), measure, table, argv, {"ways": str}, drawn=figure)
+    report.command(Options(), run, table, argv, drawn=figure)
 
 
 if __name__ == "__main__":

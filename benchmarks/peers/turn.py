@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,29 +26,14 @@ from benchmarks.peers.team import Team
 class Pace:
     """The duration of a measurement."""
 
-    rounds: int = 5
-    seconds: float = 0.4
-    """How long one turn in a round should take."""
-    deadline: float = 60.0
-    """How long any one step of a team may take before it is killed and reported."""
+    rounds: Annotated[int, "rounds per cell"] = 5
+    seconds: Annotated[float, "a team's time per round"] = 0.4
+    deadline: Annotated[float, "seconds before a team is killed"] = 60.0
 
     def check(self) -> None:
         """Raise UsageError when a number makes no sense."""
         if min(self.rounds, self.seconds, self.deadline) <= 0:
             raise UsageError("rounds, seconds and deadline are positive")
-
-    @classmethod
-    def add_flags(cls, parser: argparse.ArgumentParser) -> None:
-        """Add a flag for each, with its default."""
-        for name, kind, text in (
-            ("rounds", int, "rounds per cell"),
-            ("seconds", float, "a team's time per round"),
-            ("deadline", float, "seconds before a team is killed"),
-        ):
-            default = getattr(cls, name)
-            parser.add_argument(
-                f"--{name}", type=kind, default=default, help=f"{text} (default {default:g})"
-            )
 
 
 class Turn:

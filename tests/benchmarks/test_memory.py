@@ -25,23 +25,23 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 def test_own_memory_is_counted_when_it_is_touched():
-    before = footprint.footprint(os.getpid())
+    before = footprint.held(os.getpid())
     pages = mmap.mmap(-1, 32 * MIB)
-    reserved = footprint.footprint(os.getpid())
+    reserved = footprint.held(os.getpid())
     np.frombuffer(pages, np.uint8)[:] = 1
-    after = footprint.footprint(os.getpid())
+    after = footprint.held(os.getpid())
     assert reserved.own - before.own < 8 * MIB
     assert 24 * MIB < after.own - before.own < 40 * MIB
     assert after.segments == before.segments
 
 
 def test_a_segment_counts_once_and_in_full():
-    before = footprint.footprint(os.getpid())
+    before = footprint.held(os.getpid())
     segment = Segment(16 * MIB)
     segment.data[:] = 1
     again = attached(os.dup(segment.fd), 16 * MIB, private=False)
     assert again.sum() == 16 * MIB
-    after = footprint.footprint(os.getpid())
+    after = footprint.held(os.getpid())
     assert after.segments - before.segments == 16 * MIB
     assert after.total == after.own + after.segments
 
