@@ -89,6 +89,12 @@ def save(made: Any, path: Path) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         made.savefig(path, dpi=DPI, metadata={"Date": None} if path.suffix == ".svg" else None)
+        if path.suffix == ".png":
+            from PIL import Image  # matplotlib brings it
+
+            with Image.open(path) as image:  # a palette makes the file a quarter as large
+                small = image.convert("RGB").quantize(128, dither=Image.Dither.NONE)
+            small.save(path, optimize=True, dpi=(DPI, DPI))
     except OSError as error:
         raise UsageError(f"the figure {path} cannot be written: {error.strerror}") from None
     return path

@@ -9,7 +9,6 @@ import pytest
 from aiops.algorithms import optimizers, schedules
 from aiops.cli import policy_catalog, policy_docstring
 from aiops.cli.policy_docstring import DocBlock
-from docs._tools.pages import plots
 
 TEXT = """It halves.
 
@@ -95,7 +94,7 @@ def test_the_shared_tables_name_all_there_are(module: object, names: list[str]) 
     assert cells == names
 
 
-@pytest.mark.parametrize("module", [policy_catalog, policy_docstring, plots])
+@pytest.mark.parametrize("module", [policy_catalog, policy_docstring])
 def test_examples(module: object) -> None:
     results = doctest.testmod(module)  # type: ignore[arg-type]
     assert results.attempted > 0

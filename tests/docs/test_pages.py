@@ -6,7 +6,6 @@ import doctest
 import json
 import re
 import sys
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from docs._tools.pages.__main__ import EXPERIMENTS, RESULTS, main, update
 from docs._tools.pages.curves import Curve, Curves
 from docs._tools.pages.experiments import page
 from docs._tools.pages.markdown import pages
-from docs._tools.pages.plots import limits, spread
+from docs._tools.pages.plots import limits
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 FOLDER = DOCS / "algorithms"
@@ -188,13 +187,6 @@ class TestPlots:
     def test_one_point(self) -> None:
         low, high = limits([Curve("asgd", {}, (0,), ((0.0,),), (0.0,))])
         assert low < high
-
-    @pytest.mark.parametrize("heights", [[1.0], [3, 3, 3, 3], [9.9, 10, 0], [0, 0.1, 5, 5.1, 9]])
-    def test_labels_stand_apart_in_their_order(self, heights: list[float]) -> None:
-        placed = spread(heights, 0.0, 10.0, 1.0)
-        order = sorted(range(len(heights)), key=lambda index: heights[index])
-        gaps = [placed[b] - placed[a] for a, b in pairwise(order)]
-        assert all(gap > 0.9 for gap in gaps)
 
 
 def test_the_page_about_experiments_is_what_they_say() -> None:

@@ -1,6 +1,6 @@
-"""The algorithms' pages, for the terminal and for docs/algorithms: all from their docstrings.
+"""The pages of docs/algorithms, and docs/experiments.md.
 
-`docstring` reads one, `settings` and `facts` ask the classes themselves, `markdown` writes the
-pages, `plots` draws an algorithm among its neighbours. ``python -m docs._tools.pages
-docs/algorithms`` writes it all.
+`markdown` writes the algorithms' pages (`aiops.cli.policy_page` reads their docstrings), `curves`
+reads what was measured, `plots` draws it, and `experiments` writes the other page.
+``python -m docs._tools.pages docs/algorithms`` writes it all.
 """
