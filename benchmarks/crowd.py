@@ -91,7 +91,7 @@ class Governor:
 
 
 @dataclass
-class Tally:
+class ClientTally:
     """Counts: ``pushed`` have been answered, ``attempted`` may have been applied, and so on."""
 
     clients: int = 0
@@ -146,7 +146,7 @@ class Crowd(Closing):
         known: int = 0,
         seed: int = 0,
     ) -> None:
-        self.tally = Tally()
+        self.tally = ClientTally()
         self._url, self._seats, self._params = url, seats, params
         self._near, self._seed = near, seed
         self._tables = {TABLE: aiops.Table(_ROWS, _WIDTH)} if table else None

@@ -40,7 +40,7 @@ from benchmarks import plots, report
 from benchmarks.compare import Cell
 from benchmarks.peers import base
 from benchmarks.peers.base import Job, Setting
-from benchmarks.peers.turn import Pace, compare, contest
+from benchmarks.peers.turn import MeasuringTime, compare, contest
 from benchmarks.sizes import KIB, MIB, format_size, parse_size, short_size
 
 OURS = ("aiops", "shared", "room", "views")
@@ -48,7 +48,7 @@ OURS = ("aiops", "shared", "room", "views")
 
 
 @dataclass(frozen=True)
-class Options(Pace):
+class Options(MeasuringTime):
     """The options of the benchmark. Sizes are bytes per gradient, times are seconds."""
 
     sizes: tuple[int, ...] = (4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB)

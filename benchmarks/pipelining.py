@@ -28,7 +28,7 @@ from benchmarks.compare import Cell
 from benchmarks.peers import lanes
 from benchmarks.peers.base import Job
 from benchmarks.peers.lanes import WAYS
-from benchmarks.peers.turn import Pace, beside, contest
+from benchmarks.peers.turn import MeasuringTime, beside, contest
 from benchmarks.sizes import KIB, format_size, size_flag
 
 TRANSPORTS = {"tcp": True, "same-host": False}
@@ -37,7 +37,7 @@ _GOAL = 8  # in flight, whose ratio to one is what is asked for
 
 
 @dataclass(frozen=True)
-class Options(Pace):
+class Options(MeasuringTime):
     """The options of the benchmark; ``size`` is bytes per model."""
 
     size: Annotated[int, "of the model", size_flag] = 4 * KIB

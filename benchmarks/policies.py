@@ -28,14 +28,14 @@ from benchmarks import plots, report
 from benchmarks.compare import Cell
 from benchmarks.peers import policy as peer
 from benchmarks.peers.base import Job
-from benchmarks.peers.turn import Pace, beside, contest
+from benchmarks.peers.turn import MeasuringTime, beside, contest
 from benchmarks.sizes import KIB, MIB, format_size, parse_size
 
 _FIRST = "asgd"
 
 
 @dataclass(frozen=True)
-class Options(Pace):
+class Options(MeasuringTime):
     """The options of the benchmark; sizes are bytes per gradient, no policies are all of them."""
 
     sizes: Annotated[tuple[int, ...], "gradient sizes", parse_size] = (4 * KIB, 4 * MIB)

@@ -34,7 +34,7 @@ from benchmarks import plots, report
 from benchmarks.compare import Cell
 from benchmarks.peers import base, ours
 from benchmarks.peers.base import Job, Setting
-from benchmarks.peers.turn import Pace, beside, contest
+from benchmarks.peers.turn import MeasuringTime, beside, contest
 from benchmarks.sizes import KIB, MIB, format_size, parse_size
 
 _BESIDE = 4  # workers with whom more of them are compared
@@ -44,7 +44,7 @@ _TAIL = 3.0  # the goal for every p99 beside its median
 
 
 @dataclass(frozen=True)
-class Options(Pace):
+class Options(MeasuringTime):
     """The options of the benchmark; sizes are bytes per gradient."""
 
     seconds: Annotated[float, "a team's time per round"] = 1.0

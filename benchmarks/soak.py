@@ -45,7 +45,7 @@ from aiops.lab.figures import Figure, Panel, Series
 from aiops.lab.run_record import machine, record
 from benchmarks import footprint, report
 from benchmarks.compare import Cell
-from benchmarks.crowd import PATIENCE, Crowd, Governor, Tally, model
+from benchmarks.crowd import PATIENCE, ClientTally, Crowd, Governor, model
 from benchmarks.footprint import Sample, Watch, family
 from benchmarks.serving import serving
 from benchmarks.sizes import KIB, MIB, format_size, size_flag
@@ -206,7 +206,7 @@ def _cell(
         return cell | {"failed": f"{type(error).__name__}: {error}"}
 
 
-def check(tally: Tally, applied: int) -> None:
+def check(tally: ClientTally, applied: int) -> None:
     """Raise ValueError unless all answered pushes were applied, and none that was not sent."""
     if not tally.pushed <= applied <= tally.attempted:
         raise ValueError(

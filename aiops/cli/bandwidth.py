@@ -22,7 +22,7 @@ from aiops.errors import AiopsError, UsageError, nearest
 
 if TYPE_CHECKING:
     from aiops.lab.experiments.bandwidth.case import BandwidthCase
-    from aiops.lab.experiments.bandwidth.results import Results, Row
+    from aiops.lab.experiments.bandwidth.results import BandwidthResults, Row
 
 Preset = Annotated[str | None, typer.Option(help="quick, pareto, figures, budget or link.")]
 Policy = Annotated[str | None, typer.Option(help="Algorithm: a name, or package.module:Class.")]
@@ -138,11 +138,11 @@ def _cases(
 def _run(cases: list[BandwidthCase], out: Path, plot: bool, *, again: bool, as_json: bool) -> int:
     """Run the cases that have no result yet; show all; return the exit status."""
     from aiops.lab.experiments.bandwidth import plots
-    from aiops.lab.experiments.bandwidth.results import Results, write_csv
+    from aiops.lab.experiments.bandwidth.results import BandwidthResults, write_csv
 
     if out.suffix != ".json":
         raise UsageError(f"--out {out}: name a .json file")
-    results, status = Results(out), 0
+    results, status = BandwidthResults(out), 0
     todo = [case for case in cases if again or results.find(case) is None]
     console = Console(stderr=True, highlight=False)
     try:
@@ -167,7 +167,7 @@ def _run(cases: list[BandwidthCase], out: Path, plot: bool, *, again: bool, as_j
     return status
 
 
-def _carry_out(cases: Sequence[BandwidthCase], results: Results, console: Console) -> int:
+def _carry_out(cases: Sequence[BandwidthCase], results: BandwidthResults, console: Console) -> int:
     from aiops.lab.experiments.bandwidth.results import row_of
     from aiops.lab.experiments.bandwidth.run import carry_out
     from aiops.lab.processes import Interrupted

@@ -24,11 +24,12 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from aiops.client.asyncio.client import AsyncClient
+from aiops.client.params import Params
 from aiops.common.closing import AsyncClosing
-from aiops.lab.processes import ONE_THREAD, SupervisedProcess, Supervisor, command
+from aiops.lab.processes import ONE_THREAD, ProcessFailed, SupervisedProcess, Supervisor, command
 from aiops.net import signals
 
 T = TypeVar("T")
@@ -41,6 +42,15 @@ STALL_DEADLINE = 60.0
 """Seconds within which some worker must report progress (the first updates compile the kernels)."""
 LOOK_DEADLINE = 20.0
 """Seconds the server has to answer the observer."""
+
+
+class Look(NamedTuple):
+    """The server's statistics, a version of its parameters, and their loss and accuracy."""
+
+    report: dict[str, Any]
+    version: int
+    loss: float
+    accuracy: float
 
 
 class TrainingRun(AsyncClosing):
@@ -84,6 +94,7 @@ class TrainingRun(AsyncClosing):
         self._stack = AsyncExitStack()
         self._stack.enter_context(signals.heard(self._supervisor.interrupt))
         self._workers: list[SupervisedProcess] = []
+        self._params: Params | None = None
         self._messages: deque[tuple[int, Mapping[str, Any]]] = deque()
         self._news = asyncio.Event()
 
@@ -93,7 +104,7 @@ class TrainingRun(AsyncClosing):
         return None not in self.reports and not self._messages
 
     async def within(self, seconds: float, what: str, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Return the result of a coroutine; see `aiops.lab.processes.Supervisor.within`."""
+        """Return the result of a coroutine, as `aiops.lab.processes.Supervisor.within` does."""
         return await self._supervisor.within(seconds, what, coroutine)
 
     async def start_server(self, flags: Sequence[str]) -> str:
@@ -176,6 +187,23 @@ class TrainingRun(AsyncClosing):
             self._news.clear()
             await self.within(seconds, "the next step of any worker", self._news.wait())
         return self._messages.popleft()
+
+    async def look(self, test: Callable[[Params], tuple[float, float]]) -> Look:
+        """Fetch the server's statistics and parameters, and test these on another thread.
+
+        Raises
+        ------
+        ProcessFailed
+            When the server does not answer in time.
+        """
+        observer = self.observer
+        try:
+            async with asyncio.timeout(LOOK_DEADLINE):
+                answers = observer.stats(), observer.fetch(self._params)
+                report, self._params = await asyncio.gather(*answers)
+        except TimeoutError:
+            raise ProcessFailed(f"the server did not answer within {LOOK_DEADLINE:g} s") from None
+        return Look(report, self._params.version, *await asyncio.to_thread(test, self._params))
 
     async def close(self) -> None:
         """End every process."""

@@ -61,7 +61,7 @@ def run(task_type: Callable[..., T], train: Callable[[T, Ready], Mapping[str, An
 
 
 def mapped(folder: str) -> tuple[Any, Any]:
-    """Return ``x.npy`` and ``y.npy`` of a folder, mapped into memory; see `TrainingFiles`."""
+    """Return the arrays in the folder of a `TrainingFiles`, mapped into memory."""
     x, y = (np.asarray(np.load(Path(folder) / f"{name}.npy", mmap_mode="r")) for name in "xy")
     return x, y
 

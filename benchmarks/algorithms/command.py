@@ -21,13 +21,13 @@ from benchmarks import report
 from benchmarks.algorithms import accuracy, idle, plots, straggler, tables
 from benchmarks.algorithms.cases import AlgorithmCase, chosen, grid
 from benchmarks.algorithms.problem import Bench, Problem
-from benchmarks.algorithms.results import Results, Row, fingerprint
+from benchmarks.algorithms.results import AlgorithmResults, Row, fingerprint
 
 PARTS = ("accuracy", "idle", "straggler")
 
 
 @dataclass(frozen=True)
-class Measurement:
+class TrainingMeasurement:
     """One row to be measured: where it belongs, what it is of, and how to get it."""
 
     section: str
@@ -36,7 +36,7 @@ class Measurement:
     measure: Callable[[], Awaitable[Row]]
 
 
-def plan(options: argparse.Namespace, bench: Bench) -> list[Measurement]:
+def plan(options: argparse.Namespace, bench: Bench) -> list[TrainingMeasurement]:
     """Return what there is to measure, in order.
 
     Raises
@@ -49,7 +49,7 @@ def plan(options: argparse.Namespace, bench: Bench) -> list[Measurement]:
     for part in parts:
         if part not in PARTS:
             raise UsageError(f"no part is called {part!r}; there are {', '.join(PARTS)}")
-    found: list[Measurement] = []
+    found: list[TrainingMeasurement] = []
     if "accuracy" in parts:
         found += _accuracy(options, only, bench)
     if "idle" in parts and not options.tune:
@@ -59,7 +59,9 @@ def plan(options: argparse.Namespace, bench: Bench) -> list[Measurement]:
     return found
 
 
-def _accuracy(options: argparse.Namespace, only: list[str], bench: Bench) -> list[Measurement]:
+def _accuracy(
+    options: argparse.Namespace, only: list[str], bench: Bench
+) -> list[TrainingMeasurement]:
     if options.tune:
         cases = [(case, 0) for case in grid(only)]
     else:
@@ -70,7 +72,7 @@ def _accuracy(options: argparse.Namespace, only: list[str], bench: Bench) -> lis
     for case, _seed in cases:
         case.check(bench.problem.workers)
     return [
-        Measurement(
+        TrainingMeasurement(
             "runs",
             f"{case.name}, seed {seed}",
             accuracy.key(case, seed),
@@ -80,10 +82,10 @@ def _accuracy(options: argparse.Namespace, only: list[str], bench: Bench) -> lis
     ]
 
 
-def _rest(section: str, part: Any, only: list[str], bench: Bench) -> list[Measurement]:
+def _rest(section: str, part: Any, only: list[str], bench: Bench) -> list[TrainingMeasurement]:
     cases: list[AlgorithmCase] = [case for case in part.cases() if not only or case.policy in only]
     return [
-        Measurement(
+        TrainingMeasurement(
             section, f"{section}: {case.name}", part.key(case), partial(part.measure, case, bench)
         )
         for case in cases
@@ -91,7 +93,11 @@ def _rest(section: str, part: Any, only: list[str], bench: Bench) -> list[Measur
 
 
 async def carry_out(
-    measurements: Sequence[Measurement], results: Results, console: Console, *, again: bool
+    measurements: Sequence[TrainingMeasurement],
+    results: AlgorithmResults,
+    console: Console,
+    *,
+    again: bool,
 ) -> list[str]:
     """Measure what is not in the results yet; return a line per run that failed."""
     failed: list[str] = []
@@ -119,7 +125,7 @@ def _details(error: AiopsError) -> list[str]:
     return [str(line) for line in error.details.get("stderr", [])][-4:]
 
 
-def _line(one: Measurement, row: Row) -> str:
+def _line(one: TrainingMeasurement, row: Row) -> str:
     shown = {name: value for name, value in row.items() if name != "curve"}
     return f"{one.name}: " + ", ".join(f"{name} {value}" for name, value in shown.items())
 
@@ -207,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _measure(options: argparse.Namespace, bench: Bench) -> tuple[Mapping[str, Any], list[str]]:
     measurements = plan(options, bench)
-    results = Results(options.json, bench.problem.as_json(), fingerprint())
+    results = AlgorithmResults(options.json, bench.problem.as_json(), fingerprint())
     console = Console(stderr=True)
     running = carry_out(measurements, results, console, again=options.again)
     return results.content, asyncio.run(running)

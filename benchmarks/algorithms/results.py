@@ -20,7 +20,7 @@ _ASIDE = ("cli/", "lab/demo/", "lab/experiments/", "sim/", "testing.py")
 Row = dict[str, Any]
 
 
-class Results:
+class AlgorithmResults:
     """The rows of a file, in sections; a row is found again by what it is a measurement of.
 
     Raises

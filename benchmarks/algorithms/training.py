@@ -17,7 +17,7 @@ from aiops.lab.training_run import LOOK_DEADLINE, STALL_DEADLINE, TrainingRun
 from benchmarks.algorithms.cases import AlgorithmCase
 from benchmarks.algorithms.link import Proxy, SlowLine
 from benchmarks.algorithms.problem import Bench
-from benchmarks.algorithms.worker import AlgorithmTask, WorkerReport
+from benchmarks.algorithms.worker import AlgorithmReport, AlgorithmTask
 
 _ROOT = str(Path(__file__).resolve().parents[2])
 
@@ -57,7 +57,7 @@ class TrainingOutcome:
 
     seconds: float = 0.0
     stats: dict[str, Any] = field(default_factory=dict)
-    workers: list[WorkerReport] = field(default_factory=list)
+    workers: list[AlgorithmReport] = field(default_factory=list)
     merges: list[float] = field(default_factory=list)
 
     @property
@@ -84,13 +84,10 @@ async def carry_out(plan: TrainingPlan, bench: Bench, look: Look | None = None) 
     path = os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))
     count = bench.problem.workers
     async with (
-        TrainingRun("benchmark", count, environment={"PYTHONPATH": path}) as processes,
         AsyncExitStack() as stack,
+        TrainingRun("benchmark", count, environment={"PYTHONPATH": path}) as processes,
     ):
-        try:
-            return await _AlgorithmRun(plan, bench, look, processes, stack).run()
-        finally:
-            await processes.close()
+        return await _AlgorithmRun(plan, bench, look, processes, stack).run()
 
 
 class _AlgorithmRun:
@@ -131,7 +128,7 @@ class _AlgorithmRun:
         await processes.within(LOOK_DEADLINE, "the last look", self._take_look())
         statistics = processes.observer.stats()
         outcome.stats = await processes.within(LOOK_DEADLINE, "the statistics", statistics)
-        outcome.workers = [WorkerReport(**report) for report in processes.reports if report]
+        outcome.workers = [AlgorithmReport(**report) for report in processes.reports if report]
         return outcome
 
     def _task(self, url: str, index: int) -> AlgorithmTask:

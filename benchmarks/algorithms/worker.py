@@ -1,7 +1,7 @@
 """A worker of the benchmark: ``python -m benchmarks.algorithms.worker TASK``.
 
 TASK is an `AlgorithmTask` as JSON. The worker reports ``{"steps": 100}`` now and then (with
-``"snapshot"``, a file, where it has a model of its own), and at the end a `WorkerReport`
+``"snapshot"``, a file, where it has a model of its own), and at the end a `AlgorithmReport`
 (`aiops.lab.training_worker`).
 """
 
@@ -50,7 +50,7 @@ class AlgorithmTask:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerReport:
+class AlgorithmReport:
     """The report of one worker, of the time that counts, but for ``sent`` and ``received``.
 
     ``idle`` are the seconds that its training loop waited; the two byte counts are of the wire.
@@ -83,7 +83,7 @@ class Trainee(Protocol):
         """Say goodbye; return the bytes received and sent."""
 
 
-class Pushing:
+class PushingTrainee:
     """A worker of a parameter server."""
 
     def __init__(self, task: AlgorithmTask, params: Mapping[str, Any]) -> None:
@@ -111,7 +111,7 @@ class Pushing:
         return self._worker.traffic
 
 
-class Averaging:
+class AveragingTrainee:
     """A worker with a model of its own, which is averaged with the others'."""
 
     def __init__(self, task: AlgorithmTask, params: dict[str, Any]) -> None:
@@ -156,11 +156,11 @@ class _TrainingLoop:
         data = mapped(task.data)
         stream = batches(data, task.batch_size, task.seed, task.index, task.workers)
         self._gradients = BatchGradients(model, stream)
-        kind = Averaging if task.averaging else Pushing
+        kind = AveragingTrainee if task.averaging else PushingTrainee
         self.trainee: Trainee = kind(task, model.init(task.seed))
         self._steps = 0
 
-    def train(self) -> WorkerReport:
+    def train(self) -> AlgorithmReport:
         """Train, and return the report."""
         task, began = self._task, time.perf_counter()
         end = began + task.seconds if task.seconds else float("inf")
@@ -179,7 +179,7 @@ class _TrainingLoop:
         if task.snapshots:
             self._snapshot()
         steps, seconds, idle, recomputed = (b - a for a, b in zip(before, after, strict=True))
-        return WorkerReport(
+        return AlgorithmReport(
             steps=int(steps),
             seconds=seconds,
             idle=idle,
@@ -228,7 +228,7 @@ def _name(task: AlgorithmTask) -> str:
 
 
 def train(task: AlgorithmTask, ready: Ready) -> Mapping[str, Any]:
-    """Train as the task states; return the `WorkerReport`."""
+    """Train as the task states; return the `AlgorithmReport`."""
     loop = _TrainingLoop(task)
     ready()
     return asdict(loop.train())

@@ -192,7 +192,7 @@ class SelfChecking(Protocol):
         """Raise ValueError unless all is as that number of cycles of all workers leaves it."""
 
 
-class Peer(Protocol):
+class PeerModule(Protocol):
     """A module of this package."""
 
     SETTINGS: Mapping[str, Setting]
@@ -202,9 +202,9 @@ class Peer(Protocol):
     Worker: Callable[[Job, str, int], WorkerSide]
 
 
-def load(name: str) -> Peer:
+def load(name: str) -> PeerModule:
     """Import a peer by its name in `MODULES`, or by that of any module: ``package.module``."""
-    return cast(Peer, importlib.import_module(MODULES.get(name, name)))
+    return cast(PeerModule, importlib.import_module(MODULES.get(name, name)))
 
 
 def lacks(module: str, how: str) -> str | None:

@@ -23,7 +23,7 @@ from benchmarks.peers.team import Team
 
 
 @dataclass(frozen=True)
-class Pace:
+class MeasuringTime:
     """The duration of a measurement."""
 
     rounds: Annotated[int, "rounds per cell"] = 5
@@ -122,7 +122,7 @@ class Turn:
 
 def contest(
     jobs: Mapping[str, Job],
-    pace: Pace,
+    pace: MeasuringTime,
     log: Callable[[str], None],
     compare: Callable[[Mapping[str, Turn]], None],
 ) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from benchmarks.algorithms import cases, command, idle, plots, straggler, tables
 from benchmarks.algorithms.cases import AlgorithmCase
 from benchmarks.algorithms.link import Proxy, SlowLine, Stopwatch
 from benchmarks.algorithms.problem import Bench, Problem
-from benchmarks.algorithms.results import Results, fingerprint
+from benchmarks.algorithms.results import AlgorithmResults, fingerprint
 
 # ------------------------------------------------------------ what is measured
 
@@ -84,15 +84,15 @@ KEY = {"policy": "asgd", "settings": {"lr": 0.1}, "seed": 0}
 
 def test_a_row_is_found_again_by_its_key_and_code(tmp_path):
     path, task = tmp_path / "results.json", {"dataset": "digits"}
-    Results(path, task, "abc").put("runs", KEY, {"accuracy": 0.5})
-    again = Results(path, task, "abc")
+    AlgorithmResults(path, task, "abc").put("runs", KEY, {"accuracy": 0.5})
+    again = AlgorithmResults(path, task, "abc")
     assert again.find("runs", KEY) == {**KEY, "accuracy": 0.5, "code": "abc"}
     assert again.find("runs", {**KEY, "seed": 1}) is None
-    assert Results(path, task, "abd").find("runs", KEY) is None
+    assert AlgorithmResults(path, task, "abd").find("runs", KEY) is None
 
 
 def test_a_new_row_takes_the_old_ones_place(tmp_path):
-    results = Results(tmp_path / "results.json", {}, "abc")
+    results = AlgorithmResults(tmp_path / "results.json", {}, "abc")
     for accuracy in (0.5, 0.6):
         for seed in (0, 1):
             results.put("runs", {**KEY, "seed": seed}, {"accuracy": accuracy})
@@ -102,8 +102,8 @@ def test_a_new_row_takes_the_old_ones_place(tmp_path):
 
 def test_another_task_starts_afresh(tmp_path):
     path = tmp_path / "results.json"
-    Results(path, {"epochs": 10}, "abc").put("runs", KEY, {"accuracy": 0.5})
-    assert Results(path, {"epochs": 5}, "abc")["runs"] == []
+    AlgorithmResults(path, {"epochs": 10}, "abc").put("runs", KEY, {"accuracy": 0.5})
+    assert AlgorithmResults(path, {"epochs": 5}, "abc")["runs"] == []
 
 
 def test_the_fingerprint_is_of_code_not_of_words(tmp_path):

@@ -15,7 +15,7 @@ import pytest
 
 from aiops.errors import UsageError
 from benchmarks import crowd, soak
-from benchmarks.crowd import Governor, Tally
+from benchmarks.crowd import ClientTally, Governor
 from benchmarks.footprint import Sample
 from benchmarks.sizes import MIB
 from benchmarks.soak import Options
@@ -95,7 +95,7 @@ def test_what_is_said_of_all_servers() -> None:
 
 
 def test_every_answered_push_was_applied_and_none_that_nobody_sent() -> None:
-    tally = Tally(pushed=5, attempted=7)
+    tally = ClientTally(pushed=5, attempted=7)
     for applied in (5, 6, 7):
         soak.check(tally, applied)
     for applied in (4, 8):
@@ -108,7 +108,7 @@ def test_a_client_that_fails_fails_its_cell_alone() -> None:
         raise KeyError("w")
 
     watch: Any = SimpleNamespace(close=lambda: None, samples=[])
-    crowd: Any = SimpleNamespace(close=lambda: None, check=check, tally=Tally())
+    crowd: Any = SimpleNamespace(close=lambda: None, check=check, tally=ClientTally())
     found = soak._cell("tcp", Options(), watch, crowd, "aiops://127.0.0.1:1", 1.0)
     assert found == {"cell": "tcp", "failed": "KeyError: 'w'"}
     assert soak.failures({"cells": [found]}) == ["tcp: KeyError: 'w'"]
@@ -119,7 +119,7 @@ def test_a_server_that_nobody_called_has_not_been_measured() -> None:
         return None
 
     watch: Any = SimpleNamespace(close=close, samples=[Sample(1.0, 1, 0, 1, 0)] * 99)
-    idle: Any = SimpleNamespace(close=close, check=close, tally=Tally(pushed=9, attempted=9))
+    idle: Any = SimpleNamespace(close=close, check=close, tally=ClientTally(pushed=9, attempted=9))
     found = soak._cell("tcp", Options(), watch, idle, "aiops://127.0.0.1:1", 1.0)
     assert "no client made a call: watching alone took more than --share" in found["failed"]
 

@@ -9,7 +9,6 @@ from typing import Protocol
 from aiops.client.params import Params
 from aiops.lab.demo.record import DemoRecord
 from aiops.lab.demo.worker import DemoTask, Progress
-from aiops.lab.processes import ProcessFailed
 from aiops.lab.training_run import LOOK_DEADLINE, STALL_DEADLINE, TrainingRun
 from aiops.lab.workloads import MLP, Dataset
 
@@ -46,14 +45,13 @@ async def run(record: DemoRecord, data: Dataset, display: Display) -> None:
     def on_ready(number: int) -> None:
         record.workers[number].ready = True
 
-    async with TrainingRun("demo", record.settings.workers, on_ready) as processes:
-        painter = asyncio.create_task(_paint(record, display))
-        try:
+    painter = asyncio.create_task(_paint(record, display))
+    try:
+        async with TrainingRun("demo", record.settings.workers, on_ready) as processes:
             await _Demo(record, data, processes).run()
-        finally:
-            painter.cancel()
-            await processes.close()
-            display.show(record)
+    finally:
+        painter.cancel()
+        display.show(record)
 
 
 async def _paint(record: DemoRecord, display: Display) -> None:
@@ -68,7 +66,6 @@ class _Demo:
     def __init__(self, record: DemoRecord, data: Dataset, processes: TrainingRun) -> None:
         self._record, self._data, self._processes = record, data, processes
         self._model = MLP((data.features, record.settings.hidden, data.classes))
-        self._params: Params | None = None
         self._began = 0.0
 
     async def run(self) -> None:
@@ -127,19 +124,10 @@ class _Demo:
             await self._look()
 
     async def _look(self) -> None:
-        """Fetch statistics and parameters, and test these."""
+        """Add a sample to the record."""
         if self._began:
             self._record.seconds = time.monotonic() - self._began
-        observer = self._processes.observer
-        try:
-            async with asyncio.timeout(LOOK_DEADLINE):
-                report, self._params = await asyncio.gather(
-                    observer.stats(), observer.fetch(self._params)
-                )
-        except TimeoutError:
-            raise ProcessFailed(f"the server did not answer within {LOOK_DEADLINE:g} s") from None
-        data = self._data
-        loss, accuracy = await asyncio.to_thread(
-            self._model.evaluate, self._params, data.test_x, data.test_y
-        )
-        self._record.note(report, self._params.version, loss, accuracy)
+        self._record.note(*await self._processes.look(self._test))
+
+    def _test(self, params: Params) -> tuple[float, float]:
+        return self._model.evaluate(params, self._data.test_x, self._data.test_y)

@@ -36,7 +36,7 @@ class ConvNetSimulation:
     simulation
         What is run; its ``hidden`` has no meaning here.
     weight_decay
-        See `aiops.lab.experiments.convnet.ConvNet`.
+        Times the weights (not the biases), added to the gradient.
     """
 
     simulation: Simulation

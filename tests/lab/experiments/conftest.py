@@ -10,7 +10,7 @@ from aiops.bandwidth.byte_accounting import Ledger
 from aiops.lab.experiments.bandwidth.case import BandwidthCase
 from aiops.lab.experiments.bandwidth.results import Row, row_of
 from aiops.lab.experiments.bandwidth.run import BandwidthOutcome, BandwidthSample
-from aiops.lab.experiments.bandwidth.worker import WorkerReport
+from aiops.lab.experiments.bandwidth.worker import BandwidthReport
 from aiops.model.layout import Layout
 from aiops.model.parts import Part
 from aiops.wire.messages import Ack, Push
@@ -38,7 +38,7 @@ def made(case: BandwidthCase, nbytes: int, error: float) -> Row:
         )
         for look in range(3)
     ]
-    done = [WorkerReport(gradients=60, seconds=4.0, idle=1.0, account=ledger.brief())]
+    done = [BandwidthReport(gradients=60, seconds=4.0, idle=1.0, account=ledger.brief())]
     return row_of(case, BandwidthOutcome(2.0, samples, report, done))
 
 

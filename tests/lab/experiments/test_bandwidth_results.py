@@ -11,7 +11,7 @@ from aiops.cli.bandwidth import table
 from aiops.errors import UsageError
 from aiops.lab.experiments.bandwidth import plots
 from aiops.lab.experiments.bandwidth.case import BandwidthCase
-from aiops.lab.experiments.bandwidth.results import Results, Row, total, write_csv
+from aiops.lab.experiments.bandwidth.results import BandwidthResults, Row, total, write_csv
 from tests.lab.experiments.conftest import SMALL, made
 
 
@@ -19,15 +19,15 @@ class TestFile:
     def test_what_has_been_run_is_found_again(self, rows: list[Row], tmp_path: Path) -> None:
         path = tmp_path / "new" / "results.json"
         cases = [BandwidthCase.of(row["case"]) for row in rows]
-        results = Results(path)
+        results = BandwidthResults(path)
         for case, row in zip(cases, rows, strict=True):
             assert results.find(case) is None
             results.put(case, row)
-        again = Results(path)
-        assert again.of([*cases, BandwidthCase(seed=99)]) == Results(path).of(cases)
+        again = BandwidthResults(path)
+        assert again.of([*cases, BandwidthCase(seed=99)]) == BandwidthResults(path).of(cases)
         assert [row["error"] for row in again.of(cases)] == [0.05, 0.2, 0.1]
         again.put(SMALL, made(SMALL, 1, 0.5))
-        assert [row["error"] for row in Results(path).of(cases)] == [0.5, 0.2, 0.1]
+        assert [row["error"] for row in BandwidthResults(path).of(cases)] == [0.5, 0.2, 0.1]
         assert [entry.name for entry in path.parent.iterdir()] == ["results.json"]
 
     @pytest.mark.parametrize("content", ["", "[]", '{"runs": [{"case": {"no": 1}}]}', "{}"])
@@ -35,12 +35,12 @@ class TestFile:
         path = tmp_path / "results.json"
         path.write_text(content)
         with pytest.raises(UsageError, match="holds no results of this experiment"):
-            Results(path)
+            BandwidthResults(path)
         assert path.read_text() == content
 
     def test_a_place_that_cannot_be_written(self, rows: list[Row], tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
-        results = Results(tmp_path / "file" / "results.json")
+        results = BandwidthResults(tmp_path / "file" / "results.json")
         with pytest.raises(UsageError, match="cannot be written"):
             results.put(SMALL, rows[0])
 

@@ -48,7 +48,7 @@ def total(row: Row) -> int:
     return int(row["pushed"] + row["fetched"])
 
 
-class Results:
+class BandwidthResults:
     """The rows of a file, which is written anew after each run.
 
     Parameters

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from aiops.lab.experiments.bandwidth.case import BandwidthCase
-from aiops.lab.experiments.bandwidth.worker import BandwidthTask, WorkerReport
+from aiops.lab.experiments.bandwidth.worker import BandwidthReport, BandwidthTask
 from aiops.lab.slow_link import Direction, SlowLink
 from aiops.lab.training_files import TrainingFiles
 from aiops.lab.training_run import LOOK_DEADLINE, STALL_DEADLINE, TrainingRun
@@ -55,7 +55,7 @@ class BandwidthOutcome:
     seconds: float = 0.0
     samples: list[BandwidthSample] = field(default_factory=list)
     report: dict[str, Any] = field(default_factory=dict)
-    workers: list[WorkerReport] = field(default_factory=list)
+    workers: list[BandwidthReport] = field(default_factory=list)
     link: Mapping[Direction, int] = field(default_factory=dict)
 
     @property
@@ -80,13 +80,10 @@ async def carry_out(
         On SIGINT or SIGTERM.
     """
     async with (
+        AsyncExitStack() as stack,  # the link and the tickets, which outlive the processes
         TrainingRun("bandwidth", len(case.processes())) as processes,
-        AsyncExitStack() as stack,
     ):
-        try:
-            return await _BandwidthRun(case, files, processes, stack, on_progress).run()
-        finally:
-            await processes.close()  # before the link and the tickets that they use
+        return await _BandwidthRun(case, files, processes, stack, on_progress).run()
 
 
 class _BandwidthRun:
@@ -103,7 +100,6 @@ class _BandwidthRun:
         self._case, self._files = case, files
         self._processes, self._stack, self._on_progress = processes, stack, on_progress
         self._gradients = [0] * len(case.processes())
-        self._params: Any = None
         self._began = 0.0
         self._outcome = BandwidthOutcome()
 
@@ -125,7 +121,7 @@ class _BandwidthRun:
         outcome.seconds = time.monotonic() - self._began
         await processes.within(LOOK_DEADLINE, "the end of the workers", self._until_all_left())
         await processes.within(LOOK_DEADLINE, "the last look", self._look())
-        outcome.workers = [WorkerReport(**report) for report in processes.reports if report]
+        outcome.workers = [BandwidthReport(**report) for report in processes.reports if report]
         outcome.link = link.carried if link is not None else {}
         return outcome
 
@@ -170,21 +166,20 @@ class _BandwidthRun:
                 await processes.within(LOOK_DEADLINE, "a look", self._look())
 
     async def _look(self) -> None:
-        """Fetch statistics and parameters, and test these."""
+        """Add a sample to the outcome."""
         seconds = time.monotonic() - self._began if self._began else 0.0
-        gradients, observer = sum(self._gradients), self._processes.observer
-        report, self._params = await asyncio.gather(observer.stats(), observer.fetch(self._params))
-        loss, accuracy = await asyncio.to_thread(self._files.test, self._params)
-        account = report["ledger"]
-        self._outcome.report = report
+        gradients = sum(self._gradients)
+        look = await self._processes.look(self._files.test)
+        account = look.report["ledger"]
+        self._outcome.report = look.report
         self._outcome.samples.append(
             BandwidthSample(
                 seconds=round(seconds, 3),
                 gradients=gradients,
-                version=self._params.version,
+                version=look.version,
                 pushed=account["pushed"]["bytes"],
                 fetched=account["fetched"]["bytes"],
-                loss=loss,
-                error=1 - accuracy,
+                loss=look.loss,
+                error=1 - look.accuracy,
             )
         )

@@ -2,8 +2,8 @@
 
 TASK is a `BandwidthTask` as JSON. The workers are threads of one process (NumPy releases the
 interpreter's lock while it multiplies), each with a connection of its own. The process reports the
-gradients so far, ``{"gradients": 1200}``, a few times per second, and at the end a `WorkerReport`
-(`aiops.lab.training_worker`).
+gradients so far, ``{"gradients": 1200}``, a few times per second, and at the end a
+`BandwidthReport` (`aiops.lab.training_worker`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class BandwidthTask:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerReport:
+class BandwidthReport:
     """The report of one process.
 
     Attributes
@@ -99,7 +99,7 @@ class _Trainer:
 
 
 def train(task: BandwidthTask, ready: Ready) -> Mapping[str, Any]:
-    """Train with all workers of this process; return their `WorkerReport`."""
+    """Train with all workers of this process; return their `BandwidthReport`."""
     data = mapped(task.data)
     trainers = [_Trainer(task, index, data) for index in task.indices]
     ready()
@@ -113,7 +113,7 @@ def train(task: BandwidthTask, ready: Ready) -> Mapping[str, Any]:
     account: Counter[str] = Counter()
     for trainer in trainers:
         account.update(trainer.worker.ledger.brief())
-    report = WorkerReport(
+    report = BandwidthReport(
         gradients=sum(trainer.worker.steps for trainer in trainers),
         seconds=sum(trainer.seconds for trainer in trainers),
         idle=sum(trainer.worker.idle_seconds for trainer in trainers),
