@@ -160,13 +160,6 @@ class Ledger:
         self.fetched.messages += 1
         self.fetched.sent.whole += 1
 
-    def _is_plain(self, parts: Parts) -> bool:
-        """Return whether this is a whole model in one part, raw."""
-        if len(parts) != 1 or self.layout is None:
-            return False
-        _start, _stop, codec, nbytes, _version = parts[0]
-        return nbytes == self.layout.nbytes and codec == RAW
-
     def disconnected(self) -> None:
         """Forget open requests: they will be sent again, or not at all."""
         self._open.clear()
@@ -226,15 +219,16 @@ class Ledger:
         layout = self.layout
         if layout is None:
             return
-        if self._is_plain(parts):
+        if len(parts) == 1 and parts[0][2:4] == (RAW, layout.nbytes):
             flow.sent.whole += 1
             return
         before: Part | None = None
         for part in parts:
             if part.codec == RAW:
-                self._spread(flow.sent, part, 1)
+                _spread(layout, flow.sent, part, 1)
             else:
-                index, nbytes, size = self._at(part.start), part.nbytes, part.stop - part.start
+                nbytes, size = part.nbytes, part.stop - part.start
+                index = layout.tensor_at(part.start)
                 flow.sent.room(layout, nbytes)[index] += nbytes
                 flow.coded.room(layout, nbytes)[index] += nbytes
                 if before is None or before[:2] != part[:2]:  # several increments are one tensor
@@ -248,7 +242,7 @@ class Ledger:
             self._note(self.fetched, parts)
         else:
             self.times["not_modified"] += 1
-        if layout is None or (not wants and self._is_whole(parts)):
+        if layout is None or (not wants and _is_whole(layout, parts)):
             return
         if not wants and not parts:
             self.not_modified.whole += 1
@@ -259,48 +253,24 @@ class Ledger:
         if not lacking.all():
             self._leave_out(self.not_wanted, "", np.flatnonzero(~lacking))
         for part in parts:
-            first = self._at(part.start)
+            first = layout.tensor_at(part.start)
             lacking[first : int(np.searchsorted(layout.starts, part.stop))] = False
         if lacking.any():
             left = np.flatnonzero(lacking)
             self.not_modified.room(layout, layout.nbytes)[left] += layout.nbytes_each[left]
 
-    def _is_whole(self, parts: Parts) -> bool:
-        assert self.layout is not None
-        return len(parts) == 1 and parts[0].start == 0 and parts[0].stop == self.layout.nbytes
-
     def _add_raw(self, tally: Tally, parts: Parts, times: int) -> None:
         """Count the raw bytes of tensors, multiplied by ``times``."""
         if self.layout is None:
             return
-        if self._is_whole(parts):
+        if _is_whole(self.layout, parts):
             tally.whole += times
             return
         before: Part | None = None
         for part in parts:
             if before is None or before[:2] != part[:2]:
-                self._spread(tally, part, times)
+                _spread(self.layout, tally, part, times)
             before = part
-
-    def _spread(self, tally: Tally, part: Part, times: int) -> None:
-        """Count the bytes of a range, multiplied by ``times``, at the tensors that it covers."""
-        assert self.layout is not None
-        nbytes = times * (part.stop - part.start)
-        counts = tally.room(self.layout, nbytes)
-        first = self._at(part.start)
-        last = int(np.searchsorted(self.layout.starts, part.stop))
-        if last - first == 1:
-            counts[first] += nbytes
-            return
-        begins = self.layout.starts[first:last]
-        ends = begins + self.layout.nbytes_each[first:last]
-        shared = np.minimum(ends, part.stop) - np.maximum(begins, part.start)
-        counts[first:last] += times * np.maximum(shared, 0).astype(counts.dtype, copy=False)
-
-    def _at(self, offset: int) -> int:
-        """Return the index of the tensor, with elements, that holds a byte."""
-        assert self.layout is not None
-        return int(np.searchsorted(self.layout.starts, offset, side="right")) - 1
 
     # ------------------------------------------------------------ sums
 
@@ -379,6 +349,26 @@ class Ledger:
         kept = _times(times, "not_modified", "not_wanted")
         fetched |= {"raw": brief["fetched_raw"], "times": kept}
         return {"pushed": pushed, "fetched": fetched, "tensors": self.tensors()}
+
+
+def _is_whole(layout: Layout, parts: Parts) -> bool:
+    """Return whether one part covers the whole model, in whatever codec."""
+    return len(parts) == 1 and parts[0].start == 0 and parts[0].stop == layout.nbytes
+
+
+def _spread(layout: Layout, tally: Tally, part: Part, times: int) -> None:
+    """Count the bytes of a range, multiplied by ``times``, at the tensors that it covers."""
+    nbytes = times * (part.stop - part.start)
+    counts = tally.room(layout, nbytes)
+    first = layout.tensor_at(part.start)
+    last = int(np.searchsorted(layout.starts, part.stop))
+    if last - first == 1:
+        counts[first] += nbytes
+        return
+    begins = layout.starts[first:last]
+    ends = begins + layout.nbytes_each[first:last]
+    shared = np.minimum(ends, part.stop) - np.maximum(begins, part.start)
+    counts[first:last] += times * np.maximum(shared, 0).astype(counts.dtype, copy=False)
 
 
 def _times(times: Counter[str], *reasons: str) -> dict[str, int]:

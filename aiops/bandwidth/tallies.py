@@ -44,23 +44,22 @@ class Tally:
 
     def _room(self, tensors: int, nbytes: int) -> Array:
         most = self._most + nbytes
+        if nbytes > LONGEST:
+            return self._carry(tensors)
         if self._each is None or most > LONGEST:
-            if self._each is not None or nbytes > LONGEST:
+            if self._each is not None:
                 self._carry(tensors)
-            if nbytes > LONGEST:
-                assert self._beyond is not None
-                return self._beyond
             self._each, most = np.zeros(tensors, np.int64), nbytes
         self._most = most
         return self._each
 
-    def _carry(self, tensors: int) -> None:
-        """Move the int64 sums to Python's integers."""
-        if self._beyond is None:
-            self._beyond = np.zeros(tensors, object)
+    def _carry(self, tensors: int) -> Array:
+        """Move the int64 sums to Python's integers, and return those."""
+        beyond = np.zeros(tensors, object) if self._beyond is None else self._beyond
         if self._each is not None:
-            self._beyond += self._each.astype(object)
-        self._each, self._most = None, 0
+            beyond += self._each.astype(object)
+        self._each, self._most, self._beyond = None, 0, beyond
+        return beyond
 
     def add(self, other: Tally) -> None:
         """Add what another one has counted, but for what is settled."""

@@ -291,10 +291,9 @@ class Budget:
         due = now
         if self.total is not None:
             due = self.total.when(self._least(self._flows[self._line[0]]), now)
-        if self._each is None:
-            return due
-        soonest = min(self._when(self._flows[flow], now) for flow in self._line)
-        return max(due, soonest)
+        waiting = [self._flows[flow] for flow in self._line]
+        own = [e.own.when(self._least(e), now) for e in waiting if e.own is not None]
+        return max(due, min(own)) if own else due
 
     # ------------------------------------------------------------ taken bytes
 
@@ -332,10 +331,6 @@ class Budget:
 
     def _least(self, entry: _Flow) -> int:
         return min(max(entry.wants), self._crumb)
-
-    def _when(self, entry: _Flow, now: float) -> float:
-        assert entry.own is not None
-        return entry.own.when(self._least(entry), now)
 
     def _unqueue(self, entry: _Flow) -> None:
         entry.queued = entry.credited = False

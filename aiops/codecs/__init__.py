@@ -13,7 +13,7 @@ from aiops.codecs.base import Codec, Encoder, NotFinite
 from aiops.common.load import imported
 from aiops.errors import UsageError, nearest
 
-__all__ = ["BUILT_IN", "Codec", "Encoder", "NotFinite", "codec_named", "find"]
+__all__ = ["BUILT_IN", "Codec", "Encoder", "NotFinite", "checked_codec", "codec_named", "find"]
 
 BUILT_IN: Mapping[str, str] = {
     "bf16": "aiops.codecs.half:BF16",
@@ -69,6 +69,11 @@ def codec_named(name: str) -> type[Codec] | None:
     if name not in _known and name in BUILT_IN:
         _load(BUILT_IN[name])
     return _known.get(name)
+
+
+def checked_codec(name: str) -> type[Codec]:
+    """Return the class of a codec whose name `codec_named` has found before."""
+    return _known[name]
 
 
 def _load(place: str) -> type[Codec]:

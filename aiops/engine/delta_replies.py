@@ -14,7 +14,7 @@ from aiops.engine.membership import Member
 from aiops.model.layout import Ints
 from aiops.store.delta_replica import DeltaReplica, ReplicaJob
 from aiops.store.parameters import Store
-from aiops.store.snapshots import Wanted
+from aiops.store.wanted import Wanted
 from aiops.wire.messages import Ack, Params
 
 

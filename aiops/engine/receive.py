@@ -13,7 +13,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from aiops.codecs import codec_named, raw
+from aiops.codecs import checked_codec, raw
 from aiops.engine.buffer_pool import BufferPool
 from aiops.errors import BadPush, Refused
 from aiops.kernels.scan import Surveyor
@@ -189,9 +189,7 @@ class CodedIncoming(PushSink):
         if part.codec == raw.NAME:
             return self._raw_fault(part, payload)
         tensor = self._layout.tensors[self._layout.tensor_at(part.start)]
-        codec = codec_named(part.codec)
-        assert codec is not None, "the codec was looked up before there was a sink"
-        why = codec.check(payload, tensor.shape)
+        why = checked_codec(part.codec).check(payload, tensor.shape)
         if why is None:
             return None
         return BadPush(

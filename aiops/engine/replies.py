@@ -20,7 +20,7 @@ from aiops.engine.receive import PushSink
 from aiops.errors import BadPush, NotReady, Refused, StaleGradient
 from aiops.model.parts import Parts
 from aiops.store.parameters import Store
-from aiops.store.snapshots import Wanted
+from aiops.store.wanted import Wanted
 from aiops.wire.fields import Sparse
 from aiops.wire.messages import Ack, Error, Fetch, Model, Params, Push, PushRows, Reapply
 

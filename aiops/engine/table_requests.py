@@ -153,10 +153,10 @@ class TableRequests:
         job = TableJob(store)
         if work.member is not None:
             work.staleness = store.version - sink.version
-            job.pushed, job.grads = sink.pushed, sink.grads
+            job.pushed = sink.pushed, sink.grads
             job.step = self._rate(store.version) * self._algorithm.modulation(work.staleness)
         if len(sink.wanted):
-            job.wanted, job.out = sink.wanted, sink.out
+            job.wanted = sink.wanted, sink.out
         return job
 
     def applied(self, work: TableWork, sums: Ints) -> None:

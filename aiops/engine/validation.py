@@ -8,7 +8,7 @@ from aiops.engine.membership import Member
 from aiops.engine.receive import PushSink, RawIncoming
 from aiops.errors import BadPush, NotReady, Refused, Unavailable
 from aiops.store.parameters import Store
-from aiops.store.snapshots import Wanted
+from aiops.store.wanted import Wanted
 from aiops.wire.messages import Push, PushRows, Reapply
 from aiops.wire.sinks import Discard, Sink
 

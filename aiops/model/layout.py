@@ -229,6 +229,12 @@ class Layout:
             found.append((lo, lo + self.sizes[s.first : s.last]))
         return tuple(found)
 
+    def ranges(self, index: int, tensors: Ints) -> tuple[Ints, Ints]:
+        """Return (lo, hi) of `whole` for tensors, by their indices, of section ``index``."""
+        lo, hi = self.whole[index]
+        rows = tensors - self.sections[index].first
+        return lo[rows], hi[rows]
+
     @cached_property
     def parameters(self) -> int:
         """Number of elements of all tensors."""

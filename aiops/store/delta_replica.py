@@ -29,7 +29,8 @@ from aiops.model.arena import Arena
 from aiops.model.layout import MAX_PART, MAX_TENSORS, Array, Bytes, Ints, split
 from aiops.model.parts import Part, Parts, Ranges
 from aiops.model.placement import Pieces, Placement
-from aiops.store.snapshots import Lease, SnapshotPool, Version, Wanted
+from aiops.store.snapshots import Lease, SnapshotPool, Version
+from aiops.store.wanted import Wanted
 
 UNTOUCHED, WHOLE = -2, -1
 """Reported for a piece instead of its payload's bytes: no increment; sent whole."""
@@ -100,15 +101,16 @@ class DeltaReplica:
         versions = current.tensor_versions, current.level, current.changed.copy()
         self._snapshots = SnapshotPool(Version(current.number, arena, *versions, layout), live)
         pieces = Pieces.of(layout) if placement is None else placement.all
-        self._codecs = _codecs(pieces, choice)
+        codecs = _codecs(pieces, choice)
         if placement is not None and shard:
             first = sum(len(mine.tensors) for mine in placement.layouts[:shard])
-            self._codecs = self._codecs[first : first + len(held.tensors)]
+            codecs = codecs[first : first + len(held.tensors)]
             pieces = Pieces.of(layout)
         self._pieces = pieces
+        self._names = [raw.NAME if codec is None else codec.name for codec in codecs]  # by piece
         self._own = held.tensors  # the first of the pieces, whose bytes are here
         self._encoders: dict[int, Encoder] = {}
-        for piece, (tensor, codec) in enumerate(zip(self._own, self._codecs, strict=False)):
+        for piece, (tensor, codec) in enumerate(zip(self._own, codecs, strict=False)):
             if codec is not None:
                 encoder = codec.encoder(tensor.shape, feedback=False, backend=backend)
                 encoder.parallel_map = parallel_map
@@ -195,7 +197,7 @@ class DeltaReplica:
         None: the tensor itself is shorter, or the increments do not lead to it.
         """
         first, last = self._pieces.firsts[index : index + 2]
-        if have < self._since[index] or self._codecs[first] is None:
+        if have < self._since[index] or self._names[first] == raw.NAME:
             return None
         found = [
             (piece, increment.coded[piece])
@@ -264,9 +266,7 @@ class DeltaReplica:
         self._since[owners[told == WHOLE]] = model.number
         coded = {}
         for piece in np.flatnonzero(told >= 0).tolist():
-            codec = self._codecs[piece]
-            assert codec is not None
-            coded[piece] = Coded(codec.name, int(told[piece]), job.payloads.get(piece))
+            coded[piece] = Coded(self._names[piece], int(told[piece]), job.payloads.get(piece))
         nbytes = int(told[told > 0].sum())
         self._increments.append(Increment(model.number, coded, nbytes))
         self._points[model.number] = None
@@ -297,29 +297,31 @@ class DeltaReplica:
         told: Ints = np.full(len(self._own), UNTOUCHED, np.int64)
         for piece in job.pieces.tolist():
             name = self._own[piece].name
-            shadow, model = target.views[name].reshape(-1), job.model.arena.views[name].reshape(-1)
-            payload = self._encoded(piece, model, shadow)
+            held = target.views[name].reshape(-1)
+            model = job.model.arena.views[name].reshape(-1)
+            payload = self._encoded(piece, model, held)
             if payload is None:
-                told[piece], shadow[:] = WHOLE, model
+                told[piece], held[:] = WHOLE, model
                 continue
             told[piece], job.payloads[piece] = len(payload), payload
-            job.behind[piece] = not np.array_equal(shadow, model)
+            job.behind[piece] = not np.array_equal(held, model)
         return told
 
-    def _encoded(self, piece: int, model: Array, shadow: Array) -> Bytes | None:
+    def _encoded(self, piece: int, model: Array, held: Array) -> Bytes | None:
+        """Encode a piece's difference, and add what that decodes to; None: it is sent whole."""
         encoder = self._encoders.get(piece)
         if encoder is None:
             return None
         difference = self._differences[: len(model)]
         with np.errstate(invalid="ignore", over="ignore"):
-            np.subtract(model, shadow, out=difference)
+            np.subtract(model, held, out=difference)
         try:
             payload = np.frombuffer(encoder.encode(difference), np.uint8).copy()
         except NotFinite:  # the model has diverged: its values are sent raw
             return None
         codec = encoder.codec
-        how = payload, encoder.shape, shadow
-        self._parallel_map(codec.pieces(*how, add=True, backend=self._backend))
+        coded = payload, encoder.shape, held
+        self._parallel_map(codec.pieces(*coded, add=True, backend=self._backend))
         return payload
 
     def report(self) -> dict[str, int | float]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from aiops import kernels
-from aiops.codecs import codec_named, raw
+from aiops.codecs import checked_codec, raw
 from aiops.kernels.parallel import LARGE, ParallelMap, serial_map
 from aiops.model.layout import Array, Bytes, Cover, Ints, Layout, Section
 from aiops.model.parts import Parts
@@ -57,8 +57,7 @@ class Gradient:
             if part.codec == raw.NAME:
                 target[:] = payload
                 continue
-            codec = codec_named(part.codec)
-            assert codec is not None
+            codec = checked_codec(part.codec)
             typed = target.view(tensor.dtype)
             if tensor.dtype == np.float32:
                 if parallel_map is serial_map or typed.nbytes < LARGE:
@@ -158,15 +157,16 @@ def rows_in(tensors: Ints, section: Section, chosen: Array | None = None) -> Int
 
 
 def spans_of(
-    layout: Layout, section: Section, gradient: Gradient, rows: Ints, steps: Array
+    layout: Layout, index: int, gradient: Gradient, rows: Ints, steps: Array
 ) -> tuple[kernels.Spans, Array]:
-    """Return the kernel's spans for some rows of a gradient, and its typed gradient array."""
-    cover, item = gradient.cover, section.dtype.itemsize
+    """Return the kernel's spans for some rows of a gradient, and its typed gradient array.
+
+    ``index`` is that of the section in which the tensors of these rows are.
+    """
+    cover, dtype = gradient.cover, layout.sections[index].dtype
     tensors = cover.tensors[rows]
-    lo = (layout.starts[tensors] - section.start) // item
     begin = int(cover.starts[rows[0]])
-    last = rows[-1]
-    end = int(cover.starts[last] + layout.nbytes_each[cover.tensors[last]])
-    grad = gradient.data[begin:end].view(section.dtype)
-    source = (cover.starts[rows] - begin) // item
-    return kernels.Spans(lo, lo + layout.sizes[tensors], source, steps[rows]), grad
+    end = int(cover.starts[rows[-1]] + layout.nbytes_each[tensors[-1]])
+    source = (cover.starts[rows] - begin) // dtype.itemsize
+    spans = kernels.Spans(*layout.ranges(index, tensors), source, steps[rows])
+    return spans, gradient.data[begin:end].view(dtype)

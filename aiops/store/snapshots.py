@@ -86,89 +86,22 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 
-from aiops.errors import BadPush
 from aiops.model.arena import Arena
 from aiops.model.layout import MAX_PART, Bytes, Ints, Layout, level_of, split
-from aiops.model.parts import Part, Parts, Wants
+from aiops.model.parts import Part, Parts
 from aiops.model.shared_memory import Memory
+from aiops.store.wanted import ALL, Wanted, chosen_parts
 
 _WINDOW = 256
 """The updates after which spare arenas that none of them needed are let go."""
 
 
-class Wanted:
-    """A request for tensors, with the model version of each that the reader already holds.
-
-    Parameters
-    ----------
-    have
-        Without ``wants``: the model version that the reader holds of every tensor (-1: none).
-    wants
-        Runs of tensors (first, past the last, version held), in order and without overlaps.
-    """
-
-    __slots__ = ("have", "wants")
-
-    def __init__(self, have: int, wants: Wants = ()) -> None:
-        self.have, self.wants = have, wants
-
-    @property
-    def newest(self) -> int:
-        """The newest version held of any tensor."""
-        return max([self.have, *(run[2] for run in self.wants)]) if self.wants else self.have
-
-    def mask(self, changed: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Return bool[tensors]: those that changed since the reader's version.
-
-        ``changed`` is the model version in which each tensor was last updated.
-        """
-        if not self.wants:
-            return changed > self.have
-        mask = np.zeros(len(changed), bool)
-        for first, last, have in self.wants:
-            mask[first:last] = changed[first:last] > have
-        return mask
-
-    def held(self, tensors: int) -> Ints:
-        """Return int64[tensors], the model version held of each, wanted or not."""
-        held = np.full(tensors, self.have, np.int64)
-        for first, last, have in self.wants:
-            held[first:last] = have
-        return held
-
-    def known(self, version: int, tensors: int) -> Wanted:
-        """Return the same request, without claims to hold versions newer than ``version``.
-
-        A claim to a newer version, as after a restart of the server, counts as none.
-
-        Raises
-        ------
-        BadPush
-            When a run goes beyond the model's tensors.
-        """
-        if not self.wants:  # the usual case
-            return self if self.have <= version else ALL
-        if self.wants[-1][1] > tensors:
-            raise BadPush(
-                f"tensors up to number {self.wants[-1][1]} are asked for, but the model has"
-                f" {tensors}: was it made for another model?"
-            )
-        if self.newest <= version:
-            return self
-        runs = tuple((a, b, have if have <= version else -1) for a, b, have in self.wants)
-        return Wanted(self.have if self.have <= version else -1, runs)
-
-
 _part = partial(tuple.__new__, Part)  # what Part(*item) does, in a third of the time
-
-ALL = Wanted(-1)
-"""A request for all tensors, of a reader that holds none."""
 
 
 class Version:
@@ -267,7 +200,7 @@ class Version:
                 return self.parts
         mask = wanted.mask(self.changed)
         layout = self.layout
-        return self.parts if mask.all() else tuple(_chosen(layout, self.tensor_versions, mask))
+        return self.parts if mask.all() else tuple(chosen_parts(layout, self.tensor_versions, mask))
 
     def advance(self, number: int, touched: Ints) -> None:
         """Become version ``number``, in which the touched tensors have one more update."""
@@ -479,29 +412,10 @@ class SnapshotPool:
         was sent (`Rule.reads`), are passed over.
         """
         for version in self._alive:
-            slow = [lease for lease in version.readers if lease.evict is not None]
-            for lease in slow:
-                assert lease.evict is not None
-                lease.evict(lease)
+            slow = [(lease, lease.evict) for lease in version.readers if lease.evict is not None]
+            for lease, evict in slow:
+                evict(lease)
                 self.copies += 1
             if slow:
                 break
         self.settle()
-
-
-def _chosen(
-    layout: Layout, versions: Ints, mask: np.ndarray[tuple[int], np.dtype[np.bool_]]
-) -> Iterator[Part]:
-    """Yield the parts of the tensors in a mask: one per run of neighbours of equal version."""
-    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
-    for first, last in zip(edges[::2], edges[1::2], strict=True):
-        offset = layout.tensors[first].offset
-        stop = layout.tensors[last].offset if last < len(layout.tensors) else layout.nbytes
-        if stop == offset:
-            continue  # tensors without elements travel with others, or not at all
-        breaks = (np.flatnonzero(np.diff(versions[first:last])) + first + 1).tolist()
-        for low, high in pairwise([first, *breaks, last]):
-            start = layout.tensors[low].offset
-            end = layout.tensors[high].offset if high < len(layout.tensors) else layout.nbytes
-            if end > start:
-                yield from split(start, end, "raw", int(versions[low]))

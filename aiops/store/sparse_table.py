@@ -40,22 +40,19 @@ _AT_ONCE = 1 << 16  # rows per step of a pass over all of them
 class TableJob:
     """One piece of work on a table, fixed when it is issued: a push, a gather, or both in turn.
 
-    ``pushed``, ``grads``: the rows pushed and their gradients; None when nothing is pushed.
-    ``step``: learning rate times modulation. ``wanted``, ``out``: the rows to gather, and the
-    buffer for them.
+    ``pushed``: the rows pushed, and their gradients. ``step``: learning rate times modulation.
+    ``wanted``: the rows to gather, and the buffer for them.
     """
 
     store: SparseTable
-    pushed: Ints | None = None
-    grads: Array | None = None
+    pushed: tuple[Ints, Array] | None = None
     step: float = 0.0
-    wanted: Ints | None = None
-    out: Array | None = None
+    wanted: tuple[Ints, Array] | None = None
 
     @property
     def cost(self) -> int:
         """Bytes read and written, roughly."""
-        rows = sum(len(ids) for ids in (self.pushed, self.wanted) if ids is not None)
+        rows = sum(len(each[0]) for each in (self.pushed, self.wanted) if each is not None)
         return 3 * rows * self.store.record_bytes
 
     def run(self) -> Ints:
@@ -67,11 +64,9 @@ class TableJob:
         """
         done = np.array([-1, 0, 0])
         if self.pushed is not None:
-            assert self.grads is not None
-            done = self.store.update(self.pushed, self.grads, self.step)
+            done = self.store.update(*self.pushed, self.step)
         if self.wanted is not None and done[0] < 0:
-            assert self.out is not None
-            self.store.gather(self.wanted, self.out)
+            self.store.gather(*self.wanted)
         return done
 
 

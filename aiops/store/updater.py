@@ -219,7 +219,7 @@ class Updater:
     def _step_from(self, update: Update, gradient: Gradient, arrays: list[SectionArrays]) -> Ints:
         if gradient.groups is not None:
             return self._step_packed(update, gradient, gradient.groups, arrays[0])
-        sums, calls = [], []
+        sums, factor = [], self._factor(update)
         for index, section in enumerate(self.layout.sections):
             if gradient.cover.whole:  # the usual case, and its spans are known
                 spans = self._whole_spans(index, update.steps, update.scalars)
@@ -228,14 +228,8 @@ class Updater:
                 rows = rows_in(gradient.cover.tensors, section)
                 if not len(rows):
                     continue
-                spans, grad = spans_of(self.layout, section, gradient, rows, update.steps)
-                if update.scalars is not None:
-                    spans.more = update.scalars[rows]
-            calls.append((index, spans, grad))
-        factor = update.factor
-        if update.clip:
-            factor *= self._clipped(update.clip, factor, [grad for _index, _spans, grad in calls])
-        for index, spans, grad in calls:
+                spans, grad = spans_of(self.layout, index, gradient, rows, update.steps)
+                spans.more = _rows_of(update.scalars, rows, spans.more)
             source, output, reads = arrays[index]
             operands = factor, source, grad, output, self.state[index], reads
             sums.append(self.compute.update(self.kernels[index], spans, operands))
@@ -249,12 +243,9 @@ class Updater:
         sums = np.zeros(len(tensors), np.int64)
         source, output, reads = arrays
         for group in found:
-            chosen = tensors[group.rows]
-            lo = self.layout.starts[chosen] // source.dtype.itemsize
-            hi = lo + self.layout.sizes[chosen]
+            lo, hi = self.layout.ranges(0, tensors[group.rows])
             spans = kernels.Spans(lo, hi, group.source, update.steps[group.rows])
-            if update.scalars is not None:
-                spans.more = update.scalars[group.rows]
+            spans.more = _rows_of(update.scalars, group.rows, spans.more)
             kernel = self._packed.get(group.codec, self.kernels[0])
             data = group.data if self.compute.joins else gradient.data
             operands = update.factor, source, data, output, self.state[0], reads
@@ -262,9 +253,24 @@ class Updater:
             sums[group.rows] = self.compute.update(kernel, spans, operands, whole=coded)
         return sums
 
-    def _clipped(self, clip: float, factor: float, gradients: list[Array]) -> float:
-        """Return the factor that brings the norm of ``factor · gradients`` down to ``clip``."""
-        return clipping(clip, factor, sum(self.compute.sum_squares(g) for g in gradients))
+    def _step_from_sum(self, update: Update, arrays: list[SectionArrays]) -> Ints:
+        sums, factor = [], self._factor(update)
+        for index, section in enumerate(self.layout.sections):
+            rows = rows_in(update.touched, section)
+            if not len(rows):
+                continue
+            lo, hi = self.layout.ranges(index, update.touched[rows])
+            spans = kernels.Spans(lo, hi, lo, update.steps[rows])
+            spans.more = _rows_of(update.scalars, rows, spans.more)
+            grad, master = self.accumulator.arrays[index], self.masters[index]
+            source, output, _reads = arrays[index]
+            to = output if master is None else master
+            operands = factor, source, grad, to, self.state[index], ()
+            sums.append(self.compute.update(self._wide[index], spans, operands))
+            if master is not None:
+                self.compute.narrow(output, master)
+        self.accumulator.reset()  # the next gradient starts a new sum
+        return sums[0] if len(sums) == 1 else np.concatenate(sums)
 
     def _whole_spans(self, index: int, steps: Array, scalars: Array | None) -> kernels.Spans:
         """Return the spans of a whole section; the last ones again if the numbers are the same."""
@@ -280,38 +286,15 @@ class Updater:
             self._spans[index] = (steps, scalars, spans)
         return spans
 
-    def _step_from_sum(self, update: Update, arrays: list[SectionArrays]) -> Ints:
-        sums, calls = [], []
-        for index, section in enumerate(self.layout.sections):
-            rows = rows_in(update.touched, section)
-            if not len(rows):
-                continue
-            tensors, item = update.touched[rows], section.dtype.itemsize
-            lo = (self.layout.starts[tensors] - section.start) // item
-            spans = kernels.Spans(lo, lo + self.layout.sizes[tensors], lo, update.steps[rows])
-            if update.scalars is not None:
-                spans.more = update.scalars[rows]
-            calls.append((index, spans))
-        factor = update.factor
-        if update.clip:
-            totals = [
-                self.accumulator.arrays[index][low:high]
-                for index, spans in calls
-                for low, high in zip(spans.lo.tolist(), spans.hi.tolist(), strict=True)
-            ]
-            factor *= self._clipped(update.clip, factor, totals)
-        for index, spans in calls:
-            grad, master = self.accumulator.arrays[index], self.masters[index]
-            source, output, _reads = arrays[index]
-            to = output if master is None else master
-            operands = factor, source, grad, to, self.state[index], ()
-            sums.append(self.compute.update(self._wide[index], spans, operands))
-            if master is not None:
-                self.compute.narrow(output, master)
-        self.accumulator.reset()  # the next gradient starts a new sum
-        return sums[0] if len(sums) == 1 else np.concatenate(sums)
-
     # ------------------------------------------------------------ a norm
+
+    def _factor(self, update: Update) -> float:
+        """Return the factor of an update, with which its norm is within the clip."""
+        if not update.clip:
+            return update.factor
+        gradient = update.gradient if update.weights is None else None
+        squares = self.squares(gradient, update.touched)
+        return update.factor * clipping(update.clip, update.factor, squares)
 
     def squares(self, gradient: Gradient | None, touched: Ints) -> float:
         """Return the sum of squares of a gradient; None: of the sum in progress."""
@@ -321,14 +304,17 @@ class Updater:
                 rows = rows_in(gradient.cover.tensors, section)
                 if len(rows):
                     steps = np.zeros(len(gradient.cover.tensors))
-                    found.append(spans_of(self.layout, section, gradient, rows, steps)[1])
+                    found.append(spans_of(self.layout, index, gradient, rows, steps)[1])
                 continue
-            tensors = touched[rows_in(touched, section)]
-            lo = (self.layout.starts[tensors] - section.start) // section.dtype.itemsize
-            ends = (lo + self.layout.sizes[tensors]).tolist()
+            lo, hi = self.layout.ranges(index, touched[rows_in(touched, section)])
             array = self.accumulator.arrays[index]
-            found += [array[low:high] for low, high in zip(lo.tolist(), ends, strict=True)]
+            found += [array[low:high] for low, high in zip(lo.tolist(), hi.tolist(), strict=True)]
         return sum(self.compute.sum_squares(array) for array in found)
+
+
+def _rows_of(scalars: Array | None, rows: Ints, default: Array) -> Array:
+    """Return the rule's scalars of some tensors."""
+    return default if scalars is None else scalars[rows]
 
 
 class Accumulator:
@@ -361,7 +347,7 @@ class Accumulator:
                 chosen = rows_in(gradient.cover.tensors, section, rows)
                 if not len(chosen):
                     continue
-                spans, grad = spans_of(self.layout, section, gradient, chosen, weights)
+                spans, grad = spans_of(self.layout, index, gradient, chosen, weights)
                 total, wide = self.arrays[index], self._compute.widened(grad)
                 operands = 1.0, total, wide, total, (), ()
                 self._compute.update(chosen_kernels[index], spans, operands)

@@ -16,7 +16,8 @@ from aiops.model.layout import Array, Ints, Layout
 from aiops.model.parts import Parts
 from aiops.store import delta_replica as module
 from aiops.store.delta_replica import DeltaReplica
-from aiops.store.snapshots import Lease, Version, Wanted
+from aiops.store.snapshots import Lease, Version
+from aiops.store.wanted import Wanted
 
 BACKENDS = ("numpy", "numba")
 CODECS = ("fp16", "bf16", "int8", "topk:0.05", "onebit", "lowrank:2")

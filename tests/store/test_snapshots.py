@@ -11,7 +11,8 @@ from aiops.errors import BadPush, RemoteProtocolError
 from aiops.model.arena import Arena
 from aiops.model.layout import Ints, Layout
 from aiops.model.parts import Part, Wants
-from aiops.store.snapshots import SnapshotPool, Version, Wanted
+from aiops.store.snapshots import SnapshotPool, Version
+from aiops.store.wanted import Wanted
 
 LAYOUT = Layout(
     [
