@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from aiops.common.closing import AsyncClosing, Closing
 from aiops.errors import AiopsError
@@ -221,12 +221,27 @@ class ChildProcess(Closing):
     def end(self, grace: float) -> int:
         """Send SIGTERM, wait ``grace`` seconds, kill what is left; return the exit status."""
         if self.popen.poll() is None:
-            send(self.popen.pid, signal.SIGTERM)
+            self.signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.popen.wait(grace)
         if self.popen.poll() is None:
-            kill_session(self.popen.pid)
+            self.signal(signal.SIGKILL)
         return self.popen.wait()
+
+    def write_line(self, text: str) -> None:
+        """Write a line to its standard input: `aiops.net.child_guard.ChildGuard` waits for one."""
+        assert self.popen.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended
+            self.popen.stdin.write(text.encode() + b"\n")
+            self.popen.stdin.flush()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, unless it has ended; SIGKILL goes to its whole session."""
+        if self.popen.returncode is None:
+            if number == signal.SIGKILL:
+                kill_session(self.popen.pid)
+            else:
+                send(self.popen.pid, number)
 
     def kill(self) -> None:
         """Kill it, and all processes of its session."""
@@ -312,52 +327,27 @@ class PipedProcess(ChildProcess):
 # ------------------------------------------------------------------ asyncio
 
 
-class SupervisedProcess:
-    """One child of a `Supervisor`.
+class SupervisedProcess(ChildProcess):
+    """One child of a `Supervisor`, which reads its output.
 
     Attributes
     ----------
-    name
-        The child's, for errors.
-    process
-        The process.
     tail
         The last lines of its standard error.
     ended
         Set when it has ended and its output has been read.
     """
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
-        self.name = name
-        self.process = process
+    def __init__(self, name: str, words: Sequence[str], environment: Mapping[str, str]) -> None:
+        super().__init__(name, words, environment=environment, log=subprocess.PIPE, lines=True)
         self.tail: deque[str] = deque(maxlen=_TAIL)
         self.ended = asyncio.Event()
 
-    def write_line(self, text: str) -> None:
-        """Write a line to its standard input: `aiops.net.child_guard.ChildGuard` waits for one."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(text.encode() + b"\n")
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal, unless it has ended; SIGKILL goes to its whole session."""
-        if self.process.returncode is not None:
-            return
-        # Not process.send_signal: it looks whether the child has ended, and when it has, takes
-        # the exit status away from asyncio, which waits for it on another thread.
-        if number == signal.SIGKILL:
-            kill_session(self.process.pid)
-        else:
-            send(self.process.pid, number)
-
     async def read(self, on_line: Callable[[str], None]) -> int:
         """Read its output until it ends; return its exit status."""
-        assert self.process.stdout is not None
-        assert self.process.stderr is not None
-        await asyncio.gather(
-            _read_lines(self.process.stdout, on_line),
-            _read_lines(self.process.stderr, self.tail.append),
-        )
-        status = await self.process.wait()
+        pipes = (self.popen.stdout, on_line), (self.popen.stderr, self.tail.append)
+        await asyncio.gather(*(_read_lines(pipe, take) for pipe, take in pipes if pipe))
+        status = await asyncio.to_thread(self.popen.wait)
         self.ended.set()
         return status
 
@@ -377,7 +367,7 @@ class Supervisor(AsyncClosing):
         self._readers: list[asyncio.Task[None]] = []
         self._ending = False
 
-    async def start(
+    def start(
         self,
         name: str,
         words: Sequence[str],
@@ -407,17 +397,9 @@ class Supervisor(AsyncClosing):
             When it cannot be started.
         """
         try:
-            process = await asyncio.create_subprocess_exec(
-                *words,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env={**clean_environment(), **(environment or {})},
-                start_new_session=True,
-            )
+            child = SupervisedProcess(name, words, {**clean_environment(), **(environment or {})})
         except OSError as error:
             raise ProcessFailed(f"{name} cannot be started: {error.strerror or error}") from None
-        child = SupervisedProcess(name, process)
         self.children.append(child)
         self._readers.append(asyncio.create_task(self._read(child, on_line, lasting)))
         return child
@@ -465,6 +447,8 @@ class Supervisor(AsyncClosing):
         for reader in self._readers:
             reader.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)
+        for child in self.children:
+            child.close()
 
     async def _read(
         self, child: SupervisedProcess, on_line: Callable[[str], None], lasting: bool
@@ -480,9 +464,21 @@ class Supervisor(AsyncClosing):
             self._failure.exception()  # read here: it may be that no `within` follows
 
 
-async def _read_lines(reader: asyncio.StreamReader, take: Callable[[str], None]) -> None:
-    lines, chunk = Lines(), b"\n"
-    while chunk:
-        chunk = await reader.read(_CHUNK)
+async def _read_lines(pipe: IO[bytes], take: Callable[[str], None]) -> None:
+    """Read lines from a pipe until it ends."""
+    loop, lines = asyncio.get_running_loop(), Lines()
+    ended = loop.create_future()
+
+    def read() -> None:
+        chunk = os.read(pipe.fileno(), _CHUNK)
+        if not chunk:
+            loop.remove_reader(pipe)
+            ended.set_result(None)
         for line in lines.feed(chunk):
             take(line)
+
+    loop.add_reader(pipe, read)
+    try:
+        await ended
+    finally:
+        loop.remove_reader(pipe)

@@ -4,7 +4,7 @@ The demo, ``aiops bandwidth`` and ``aiops bench algorithms`` all run this way::
 
     async with TrainingRun("demo", workers) as run:
         await run.start_server(flags)
-        await run.start_worker("worker-1", "aiops.lab.demo.worker", task)
+        run.start_worker("worker-1", "aiops.lab.demo.worker", task)
         ...
         await run.wait_ready()                 # connects the observer, too
         run.go()
@@ -116,7 +116,7 @@ class TrainingRun(AsyncClosing):
                 address.set_result(line.strip())
 
         async def start() -> str:
-            await self._supervisor.start(
+            self._supervisor.start(
                 "the server",
                 command("aiops.server", *flags, "--log-level=warning"),
                 on_line,
@@ -128,7 +128,7 @@ class TrainingRun(AsyncClosing):
         self.url = await self.within(START_DEADLINE, "starting the server", start())
         return self.url
 
-    async def start_worker(self, name: str, module: str, task: Any) -> SupervisedProcess:
+    def start_worker(self, name: str, module: str, task: Any) -> SupervisedProcess:
         """Start a worker process.
 
         Parameters
@@ -152,7 +152,7 @@ class TrainingRun(AsyncClosing):
                 self.reports[number] = message.get("report")
             self._news.set()
 
-        child = await self._supervisor.start(
+        child = self._supervisor.start(
             name,
             command(module, json.dumps(asdict(task)), guarded=False),
             on_line,

@@ -119,7 +119,7 @@ class _AlgorithmRun:
         for index in range(len(self._steps)):
             task = self._task(url, index)
             module = "benchmarks.algorithms.worker"
-            await processes.start_worker(f"worker-{index + 1}", module, task)
+            processes.start_worker(f"worker-{index + 1}", module, task)
         await processes.wait_ready()
         began = time.perf_counter()
         processes.go()

@@ -50,15 +50,15 @@ class TestSupervisor:
         lines: list[str] = []
         words = write(modules, "talks", "import sys\nprint('one')\nprint(*sys.argv[1:], end='')")
         async with Supervisor() as supervisor:
-            child = await supervisor.start("it", [*words, "two", "three"], lines.append)
+            child = supervisor.start("it", [*words, "two", "three"], lines.append)
             await supervisor.within(PATIENCE, "its end", child.ended.wait())
         assert lines == ["one", "two three"]
-        assert child.process.returncode == 0
+        assert child.popen.returncode == 0
 
     async def test_a_child_that_fails_ends_every_wait(self, modules: Path) -> None:
         text = "import sys\nprint('x' * 100_000, file=sys.stderr)\nsys.exit('that is why')"
         async with Supervisor() as supervisor:
-            await supervisor.start("the third one", write(modules, "fails", text), print)
+            supervisor.start("the third one", write(modules, "fails", text), print)
             with pytest.raises(ProcessFailed, match="the third one ended with status 1") as caught:
                 await supervisor.within(PATIENCE, "nothing", forever())
         assert caught.value.details["stderr"][-1] == "that is why"
@@ -66,13 +66,13 @@ class TestSupervisor:
     async def test_a_child_that_is_killed(self, modules: Path) -> None:
         words = write(modules, "kills", "import os\nos.kill(os.getpid(), 9)")
         async with Supervisor() as supervisor:
-            await supervisor.start("it", words, print)
+            supervisor.start("it", words, print)
             with pytest.raises(ProcessFailed, match="it was ended by signal 9"):
                 await supervisor.within(PATIENCE, "nothing", forever())
 
     async def test_a_lasting_child_may_not_end_at_all(self, modules: Path) -> None:
         async with Supervisor() as supervisor:
-            await supervisor.start("it", write(modules, "ends", ""), print, lasting=True)
+            supervisor.start("it", write(modules, "ends", ""), print, lasting=True)
             with pytest.raises(ProcessFailed, match="it ended with status 0"):
                 await supervisor.within(PATIENCE, "nothing", forever())
 
@@ -107,10 +107,10 @@ class TestSupervisor:
         async with Supervisor() as supervisor:
             for name, text in (("deaf", deaf), ("polite", polite)):
                 words = write(modules, name, text + "time.sleep(600)")
-                await supervisor.start(name, words, lambda _line: ready.release())
+                supervisor.start(name, words, lambda _line: ready.release())
             for _ in range(2):
                 await supervisor.within(PATIENCE, "a line", ready.acquire())
-        statuses = [child.process.returncode for child in supervisor.children]
+        statuses = [child.popen.returncode for child in supervisor.children]
         assert statuses == [-signal.SIGKILL, 7]
         assert time.monotonic() - began < PATIENCE
 
@@ -122,7 +122,7 @@ class TestSupervisor:
         lines: list[str] = []
         text = "import os\nfor k in sorted(os.environ):\n  if 'AIOPS' in k: print(k, os.environ[k])"
         async with Supervisor() as supervisor:
-            child = await supervisor.start(
+            child = supervisor.start(
                 "it", write(modules, "shows", text), lines.append, environment={"AIOPS_X": "1"}
             )
             await supervisor.within(PATIENCE, "its end", child.ended.wait())
@@ -131,7 +131,7 @@ class TestSupervisor:
     async def test_what_cannot_be_started(self) -> None:
         async with Supervisor() as supervisor:
             with pytest.raises(ProcessFailed, match="it cannot be started: No such file"):
-                await supervisor.start("it", ["/no/such/python"], print)
+                supervisor.start("it", ["/no/such/python"], print)
 
 
 class TestChildProcess:

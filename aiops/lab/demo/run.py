@@ -74,7 +74,7 @@ class _Demo:
         record.url = await processes.start_server(record.settings.server_flags())
         record.phase = "starting the workers"
         for index in range(len(record.workers)):
-            await self._start_worker(index)
+            self._start_worker(index)
         await processes.wait_ready()
         await processes.within(LOOK_DEADLINE, "the first look", self._look())
         record.phase = "training"
@@ -85,7 +85,7 @@ class _Demo:
         await processes.within(LOOK_DEADLINE, "the last look", self._look())
         record.phase = "done"
 
-    async def _start_worker(self, index: int) -> None:
+    def _start_worker(self, index: int) -> None:
         settings, worker = self._record.settings, self._record.workers[index]
         task = DemoTask(
             url=self._record.url,
@@ -97,7 +97,7 @@ class _Demo:
             batch_size=settings.batch_size,
             seed=settings.seed,
         )
-        await self._processes.start_worker(worker.name, "aiops.lab.demo.worker", task)
+        self._processes.start_worker(worker.name, "aiops.lab.demo.worker", task)
 
     async def _train(self) -> None:
         """Take the workers' messages until all have reported; look now and then meanwhile."""

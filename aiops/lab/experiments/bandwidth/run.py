@@ -112,7 +112,7 @@ class _BandwidthRun:
             link = SlowLink(url, rate=case.link, delay=case.delay)
             url = self._stack.enter_context(link).url
         for workers in case.processes():
-            await self._start(url, workers, str(Path(folder) / "tickets"))
+            self._start(url, workers, str(Path(folder) / "tickets"))
         await processes.wait_ready()
         await processes.within(LOOK_DEADLINE, "the first look", self._look())
         self._began = time.monotonic()
@@ -125,7 +125,7 @@ class _BandwidthRun:
         outcome.link = link.carried if link is not None else {}
         return outcome
 
-    async def _start(self, url: str, workers: range, tickets: str) -> None:
+    def _start(self, url: str, workers: range, tickets: str) -> None:
         case, files = self._case, self._files
         task = BandwidthTask(
             url=url,
@@ -141,7 +141,7 @@ class _BandwidthRun:
         )
         name = f"the process of workers {workers.start + 1} to {workers.stop}"
         module = "aiops.lab.experiments.bandwidth.worker"
-        await self._processes.start_worker(name, module, task)
+        self._processes.start_worker(name, module, task)
 
     async def _until_all_left(self) -> None:
         """Wait until the server has received the last byte of every worker."""
