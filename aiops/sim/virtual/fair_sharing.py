@@ -230,6 +230,8 @@ def max_min_rates(groups: Iterable[FlowGroup]) -> dict[FlowGroup, float]:
             full = [link for link, least in levels.items() if least == level]
             crossing = dict.fromkeys(group for link in full for group in link.groups)
             held = [group for group in crossing if group in rising]
+            if len(held) == len(rising):
+                return rates | dict.fromkeys(held, level)
         for group in held:
             del rising[group]
             rates[group] = rate = min(group.cap, level)
