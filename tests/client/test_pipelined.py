@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from aiops.algorithms import find
+from aiops.client.session import Session
 from aiops.engine.engine import Engine
 from aiops.engine.events import Options
 from aiops.model.layout import Array
 from aiops.sim.turns.memory_server import MemoryServer, SimulatedClient
 from aiops.wire.connection import Buffer
+from tests.sim.turns.lines import ByteLine, pour
 
 START: dict[str, Array] = {
     "w": np.linspace(-1, 1, 600).astype(np.float32),
@@ -23,24 +25,42 @@ START: dict[str, Array] = {
 SEEDS = range(12)
 
 
-class Slow(SimulatedClient):
-    """A worker to whom bytes come when a test says so."""
+class SlowLine(ByteLine):
+    """A connection by which bytes come to the worker when a test says so."""
 
     kept: bytearray | None = None
 
-    def receive(self, buffers: list[Buffer]) -> None:
+    def receive(self, session: Session, buffers: list[Buffer]) -> None:
         """Keep the bytes, once told to."""
         if self.kept is None:
-            super().receive(buffers)
+            super().receive(session, buffers)
         else:
             self.kept += b"".join(buffers)
 
+
+class Slow(SimulatedClient):
+    """A worker to whom bytes come when a test says so."""
+
+    @property
+    def line(self) -> SlowLine:
+        line = self._server.lines[self.peer]
+        assert isinstance(line, SlowLine)
+        return line
+
+    @property
+    def kept(self) -> bytearray:
+        assert self.line.kept is not None
+        return self.line.kept
+
+    def keep(self) -> None:
+        """Keep the bytes that come from now on."""
+        self.line.kept = bytearray()
+
     def arrive(self, nbytes: int) -> None:
         """Have the next bytes arrive, in one piece."""
-        assert self.kept is not None
         piece = bytes(self.kept[:nbytes])
         del self.kept[:nbytes]
-        super().receive([piece])
+        pour(self.session, [piece])
 
     def say(self) -> None:
         """Send what has been asked."""
@@ -48,11 +68,10 @@ class Slow(SimulatedClient):
 
     def reconnect(self) -> None:
         """Lose the connection, and have another one; the answers under way are lost."""
-        self.kept = None
         self._server.disconnect(self.peer)
         self.session.lost()
         self.peer = self._server.connect(self)
-        self._server.receive(self.peer, self.session, self.session.connected())
+        self._server.receive(self.peer, self.session.connected())
         self.say()
 
 
@@ -63,7 +82,7 @@ class Fixture:
         self.rng = np.random.default_rng(seed)
         options = Options(backend="numpy", fetch_codec=codec, fetch_lag=1 + seed % 2)
         self.engine = Engine(find("asgd").make({"lr": 0.1}), options)
-        self.seat = Slow(MemoryServer(self.engine), "slow", START)
+        self.seat = Slow(MemoryServer(self.engine, line=SlowLine), "slow", START)
         self.versions: dict[int, dict[str, bytes]] = {}
         handle = self.engine.handle
 
@@ -118,7 +137,7 @@ def test_what_is_said_to_be_held_is_held(codec: tuple[str, ...], seed: int) -> N
     seat, rng = run.seat, run.rng
     pushes = 0
     for _ in range(25):
-        seat.kept = bytearray()
+        seat.keep()
         requests = run.ask()
         pushes += sum(request.what == "the answer to its push" for request in requests)
         seat.say()
@@ -132,7 +151,7 @@ def test_what_is_said_to_be_held_is_held(codec: tuple[str, ...], seed: int) -> N
         if cut < total:
             seat.reconnect()
             run.check()
-        seat.kept = None
+        seat.line.kept = None
         for request in requests:
             assert request.done
             request.value()

@@ -22,7 +22,9 @@ from aiops.errors import UsageError
 from aiops.model.layout import Array, Ints
 from aiops.sim.turns.client_selection import Selection
 from aiops.sim.turns.memory_server import MemoryServer, SimulatedClient
+from aiops.sim.turns.memory_wire import MemoryLine
 from aiops.sim.turns.task import Batches, Task
+from aiops.wire.connection import SinkFor
 
 _PASSED = 64  # turns per client, all passed over, after which the run is taken to be stuck
 
@@ -57,10 +59,8 @@ class Dispatcher(Closing):
         Whether a client waits for the answer to its push (`aiops.sim.turns.pipelined`).
     jobs
         Gradients that are computed at the same time; the results are the same.
-    handed
-        Whether messages are handed over, or cross as bytes; the results are the same.
-    pieces
-        Returns how many bytes arrive next, where they cross as bytes; the results are the same.
+    line
+        Makes a connection (`MemoryServer`); the results are the same.
 
     Attributes
     ----------
@@ -79,11 +79,10 @@ class Dispatcher(Closing):
         seed: int,
         waits: bool = True,
         jobs: int = 1,
-        handed: bool = True,
-        pieces: Callable[[], int] | None = None,
+        line: Callable[[SinkFor], MemoryLine] = MemoryLine,
     ) -> None:
         self.engine, self.task, self.batches, self.selection = engine, task, batches, selection
-        self.server = MemoryServer(engine, handed=handed, pieces=pieces)
+        self.server = MemoryServer(engine, line=line)
         initial = task.initial(seed)
         self.workers = [
             SimulatedClient(self.server, f"client-{i}", initial, ahead=not waits)

@@ -9,27 +9,24 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any
 
 from aiops.client.leased import Leased
 from aiops.client.params import Params
 from aiops.client.request_kinds import Receipt, Request
 from aiops.client.requests import Requests
-from aiops.client.session import Session, stream
+from aiops.client.session import Session
 from aiops.client.strategies import Direct, LocalStrategy, Transfer, strategy_for
 from aiops.engine.engine import Engine
 from aiops.engine.events import Applied, Apply, Drop, Event, Joined, Left, Received, Reply, Warm
 from aiops.engine.steady import Note
 from aiops.errors import Refused, StaleGradient, UsageError
 from aiops.model.layout import Array
-from aiops.sim.turns.memory_wire import HandedMessage, MemoryWire
+from aiops.sim.turns.memory_wire import MemoryLine
 from aiops.sim.turns.pipelined import PipelinedPush
 from aiops.sim.turns.steady import SteadyTurn, are_steady
-from aiops.wire.connection import Buffer, Connection
+from aiops.wire.connection import Buffer, Connection, SinkFor
 from aiops.wire.handshake import Greeter
-from aiops.wire.messages import Ack, Message, Push
-from aiops.wire.sinks import Sink
+from aiops.wire.messages import Ack, Push
 
 URL = "aiops://memory:7171"
 
@@ -43,27 +40,24 @@ class MemoryServer:
     ----------
     engine
         The server's.
-    handed
-        Whether messages are handed over as objects (`aiops.sim.turns.memory_wire`), or cross as
-        bytes. The results and the counted bytes are the same; objects are faster.
-    pieces
-        Returns how many bytes arrive next; None: all that there are.
     note
         Records an event; None: there is no record.
+    line
+        Makes a connection, given the engine's `Engine.sink_for`.
     """
+
+    now = 0.0
 
     def __init__(
         self,
         engine: Engine,
         *,
-        handed: bool = False,
-        pieces: Callable[[], int] | None = None,
         note: Note | None = None,
+        line: Callable[[SinkFor], MemoryLine] = MemoryLine,
     ) -> None:
-        self.engine, self.handed, self.pieces, self.note = engine, handed, pieces, note
-        self.now = 0.0
+        self.engine, self.note, self._make_line = engine, note, line
         self.workers: dict[int, SimulatedClient] = {}
-        self._wires: dict[int, Connection] = {}
+        self.lines: dict[int, MemoryLine] = {}
         self._greeters: dict[int, Greeter] = {}
         self._events: deque[Event] = deque()
         self._answered: deque[SimulatedClient] = deque()  # clients with answers to be settled
@@ -71,61 +65,44 @@ class MemoryServer:
 
     def connect(self, worker: SimulatedClient) -> int:
         """Open a connection; return its number."""
-        peer = len(self._wires) + 1
-        self.workers[peer] = worker
-        place = self.engine.intake.sink_for
-        self._wires[peer] = (
-            MemoryWire("server", place) if self.handed else Connection("server", place)
-        )
+        peer = len(self.lines) + 1
+        self.workers[peer], self.lines[peer] = worker, self._make_line(self.engine.intake.sink_for)
         self._greeters[peer] = Greeter(None, peer.to_bytes(16, "big"))
         return peer
 
     def disconnect(self, peer: int) -> None:
         """Lose a connection."""
         del self.workers[peer]
-        self._wires[peer].lost()
+        self.lines[peer].server.lost()
         self.post(Left(self.now, peer))
 
     def shortened(
         self, peer: int, session: Session, params: Params, request: Request
     ) -> SteadyTurn | None:
         """Return a client's short way, or None if an exchange could not have gone it."""
-        shared, member, wire = self.engine.short_way, self.engine.crew.at(peer), self._wires[peer]
+        shared, member, wire = self.engine.short_way, self.engine.crew.at(peer), self.lines[peer]
         if shared is None or member is None or not shared.store.whole_at_once:
             return None
-        if not (isinstance(wire, MemoryWire) and isinstance(params, Leased)):
+        if not (isinstance(params, Leased) and params.borrowed):
             return None
         push, ack = getattr(request, "sent", None), request.reply
         if not (isinstance(push, Push) and isinstance(ack, Ack)):
             return None
         if not are_steady(push, ack, params.layout.nbytes):
             return None
-        return SteadyTurn(shared, member, peer, wire, session, params, push, ack)
+        return SteadyTurn(shared, member, peer, wire.server.traffic, session, params, push, ack)
 
-    def receive(self, peer: int, talk: Session, buffers: list[Buffer]) -> None:
+    def receive(self, peer: int, buffers: list[Buffer]) -> None:
         """Deliver what a client sends."""
-        wire = self._wires[peer]
-        if not isinstance(wire, MemoryWire):
-            for message, sink in _pour(wire, wire.received, buffers, self.pieces):
-                self._hear(peer, message, sink)
-            return
-        assert isinstance(talk.wire, MemoryWire)
-        while talk.wire.outbox:
-            handed = talk.wire.outbox.popleft()
-            wire.inbox.append(handed)
-            for message, sink in wire.received(handed.nbytes):
-                self._hear(peer, message, sink)
-
-    def _hear(self, peer: int, message: Message, sink: Sink | None) -> None:
-        greeter = self._greeters[peer]
-        if greeter.admitted:
-            self.post(Received(self.now, peer, message, sink))
-            return
-        answer = greeter.greet(message)
-        assert answer is None, "no token is asked for in memory"
-        assert greeter.hello is not None
-        traffic = self._wires[peer].traffic
-        self.post(Joined(self.now, peer, greeter.hello, greeter.proof, traffic))
+        line, greeter = self.lines[peer], self._greeters[peer]
+        for message, sink in line.send(buffers):
+            if greeter.admitted:
+                self.post(Received(self.now, peer, message, sink))
+                continue
+            greeter.greet(message)
+            assert greeter.hello is not None, "no token is asked for in memory"
+            traffic = line.server.traffic
+            self.post(Joined(self.now, peer, greeter.hello, greeter.proof, traffic))
 
     def post(self, event: Event) -> None:
         """Let the engine handle an event, and carry out all effects that follow."""
@@ -153,25 +130,20 @@ class MemoryServer:
             self._answered.popleft().settle()
 
     def _reply(self, effect: Reply) -> None:
-        worker, wire = self.workers.get(effect.peer), self._wires[effect.peer]
+        worker, line = self.workers.get(effect.peer), self.lines[effect.peer]
         lease, rows = effect.lease, effect.rows
         if rows is not None:
             views = [[rows.answer]]
         else:
             parts = getattr(effect.message, "parts", ())
             views = [] if lease is None else lease.glimpses(parts)
-        if worker is not None and wire.state != "closed":
-            if isinstance(wire, MemoryWire):
-                wire.hand(effect.message, views, lease)
-                lease = None  # the receiver releases it
-                worker.take(wire.outbox.popleft())
-            else:
-                worker.receive(wire.send(effect.message, views))
+        if worker is not None and line.server.state != "closed":
+            line.answer(worker.session, effect.message, views, lease)
             self._answered.append(worker)
+        elif lease is not None:
+            lease.release()
         if rows is not None:
             rows.free()
-        if lease is not None:
-            lease.release()
 
 
 class SimulatedClient:
@@ -214,6 +186,7 @@ class SimulatedClient:
         self._receipt: Receipt | None = None
         self._steady: SteadyTurn | None = None
         self._blocked = False  # a gradient is applied, and its transfer waits for the last one
+        self.peer = server.connect(self)
         self.session = Session(
             URL,
             client=name,
@@ -222,13 +195,12 @@ class SimulatedClient:
             token=None,
             nonce=self._nonce,
             pongs=False,
-            wire=partial(MemoryWire, "client") if server.handed else stream,
+            wire=self._wire,
         )
         self.requests = Requests(self.session)
         self.steps = self.recomputed = 0
         self.refused = False
-        self.peer = server.connect(self)
-        server.receive(self.peer, self.session, self.session.connected())
+        server.receive(self.peer, self.session.connected())
         self.ask(self.requests.define(initial))
         self.params, self.strategy = self._model(ahead)
 
@@ -238,12 +210,12 @@ class SimulatedClient:
         They are read in the server's memory, unless the routine writes to them.
         """
         plan, layout = self.session.info.plan, self.session.info.known_layout
-        params = Leased(layout) if self._server.handed else Params(layout)
+        params = Leased(layout)
         self.ask(self.requests.fetch(params))
         if ahead:
             return params, PipelinedPush(params)
         routine = strategy_for(plan, params)
-        if isinstance(params, Leased) and routine.writes:
+        if routine.writes:
             mine = params.copy()
             params.let_go()
             return mine, strategy_for(plan, mine)
@@ -253,15 +225,8 @@ class SimulatedClient:
         self._nonces += 1
         return self._nonces.to_bytes(16, "little")
 
-    def receive(self, buffers: list[Buffer]) -> None:
-        """Take bytes."""
-        _pour(self.session, self.session.received, buffers, self._server.pieces)
-
-    def take(self, handed: HandedMessage) -> None:
-        """Take a message that is handed over."""
-        assert isinstance(self.session.wire, MemoryWire)
-        self.session.wire.inbox.append(handed)
-        self.session.received(handed.nbytes)
+    def _wire(self, sink_for: SinkFor) -> Connection:
+        return self._server.lines[self.peer].client(sink_for)
 
     def ask(self, request: Request) -> object:
         """Send a request, and return its result.
@@ -278,7 +243,7 @@ class SimulatedClient:
         return result
 
     def _send(self) -> None:
-        self._server.receive(self.peer, self.session, self.session.outgoing())
+        self._server.receive(self.peer, self.session.outgoing())
 
     @property
     def waits(self) -> bool:
@@ -312,7 +277,7 @@ class SimulatedClient:
     def _carry(self, transfer: Transfer) -> Receipt | None:
         self._receipt = None
         self._carried = transfer.ask(self.requests)
-        self._server.receive(self.peer, self.session, self.session.outgoing())
+        self._server.receive(self.peer, self.session.outgoing())
         return self._receipt
 
     def settle(self) -> None:
@@ -341,24 +306,3 @@ class SimulatedClient:
             transfer = self.strategy.transfer()
             if transfer is not None:
                 self._carry(transfer)
-
-
-def _pour(
-    end: Connection | Session,
-    received: Callable[[int], Any],
-    buffers: list[Buffer],
-    pieces: Callable[[], int] | None,
-) -> list[Any]:
-    """Deliver buffers to one end; return the messages that it makes of them."""
-    made: list[Any] = []
-    for buffer in buffers:
-        rest = memoryview(buffer)
-        while len(rest):
-            room = end.next_buffer()
-            count = min(len(room), len(rest))
-            if pieces is not None:
-                count = min(count, pieces())
-            room[:count] = rest[:count]
-            rest = rest[count:]
-            made += received(count) or ()
-    return made

@@ -9,10 +9,11 @@ gradient in the worker's memory, and a worker reads a version of the parameters 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from aiops.client.session import Session
 from aiops.common.frozen import value
 from aiops.model.arena import Arena
 from aiops.model.layout import Layout
@@ -52,25 +53,29 @@ class HandedMessage:
 class MemoryWire(Connection):
     """One side of a connection within a process.
 
-    Sent messages lie in ``outbox``. To deliver one, put it into the peer's ``inbox`` and call
-    `received` with its number of bytes.
-
     Parameters
     ----------
     side
         ``"client"`` or ``"server"``.
-    place
+    sink_for
         Returns a sink; called once per message that has payloads.
+    inbox, outbox
+        The messages on their way to this side, and from it.
     """
 
     __slots__ = ("inbox", "outbox")
 
     _room = 0  # nothing is read ahead
 
-    def __init__(self, side: Side, place: SinkFor) -> None:
-        super().__init__(side, place)
-        self.inbox: deque[HandedMessage] = deque()
-        self.outbox: deque[HandedMessage] = deque()
+    def __init__(
+        self,
+        side: Side,
+        sink_for: SinkFor,
+        inbox: deque[HandedMessage],
+        outbox: deque[HandedMessage],
+    ) -> None:
+        super().__init__(side, sink_for)
+        self.inbox, self.outbox = inbox, outbox
 
     def send(self, message: Message, payloads: Payloads = (), places: Places = ()) -> list[Buffer]:
         """Put a message into the outbox; return an empty list of buffers.
@@ -99,7 +104,6 @@ class MemoryWire(Connection):
         """
         handed = self.inbox.popleft()
         message = handed.message
-        assert nbytes == handed.nbytes
         self.traffic.bytes_in += nbytes
         self._hear(message)
         parts: Parts = getattr(message, "parts", ())
@@ -129,6 +133,47 @@ class MemoryWire(Connection):
         if lease is not None:
             lease.release()
         return sink
+
+
+class MemoryLine:
+    """A connection between a client and the server, by which messages are handed over.
+
+    Parameters
+    ----------
+    sink_for
+        The server's.
+
+    Attributes
+    ----------
+    server
+        The server's end.
+    """
+
+    server: Connection
+
+    def __init__(self, sink_for: SinkFor) -> None:
+        self._up: deque[HandedMessage] = deque()
+        self._down: deque[HandedMessage] = deque()
+        self.server = self._wire = MemoryWire("server", sink_for, self._up, self._down)
+
+    def client(self, sink_for: SinkFor) -> Connection:
+        """Return the client's end."""
+        return MemoryWire("client", sink_for, self._down, self._up)
+
+    def send(self, buffers: list[Buffer]) -> Iterator[tuple[Message, Sink | None]]:
+        """Yield the messages that the client has sent, as the server receives them.
+
+        ``buffers``: the bytes of the client's that are to be sent, if it sends any.
+        """
+        while self._up:
+            yield from self.server.received(self._up[0].nbytes)
+
+    def answer(
+        self, session: Session, message: Message, payloads: Payloads, lease: Lease | None
+    ) -> None:
+        """Have the client receive a message; ``lease`` is released when it is not needed."""
+        self._wire.hand(message, payloads, lease)
+        session.received(self._down[0].nbytes)
 
 
 class _LeasedPayload(LentPayload):

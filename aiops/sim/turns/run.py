@@ -17,9 +17,11 @@ from aiops.errors import BadPush
 from aiops.sim.turns import checkpoint
 from aiops.sim.turns.client_selection import selection
 from aiops.sim.turns.dispatcher import Dispatcher
+from aiops.sim.turns.memory_wire import MemoryLine
 from aiops.sim.turns.result import SimulationResult, SimulationSample
 from aiops.sim.turns.simulation import Simulation
 from aiops.sim.turns.task import Batches, Task
+from aiops.wire.connection import SinkFor
 
 _AT_ONCE = 100  # turns between two looks at the clock
 _TELL_EVERY = 0.1  # seconds
@@ -37,7 +39,7 @@ class Run(Closing):
         What is trained; see `aiops.lab.workloads.PerceptronTask` for the papers'.
     jobs
         Gradients that are computed at the same time; the results are the same.
-    handed, pieces
+    line
         As of `Dispatcher`; the results are the same.
     curve, seconds
         Validations, and seconds, of an earlier part of the run.
@@ -48,8 +50,7 @@ class Run(Closing):
     simulation: Simulation
     task: Task
     jobs: int = 1
-    handed: bool = True
-    pieces: Callable[[], int] | None = None
+    line: Callable[[SinkFor], MemoryLine] = MemoryLine
     curve: list[SimulationSample] = field(default_factory=list)
     seconds: float = 0.0
     checkpoint: Path | None = None
@@ -76,8 +77,7 @@ class Run(Closing):
             seed=run.seed,
             waits=run.waits,
             jobs=self.jobs,
-            handed=self.handed,
-            pieces=self.pieces,
+            line=self.line,
         )
 
     def save(self, path: Path) -> None:

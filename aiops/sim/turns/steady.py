@@ -16,7 +16,6 @@ from aiops.client.session import Session
 from aiops.engine.membership import Member
 from aiops.engine.steady import Note, Shortcut, is_steady
 from aiops.model.layout import Layout
-from aiops.sim.turns.memory_wire import MemoryWire
 from aiops.wire import messages
 from aiops.wire.messages import Ack, Push
 from aiops.wire.traffic import Traffic
@@ -29,7 +28,7 @@ class SteadyTurn:
 
     Parameters
     ----------
-    shared, member, peer, wire
+    shared, member, peer, traffic
         The server's end: what all clients share, the client's member, and its connection.
     session, params
         The client's end, and its parameters, which it reads in the server's memory.
@@ -43,13 +42,13 @@ class SteadyTurn:
         shared: Shortcut,
         member: Member,
         peer: int,
-        wire: MemoryWire,
+        traffic: Traffic,
         session: Session,
         params: Leased,
         push: Push,
         ack: Ack,
     ) -> None:
-        self._shared, self._member, self._peer, self._wire = shared, member, peer, wire
+        self._shared, self._member, self._peer, self._traffic = shared, member, peer, traffic
         self._session, self._params, self._parts = session, params, push.parts
         self._fits = params.layout  # the layout of the last gradient
         self._push, self._ack = (_PREFIXES + len(messages.encode(one)) for one in (push, ack))
@@ -82,7 +81,7 @@ class SteadyTurn:
         session.ledger.exchanged(seq, True, self._parts)
         nbytes, sent, received = len(arena.data), self._push, self._ack
         _count(session.wire.traffic, ("push", sent), ("ack", received), nbytes)
-        _count(self._wire.traffic, ("ack", received), ("push", sent), nbytes)
+        _count(self._traffic, ("ack", received), ("push", sent), nbytes)
         lease = self._shared.store.lease()
         params.read(lease.version.room, lease.release)
         number, _used, staleness, mean, vbar, vbars = said

@@ -25,6 +25,7 @@ from aiops.sim.turns.client_selection import Softmax
 from aiops.sim.turns.run import Run
 from aiops.sim.turns.simulation import Simulation
 from tests.sim.turns.cases import CASES, TASK, of_case, random_pieces, simulation
+from tests.sim.turns.lines import ByteLine, in_pieces
 
 
 def longer(case: Simulation, iterations: int) -> Simulation:
@@ -48,12 +49,14 @@ def test_goes_on_to_the_same_result(case: tuple[str, str], tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("way", ["bare", "gate", "codecs", "both", "reapply"])
-@pytest.mark.parametrize("how", [{"jobs": 3}, {"handed": False}, {"pieces": random_pieces(2)}])
+@pytest.mark.parametrize(
+    "how", [{"jobs": 3}, {"line": ByteLine}, {"line": in_pieces(random_pieces(2))}]
+)
 def test_however_messages_move(way: str, how: dict[str, Any], tmp_path: Path) -> None:
     case = of_case("fasgd", way)
     with Run(case, TASK) as run:
         expected = run.go_on()
-    with Run(case, TASK, **{"handed": "jobs" in how, **how}) as run:
+    with Run(case, TASK, **how) as run:
         for iterations in (1, 7, 40):  # three times: what was read is written again
             run.dispatcher.run(iterations - run.iteration)
             run.save(tmp_path / "run.ckpt")

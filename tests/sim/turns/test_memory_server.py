@@ -20,6 +20,7 @@ from aiops.lab.workloads.digits import load_digits
 from aiops.lab.workloads.mlp import MLP
 from aiops.model.layout import Array
 from aiops.sim.turns.memory_server import MemoryServer, SimulatedClient
+from tests.sim.turns.lines import ByteLine
 
 DIGITS = load_digits()
 START: dict[str, Array] = {
@@ -60,7 +61,7 @@ class Run:
         self.rng = np.random.default_rng(seed)
         self.file = io.BytesIO()
         self.journal = Journal(self.file, made.name, made.settings(), self.engine.options)
-        self.server = MemoryServer(self.engine, note=self.journal.note)
+        self.server = MemoryServer(self.engine, note=self.journal.note, line=ByteLine)
         self.workers = [SimulatedClient(self.server, f"worker-{i}", START) for i in range(workers)]
 
     def gradient(self, params: Params) -> dict[str, Array]:
@@ -185,7 +186,7 @@ def train_digits(steps: int, **options: Any) -> tuple[float, int]:
     """Train logistic regression on digits; return its error and the bytes that moved."""
     model = MLP([64, 10])
     engine = Engine(find("fasgd").make({"lr": 0.005}), Options(backend="numpy", **options))
-    server, start = MemoryServer(engine), model.init(0)
+    server, start = MemoryServer(engine, line=ByteLine), model.init(0)
     workers = [SimulatedClient(server, f"worker-{i}", start) for i in range(4)]
     rng = np.random.default_rng(5)
     x = DIGITS.train_x.reshape(len(DIGITS.train_x), -1)
@@ -248,9 +249,8 @@ def test_a_refused_push_is_put_back_once() -> None:
         return sink
 
     engine.intake.sink_for = refuse  # type: ignore[method-assign]
-    server_wires = run.server._wires
-    for wire in server_wires.values():
-        wire.sink_for = refuse
+    for line in run.server.lines.values():
+        line.server.sink_for = refuse
     worker.step(lambda _params: ones)
     with pytest.raises(BadPush, match="not now"):
         worker.step(lambda _params: ones)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,11 @@ from aiops.engine.events import Options
 from aiops.errors import BadPush, LocalProtocolError, RemoteProtocolError
 from aiops.model.layout import Layout
 from aiops.sim.turns.memory_server import MemoryServer, SimulatedClient
-from aiops.sim.turns.memory_wire import MemoryWire
+from aiops.sim.turns.memory_wire import HandedMessage, MemoryLine, MemoryWire
 from aiops.wire.messages import Fetch, Pong, Stats
 from aiops.wire.sinks import Discard
 from tests.sim.turns.cases import random_pieces
+from tests.sim.turns.lines import in_pieces
 
 START: dict[str, Any] = {
     "w": np.linspace(-2, 2, 1200).reshape(40, 30).astype(np.float32),
@@ -33,7 +35,7 @@ def served(
 ) -> tuple[Engine, list[SimulatedClient]]:
     """Return an engine, and two clients of it."""
     engine = Engine(find(policy).make({}), Options(backend="numpy", workers=2, **options))
-    server = MemoryServer(engine, handed=handed, pieces=None if handed else random_pieces(1))
+    server = MemoryServer(engine, line=MemoryLine if handed else in_pieces(random_pieces(1)))
     return engine, [SimulatedClient(server, f"client-{i}", START) for i in range(2)]
 
 
@@ -65,20 +67,25 @@ def test_every_count_is_that_of_bytes(policy: str, gate: str) -> None:
     assert reports[0] == reports[1]
 
 
+def ends() -> tuple[MemoryWire, MemoryWire]:
+    """Return the two ends of a connection."""
+    up, down = deque[HandedMessage](), deque[HandedMessage]()
+    client = MemoryWire("client", lambda message: Discard(), down, up)
+    return client, MemoryWire("server", lambda message: Discard(), up, down)
+
+
 class TestMemoryWire:
     def test_follows_the_table(self) -> None:
-        client = MemoryWire("client", lambda message: Discard())
+        client, server = ends()
         with pytest.raises(LocalProtocolError, match="a client may not send 'fetch' when 'start'"):
             client.send(Fetch(1, -1))
-        server = MemoryWire("server", lambda message: Discard())
         client.state = "open"
         client.send(Stats(1))
-        server.inbox.append(client.outbox.popleft())
         with pytest.raises(RemoteProtocolError, match="a client may not send 'stats' when 'start'"):
             server.received(server.inbox[0].nbytes)
 
     def test_counts_as_a_stream_does(self) -> None:
-        client = MemoryWire("client", lambda message: Discard())
+        client, _server = ends()
         client.state = "open"
         assert client.send(Pong(300)) == []
         assert client.outbox[0].nbytes == client.traffic.bytes_out

@@ -12,6 +12,7 @@ from aiops.sim.turns.client_selection import RecordedSelection
 from aiops.sim.turns.run import Run
 from aiops.sim.turns.simulation import Simulation
 from tests.sim.turns.cases import TASK, random_pieces, simulation
+from tests.sim.turns.lines import ByteLine, in_pieces
 
 
 def small(policy: str, **settings: Any) -> Simulation:
@@ -22,7 +23,7 @@ def small(policy: str, **settings: Any) -> Simulation:
 @pytest.mark.parametrize("policy", ["hardsync", "ssp", "fasgd", "rennala"])
 def test_is_the_same_however_messages_move(policy: str, codecs: dict[str, Any]) -> None:
     digests = set()
-    for how in ({}, {"jobs": 3}, {"handed": False}, {"handed": False, "pieces": random_pieces(3)}):
+    for how in ({}, {"jobs": 3}, {"line": ByteLine}, {"line": in_pieces(random_pieces(3))}):
         with Run(small(policy, **codecs), TASK, **how) as run:
             digests.add(run.go_on().digest)
     assert len(digests) == 1

@@ -24,6 +24,7 @@ from aiops.sim.turns.run import Run, digest, simulate
 from aiops.sim.turns.simulation import Simulation
 from aiops.sim.turns.task import Batches
 from tests.sim.turns.cases import CASES, TASK, of_case, random_pieces, simulation
+from tests.sim.turns.lines import ByteLine, in_pieces
 
 
 def parameters(run: Run) -> Array:
@@ -45,8 +46,8 @@ class TestDigest:
         chosen = of_case(*case, iterations=25)
         expected = finished(chosen)[0]
         assert finished(chosen, jobs=3)[0] == expected
-        assert finished(chosen, handed=False)[0] == expected
-        assert finished(chosen, handed=False, jobs=2, pieces=random_pieces(5))[0] == expected
+        assert finished(chosen, line=ByteLine)[0] == expected
+        assert finished(chosen, jobs=2, line=in_pieces(random_pieces(5)))[0] == expected
 
     @pytest.mark.parametrize("way", ["bare", "gate", "codecs", "both", "reapply"])
     def test_differs_with_the_seed(self, way: str) -> None:

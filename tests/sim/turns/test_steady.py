@@ -62,7 +62,7 @@ class World:
         options = Options(backend="numpy", workers=4, **course.options)
         self.engine, self.file = Engine(made, options), io.BytesIO()
         self.journal = Journal(self.file, made.name, made.settings(), self.engine.options)
-        self.server = MemoryServer(self.engine, handed=True, note=self.journal.note)
+        self.server = MemoryServer(self.engine, note=self.journal.note)
         self.clients = [
             SimulatedClient(self.server, f"client-{i}", START, ahead=course.ahead) for i in range(4)
         ]

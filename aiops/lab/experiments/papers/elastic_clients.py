@@ -74,7 +74,7 @@ class _ElasticRun:
     def __init__(self, run: Simulation, most: int) -> None:
         self._task: PerceptronTask = perceptron(run.dataset, run.hidden)
         self._engine = replace(run, clients=most).engine()
-        self._server = MemoryServer(self._engine, handed=True)
+        self._server = MemoryServer(self._engine)
         self._initial = self._task.initial(run.seed)
         self._batches = Batches(self._task.examples, run.batch_size, run.seed, run.order)
         self._random = np.random.default_rng([run.seed, 5])
