@@ -236,7 +236,7 @@ class MemorySocket:
 
 def without_waiting(client: Any) -> None:
     """Have a blocking client try to connect again at once."""
-    client._connection._wait = lambda seconds: None
+    client._connection.dialler.wait = lambda seconds: None
 
 
 def patch_select(patch: pytest.MonkeyPatch) -> None:

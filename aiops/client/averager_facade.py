@@ -55,27 +55,27 @@ class AveragerFacade:
     @property
     def steps(self) -> int:
         """The steps taken so far."""
-        return self._core.steps
+        return 0 if self._core.loop is None else self._core.loop.steps
 
     @property
     def lr(self) -> float:
         """The learning rate that the server was started with (``--lr``), for your own updates."""
-        return float(self._core.rounds.plan["lr"])
+        return float(self._core.plan["lr"])
 
     @property
     def plan(self) -> Mapping[str, Any]:
         """The policy's settings, as the server announced them."""
-        return self._core.rounds.plan
+        return self._core.plan
 
     @property
     def stats(self) -> Averages:
         """The counts of this worker's averages so far (`Averages`)."""
-        return self._core.rounds.stats
+        return self._core.stats
 
     @property
     def traffic(self) -> tuple[int, int]:
         """Bytes received from, and sent to, the server and the other workers so far."""
-        return self._core.rounds.traffic
+        return self._core.traffic
 
     def __repr__(self) -> str:
         stats = self.stats

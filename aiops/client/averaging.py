@@ -1,6 +1,8 @@
 """The averaging half of a worker: a loop that runs beside training and begins the rounds.
 
-`ModelAverager` gives it a thread of its own, `AsyncModelAverager` a task.
+`ModelAverager` gives it a thread of its own, `AsyncModelAverager` a task. The training half meets
+it in three steps: `Averaging` is what was asked for; `Averaging.task` is known once it runs; and
+`Averaging.started` has an `AveragingLoop` once the first average was taken.
 """
 
 from __future__ import annotations
@@ -8,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+from collections.abc import Mapping
 from typing import Any
 
 from aiops.client.fair_lock import FairLock
-from aiops.client.meeting import MeetingClient
 from aiops.client.replica import Replica
-from aiops.client.rounds import Rounds
+from aiops.client.rounds import Averages, Rounds, RoundsClient
 from aiops.errors import AiopsError, ConnectionLost, DeadlineExceeded
 
 _WITHDRAWAL = 2.0  # seconds that the withdrawal at the server may take
@@ -32,8 +34,14 @@ class Averaging:
 
     Attributes
     ----------
-    rounds
-        The averages themselves.
+    stats
+        The counts of the averages.
+    task
+        The task that runs `main`, once it does.
+    started
+        The loop, once it has taken the first average; or the error that ended it before.
+    error
+        The error that ended it, if it has ended.
     """
 
     def __init__(
@@ -47,31 +55,30 @@ class Averaging:
         timeout: float,
         host: str | None,
     ) -> None:
-        self._timeout = timeout
-        self._client = MeetingClient(url, role="worker", token=token, name=name, timeout=timeout)
-        self.rounds = Rounds(self._client, replica, lock, timeout, host)
-        self.started: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self.error: BaseException | None = None  # what ended it
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self.steps = 0  # taken so far; written by the training thread
-        self._paused = False
+        self._replica, self._lock, self._timeout, self._host = replica, lock, timeout, host
+        self._client = RoundsClient(url, role="worker", token=token, name=name, timeout=timeout)
+        self.stats = Averages()
+        self.task: concurrent.futures.Future[asyncio.Task[Any]] = concurrent.futures.Future()
+        self.started: concurrent.futures.Future[AveragingLoop] = concurrent.futures.Future()
+        self.error: BaseException | None = None
 
     async def main(self) -> None:
         """Connect, take the first average, and go on until cancelled."""
-        self.loop = asyncio.get_running_loop()
-        self._task = asyncio.current_task()
-        self._idle, self._wake = asyncio.Event(), asyncio.Event()
-        self._idle.set()
-        self._asked: list[concurrent.futures.Future[int]] = []
+        task = asyncio.current_task()
+        if task is not None:
+            self.task.set_result(task)
         try:
             async with self._client:
-                await self.rounds.begin()
+                rounds = await Rounds.begun(
+                    self._client, self._replica, self._lock, self._timeout, self._host, self.stats
+                )
                 try:
-                    await self._first()
-                    self.started.set_result(None)
-                    await self._go_on()
+                    averaging = AveragingLoop(rounds)
+                    await self._first(averaging)
+                    self.started.set_result(averaging)
+                    await averaging.go_on()
                 finally:
-                    await self.rounds.close()
+                    await rounds.close()
         except BaseException as error:
             self._end(error)
             if not isinstance(error, AiopsError | asyncio.CancelledError):
@@ -81,10 +88,82 @@ class Averaging:
         if isinstance(error, asyncio.CancelledError):
             error = ConnectionLost("this averager was closed")
         self.error = error
-        asked: list[concurrent.futures.Future[Any]] = [self.started, *self._asked]
-        for waiting in asked:
-            if not waiting.done():
-                waiting.set_exception(error)
+        averaging = self.loop
+        if averaging is not None:
+            averaging.fail(error)
+        elif not self.started.done():
+            self.started.set_exception(error)
+
+    async def _first(self, averaging: AveragingLoop) -> None:
+        """Take the first average: the model that the others have, if there are any."""
+        rounds = averaging.rounds
+        until = asyncio.get_running_loop().time() + self._timeout
+        try:
+            while not rounds.taken:
+                await averaging.average(until=until)
+                if not rounds.taken:
+                    async with asyncio.timeout_at(until):
+                        await asyncio.sleep(_AGAIN)
+        except TimeoutError as error:
+            if isinstance(error, DeadlineExceeded):
+                raise
+            last = self.stats.last_error
+            raise DeadlineExceeded(
+                f"{self._client.url}: other workers average here, but none shared its model"
+                f" with this one in {self._timeout:g} s ({last or 'they are away'}): are they"
+                " paused by abort()? timeout=... allows more"
+            ) from None
+
+    # ------------------------------------------------------------ as the training half sees it
+
+    @property
+    def loop(self) -> AveragingLoop | None:
+        """The loop, if it has been started."""
+        if not self.started.done() or self.started.exception() is not None:
+            return None
+        return self.started.result()
+
+    @property
+    def plan(self) -> Mapping[str, Any]:
+        """The policy's settings, as the server announced them; empty before the start."""
+        return {} if self.loop is None else self.loop.rounds.plan
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes received from, and sent to, the server and the other workers."""
+        others, (received, sent) = self.stats.traffic, self._client.traffic
+        return received + others.bytes_in, sent + others.bytes_out
+
+    async def end(self, patience: float) -> None:
+        """Finish what is under way, if that takes at most ``patience`` seconds, and end."""
+        if self.loop is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(patience):
+                    await self.loop.abort()
+        self.task.result().cancel()
+
+
+class AveragingLoop:
+    """The loop beside training: an average every interval, and when asked.
+
+    Parameters
+    ----------
+    rounds
+        The averages themselves.
+
+    Attributes
+    ----------
+    steps
+        Steps of training so far; written by the training thread.
+    """
+
+    def __init__(self, rounds: Rounds) -> None:
+        self.rounds = rounds
+        self.steps = 0
+        self._paused = False
+        self._idle, self._wake = asyncio.Event(), asyncio.Event()
+        self._idle.set()
+        self._asked: list[concurrent.futures.Future[int]] = []
 
     # ------------------------------------------------------------ asked for by the training thread
 
@@ -112,48 +191,22 @@ class Averaging:
         self.steps += 1
         return self.steps <= int(self.rounds.plan["warmup"])
 
-    @property
-    def over(self) -> bool:
-        """True once the loop has ended."""
-        return self._task is None or self._task.done()
-
-    async def end(self, patience: float) -> None:
-        """Finish what is under way, if that is quick, and end."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(patience):
-                await self.abort()
-        assert self._task is not None
-        self._task.cancel()
+    def fail(self, error: BaseException) -> None:
+        """Give all that was asked for this error."""
+        for answer in self._asked:
+            if not answer.done():
+                answer.set_exception(error)
 
     # ------------------------------------------------------------ the loop
 
-    async def _first(self) -> None:
-        """Take the first average: the model that the others have, if there are any."""
-        until = asyncio.get_running_loop().time() + self._timeout
-        try:
-            while not self.rounds.taken:
-                await self._average(until=until)
-                if not self.rounds.taken:
-                    async with asyncio.timeout_at(until):
-                        await asyncio.sleep(_AGAIN)
-        except TimeoutError as error:
-            if isinstance(error, DeadlineExceeded):
-                raise
-            last = self.rounds.stats.last_error
-            raise DeadlineExceeded(
-                f"{self._client.url}: other workers average here, but none shared its model"
-                f" with this one in {self._timeout:g} s ({last or 'they are away'}): are they"
-                " paused by abort()? timeout=... allows more"
-            ) from None
-
-    async def _go_on(self) -> None:
-        """Average every interval, and when asked."""
+    async def go_on(self) -> None:
+        """Average every interval, and when asked; without end."""
         while True:
             await self._pause()
             asked = len(self._asked)  # they stay there until answered, should this be the end
             count = 0
             if asked or not self._paused:
-                count = await self._average(bool(asked))
+                count = await self.average(bool(asked))
             for answer in self._asked[:asked]:
                 if not answer.done():
                     answer.set_result(count)
@@ -176,7 +229,7 @@ class Averaging:
             except TimeoutError:
                 return
 
-    async def _average(self, asked: bool = False, until: float | None = None) -> int:
+    async def average(self, asked: bool = False, until: float | None = None) -> int:
         """Take part in one round, unless paused meanwhile; return how many were in it.
 
         Raises

@@ -138,7 +138,7 @@ class Requests:
         )
         return session.ask(PushRowsRequest(session.pending.seq, asked, came_by))
 
-    def meet(self, host: str, port: int, rounds: int) -> Request:
+    def join_round(self, host: str, port: int, rounds: int) -> Request:
         """Be ready to average (or, with port 0, no longer); the result is a `messages.Round`."""
         session = self._session
         digest = session.info.known_layout.digest

@@ -119,7 +119,6 @@ class _Stranger:
 
     link: Link
     greet: RingHello | None = None
-    task: asyncio.Task[None] | None = None
     called: bool = False
 
 
@@ -137,9 +136,9 @@ class Listener:
     def __init__(self, host: str, patience: float) -> None:
         self._socket = SURROUNDINGS.get().listening(host)
         self._socket.setblocking(False)
-        self.port: int = self._socket.getsockname()[1]
+        self.host, self.port = host, int(self._socket.getsockname()[1])
         self._patience = patience
-        self._strangers: list[_Stranger] = []  # the oldest first
+        self._strangers: dict[_Stranger, asyncio.Task[None]] = {}  # the oldest first
         self._arrived = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         forks.note(self)
@@ -191,10 +190,8 @@ class Listener:
                 and (greet.number, greet.rank) == (told.number, left)
                 and proves(greet.proof, told.secret, "client", told.number, left)
             ):
-                self._strangers.remove(stranger)
-                assert stranger.task is not None
                 stranger.called = True  # from here on the link is the caller's to close
-                stranger.task.cancel()
+                self._strangers.pop(stranger).cancel()
                 return stranger.link
         return None
 
@@ -218,17 +215,16 @@ class Listener:
                 sock.close()
                 continue
             if len(self._strangers) >= _PARKED:
-                oldest = self._strangers.pop(0)  # the least likely to be a worker
-                assert oldest.task is not None
-                oldest.task.cancel()  # which closes its link, when nothing reads it any more
+                oldest = next(iter(self._strangers))  # the least likely to be a worker
+                # The end of the task closes the link, when nothing reads it any more.
+                self._strangers.pop(oldest).cancel()
             self._park(_Stranger(link))
 
     def _park(self, stranger: _Stranger) -> None:
         """Receive a peer's greeting, and keep it until its round is known here too."""
-        self._strangers.append(stranger)
-        stranger.task = self._start(self._hear(stranger))
+        self._strangers[stranger] = task = self._start(self._hear(stranger))
         # Not at the end of the task's own work: one that is cancelled at once never begins it.
-        stranger.task.add_done_callback(lambda _task: self._forget(stranger))
+        task.add_done_callback(lambda _task: self._forget(stranger))
 
     async def _hear(self, stranger: _Stranger) -> None:
         # a peer that does not greet in time is no worker of a round
@@ -239,8 +235,7 @@ class Listener:
             await asyncio.sleep(self._patience)
 
     def _forget(self, stranger: _Stranger) -> None:
-        if stranger in self._strangers:
-            self._strangers.remove(stranger)
+        self._strangers.pop(stranger, None)
         if not stranger.called:
             stranger.link.close()
 

@@ -6,12 +6,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from aiops.averaging.ring_allreduce import LIMIT, Flat, Ring, fit
+from aiops.client.asyncio.client import AsyncClient
 from aiops.client.backoff import reason
 from aiops.client.fair_lock import FairLock
-from aiops.client.meeting import MeetingClient
 from aiops.client.replica import Replica
 from aiops.client.ring_transport import Listener, take_part
 from aiops.errors import (
@@ -26,6 +27,7 @@ from aiops.errors import (
     UsageError,
 )
 from aiops.model.arena import Arena
+from aiops.model.layout import Array, Layout
 from aiops.net.dns import addresses
 from aiops.net.environment import SURROUNDINGS
 from aiops.wire import messages
@@ -71,46 +73,107 @@ class Averages:
     last_error: AiopsError | None = None
 
 
+class RoundsClient(AsyncClient):
+    """An `AsyncClient` that also joins rounds of averaging."""
+
+    async def join_round(self, host: str, port: int, taken: int) -> messages.Round:
+        """Wait for a round, reachable at ``host`` and ``port``; with port 0, withdraw.
+
+        ``taken``: the rounds that this worker has taken part in.
+        """
+        found: messages.Round = await self._run(
+            partial(self._requests.join_round, host, port, taken)
+        )
+        return found
+
+    async def agree(self, arrays: Mapping[str, Array]) -> Layout:
+        """Check that this model is the server's, or define it; return its layout.
+
+        Raises
+        ------
+        BadPush
+            When the server's has other tensors; the text names the first difference.
+        """
+        if self._session.info.layout is not None:
+            difference = self._session.info.layout.difference(Layout.of(arrays))
+            if difference:
+                raise BadPush(f"{self.url}: the server's model is another one: {difference}")
+        else:
+            await self.define_again(arrays)
+        return self._session.info.known_layout
+
+    async def define_again(self, arrays: Mapping[str, Array]) -> None:
+        """Offer the model, without fetching any."""
+        await self._run(lambda: self._requests.define(arrays))
+
+    @property
+    def local_host(self) -> str:
+        """This side's address of the connection to the server."""
+        connection = self._connection
+        if connection is None or connection.transport is None:
+            raise ConnectionLost(f"{self.url}: there is no connection")
+        if self.near:  # this side is where the server is
+            return connection.host
+        return str(connection.transport.get_extra_info("sockname")[0])
+
+
 class Rounds:
-    """One worker's rounds.
+    """One worker's rounds; made by `begun`.
 
     Parameters
     ----------
     client
-        The client with which it meets others at the server; connected before `begin`.
+        The client with which it meets others at the server.
     replica, lock
         The model, and the lock that guards it.
+    layout
+        The model's tensors.
     timeout
         Seconds that a round may take, beyond what the model's size may need.
-    host
-        Where other workers reach this one; None: at this side's address of the connection.
-
-    Attributes
-    ----------
+    listener
+        The socket at which other workers reach this one.
     stats
         Their counts.
     plan
-        The policy's settings, once the server has announced them.
+        The policy's settings.
+
+    Attributes
+    ----------
     taken
         Averages taken over, alone ones included: 0 is new.
     """
 
     def __init__(
         self,
-        client: MeetingClient,
+        client: RoundsClient,
         replica: Replica,
         lock: FairLock,
+        layout: Layout,
         timeout: float,
-        host: str | None,
+        listener: Listener,
+        stats: Averages,
+        plan: Mapping[str, Any],
     ) -> None:
         self._client, self._replica, self._lock = client, replica, lock
-        self._timeout, self._host = timeout, host
-        self.stats = Averages()
-        self.plan: Mapping[str, Any] = {}
+        self._copy, self._flat = Arena(layout), Flat(layout)
+        self._timeout, self._listener = timeout, listener
+        self._stats, self.plan = stats, plan
         self.taken = 0
 
-    async def begin(self) -> None:
-        """Learn what the server wants, and get ready; `close` is due when it has succeeded.
+    @classmethod
+    async def begun(
+        cls,
+        client: RoundsClient,
+        replica: Replica,
+        lock: FairLock,
+        patience: float,
+        host: str | None,
+        stats: Averages,
+    ) -> Rounds:
+        """Learn what the server wants, and listen for other workers; `close` is due in the end.
+
+        ``client`` is connected. ``host``: where other workers reach this one; None: at this side's
+        address of the connection. ``patience``: seconds that a round may take, as ``timeout``.
 
         Raises
         ------
@@ -119,33 +182,27 @@ class Rounds:
         BadPush
             When the server's model has other tensors.
         """
-        client, replica = self._client, self._replica
         plan = client.plan.get("average")
         if not isinstance(plan, dict):
             raise UsageError(
                 f"{client.url} runs {client.policy!r}, which averages no models: start it with"
                 " --policy average, or use aiops.Worker"
             )
-        self.plan = plan
         layout = await client.agree(replica.arrays())
-        self._copy, self._flat = Arena(layout), Flat(layout)
-        self._host = await self._address(client.local_host)
+        env = SURROUNDINGS.get()
+        host = host or env.reached_at or client.local_host
         try:
-            self._listener = Listener(self._host, plan["stall"])
-        except OSError as error:
-            raise UsageError(
-                f"cannot listen at {self._host} for other workers ({error.strerror or error}): pass"
-                " host=... an address of this machine that they can reach"
-            ) from None
-
-    async def _address(self, local: str) -> str:
-        """Return the address at which to listen: as was asked for, or where the server is met."""
-        here = SURROUNDINGS.get()
-        host = self._host or here.reached_at or local
-        try:
-            return (here.known(host) or await addresses(host, self._timeout))[0]
+            address = (env.known(host) or await addresses(host, patience))[0]
         except OSError as error:
             raise UsageError(f"host={host!r}: {reason(error)}: pass an IP address") from None
+        try:
+            listener = Listener(address, plan["stall"])
+        except OSError as error:
+            raise UsageError(
+                f"cannot listen at {address} for other workers ({error.strerror or error}): pass"
+                " host=... an address of this machine that they can reach"
+            ) from None
+        return cls(client, replica, lock, layout, patience, listener, stats, plan)
 
     async def close(self) -> None:
         """Listen for other workers no longer."""
@@ -156,14 +213,7 @@ class Rounds:
 
         A request to meet that is under way is answered too: with an empty round, or a last one.
         """
-        await self._client.meet("", 0, self.taken)
-
-    @property
-    def traffic(self) -> tuple[int, int]:
-        """Bytes received from, and sent to, the server and the other workers."""
-        others = self.stats.traffic
-        received, sent = self._client.traffic
-        return received + others.bytes_in, sent + others.bytes_out
+        await self._client.join_round("", 0, self.taken)
 
     async def take(self, wanted: Callable[[], bool], until: float | None = None) -> int:
         """Take part in one round; return how many were in it, 0 when it came to nothing.
@@ -182,16 +232,16 @@ class Rounds:
             if not wanted():
                 return 0
             async with asyncio.timeout_at(until):
-                told = await self._meet()
-            if not told.members:
+                found = await self._join()
+            if not found.members:
                 return 0
-            if len(told.members) == 1:
-                self.stats.alone += 1
+            if len(found.members) == 1:
+                self._stats.alone += 1
                 self.taken += 1
             else:
-                await self._round(told)
-            self.stats.workers = len(told.members)
-            return len(told.members)
+                await self._average(found)
+            self._stats.workers = len(found.members)
+            return len(found.members)
         except _PASSING as error:
             self._failed(error)
             return 0
@@ -214,44 +264,44 @@ class Rounds:
                     tensor=name,
                 )
 
-    async def _meet(self) -> messages.Round:
+    async def _join(self) -> messages.Round:
         """Wait for others."""
-        assert self._host is not None
+        listener = self._listener
         try:
-            return await self._client.meet(self._host, self._listener.port, self.taken)
+            return await self._client.join_round(listener.host, listener.port, self.taken)
         except NotReady:  # the server was started anew
             await self._client.define_again(self._copy.views)
             raise
 
-    async def _round(self, told: messages.Round) -> None:
+    async def _average(self, found: messages.Round) -> None:
         """Average with the others, and take the mean over."""
-        counts = [counts for _host, _port, counts in told.members]
-        if not (told.rank < len(counts) and any(counts)):
+        counts = [counts for _host, _port, counts in found.members]
+        if not (found.rank < len(counts) and any(counts)):
             raise RemoteProtocolError(f"{self._client.url} told of a round that cannot be")
         loop = asyncio.get_running_loop()
-        ring = Ring(told.rank, counts, self._flat)
+        ring = Ring(found.rank, counts, self._flat)
         allowed = self._timeout + self._flat.data.nbytes / _SLOWEST
         began = loop.time()
         try:
             async with asyncio.timeout(allowed):
                 stall = self.plan["stall"]
-                await take_part(told, ring, self._listener, stall, self.stats.traffic)
+                await take_part(found, ring, self._listener, stall, self._stats.traffic)
         except TimeoutError as error:
             if isinstance(error, DeadlineExceeded):
                 raise
             raise DeadlineExceeded(
-                f"round {told.number} took longer than {allowed:.0f} s: a worker is too slow"
+                f"round {found.number} took longer than {allowed:.0f} s: a worker is too slow"
             ) from None
         finally:
-            self.stats.seconds += loop.time() - began
+            self._stats.seconds += loop.time() - began
         prepared = self._replica.prepare(self._flat, self._copy)
         async with self._lock.awaited():
             self._replica.add(prepared)
         self.taken += 1
-        self.stats.rounds += 1
+        self._stats.rounds += 1
 
     def _failed(self, error: AiopsError) -> None:
-        self.stats.failed += 1
-        if type(error) is not type(self.stats.last_error):  # once per kind of trouble
+        self._stats.failed += 1
+        if type(error) is not type(self._stats.last_error):  # once per kind of trouble
             _log.warning("an average was given up: %s", error)
-        self.stats.last_error = error
+        self._stats.last_error = error

@@ -156,7 +156,7 @@ class TestAverage:
         params = [{"w": np.full(6, seed, np.float32)} for seed in range(2)]
         with meeting_point(stall=PATIENCE) as server, contextlib.ExitStack() as stack:
             averagers = [stack.enter_context(one) for one in joined(server, *params)]
-            port = averagers[0]._core.rounds._listener.port
+            port = averagers[0]._core.started.result().rounds._listener.port
             for _ in range(rounds):
                 for _ in range(strangers):
                     stack.enter_context(socket.create_connection(("127.0.0.1", port)))
@@ -267,7 +267,8 @@ class TestJoining:
             meeting_point() as server,
             ModelAverager(server.url, model(0), host="localhost") as averager,
         ):
-            assert averager._core.rounds._host in ("127.0.0.1", "::1")
+            rounds = averager._core.started.result().rounds
+            assert rounds._listener.host in ("127.0.0.1", "::1")
 
     def test_a_name_that_is_not_found_in_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
         answered = threading.Event()

@@ -483,14 +483,14 @@ def test_parameters_that_were_cut_midway_are_known_to_be_a_mixture() -> None:
         def do(half: Half) -> Any:
             half.fault(cut_down=1000)
             connection: Any = half.client._connection
-            connection._wait = lambda seconds: connection.interrupt()
+            connection.dialler.wait = lambda seconds: connection.interrupt()
             return half.client.exchange(half.params, half.gradient)
 
         kind, _text = twins.both(do)
         assert kind is ConnectionLost
         assert twins.halves[0].params.version == -1
         for half in twins.halves:
-            half.client._connection._interrupted = False
+            half.client._connection.dialler.interrupted = False
             without_waiting(half.client)
         twins.both(fetch_anew)
         twins.push()

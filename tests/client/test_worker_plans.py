@@ -247,7 +247,7 @@ class TestNobodyKnows:
                 worker._client.interrupt()
                 with pytest.raises(ConnectionLost):
                     waiting.result(PATIENCE)
-                worker._client._connection._interrupted = False
+                worker._client._connection.dialler.interrupted = False
                 other.step(ones(other.params))
             assert value_of(server) == -1
             with ThreadPoolExecutor() as pool:

@@ -213,10 +213,12 @@ def test_a_connection_that_is_being_made_can_be_interrupted() -> None:
         server = stack.enter_context(ServerThread())
         client = stack.enter_context(Client(server.url, timeout=PATIENCE))
         client._connection.hang_up()
-        client._connection._port = full.getsockname()[1]
+        client._connection.dialler._port = full.getsockname()[1]
         with ThreadPoolExecutor() as pool:
             waiting = pool.submit(client.ping)
-            eventually(lambda: client._connection._dialling is not None, "an attempt to connect")
+            eventually(
+                lambda: client._connection.dialler.socket is not None, "an attempt to connect"
+            )
             began = time.monotonic()
             client.interrupt()
             with pytest.raises(ConnectionLost, match="was interrupted"):

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any, Self
 
 from aiops.client.averager_facade import FAREWELL, AveragerFacade
+from aiops.client.averaging import AveragingLoop
 from aiops.common.closing import AsyncClosing
 from aiops.errors import DeadlineExceeded, UsageError
 from aiops.model.layout import Array
@@ -87,33 +88,31 @@ class AsyncModelAverager(AveragerFacade, AsyncClosing):
         UsageError
             When this averager is not connected, or closed, or the step is within another.
         """
-        self._outside("step")
+        averaging = self._outside("step")
         async with self.lock.awaited():
             self._inside = asyncio.current_task()
             try:
                 yield
             finally:
                 self._inside = None
-        if self._core.stepped():
+        if averaging.stepped():
             await self.average()
 
     async def average(self) -> int:
         """Average now, also after `abort`, and wait for it, as `ModelAverager.average`."""
-        self._outside("average")
+        averaging = self._outside("average")
         answer: concurrent.futures.Future[int] = concurrent.futures.Future()
-        self._core.ask(answer)
+        averaging.ask(answer)
         count: int = await self._wait(asyncio.wrap_future(answer), "the average")
         return count
 
     async def abort(self) -> None:
         """Stop averaging, as `ModelAverager.abort`; return when no average is under way."""
-        self._outside("abort")
-        await self._wait(self._core.abort(), "an average under way")
+        await self._wait(self._outside("abort").abort(), "an average under way")
 
     async def resume(self) -> None:
         """Average again after `abort`."""
-        self._outside("resume")
-        await self._core.resume()
+        await self._outside("resume").resume()
 
     async def close(self) -> None:
         """Leave the server, so that no other worker waits for this one; may be called twice."""
@@ -131,13 +130,14 @@ class AsyncModelAverager(AveragerFacade, AsyncClosing):
 
     # ------------------------------------------------------------ inside
 
-    def _outside(self, what: str) -> None:
-        """Refuse a wait for the lock in the task that holds it, and all calls before `connect`."""
+    def _outside(self, what: str) -> AveragingLoop:
+        """Return what averages; refuse the task that holds the lock, and calls before `connect`."""
         self._check()
         if not self._core.started.done():
             raise UsageError(f"{what}() needs a connection: use async with, or await connect()")
         if self._inside is not None and self._inside is asyncio.current_task():
             raise UsageError(f"{what}() waits for the lock that this step holds: leave it first")
+        return self._core.started.result()
 
     async def _wait(self, work: asyncio.Future[Any] | Coroutine[Any, Any, Any], what: str) -> Any:
         try:

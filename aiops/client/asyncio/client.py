@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Self
 
 from aiops.client.asyncio.connection import AsyncConnection
-from aiops.client.backoff import Attempts, overdue, reason
+from aiops.client.asyncio.dialling import AsyncDialler
+from aiops.client.backoff import Attempts, overdue
 from aiops.client.calls import Ask, Call
 from aiops.client.facade import Facade
 from aiops.client.params import Params, Stamped
 from aiops.client.program import T, drive_awaiting
 from aiops.client.request_kinds import Receipt, Request
-from aiops.client.shard_channel import ShardChannel
 from aiops.client.transfer import Transfer
 from aiops.common import forks
 from aiops.common.closing import AsyncClosing
 from aiops.errors import AiopsError, ConnectionLost
 from aiops.model.layout import Array
 from aiops.model.tables import Table
-from aiops.net.dns import addresses, first_reached
-from aiops.net.unix_socket import welcomed
 from aiops.wire import messages
-from aiops.wire.shared_payloads import SharedPayloads
 
 _BEAT = 1.0  # seconds after which a steady exchange takes long
 
@@ -64,6 +60,7 @@ class AsyncClient(Facade, AsyncClosing):
         self._connection: AsyncConnection | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] | None = None
+        self._dialler = AsyncDialler(self._session, self._host, self._port)
         self._attempts = Attempts(self.url, self._env.below, 0.0)
         self._beat = min(_BEAT, timeout / 4)
         self._began = 0.0  # when the last steady exchange did
@@ -333,15 +330,15 @@ class AsyncClient(Facade, AsyncClosing):
 
     async def _connect(self) -> AsyncConnection:
         """Open one connection, wait for the welcome, and return it."""
-        transport, connection = await self._reached()
+        transport, connection = await self._dialler.server_reached(self._attempts.until)
         self._connection = connection
         try:
             while not self._session.ready:
                 connection.heard.clear()
                 if connection.ended.done():
                     raise connection.ended.result()
-                for branch in self._session.shards.channels[len(connection.branches) :]:
-                    await self._reach_branch(branch, connection)
+                for channel in self._session.shards.channels[len(connection.channels) :]:
+                    await self._dialler.shard_reached(channel, connection, self._attempts.until)
                 await connection.heard.wait()
         except BaseException:
             self._connection = None
@@ -351,60 +348,7 @@ class AsyncClient(Facade, AsyncClosing):
             raise
         return connection
 
-    async def _reached(self) -> tuple[asyncio.Transport, AsyncConnection]:
-        """Connect to the first of the server's addresses that answers."""
-        loop = asyncio.get_running_loop()
-        left = self._attempts.until - loop.time()
-        hosts = self._env.known(self._host) or await addresses(self._host, left)
-        return await first_reached(hosts, self._attempts.until, self._reach)
-
-    async def _reach(self, host: str) -> tuple[asyncio.Transport, AsyncConnection]:
-        loop = asyncio.get_running_loop()
-        near = self._env.nearby(host, self._port)
-        if near is None:
-            return await self._env.dialled(lambda: AsyncConnection(self._session), host, self._port)
-        side = None
-        try:
-            await _readable(near)
-            side = welcomed(near)
-            shared = SharedPayloads(partial(side.attach, private=False), side.pass_on)
-            return await loop.create_unix_connection(
-                lambda: AsyncConnection(self._session, shared, side, host), sock=near
-            )
-        except BaseException:
-            near.close()
-            if side is not None:
-                side.close()
-            raise
-
-    async def _reach_branch(self, branch: ShardChannel, lead: AsyncConnection) -> None:
-        """Connect to another shard of the model."""
-
-        async def reach(host: str) -> None:
-            made = partial(AsyncConnection(branch).following, lead)
-            await self._env.dialled(made, host, branch.port)
-
-        until = self._attempts.until
-        left = until - asyncio.get_running_loop().time()
-        try:
-            hosts = self._env.known(branch.host) or await addresses(branch.host, left)
-            async with asyncio.timeout_at(until):
-                await first_reached(hosts, until, reach)
-        except OSError as error:
-            raise ConnectionLost(f"{branch.server} cannot be reached: {reason(error)}") from error
-
 
 def _given(request: Request) -> Request:
     """Return a request that is under way already."""
     return request
-
-
-async def _readable(sock: socket.socket) -> None:
-    """Wait until there is something to be read."""
-    loop = asyncio.get_running_loop()
-    came = asyncio.Event()
-    loop.add_reader(sock, came.set)
-    try:
-        await came.wait()
-    finally:
-        loop.remove_reader(sock)

@@ -30,7 +30,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     Parameters
     ----------
     session
-        The session, or the branch of one, whose bytes it carries.
+        The session, or the channel of one, whose bytes it carries.
     shared
         The segments of both sides, if the connection is within one machine.
     side
@@ -40,7 +40,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     Attributes
     ----------
-    branches
+    channels
         The connections to the other shards.
     ended
         The error that ended it, once it has ended.
@@ -58,7 +58,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._session, self._shared, self._side = session, shared, side
         self.host = host
         self._lead = self
-        self.branches: list[AsyncConnection] = []
+        self.channels: list[AsyncConnection] = []
         self.transport: asyncio.Transport | None = None
         self.ended: asyncio.Future[AiopsError] = asyncio.get_running_loop().create_future()
         self.heard = asyncio.Event()
@@ -71,7 +71,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def following(self, lead: AsyncConnection) -> AsyncConnection:
         """Be ended together with the connection to the lead of the shards; return this one."""
         self._lead = lead
-        lead.branches.append(self)
+        lead.channels.append(self)
         return self
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -185,8 +185,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def flush(self) -> None:
         """Send what the session has to send, as fast as the transport takes it."""
         self._flush()
-        for branch in self.branches:
-            branch._flush()
+        for channel in self.channels:
+            channel._flush()
 
     def _flush(self) -> None:
         if self.transport is not None and self._deaf != self._session.waiting:
@@ -210,7 +210,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def unsent(self) -> bool:
         """True while something is still to be sent."""
         waiting = self.transport is not None and self.transport.get_write_buffer_size() > 0
-        return bool(self._views) or waiting or any(branch.unsent for branch in self.branches)
+        return bool(self._views) or waiting or any(channel.unsent for channel in self.channels)
 
     async def leave(self) -> None:
         """Leave the server and close, unless a message is cut: the leave would be a part of it."""
@@ -232,8 +232,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._end(error)
         if self._lead is not self:
             self._lead.end(error)
-        for branch in self.branches:
-            branch._end(error)
+        for channel in self.channels:
+            channel._end(error)
 
     def _end(self, error: AiopsError) -> None:
         if not self.ended.done():

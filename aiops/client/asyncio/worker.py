@@ -271,7 +271,6 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
             case SendInBackground(transfer):
                 self._background = _TaskTransfer(self._client, transfer)
                 return self._background
-            case JoinBackground(background):
-                assert isinstance(background, _TaskTransfer)
+            case JoinBackground(_TaskTransfer() as background):
                 await asyncio.wait([background.task])  # which has a deadline of its own
                 return None

@@ -73,8 +73,7 @@ class Accumulate(LocalStrategy):
 
     def arrived(self, receipt: Receipt | None) -> None:
         """Go on with the fetched parameters."""
-        assert self.under_way is not None
-        if self.under_way.into is not None:
+        if self.under_way is not None and self.under_way.into is not None:
             take_over(self.params, self._fresh)
             self._model.adopt()
             self._fetched_at = self._model.steps

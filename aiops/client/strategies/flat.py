@@ -105,10 +105,10 @@ class Intake:
             As `LocalStrategy.apply`; nothing has changed.
         """
         layout = self._layout
-        whole = isinstance(gradients, Params) and gradients.layout is layout
-        into = gradients if whole else self._gradient
-        assert isinstance(into, Params)
-        tensors = layout.all if whole else gather(layout, gradients, into)
+        if isinstance(gradients, Params) and gradients.layout is layout:
+            into, tensors = gradients, layout.all
+        else:
+            into, tensors = self._gradient, gather(layout, gradients, self._gradient)
         for tensor in tensors.tolist():
             if (bad := self._bad(into, tensor)) >= 0:
                 name = layout.tensors[tensor].name

@@ -124,7 +124,8 @@ class Gated(LocalStrategy):
     def arrived(self, receipt: Receipt | None) -> None:
         """Learn the statistic; what was pushed is done with."""
         transfer = self.under_way
-        assert transfer is not None
+        if transfer is None:
+            return
         news = transfer.request.news if transfer.request is not None else None
         if news is not None:
             self._constants = news.gate
@@ -135,6 +136,7 @@ class Gated(LocalStrategy):
             self._sent_once = receipt.used
         if transfer.into is not None and self._model is not None:
             self._take_over(transfer.wanted)
+            self._model.adopt()
         if self._kept is not None:
             self._kept.settled(transfer.into if transfer.arrays is None else None)
         super().arrived(receipt)
@@ -149,8 +151,6 @@ class Gated(LocalStrategy):
                 name = params.layout.tensors[tensor].name
                 params[name][...] = fresh[name]
             note_version(params, fresh)
-        assert self._model is not None
-        self._model.adopt()
 
     def failed(self) -> None:
         """Put back what was to be pushed."""

@@ -88,8 +88,7 @@ class Local(LocalStrategy):
 
     def arrived(self, receipt: Receipt | None) -> None:
         """Merge the new model; in cycles that waits for the cycle's end."""
-        assert self.under_way is not None
-        if self.under_way.into is not None:
+        if self.under_way is not None and self.under_way.into is not None:
             self._come = True
         if self._overlap != "cycle" or self._refreshing or self._since >= self._every:
             self._merge()

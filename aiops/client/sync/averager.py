@@ -6,10 +6,11 @@ import asyncio
 import concurrent.futures
 import contextlib
 import threading
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 from aiops.client.averager_facade import FAREWELL, AveragerFacade
+from aiops.client.averaging import AveragingLoop
 from aiops.client.rounds import Averages
 from aiops.common.closing import Closing
 from aiops.errors import DeadlineExceeded, UsageError
@@ -131,7 +132,7 @@ class ModelAverager(AveragerFacade, Closing):
             raise UsageError("a step cannot begin within another step")
         with self.lock:
             yield
-        if self._core.stepped():
+        if self._core.started.result().stepped():
             self.average()
 
     # ------------------------------------------------------------ averaging
@@ -151,10 +152,10 @@ class ModelAverager(AveragerFacade, Closing):
         DeadlineExceeded
             When it is not over in ``timeout`` seconds.
         """
-        loop = self._outside("average")
+        averaging, loop = self._outside("average")
         answer: concurrent.futures.Future[int] = concurrent.futures.Future()
         try:
-            loop.call_soon_threadsafe(self._core.ask, answer)
+            loop.call_soon_threadsafe(averaging.ask, answer)
         except RuntimeError:  # its loop ended just now
             self._check()
             raise
@@ -174,30 +175,27 @@ class ModelAverager(AveragerFacade, Closing):
         DeadlineExceeded
             When an average under way does not end in ``timeout`` seconds.
         """
-        self._ask("abort", self._core.abort())
+        self._ask("abort", AveragingLoop.abort)
 
     def resume(self) -> None:
         """Average again after `abort`; raises as that does."""
-        self._ask("resume", self._core.resume())
+        self._ask("resume", AveragingLoop.resume)
 
     def close(self) -> None:
         """Leave the server, so that no other worker waits for this one; may be called twice."""
         if self._closed:
             return
         self._closed = True
-        core = self._core
-        while self._thread.is_alive() and core.loop is None:
-            self._thread.join(0.01)
-        if self._thread.is_alive() and core.loop is not None:
-            patience, loop = FAREWELL if core.started.done() else 0.0, core.loop
+        core, task = self._core, self._core.task.result()  # which the thread makes at once
+        loop = task.get_loop()
 
-            def end() -> None:  # a coroutine made here could be left over: the loop may end first
-                if not core.over:  # else it ends just now, and would not run a further task
-                    self._ending = loop.create_task(core.end(patience))
+        def end() -> None:  # a coroutine made here could be left over: the loop may end first
+            if not task.done():  # else it ends just now, and would not run a further task
+                self._ending = loop.create_task(core.end(FAREWELL))
 
-            with contextlib.suppress(RuntimeError):  # its loop ended just now
-                loop.call_soon_threadsafe(end)
-            self._thread.join()
+        with contextlib.suppress(RuntimeError):  # its loop has ended
+            loop.call_soon_threadsafe(end)
+        self._thread.join()
 
     # ------------------------------------------------------------ inside
 
@@ -205,17 +203,19 @@ class ModelAverager(AveragerFacade, Closing):
         with contextlib.suppress(asyncio.CancelledError):
             asyncio.run(self._core.main())
 
-    def _outside(self, what: str) -> asyncio.AbstractEventLoop:
-        """Refuse a wait for an average in a thread that holds the lock that it needs."""
+    def _outside(self, what: str) -> tuple[AveragingLoop, asyncio.AbstractEventLoop]:
+        """Return what averages; refuse a thread that holds the lock that an average needs."""
         self._check()
         if self.lock.mine:
             raise UsageError(f"{what}() waits for an average, which needs the lock: leave it first")
-        assert self._core.loop is not None
-        return self._core.loop
+        return self._core.started.result(), self._core.task.result().get_loop()
 
-    def _ask(self, what: str, work: Coroutine[Any, Any, None]) -> None:
+    def _ask(
+        self, what: str, function: Callable[[AveragingLoop], Coroutine[Any, Any, None]]
+    ) -> None:
+        averaging, loop = self._outside(what)
+        work = function(averaging)
         try:
-            loop = self._outside(what)
             answer = asyncio.run_coroutine_threadsafe(work, loop)
         except BaseException:
             work.close()

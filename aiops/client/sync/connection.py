@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import select
 import socket
 import struct
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -18,16 +16,14 @@ from aiops.client.request_kinds import Receipt, Request
 from aiops.client.session import Session, without
 from aiops.client.shard_channel import ShardChannel
 from aiops.client.steady import SteadyExchange
+from aiops.client.sync.dialling import Dialler, shut_down
 from aiops.client.sync.shard_socket import RECEIVE, SEND, ShardSocket, send_some
 from aiops.client.sync.shard_socket import move as line_move
-from aiops.common import forks
 from aiops.errors import AiopsError, ConnectionLost, DeadlineExceeded
 from aiops.model.layout import Array
 from aiops.net.busy_poll import Spin
-from aiops.net.dns import addresses_waited_for
 from aiops.net.environment import SURROUNDINGS
-from aiops.net.socket_options import tune
-from aiops.net.unix_socket import UnixSide, welcomed
+from aiops.net.unix_socket import UnixSide
 from aiops.wire.connection import Buffer
 from aiops.wire.shared_payloads import SharedPayloads
 
@@ -66,16 +62,14 @@ class BlockingConnection:
     """
 
     def __init__(self, session: Session, host: str, port: int) -> None:
-        self._session, self._host, self._port = session, host, port
-        self._env = SURROUNDINGS.get()
+        self._session = session
+        self.dialler = Dialler(session.server, host, port, self._left)
+        self._below = SURROUNDINGS.get().below
         self.socket: socket.socket | None = None
-        self._dialling: socket.socket | None = None  # what is being connected
         self._near: UnixSide | None = None  # on a connection within this machine
         self._lines: list[ShardSocket] = []  # to all shards, where there are several
         self._spin = Spin()
         self._poll: Any = None  # of the socket, where a system has that
-        self._interrupted = self._forked = False
-        self._woken = threading.Event()  # when it is interrupted
         self._last = 0.0  # when the last request was answered
         self.steady: SteadyExchange | None = (
             None  # while nothing is under way, and the next may be one
@@ -191,8 +185,8 @@ class BlockingConnection:
         attempts, trying = None, now + min(timeout, attempting)
         try:
             while not (request.done if request is not None else session.ready):
-                if self._interrupted:
-                    raise self._interruption()
+                if self.dialler.interrupted:
+                    self.dialler.check()
                 ready = session.ready
                 try:
                     self._move(until if ready else trying, attempting / 4)
@@ -200,14 +194,13 @@ class BlockingConnection:
                     raise
                 except (ConnectionLost, OSError) as error:
                     self.hang_up()
-                    if self._interrupted:
-                        raise self._interruption() from None
+                    self.dialler.check()
                     if ready:  # it was there until now
                         trying = min(until, time.monotonic() + attempting)
                     if attempts is None:
-                        attempts = Attempts(session.server, self._env.below, trying)
+                        attempts = Attempts(session.server, self._below, trying)
                     attempts.until = trying
-                    self._wait(attempts.pause(time.monotonic(), error))
+                    self.dialler.wait(attempts.pause(time.monotonic(), error))
         except BaseException:  # such as Ctrl-C: a message may be cut
             if request is not None:
                 session.abandon(request)
@@ -274,25 +267,15 @@ class BlockingConnection:
             raise self._unconnected()
         if not self._lines:
             self._lines = [ShardSocket(lead, self._session)]
-        branches = self._session.shards.channels
-        if len(branches) < len(self._lines) - 1:
-            self._keep_lines(branches)
-        for branch in branches[len(self._lines) - 1 :]:
-            line = ShardSocket(self._reached_branch(branch, until), branch)
-            line.say(branch.connected())
+        channels = self._session.shards.channels
+        if len(channels) < len(self._lines) - 1:
+            self._keep_lines(channels)
+        for channel in channels[len(self._lines) - 1 :]:
+            line = ShardSocket(self.dialler.shard_reached(channel, until), channel)
+            line.say(channel.connected())
             self._lines.append(line)
         while not line_move(self._lines, min(_BEAT, self._left(until))):
             pass
-
-    def _reached_branch(self, branch: ShardChannel, until: float) -> socket.socket:
-        """Return a socket that is connected to another shard."""
-        try:
-            sock = self._dialled(self._addresses(branch.host, until), branch.port, until)
-        except OSError as error:
-            raise ConnectionLost(f"{branch.server} cannot be reached: {reason(error)}") from error
-        tune(sock)
-        sock.settimeout(None)
-        return sock
 
     def attend(self) -> None:
         """Take in and answer what the server sent unasked; does not wait.
@@ -331,9 +314,9 @@ class BlockingConnection:
         self._close_lines()
         self._session.lost()
 
-    def _keep_lines(self, branches: Sequence[ShardChannel]) -> None:
+    def _keep_lines(self, channels: Sequence[ShardChannel]) -> None:
         """Close the connections to shards that hold nothing of the model."""
-        others = [line for line in self._lines[1:] if line.receiver not in branches]
+        others = [line for line in self._lines[1:] if line.receiver not in channels]
         for line in others:
             line.socket.close()
             self._lines.remove(line)
@@ -361,43 +344,26 @@ class BlockingConnection:
 
     def interrupt(self) -> None:
         """End the call that another thread waits in; no connection is made afterwards."""
-        self._interrupted = True
-        self._woken.set()
-        for sock in (self.socket, self._dialling):
-            if sock is not None:
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
+        self.dialler.interrupt()
+        shut_down(self.socket)
 
     def forked(self) -> None:
         """Close this process's descriptors in a fork, also in the midst of a call."""
-        self._forked, self.steady = True, None
-        for sock in (self.socket, self._dialling, *(line.socket for line in self._lines)):
+        self.steady = None
+        self.dialler.forked()
+        for sock in (self.socket, *(line.socket for line in self._lines)):
             if sock is not None:
                 sock.close()  # this process's descriptor: the connection stays as it is
-
-    def _check_interrupted(self) -> None:
-        """Raise `ConnectionLost` after `interrupt`, and `UsageError` in a fork."""
-        if self._forked:
-            raise forks.inherited("client")
-        if self._interrupted:
-            raise self._interruption()
-
-    def _interruption(self) -> ConnectionLost:
-        return ConnectionLost(f"{self._session.server}: this client was interrupted")
 
     def _unconnected(self) -> ConnectionLost:
         return ConnectionLost(f"{self._session.server}: there is no connection")
 
-    def _wait(self, seconds: float) -> None:
-        """Wait before connecting again, unless this is interrupted."""
-        self._woken.wait(seconds)
-
     # ------------------------------------------------------------ the socket
 
     def _connect(self, until: float, beat: float) -> None:
-        sock = self._reached(until)
-        if self._near is None:
-            tune(sock)
+        sock, self._near = self.dialler.server_reached(until)
+        self.socket = sock
+        self.dialler.check()  # an interruption that came too early to find this socket
         sock.settimeout(None)
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             seconds = struct.pack("ll", int(beat), int(beat % 1 * 1e6) or 1)
@@ -409,47 +375,6 @@ class BlockingConnection:
         if self._near is not None:
             shared = SharedPayloads(partial(self._near.attach, private=False), self._near.pass_on)
         self._send(self._session.connected(shared), until)
-
-    def _reached(self, until: float) -> socket.socket:
-        """Return a socket that is connected to the server; on this machine, if it is here."""
-        hosts = self._addresses(self._host, until)
-        for host in hosts:
-            near = self._env.nearby(host, self._port)
-            if near is not None:
-                self.socket = near
-                self._check_interrupted()
-                near.settimeout(self._left(until))
-                self._near = welcomed(near)
-                return near
-        self.socket = sock = self._dialled(hosts, self._port, until)
-        self._check_interrupted()
-        return sock
-
-    def _addresses(self, host: str, until: float) -> Sequence[str]:
-        known = self._env.known(host)
-        return known or addresses_waited_for(host, self._left(until), self._check_interrupted)
-
-    def _dialled(self, hosts: Sequence[str], port: int, until: float) -> socket.socket:
-        """Return a socket that is connected to the first of these addresses that answers."""
-        for others in range(len(hosts) - 1, 0, -1):
-            # A silent address leaves the others their share of the time.
-            with contextlib.suppress(OSError):
-                return self._dial(hosts[-1 - others], port, self._left(until) / (1 + others))
-        return self._dial(hosts[-1], port, self._left(until))
-
-    def _dial(self, host: str, port: int, seconds: float) -> socket.socket:
-        self._dialling = sock = self._env.unconnected(host)
-        try:
-            self._check_interrupted()  # it may have come too early to find this socket
-            sock.settimeout(seconds)
-            sock.connect((host, port))
-        except BaseException:
-            sock.close()
-            self._check_interrupted()
-            raise
-        finally:
-            self._dialling = None
-        return sock
 
     # The kernel itself wakes a call that waits for more than _BEAT (SO_RCVTIMEO, SO_SNDTIMEO), so
     # that a transfer of any size is one system call, and a deadline is still seen to.

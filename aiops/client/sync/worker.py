@@ -286,9 +286,8 @@ class Worker(WorkerFacade, Closing):
                 self._background = _ThreadTransfer(transfer)
                 self._transfers.put(self._background)
                 return self._background
-            case JoinBackground(background):
+            case JoinBackground(_ThreadTransfer() as background):
                 limit = self._client.patience + _BEAT
-                assert isinstance(background, _ThreadTransfer)
                 if not background.done.wait(limit):
                     raise DeadlineExceeded(
                         f"{self.url} did not answer a push in the background within {limit:g} s"

@@ -1,0 +1,148 @@
+"""The connecting of a blocking client's sockets, with a deadline, from wherever it may be ended."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Sequence
+
+from aiops.client.backoff import reason
+from aiops.client.shard_channel import ShardChannel
+from aiops.common import forks
+from aiops.errors import ConnectionLost
+from aiops.net.dns import addresses_waited_for
+from aiops.net.environment import SURROUNDINGS
+from aiops.net.socket_options import tune
+from aiops.net.unix_socket import UnixSide, welcomed
+
+
+class Dialler:
+    """Connects to a server and to the other shards of its model.
+
+    One thread uses it at a time, except for `interrupt`. Deadlines (``until``) are times of
+    `time.monotonic`.
+
+    Parameters
+    ----------
+    server
+        The server's URL, for error texts.
+    host, port
+        Its address.
+    left
+        Returns the seconds that are left until a deadline, or raises `DeadlineExceeded`.
+
+    Attributes
+    ----------
+    socket
+        The socket that is being connected, or None.
+    interrupted
+        Whether no connection is to be made any more.
+    """
+
+    def __init__(self, server: str, host: str, port: int, left: Callable[[float], float]) -> None:
+        self._server, self._host, self._port, self._left = server, host, port, left
+        self._env = SURROUNDINGS.get()
+        self.socket: socket.socket | None = None
+        self.interrupted = self._forked = False
+        self._woken = threading.Event()  # when it is interrupted
+
+    # ------------------------------------------------------------ connecting
+
+    def server_reached(self, until: float) -> tuple[socket.socket, UnixSide | None]:
+        """Return a socket that is connected to the server; on this machine, with its side channel.
+
+        Raises
+        ------
+        ConnectionLost, OSError, DeadlineExceeded
+            When the server cannot be reached.
+        """
+        hosts = self._addresses(self._host, until)
+        for host in hosts:
+            near = self._env.nearby(host, self._port)
+            if near is not None:
+                return near, self._welcomed(near, until)
+        sock = self._dialled(hosts, self._port, until)
+        tune(sock)
+        return sock, None
+
+    def shard_reached(self, channel: ShardChannel, until: float) -> socket.socket:
+        """Return a socket that is connected to another shard; raises as `server_reached`."""
+        try:
+            sock = self._dialled(self._addresses(channel.host, until), channel.port, until)
+        except OSError as error:
+            raise ConnectionLost(f"{channel.server} cannot be reached: {reason(error)}") from error
+        tune(sock)
+        sock.settimeout(None)
+        return sock
+
+    def _addresses(self, host: str, until: float) -> Sequence[str]:
+        known = self._env.known(host)
+        return known or addresses_waited_for(host, self._left(until), self.check)
+
+    def _welcomed(self, near: socket.socket, until: float) -> UnixSide:
+        self.socket = near
+        try:
+            self.check()
+            near.settimeout(self._left(until))
+            return welcomed(near)
+        except BaseException:
+            near.close()
+            raise
+        finally:
+            self.socket = None
+
+    def _dialled(self, hosts: Sequence[str], port: int, until: float) -> socket.socket:
+        """Return a socket that is connected to the first of these addresses that answers."""
+        for others in range(len(hosts) - 1, 0, -1):
+            # A silent address leaves the others their share of the time.
+            with contextlib.suppress(OSError):
+                return self._dial(hosts[-1 - others], port, self._left(until) / (1 + others))
+        return self._dial(hosts[-1], port, self._left(until))
+
+    def _dial(self, host: str, port: int, seconds: float) -> socket.socket:
+        self.socket = sock = self._env.unconnected(host)
+        try:
+            self.check()  # it may have come too early to find this socket
+            sock.settimeout(seconds)
+            sock.connect((host, port))
+            self.check()
+        except BaseException:
+            sock.close()
+            self.check()
+            raise
+        finally:
+            self.socket = None
+        return sock
+
+    # ------------------------------------------------------------ ending
+
+    def wait(self, seconds: float) -> None:
+        """Wait before connecting again, unless this is interrupted."""
+        self._woken.wait(seconds)
+
+    def check(self) -> None:
+        """Raise `ConnectionLost` after `interrupt`, and `UsageError` in a fork."""
+        if self._forked:
+            raise forks.inherited("client")
+        if self.interrupted:
+            raise ConnectionLost(f"{self._server}: this client was interrupted")
+
+    def interrupt(self) -> None:
+        """Make no more connections; end the attempt that another thread waits in."""
+        self.interrupted = True
+        self._woken.set()
+        shut_down(self.socket)
+
+    def forked(self) -> None:
+        """Make no more connections in a fork, and close this process's descriptor."""
+        self._forked = True
+        if self.socket is not None:
+            self.socket.close()
+
+
+def shut_down(sock: socket.socket | None) -> None:
+    """End both directions of a socket, if there is one: a thread that waits for it goes on."""
+    if sock is not None:
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
