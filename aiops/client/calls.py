@@ -48,12 +48,12 @@ class Calls:
     ----------
     session
         Its session with the server.
-    asks
+    requests
         Makes its requests.
     """
 
-    def __init__(self, session: Session, asks: Requests) -> None:
-        self._session, self._requests = session, asks
+    def __init__(self, session: Session, requests: Requests) -> None:
+        self._session, self._requests = session, requests
 
     def offer(self, arrays: Mapping[str, Array], tables: Mapping[str, Table] | None) -> Call[bool]:
         """Offer a model; return whether it was taken."""

@@ -38,18 +38,18 @@ class Facade:
         check_timeout(timeout)
         self.timeout = timeout
         self._closed = self._forked = False
-        self._env = here = SURROUNDINGS.get()
+        self._env = env = SURROUNDINGS.get()
         self._session = Session(
             urls.write(self._host, self._port),
-            client=here.token_bytes(16).hex(),
-            name=name or f"{role}-{here.identity()}",
+            client=env.token_bytes(16).hex(),
+            name=name or f"{role}-{env.identity()}",
             role=role,
             token=token or os.environ.get("AIOPS_TOKEN"),
-            nonce=lambda: here.token_bytes(16),
+            nonce=lambda: env.token_bytes(16),
             pongs=pongs,
             host=self._host,
             followers=followers,
-            parallel_map=here.parallel_map,
+            parallel_map=env.parallel_map,
         )
         self._requests = Requests(self._session)
         self._calls = Calls(self._session, self._requests)

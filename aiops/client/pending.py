@@ -141,7 +141,7 @@ class PendingRequests:
         try:
             if isinstance(message, Error):
                 if message.parts:
-                    self._parameters_came(request, message.version, sink)
+                    self._note_version(request, message.version, sink)
                 text = f"{url}: {message.text}"
                 self.reject(request, refusal(message.code, text, message.details))
                 return None
@@ -151,7 +151,7 @@ class PendingRequests:
                     raise ValueError(f"statistics of {count:g} tensors")
                 request.reply = message
                 current = message.current if isinstance(message, Ack) else message.version
-                self._parameters_came(request, current, sink)
+                self._note_version(request, current, sink)
                 if isinstance(message, Ack) and not message.used and self._info.coding is not None:
                     self._info.coding.take_back(request.encoded)
             request.encoded.clear()
@@ -165,7 +165,7 @@ class PendingRequests:
             request.resolve(error=RemoteProtocolError(text))
         return request if request.error is None else None
 
-    def _parameters_came(self, request: Request, version: int, sink: Sink | None) -> None:
+    def _note_version(self, request: Request, version: int, sink: Sink | None) -> None:
         """Note the version of the parameters that an answer has brought."""
         late = sink.finish() if isinstance(sink, ParameterSink) else ()
         into = request.into

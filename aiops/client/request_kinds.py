@@ -35,17 +35,17 @@ class Means(Mapping[str, float]):
     ----------
     layout
         The tensors.
-    told
+    means
         float32, little endian, in arena order.
     """
 
-    __slots__ = ("_layout", "_told")
+    __slots__ = ("_layout", "_means")
 
-    def __init__(self, layout: Layout, told: bytes) -> None:
-        self._layout, self._told = layout, told
+    def __init__(self, layout: Layout, means: bytes) -> None:
+        self._layout, self._means = layout, means
 
     def __getitem__(self, name: str) -> float:
-        return float(np.frombuffer(self._told, "<f4")[self._layout.index[name]])
+        return float(np.frombuffer(self._means, "<f4")[self._layout.index[name]])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._layout.index)
@@ -362,7 +362,7 @@ class FetchRowsRequest(Request):
 
     def finish(self, message: TableRows, info: ServerInfo) -> Array:
         """Return the rows."""
-        return info.rows.came(self._rows.named, message, self._rows.into)
+        return info.rows.arrived(self._rows.named, message, self._rows.into)
 
 
 class PushRowsRequest(Request):
@@ -387,7 +387,7 @@ class PushRowsRequest(Request):
         receipt = Receipt(message.version, stale, float(stale), None, {})
         if self._rows.into is None:
             return receipt
-        return receipt, info.rows.came(self._rows.named, message, self._rows.into)
+        return receipt, info.rows.arrived(self._rows.named, message, self._rows.into)
 
 
 class JoinRoundRequest(Request):

@@ -133,10 +133,10 @@ class Requests:
         session = self._session
         asked = session.info.rows.push(name, ids, grads, version=version, wanted=wanted, out=out)
         session.pending.seq += 1
-        came_by = session.info.rows.came_by.get(
+        connection = session.info.rows.connections.get(
             name, (session.info.client, max(session.info.connection[1], 1))
         )
-        return session.ask(PushRowsRequest(session.pending.seq, asked, came_by))
+        return session.ask(PushRowsRequest(session.pending.seq, asked, connection))
 
     def join_round(self, host: str, port: int, rounds: int) -> Request:
         """Be ready to average (or, with port 0, no longer); the result is a `messages.Round`."""

@@ -144,7 +144,7 @@ class Listener:
         forks.note(self)
         self._start(self._accept())
 
-    async def expect(self, told: Round, left: int, name: str) -> Link:
+    async def expect(self, this_round: Round, left: int, name: str) -> Link:
         """Wait for the worker before this one in the ring, and greet it.
 
         Raises
@@ -154,18 +154,18 @@ class Listener:
         """
         try:
             async with asyncio.timeout(self._patience):
-                while (found := self._called(told, left)) is None:
+                while (found := self._called(this_round, left)) is None:
                     self._arrived.clear()
                     await self._arrived.wait()
         except TimeoutError:
             raise DeadlineExceeded(
-                f"worker {name} of round {told.number} did not come in {self._patience:g} s: can it"
-                " reach this worker's address?"
+                f"worker {name} of round {this_round.number} did not come in {self._patience:g} s:"
+                " can it reach this worker's address?"
             ) from None
         found.name = name
-        reply = proof(told.secret, "server", told.number, told.rank)
+        reply = proof(this_round.secret, "server", this_round.number, this_round.rank)
         try:
-            await found.send(RingHello(0, told.number, told.rank, reply))
+            await found.send(RingHello(0, this_round.number, this_round.rank, reply))
         except BaseException:
             found.close()
             raise
@@ -182,13 +182,13 @@ class Listener:
         """Let go of it in a fork."""
         forks.blank(self._socket.fileno())
 
-    def _called(self, told: Round, left: int) -> Link | None:
+    def _called(self, this_round: Round, left: int) -> Link | None:
         for stranger in self._strangers:
             greet = stranger.greet
             if (
                 greet is not None
-                and (greet.number, greet.rank) == (told.number, left)
-                and proves(greet.proof, told.secret, "client", told.number, left)
+                and (greet.number, greet.rank) == (this_round.number, left)
+                and proves(greet.proof, this_round.secret, "client", this_round.number, left)
             ):
                 stranger.called = True  # from here on the link is the caller's to close
                 self._strangers.pop(stranger).cancel()
@@ -240,7 +240,7 @@ class Listener:
             stranger.link.close()
 
 
-async def _call(told: Round, right: int, host: str, port: int, patience: float) -> Link:
+async def _call(this_round: Round, right: int, host: str, port: int, patience: float) -> Link:
     """Connect to the next worker of the ring, and greet it.
 
     Raises
@@ -276,14 +276,14 @@ async def _call(told: Round, right: int, host: str, port: int, patience: float) 
         sock.close()
         raise ConnectionLost(f"worker {name}: {error.strerror or error}") from None
     try:
-        mine = proof(told.secret, "client", told.number, told.rank)
-        await link.send(RingHello(0, told.number, told.rank, mine))
+        mine = proof(this_round.secret, "client", this_round.number, this_round.rank)
+        await link.send(RingHello(0, this_round.number, this_round.rank, mine))
         reply = await link.hear_greeting()
-        if (reply.number, reply.rank) != (told.number, right) or not proves(
-            reply.proof, told.secret, "server", told.number, right
+        if (reply.number, reply.rank) != (this_round.number, right) or not proves(
+            reply.proof, this_round.secret, "server", this_round.number, right
         ):
             raise Unauthorised(
-                f"worker {name} does not know the secret of round {told.number}", worker=name
+                f"worker {name} does not know the secret of round {this_round.number}", worker=name
             )
     except BaseException:
         link.close()
@@ -292,13 +292,13 @@ async def _call(told: Round, right: int, host: str, port: int, patience: float) 
 
 
 async def take_part(
-    told: Round, ring: Ring, listener: Listener, patience: float, traffic: Traffic
+    this_round: Round, ring: Ring, listener: Listener, patience: float, traffic: Traffic
 ) -> None:
     """Carry out one round with the workers that the server told of.
 
     Parameters
     ----------
-    told, ring
+    this_round, ring
         The round's members, and this worker's part of the ring.
     listener
         Where this worker is reached.
@@ -312,23 +312,25 @@ async def take_part(
     ConnectionLost, DeadlineExceeded, RemoteProtocolError, Unauthorised
         Naming the worker that this round failed at.
     """
-    size = len(told.members)
-    left, right = (told.rank - 1) % size, (told.rank + 1) % size
-    names = [urls.write(host, port).removeprefix("aiops://") for host, port, _ in told.members]
-    host, port, _counts = told.members[right]
+    size = len(this_round.members)
+    left, right = (this_round.rank - 1) % size, (this_round.rank + 1) % size
+    names = [
+        urls.write(host, port).removeprefix("aiops://") for host, port, _ in this_round.members
+    ]
+    host, port, _counts = this_round.members[right]
     links: list[Link] = []
 
     async def expect() -> Link:
-        links.append(link := await listener.expect(told, left, names[left]))
+        links.append(link := await listener.expect(this_round, left, names[left]))
         return link
 
     async def call() -> Link:
-        links.append(link := await _call(told, right, host, port, patience))
+        links.append(link := await _call(this_round, right, host, port, patience))
         return link
 
     try:
         before, after = await _both(expect(), call())
-        await _pass_on(ring, before, after, told.number)
+        await _pass_on(ring, before, after, this_round.number)
     finally:
         for link in links:
             counted = link.wire.traffic

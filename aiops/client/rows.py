@@ -85,7 +85,7 @@ class Rows:
     def __init__(self) -> None:
         self.tables: Tables = Tables({})
         self.connection = ("", 0)
-        self.came_by: dict[str, tuple[str, int]] = {}
+        self.connections: dict[str, tuple[str, int]] = {}
         self.versions: dict[str, int] = {}
 
     def learn(self, tables: Tables) -> None:
@@ -128,7 +128,7 @@ class Rows:
                 payloads.insert(1, [_bytes(asked)])
         return RowsPush(named, base, push_parts(named.table, len(pushed), count), payloads, into)
 
-    def came(self, named: NamedTable, message: TableRows, into: FetchedRowsSink) -> Array:
+    def arrived(self, named: NamedTable, message: TableRows, into: FetchedRowsSink) -> Array:
         """Return the rows that an answer has brought, and note by which connection they came.
 
         Raises
@@ -139,7 +139,7 @@ class Rows:
         if len(into.out) and not message.parts:
             raise RemoteProtocolError("the answer lacks the rows that were asked for")
         name = named.name
-        self.came_by[name] = self.connection
+        self.connections[name] = self.connection
         self.versions[name] = max(message.version, self.versions.get(name, 0))
         return into.out
 

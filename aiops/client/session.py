@@ -392,7 +392,7 @@ class Session:
         return self.pending.abandon(request)
 
     def hand_over(
-        self, steady: SteadyExchange, sent: int, came: int
+        self, steady: SteadyExchange, sent: int, received: int
     ) -> tuple[Request, list[Buffer], list[memoryview]]:
         """Continue a steady exchange on the general path, with its push as a request.
 
@@ -400,7 +400,7 @@ class Session:
         ----------
         steady
             The exchange, which is under way.
-        sent, came
+        sent, received
             The bytes of the push that have been sent, and those of the answer that have come.
 
         Returns
@@ -409,7 +409,7 @@ class Session:
         """
         push, id = steady.as_request()
         self.ask(push, id)
-        return push, without(self.outgoing(), sent), steady.end(came)
+        return push, without(self.outgoing(), sent), steady.end(received)
 
     def room(self) -> Params:
         """Return room for gradients, from which they are lent to a server on this machine.

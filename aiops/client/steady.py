@@ -5,10 +5,10 @@ path (`aiops.client.requests`), there is a template of both headers: the next pu
 the one, and an answer that matches the other needs no decoding. ::
 
     buffers = steady.begin(params, gradients)    # None: this one takes the general path
-    ...send them...; came = recv_into(steady.room)
-    receipt = steady.finish(came)                # None: it was no such answer
+    ...send them...; received = recv_into(steady.room)
+    receipt = steady.finish(received)                # None: it was no such answer
     if receipt is None:                          # the same push, as a request that is under way
-        request, unsent, received = session.hand_over(steady, sent, came)
+        request, unsent, rest = session.hand_over(steady, sent, received)
 
 It is a short path through the same state, not a state of its own. Ids, sequence numbers, traffic
 and ledger are those of the session; every byte that is sent is what the general path would have
@@ -119,9 +119,9 @@ class SteadyExchange:
     ----------
     room
         The buffer for an answer, or for its header.
-    size
+    answer_size
         The length of an answer, in bytes.
-    says
+    push_size
         The length of a push, in bytes.
     direct
         True if payloads are received in the parameters, once the header is known to match.
@@ -156,14 +156,14 @@ class SteadyExchange:
         self._most = tuple(most for _least, most in self._ack.bounds[1:5])
         self._tensors = tuple((t.name, t.dtype, t.shape) for t in layout.tensors)
         self._connection = connection
-        self.size = self._ack.size + nbytes
-        self.direct = self.size > ROOM  # received where it belongs
-        self._whole = memoryview(bytearray(self._ack.size if self.direct else self.size))
+        self.answer_size = self._ack.size + nbytes
+        self.direct = self.answer_size > ROOM  # received where it belongs
+        self._whole = memoryview(bytearray(self._ack.size if self.direct else self.answer_size))
         self.room = self._whole
         self._payload = self._whole[self._ack.size :]
         self._overhead = self._push.size, self._ack.size
         self._nbytes, self._parts = nbytes, push.parts
-        self.says = self._push.size + nbytes
+        self.push_size = self._push.size + nbytes
         self.failed = False
         self._params: Params | None = None  # those of the exchange under way, with
         self._gradients: Mapping[str, Array] = {}
@@ -226,23 +226,23 @@ class SteadyExchange:
         """True while an exchange has begun, and is not over."""
         return self._params is not None
 
-    def rest(self, came: int) -> memoryview | None:
-        """Return the buffer for the rest of an answer of which ``came`` bytes have come.
+    def rest(self, received: int) -> memoryview | None:
+        """Return the buffer for the rest of an answer of which some bytes have been received.
 
         None if that is not an answer that can be finished here, or that is not known yet.
         """
         head, params = self._ack.size, self._params
-        if params is None or came < head or self._read() is None:
+        if params is None or received < head or self._read() is None:
             return None
         if self.direct:
             params.now_at(-1)  # a mixture, until all has come
             self._payload = params.arena.data.data
-        return self._payload[came - head :]
+        return self._payload[received - head :]
 
-    def finish(self, came: int) -> Receipt | None:
-        """Take an answer, once its ``came`` bytes are all there; None if it does not match."""
+    def finish(self, received: int) -> Receipt | None:
+        """Take an answer, once its ``received`` bytes are all there; None if it does not match."""
         params = self._params
-        found = self._read() if came == self.size else None
+        found = self._read() if received == self.answer_size else None
         if found is None or params is None:
             return None
         _id, version, current, age, staleness, mean, *statistics = found
@@ -250,18 +250,18 @@ class SteadyExchange:
             params.arena.data.data[:] = self._payload
         params.level, params.age = current, age
         self._params = None
-        traffic, nbytes, (sent, received) = self._traffic, self._nbytes, self._overhead
+        traffic, nbytes, (out, back) = self._traffic, self._nbytes, self._overhead
         traffic.messages_out += 1
         traffic.messages_in += 1
-        traffic.bytes_out += sent + nbytes
-        traffic.bytes_in += received + nbytes
+        traffic.bytes_out += out + nbytes
+        traffic.bytes_in += back + nbytes
         kind = traffic.kinds_out["push"]
         kind.messages += 1
-        kind.overhead += sent
+        kind.overhead += out
         kind.payload += nbytes
         kind = traffic.kinds_in["ack"]
         kind.messages += 1
-        kind.overhead += received
+        kind.overhead += back
         kind.payload += nbytes
         self._ledger.exchanged(self._numbers[1], True, self._parts)
         self._pending.answered += 1
@@ -296,11 +296,11 @@ class SteadyExchange:
         id, seq = self._numbers
         return PushRequest(seq, parts, payloads, params, None, params.connection, 1), id
 
-    def end(self, came: int) -> list[memoryview]:
-        """End the exchange under way; return the ``came`` bytes of its answer that have come."""
+    def end(self, received: int) -> list[memoryview]:
+        """End the exchange under way; return the ``received`` bytes of its answer."""
         params, head = self._params, self._ack.size
         self._params, self._gradients, self.failed = None, {}, True
-        if params is None or not self.direct or came <= head:
-            return [self._whole[:came]]
+        if params is None or not self.direct or received <= head:
+            return [self._whole[:received]]
         params.now_at(-1)  # a mixture, until all has come
-        return [self._whole, self._payload[: came - head]]
+        return [self._whole, self._payload[: received - head]]

@@ -218,19 +218,19 @@ class TrainingLoop:
         return None
 
     def _step(self, gradients: Gradients) -> Program[Op, Receipt]:
-        routine = self.strategy
+        strategy = self.strategy
         if self._background is not None and self._background.error is not None:
             yield from self._settle(wait=True)  # raise that error before this step changes anything
-        routine.apply(gradients)
-        yield from self._settle(wait=routine.due)
-        transfer = routine.transfer()
+        strategy.apply(gradients)
+        yield from self._settle(wait=strategy.due)
+        transfer = strategy.transfer()
         if "gate" in self._plan:
             self._note_held(transfer)
-        if transfer is not None and routine.waits:
+        if transfer is not None and strategy.waits:
             return (yield from self._carry(transfer))
         if transfer is not None:
             self._background = yield SendInBackground(transfer)
-        yield from self._settle(wait=routine.waits)
+        yield from self._settle(wait=strategy.waits)
         return self._nothing() if self.last is None else replace(self.last, pushed=False)
 
     def _note_held(self, transfer: Transfer | None) -> None:

@@ -41,16 +41,16 @@ class Transfer:
     again: bool = False
     request: Request | None = None
 
-    def ask(self, asks: Requests) -> Request:
+    def ask(self, requests: Requests) -> Request:
         """Make the request. Made again, as after a lost connection, it is the same push."""
         if self.request is not None:
-            self.request = asks.again(self.request)
+            self.request = requests.again(self.request)
         elif self.arrays is not None:
-            self.request = asks.push(self.arrays, self.at, self.into, self.wanted, self.count)
+            self.request = requests.push(self.arrays, self.at, self.into, self.wanted, self.count)
         elif self.again:
-            self.request = asks.reapply(self.at, self.into, self.wanted)
+            self.request = requests.reapply(self.at, self.into, self.wanted)
         elif self.into is not None:
-            self.request = asks.fetch(self.into, self.wanted)
+            self.request = requests.fetch(self.into, self.wanted)
         else:
             raise ValueError("a transfer that neither pushes nor fetches")
         return self.request

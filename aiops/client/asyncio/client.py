@@ -334,12 +334,12 @@ class AsyncClient(Facade, AsyncClosing):
         self._connection = connection
         try:
             while not self._session.ready:
-                connection.heard.clear()
+                connection.progress.clear()
                 if connection.ended.done():
                     raise connection.ended.result()
                 for channel in self._session.shards.channels[len(connection.channels) :]:
                     await self._dialler.shard_reached(channel, connection, self._attempts.until)
-                await connection.heard.wait()
+                await connection.progress.wait()
         except BaseException:
             self._connection = None
             connection.end(ConnectionLost("it is not complete"))

@@ -44,7 +44,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         The connections to the other shards.
     ended
         The error that ended it, once it has ended.
-    heard
+    progress
         Set when something was received, or it ended.
     """
 
@@ -61,11 +61,11 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self.channels: list[AsyncConnection] = []
         self.transport: asyncio.Transport | None = None
         self.ended: asyncio.Future[AiopsError] = asyncio.get_running_loop().create_future()
-        self.heard = asyncio.Event()
+        self.progress = asyncio.Event()
         self._views: list[memoryview] = []
-        self._full = self._deaf = False
+        self._full = self._paused = False
         self._steady: SteadyExchange | None = None  # whose exchange is under way, with
-        self._came = 0  # the bytes of its answer that have come,
+        self._received = 0  # the bytes of its answer that have come,
         self._done: asyncio.Future[Receipt | Request] | None = None  # and its outcome
 
     def following(self, lead: AsyncConnection) -> AsyncConnection:
@@ -89,7 +89,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the buffer for the next bytes: the session's, or the steady exchange's."""
         if self._steady is not None:
-            return self._steady.room[self._came :]
+            return self._steady.room[self._received :]
         return self._session.next_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -102,7 +102,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         except AiopsError as error:
             self.end(error)
             return
-        self._lead.heard.set()
+        self._lead.progress.set()
         self._lead.flush()
 
     # ------------------------------------------------------------ the steady exchange
@@ -126,20 +126,20 @@ class AsyncConnection(asyncio.BufferedProtocol):
         buffers = steady.begin(params, gradients)
         if buffers is None:
             return None
-        self._steady, self._came = steady, 0
+        self._steady, self._received = steady, 0
         self._done = asyncio.get_running_loop().create_future()
         transport.write(b"".join(buffers))
         return self._done
 
     def _received_steadily(self, steady: SteadyExchange, nbytes: int) -> None:
         """Process what was received of the answer to a steady exchange."""
-        self._came += nbytes
-        receipt = steady.finish(self._came)
+        self._received += nbytes
+        receipt = steady.finish(self._received)
         if receipt is not None:
             done, self._steady = self._done, None
             if done is not None and not done.done():
                 done.set_result(receipt)
-        elif self._came == steady.size or steady.rest(self._came) is None:
+        elif self._received == steady.answer_size or steady.rest(self._received) is None:
             self.hand_over()
 
     @property
@@ -152,7 +152,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
         steady, done, self._steady = self._steady, self._done, None
         if steady is None or not isinstance(self._session, Session):
             return None
-        request, _unsent, received = self._session.hand_over(steady, steady.says, self._came)
+        request, _unsent, received = self._session.hand_over(
+            steady, steady.push_size, self._received
+        )
         if done is not None and not done.done():
             done.set_result(request)
         try:
@@ -160,7 +162,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         except AiopsError as error:
             self.end(error)
         else:
-            self.heard.set()
+            self.progress.set()
             self.flush()
         return request
 
@@ -189,10 +191,10 @@ class AsyncConnection(asyncio.BufferedProtocol):
             channel._flush()
 
     def _flush(self) -> None:
-        if self.transport is not None and self._deaf != self._session.waiting:
-            self._deaf = self._session.waiting
+        if self.transport is not None and self._paused != self._session.waiting:
+            self._paused = self._session.waiting
             if not self.transport.is_closing():
-                (self.transport.pause_reading if self._deaf else self.transport.resume_reading)()
+                (self.transport.pause_reading if self._paused else self.transport.resume_reading)()
         self._views.extend(memoryview(buffer) for buffer in self._session.outgoing())
         views = self._views
         while views and not self._full and self.transport is not None:
@@ -244,4 +246,4 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self._side.close()
         if self.transport is not None:
             self.transport.abort()
-        self.heard.set()
+        self.progress.set()

@@ -86,9 +86,9 @@ class AsyncDialler:
 async def _readable(sock: socket.socket) -> None:
     """Wait until there is something to be read."""
     loop = asyncio.get_running_loop()
-    came = asyncio.Event()
-    loop.add_reader(sock, came.set)
+    ready = asyncio.Event()
+    loop.add_reader(sock, ready.set)
     try:
-        await came.wait()
+        await ready.wait()
     finally:
         loop.remove_reader(sock)

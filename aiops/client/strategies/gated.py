@@ -42,10 +42,10 @@ class Gated(LocalStrategy):
 
     def __init__(self, plan: Mapping[str, Any], params: Params) -> None:
         super().__init__(params)
-        told = plan.get("gate")
-        if not isinstance(told, Mapping):
+        announced = plan.get("gate")
+        if not isinstance(announced, Mapping):
             raise UsageError("the server's plan announces a gate, and does not say which")
-        self._gate = Gate.told(told)
+        self._gate = Gate.told(announced)
         number = Plan(plan).whole("worker", 0, 0)
         self._random = np.random.Generator(np.random.PCG64([self._gate.seed, number]))
         tensors = len(params.layout.tensors)

@@ -18,7 +18,7 @@ from aiops.client.shard_channel import ShardChannel
 from aiops.client.steady import SteadyExchange
 from aiops.client.sync.dialling import Dialler, shut_down
 from aiops.client.sync.shard_socket import RECEIVE, SEND, ShardSocket, send_some
-from aiops.client.sync.shard_socket import move as line_move
+from aiops.client.sync.shard_socket import move as move_all
 from aiops.errors import AiopsError, ConnectionLost, DeadlineExceeded
 from aiops.model.layout import Array
 from aiops.net.busy_poll import Spin
@@ -67,14 +67,14 @@ class BlockingConnection:
         self._below = SURROUNDINGS.get().below
         self.socket: socket.socket | None = None
         self._near: UnixSide | None = None  # on a connection within this machine
-        self._lines: list[ShardSocket] = []  # to all shards, where there are several
+        self._sockets: list[ShardSocket] = []  # to all shards, where there are several
         self._spin = Spin()
         self._poll: Any = None  # of the socket, where a system has that
         self._last = 0.0  # when the last request was answered
         self.steady: SteadyExchange | None = (
             None  # while nothing is under way, and the next may be one
         )
-        self._handed: _Handed | None = None  # what came of a steady exchange that was none
+        self._handed: _Handed | None = None  # what received of a steady exchange that was none
 
     def exchange(self, params: Params, gradients: Mapping[str, Array]) -> Receipt | Request | None:
         """Push gradients computed at ``params``, and bring these up to date, by a steady exchange.
@@ -91,16 +91,16 @@ class BlockingConnection:
         if buffers is None:
             return None
         began = time.monotonic()
-        self.steady, sent, came, fault = None, 0, 0, None
+        self.steady, sent, received, fault = None, 0, 0, None
         try:
             sent = sock.sendmsg(buffers)
-            if sent == steady.says:
+            if sent == steady.push_size:
                 if self._poll is not None:
                     self._spin.look(self._poll.poll)
-                came = sock.recv_into(steady.room)
-                if came != steady.size:
-                    came, fault = self._receive_rest(sock, steady, came)
-                receipt = steady.finish(came)
+                received = sock.recv_into(steady.room)
+                if received != steady.answer_size:
+                    received, fault = self._receive_rest(sock, steady, received)
+                receipt = steady.finish(received)
                 if receipt is not None:
                     self.steady = steady
                     return receipt
@@ -110,20 +110,20 @@ class BlockingConnection:
             fault = error
         except BaseException:  # such as Ctrl-C: a message may be cut
             if steady.under_way:
-                self._session.abandon(self._session.hand_over(steady, sent, came)[0])
+                self._session.abandon(self._session.hand_over(steady, sent, received)[0])
             self.hang_up()
             raise
-        request, unsent, received = self._session.hand_over(steady, sent, came)
-        self._handed = _Handed(request, began, unsent, received, fault)
+        request, unsent, views = self._session.hand_over(steady, sent, received)
+        self._handed = _Handed(request, began, unsent, views, fault)
         return request
 
     def _receive_rest(
-        self, sock: socket.socket, steady: SteadyExchange, came: int
+        self, sock: socket.socket, steady: SteadyExchange, received: int
     ) -> tuple[int, Exception | None]:
         """Receive the rest of an answer; return how much has come, and what went wrong."""
-        if not came:
+        if not received:
             return 0, ConnectionLost(f"{self._session.server} closed the connection")
-        rest = steady.rest(came)
+        rest = steady.rest(received)
         while rest:
             wanted = rest[:RECEIVE]
             try:
@@ -131,14 +131,14 @@ class BlockingConnection:
             except BlockingIOError:
                 break
             except OSError as error:
-                return came, error
+                return received, error
             if not count:
-                return came, ConnectionLost(f"{self._session.server} closed the connection")
-            came += count
+                return received, ConnectionLost(f"{self._session.server} closed the connection")
+            received += count
             if count < len(wanted):
                 break  # it took a beat
             rest = rest[count:]
-        return came, None
+        return received, None
 
     def _go_on(self, handed: _Handed, until: float) -> bool:
         """Finish a steady exchange on the general path; return whether anything had come."""
@@ -152,7 +152,7 @@ class BlockingConnection:
     def _settled(self) -> None:
         """Have the next push be a steady exchange, if it may."""
         session = self._session
-        if session.steady is not None and session.idle and not self._lines:
+        if session.steady is not None and session.idle and not self._sockets:
             self.steady = session.steady
 
     def carry(self, request: Request | None, timeout: float, attempting: float) -> Any:
@@ -209,7 +209,7 @@ class BlockingConnection:
         if session.shards.channels or session.out or (session.back and not hurried):
             self._send_the_rest(until)
         self._last = time.monotonic()
-        if session.steady is not None and session.idle and not self._lines:
+        if session.steady is not None and session.idle and not self._sockets:
             self.steady = session.steady
         if request is None:
             return None
@@ -237,10 +237,10 @@ class BlockingConnection:
         if self._session.shards.channels:
             self._move_all(until)
             return
-        if self._lines:  # the model turned out to lie on the lead alone
-            self._send(self._lines[0].rest(), until)
-            self._keep_lines([])
-            self._lines.clear()
+        if self._sockets:  # the model turned out to lie on the lead alone
+            self._send(self._sockets[0].rest(), until)
+            self._keep_sockets([])
+            self._sockets.clear()
         self._send(self._session.outgoing(), until)
         self._receive(until)
 
@@ -248,8 +248,8 @@ class BlockingConnection:
         """Send what is left to send (a pong, say); if that fails, the next call connects again."""
         if self._session.shards.channels:
             try:
-                while any(line.unsent for line in self._lines):
-                    line_move(self._lines, min(_BEAT, self._left(until)))
+                while any(shard.unsent for shard in self._sockets):
+                    move_all(self._sockets, min(_BEAT, self._left(until)))
             except (AiopsError, OSError):
                 self.hang_up()
             return
@@ -265,16 +265,16 @@ class BlockingConnection:
         lead = self.socket
         if lead is None:
             raise self._unconnected()
-        if not self._lines:
-            self._lines = [ShardSocket(lead, self._session)]
+        if not self._sockets:
+            self._sockets = [ShardSocket(lead, self._session)]
         channels = self._session.shards.channels
-        if len(channels) < len(self._lines) - 1:
-            self._keep_lines(channels)
-        for channel in channels[len(self._lines) - 1 :]:
-            line = ShardSocket(self.dialler.shard_reached(channel, until), channel)
-            line.say(channel.connected())
-            self._lines.append(line)
-        while not line_move(self._lines, min(_BEAT, self._left(until))):
+        if len(channels) < len(self._sockets) - 1:
+            self._keep_sockets(channels)
+        for channel in channels[len(self._sockets) - 1 :]:
+            shard = ShardSocket(self.dialler.shard_reached(channel, until), channel)
+            shard.say(channel.connected())
+            self._sockets.append(shard)
+        while not move_all(self._sockets, min(_BEAT, self._left(until))):
             pass
 
     def attend(self) -> None:
@@ -289,9 +289,9 @@ class BlockingConnection:
         if sock is None or self._handed is not None:
             return
         try:
-            while self._lines and line_move(self._lines, 0):
+            while self._sockets and move_all(self._sockets, 0):
                 pass
-            while not self._lines and select.select([sock], [], [], 0)[0]:
+            while not self._sockets and select.select([sock], [], [], 0)[0]:
                 self.steady = None
                 self._receive(time.monotonic() + _ASIDE)
             self._send_the_rest(time.monotonic() + _ASIDE)
@@ -311,20 +311,20 @@ class BlockingConnection:
         if self._near is not None:
             self._near.close()
             self._near = None
-        self._close_lines()
+        self._close_sockets()
         self._session.lost()
 
-    def _keep_lines(self, channels: Sequence[ShardChannel]) -> None:
+    def _keep_sockets(self, channels: Sequence[ShardChannel]) -> None:
         """Close the connections to shards that hold nothing of the model."""
-        others = [line for line in self._lines[1:] if line.receiver not in channels]
-        for line in others:
-            line.socket.close()
-            self._lines.remove(line)
+        others = [shard for shard in self._sockets[1:] if shard.receiver not in channels]
+        for shard in others:
+            shard.socket.close()
+            self._sockets.remove(shard)
 
-    def _close_lines(self) -> None:
-        for line in self._lines:
-            line.socket.close()
-        self._lines = []
+    def _close_sockets(self) -> None:
+        for shard in self._sockets:
+            shard.socket.close()
+        self._sockets = []
 
     def close(self) -> None:
         """Leave the server, and end the connection."""
@@ -333,7 +333,7 @@ class BlockingConnection:
             return
         try:
             sock.settimeout(_ASIDE)
-            midway = any(line.unsent for line in self._lines)
+            midway = any(shard.unsent for shard in self._sockets)
             for buffer in self._session.leave() if not midway else ():
                 sock.sendall(buffer)
         except OSError:
@@ -351,7 +351,7 @@ class BlockingConnection:
         """Close this process's descriptors in a fork, also in the midst of a call."""
         self.steady = None
         self.dialler.forked()
-        for sock in (self.socket, *(line.socket for line in self._lines)):
+        for sock in (self.socket, *(shard.socket for shard in self._sockets)):
             if sock is not None:
                 sock.close()  # this process's descriptor: the connection stays as it is
 
@@ -363,7 +363,7 @@ class BlockingConnection:
     def _connect(self, until: float, beat: float) -> None:
         sock, self._near = self.dialler.server_reached(until)
         self.socket = sock
-        self.dialler.check()  # an interruption that came too early to find this socket
+        self.dialler.check()  # an interruption that received too early to find this socket
         sock.settimeout(None)
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             seconds = struct.pack("ll", int(beat), int(beat % 1 * 1e6) or 1)

@@ -94,7 +94,7 @@ class ShardSocket:
         return True
 
 
-def move(lines: Sequence[ShardSocket], seconds: float) -> bool:
+def move(sockets: Sequence[ShardSocket], seconds: float) -> bool:
     """Send and receive on all sockets at once; return whether anything came.
 
     Waits at most ``seconds`` until one of them is ready.
@@ -105,19 +105,19 @@ def move(lines: Sequence[ShardSocket], seconds: float) -> bool:
         When one of them is gone.
     """
     poll, by_number = select.poll(), {}
-    for line in lines:
-        events = line.events
+    for shard in sockets:
+        events = shard.events
         if events:
-            poll.register(line.socket, events)
-            by_number[line.socket.fileno()] = line
-    heard = False
+            poll.register(shard.socket, events)
+            by_number[shard.socket.fileno()] = shard
+    received = False
     for number, event in poll.poll(max(0, int(seconds * 1000))):
-        line = by_number[number]
+        shard = by_number[number]
         if event & select.POLLOUT:
-            line.send()
+            shard.send()
         if event & (select.POLLIN | select.POLLHUP | select.POLLERR):
-            heard = line.receive() or heard
-    return heard
+            received = shard.receive() or received
+    return received
 
 
 def send_some(sock: socket.socket, buffers: list[Buffer], flags: int = 0) -> None:
