@@ -58,8 +58,8 @@ ARROWS: Mapping[str, str] = {
 SHELLS = {"net", "serving", "client", "sim", "testing", "lab", "cli", "server", "__main__"}
 
 PURE_IN_SHELLS: Mapping[str, str] = {
-    "client": "params dlpack leased outbox coding encode_push receive_params rows request_kinds"
-    " requests session pending server_info handshake shard_channel shards transfer strategies"
+    "client": "params dlpack outbox coding encode_push receive_params rows request_kinds"
+    " requests session pending server_info handshake shard_channel shards strategies"
     " training_loop steady program calls",
 }
 """Modules (or packages) of a shell that are pure all the same."""

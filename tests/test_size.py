@@ -17,7 +17,7 @@ SIZES = {
     "averaging": (2, 269),
     "bandwidth": (7, 1592),
     "cli": (19, 2672),
-    "client": (55, 10540),
+    "client": (54, 10649),
     "codecs": (10, 2188),
     "common": (9, 389),
     "engine": (20, 4161),

@@ -11,13 +11,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from aiops.client.leased import Leased
-from aiops.client.params import Params, Stamped
+from aiops.client.params import Leased, Params, Stamped
 from aiops.client.program import Program, T
 from aiops.client.request_kinds import Receipt, Request
-from aiops.client.requests import Requests
+from aiops.client.requests import Requests, Transfer
 from aiops.client.session import Session
-from aiops.client.transfer import Transfer
 from aiops.errors import UsageError
 from aiops.model.layout import Array
 from aiops.model.tables import Table

@@ -9,8 +9,7 @@ from typing import Any
 from aiops.bandwidth.byte_accounting import Ledger
 from aiops.client.backoff import check_timeout
 from aiops.client.calls import Calls
-from aiops.client.leased import Leased
-from aiops.client.params import Params
+from aiops.client.params import Leased, Params
 from aiops.client.request_kinds import Receipt, Request
 from aiops.client.requests import Requests
 from aiops.client.rows import FetchedRowsSink
@@ -21,7 +20,72 @@ from aiops.errors import UsageError
 from aiops.net.environment import SURROUNDINGS
 
 
-class Facade:
+class SessionFacade:
+    """The parts of a session that clients and workers show."""
+
+    _session: Session
+
+    @property
+    def url(self) -> str:
+        """The server's URL."""
+        return self._session.server
+
+    @property
+    def policy(self) -> str:
+        """The name of the server's algorithm."""
+        return self._session.info.policy
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The settings of the server's algorithm, by name."""
+        return self._session.info.settings
+
+    @property
+    def plan(self) -> Mapping[str, Any]:
+        """The workers' part of the algorithm, as the server announced it."""
+        return self._session.info.plan
+
+    @property
+    def near(self) -> bool:
+        """True if the server is on this machine, and memory is shared with it."""
+        return self._session.wire.shared is not None
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes received and sent so far, over all connections."""
+        return self._session.traffic
+
+    @property
+    def ledger(self) -> Ledger:
+        """The account of every byte so far, by tensor and reason, over all connections.
+
+        A training loop that holds gradients or fetches back enters that here, with
+        `Ledger.skipped_push` and `Ledger.skipped_fetch`.
+        """
+        return self._session.ledger
+
+    def room(self) -> Params:
+        """Return room for gradients: a `Params` of arrays, from which they travel with few copies.
+
+        ::
+
+            grads = worker.room()
+            grads["w"][...] = ...
+            worker.step(grads)
+
+        A server on the same machine reads a model of more than 64 KiB there. Call it for each
+        gradient: the arrays are the same each time, unless the server may still be reading them (a
+        push was given up, or is under way).
+
+        Raises
+        ------
+        UsageError
+            When the model is not known yet.
+        """
+        return self._session.room()
+
+
+class Facade(SessionFacade):
     """Base of `Client` and `AsyncClient`, which move the session's bytes."""
 
     def __init__(
@@ -66,26 +130,6 @@ class Facade:
         return forks.inherited("client") if self._forked else UsageError("this client is closed")
 
     @property
-    def url(self) -> str:
-        """The server's URL."""
-        return self._session.server
-
-    @property
-    def policy(self) -> str:
-        """The name of the server's algorithm."""
-        return self._session.info.policy
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """The settings of the server's algorithm, by name."""
-        return self._session.info.settings
-
-    @property
-    def plan(self) -> Mapping[str, Any]:
-        """The workers' part of the algorithm, as the server announced it."""
-        return self._session.info.plan
-
-    @property
     def patience(self) -> float:
         """Seconds that an answer may take.
 
@@ -125,42 +169,13 @@ class Facade:
             )
         return steps
 
-    def room(self) -> Params:
-        """Return room for gradients: a `Params` of arrays to write them into.
-
-        A server on the same machine reads a model of more than 64 KiB there, without a copy. Call
-        it for each gradient: the arrays are the same each time, unless the server may still be
-        reading them (a push was given up, or is under way).
-
-        Raises
-        ------
-        UsageError
-            When the model is not known yet.
-        """
-        return self._session.room()
-
-    @property
-    def near(self) -> bool:
-        """True if the server is on this machine, and memory is shared with it."""
-        return self._session.wire.shared is not None
-
     @property
     def row_versions(self) -> Mapping[str, int]:
         """By table: the newest version of which this client has fetched rows."""
         return dict(self._session.info.rows.versions)
 
-    @property
-    def traffic(self) -> tuple[int, int]:
-        """Bytes received and sent so far, over all connections."""
-        return self._session.traffic
 
-    @property
-    def ledger(self) -> Ledger:
-        """The account of every byte so far, by tensor and reason, over all connections."""
-        return self._session.ledger
-
-
-class WorkerFacade:
+class WorkerFacade(SessionFacade):
     """Base of `Worker` and `AsyncWorker`, which carry out the operations of its loop."""
 
     _client: Facade
@@ -195,20 +210,6 @@ class WorkerFacade:
         """
         return self._steps.params
 
-    def room(self) -> Params:
-        """Return room for the next gradients, from which they travel with the fewest copies.
-
-        ::
-
-            grads = worker.room()
-            grads["w"][...] = ...
-            worker.step(grads)
-
-        A server on the same machine reads a model of more than 64 KiB there. Call it for each step:
-        the arrays are others while the server may still be reading the last ones.
-        """
-        return self._client.room()
-
     @property
     def last(self) -> Receipt | None:
         """The receipt of the last push that was answered."""
@@ -235,46 +236,12 @@ class WorkerFacade:
         return self._steps.idle_seconds
 
     @property
-    def policy(self) -> str:
-        """The server's algorithm."""
-        return self._client.policy
-
-    @property
-    def plan(self) -> Mapping[str, Any]:
-        """The workers' part of the algorithm, as the server announced it."""
-        return self._client.plan
-
-    @property
     def lr(self) -> float:
         """The learning rate of a gradient, as the server announced it (1 where there is none)."""
         inner = self.plan.get("inner", {})
-        return float(inner.get("lr", self._client.settings.get("lr", 1.0)))
-
-    @property
-    def url(self) -> str:
-        """The server's URL."""
-        return self._client.url
-
-    @property
-    def near(self) -> bool:
-        """True if the server is on this machine, and memory is shared with it."""
-        return self._client.near
+        return float(inner.get("lr", self.settings.get("lr", 1.0)))
 
     @property
     def version(self) -> int:
         """The model version of `params`."""
         return self.params.version
-
-    @property
-    def traffic(self) -> tuple[int, int]:
-        """Bytes received and sent so far."""
-        return self._client.traffic
-
-    @property
-    def ledger(self) -> Ledger:
-        """The account of every byte so far, by tensor and reason (`Ledger.report`).
-
-        A training loop that holds gradients or fetches back enters that here, with
-        `Ledger.skipped_push` and `Ledger.skipped_fetch`.
-        """
-        return self._client.ledger

@@ -1,4 +1,4 @@
-"""The requests that a client can make of a server.
+"""The requests that a client can make of a server, and the transfers that become one.
 
 Requests are numbered; a push also has a sequence number that stays the same when it is sent again
 after a lost connection, so that the server applies it once. What may have to be sent again is
@@ -8,6 +8,7 @@ referred to by its request until it is answered: leave a gradient alone until th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -151,3 +152,48 @@ class Requests:
     def ping(self) -> Request:
         """Ask whether the server is alive; the result is None."""
         return self._session.ask(PingRequest())
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """A push, a fetch, or both in one round trip.
+
+    Attributes
+    ----------
+    arrays
+        The arrays to push, by name; None: none. They do not change before the answer.
+    at
+        The versions of the tensors at which they were computed.
+    into
+        The parameters to receive the values after it; None: they are not wanted.
+    wanted
+        The tensors that are wanted, in arena order; None: all.
+    count
+        The mini-batches whose gradients are pushed.
+    again
+        Nothing new is pushed: the server is to apply the last gradient once more.
+    request
+        The request that it became when it was first carried.
+    """
+
+    arrays: Mapping[str, Array] | None
+    at: Stamped
+    into: Params | None
+    wanted: Ints | None = None
+    count: int = 1
+    again: bool = False
+    request: Request | None = None
+
+    def ask(self, requests: Requests) -> Request:
+        """Make the request. Made again, as after a lost connection, it is the same push."""
+        if self.request is not None:
+            self.request = requests.again(self.request)
+        elif self.arrays is not None:
+            self.request = requests.push(self.arrays, self.at, self.into, self.wanted, self.count)
+        elif self.again:
+            self.request = requests.reapply(self.at, self.into, self.wanted)
+        elif self.into is not None:
+            self.request = requests.fetch(self.into, self.wanted)
+        else:
+            raise ValueError("a transfer that neither pushes nor fetches")
+        return self.request

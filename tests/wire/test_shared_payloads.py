@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiops.client.leased import Leased
-from aiops.client.params import Params
+from aiops.client.params import Leased, Params
 from aiops.client.receive_params import ParameterSink
 from aiops.engine.admission import Admission
 from aiops.engine.receive import CodedIncoming, RawIncoming

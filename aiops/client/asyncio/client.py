@@ -15,7 +15,7 @@ from aiops.client.facade import Facade
 from aiops.client.params import Params, Stamped
 from aiops.client.program import T, drive_awaiting
 from aiops.client.request_kinds import Receipt, Request
-from aiops.client.transfer import Transfer
+from aiops.client.requests import Transfer
 from aiops.common import forks
 from aiops.common.closing import AsyncClosing
 from aiops.errors import AiopsError, ConnectionLost

@@ -13,6 +13,7 @@ from aiops.client.facade import WorkerFacade
 from aiops.client.params import Params
 from aiops.client.program import Program, T, drive_awaiting
 from aiops.client.request_kinds import Receipt
+from aiops.client.requests import Transfer
 from aiops.client.training_loop import (
     Gradients,
     JoinBackground,
@@ -22,7 +23,6 @@ from aiops.client.training_loop import (
     SendInBackground,
     TrainingLoop,
 )
-from aiops.client.transfer import Transfer
 from aiops.common import forks
 from aiops.common.closing import AsyncClosing
 from aiops.errors import ConnectionLost, UsageError
@@ -108,6 +108,7 @@ class AsyncWorker(WorkerFacade, AsyncClosing):
         timeout: float = 60.0,
     ) -> None:
         self._client = AsyncClient(url, role="worker", token=token, name=name, timeout=timeout)
+        self._session = self._client._session
         self._initial, self._tables, self._views = params, tables, views
         self._background: _TaskTransfer | None = None  # the last one
         self._busy = False

@@ -28,8 +28,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiops.client.params import Params
+from aiops.client.requests import Transfer
 from aiops.client.strategies.base import Direct, LocalStrategy
-from aiops.client.transfer import Transfer
 from aiops.errors import UsageError, nearest
 
 __all__ = ["Direct", "LocalStrategy", "Transfer", "strategy_for"]

@@ -7,10 +7,10 @@ from typing import Any
 
 from aiops.client.params import Params, Stamp
 from aiops.client.request_kinds import Receipt
+from aiops.client.requests import Transfer
 from aiops.client.strategies.base import LocalStrategy
 from aiops.client.strategies.flat import LocalModel, ranges, rounded, take_over, zeros
 from aiops.client.strategies.plan import Plan
-from aiops.client.transfer import Transfer
 from aiops.model.layout import Array
 
 

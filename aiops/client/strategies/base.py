@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from aiops.client.params import Params
 from aiops.client.request_kinds import Receipt
-from aiops.client.transfer import Transfer
+from aiops.client.requests import Transfer
 from aiops.model.layout import Array
 
 

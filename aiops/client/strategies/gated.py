@@ -10,6 +10,7 @@ import numpy as np
 from aiops.bandwidth.gates import Gate
 from aiops.client.params import Params, Stamp
 from aiops.client.request_kinds import Receipt
+from aiops.client.requests import Transfer
 from aiops.client.strategies.base import LocalStrategy
 from aiops.client.strategies.flat import (
     Intake,
@@ -21,7 +22,6 @@ from aiops.client.strategies.flat import (
     zeros,
 )
 from aiops.client.strategies.plan import Plan
-from aiops.client.transfer import Transfer
 from aiops.errors import UsageError
 from aiops.model.layout import Array, Ints
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from aiops.client.params import Params, Stamp
 from aiops.client.request_kinds import Receipt
+from aiops.client.requests import Transfer
 from aiops.client.strategies.base import LocalStrategy
 from aiops.client.strategies.flat import LocalModel, difference, note_version, ranges, wide
 from aiops.client.strategies.plan import Plan
-from aiops.client.transfer import Transfer
 from aiops.errors import UsageError
 from aiops.model.layout import Array, Layout
 

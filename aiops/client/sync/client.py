@@ -11,8 +11,8 @@ from aiops.client.facade import Facade
 from aiops.client.params import Params, Stamped
 from aiops.client.program import T, drive
 from aiops.client.request_kinds import Receipt, Request
+from aiops.client.requests import Transfer
 from aiops.client.sync.connection import BlockingConnection
-from aiops.client.transfer import Transfer
 from aiops.common import forks
 from aiops.common.closing import Closing
 from aiops.model.layout import Array

@@ -12,6 +12,7 @@ from aiops.client.facade import WorkerFacade
 from aiops.client.params import Params
 from aiops.client.program import Program, T, drive
 from aiops.client.request_kinds import Receipt
+from aiops.client.requests import Transfer
 from aiops.client.sync.client import Client
 from aiops.client.training_loop import (
     Gradients,
@@ -22,7 +23,6 @@ from aiops.client.training_loop import (
     SendInBackground,
     TrainingLoop,
 )
-from aiops.client.transfer import Transfer
 from aiops.common import forks
 from aiops.common.closing import Closing
 from aiops.errors import AiopsError, DeadlineExceeded
@@ -123,6 +123,7 @@ class Worker(WorkerFacade, Closing):
         self._client = Client(
             url, role="worker", token=token, name=name, timeout=timeout, pongs=True
         )
+        self._session = self._client._session
         try:
             begun = self._client.define(params, tables, views=views)
             self._begun = self._client.begin(begun, time.perf_counter)

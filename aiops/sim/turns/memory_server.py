@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from aiops.client.leased import Leased
-from aiops.client.params import Params
+from aiops.client.params import Leased, Params
 from aiops.client.request_kinds import Receipt, Request
 from aiops.client.requests import Requests
 from aiops.client.session import Session

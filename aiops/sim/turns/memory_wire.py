@@ -3,7 +3,7 @@
 A `MemoryWire` sends a `HandedMessage`: the message itself, and its payloads where they lie. Both
 ends follow the same state machine and count the same bytes as over a stream. The server uses a
 gradient in the worker's memory, and a worker reads a version of the parameters in the server's
-(`aiops.client.leased.Leased`), for as long as it needs it.
+(`aiops.client.params.Leased`), for as long as it needs it.
 """
 
 from __future__ import annotations

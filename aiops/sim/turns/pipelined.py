@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from aiops.client.params import Params, Stamp, Stamped
+from aiops.client.requests import Transfer
 from aiops.client.strategies.base import Direct
-from aiops.client.transfer import Transfer
 from aiops.model.layout import Array
 
 

@@ -9,8 +9,7 @@ record. A turn that differs goes the general way, and nothing has been changed t
 
 from __future__ import annotations
 
-from aiops.client.leased import Leased
-from aiops.client.params import Params
+from aiops.client.params import Leased, Params
 from aiops.client.request_kinds import Means, Receipt
 from aiops.client.session import Session
 from aiops.engine.membership import Member

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from aiops.algorithms import find
-from aiops.client.leased import Leased
+from aiops.client.params import Leased
 from aiops.engine.engine import Engine
 from aiops.engine.events import Options
 from aiops.errors import BadPush, LocalProtocolError, RemoteProtocolError
