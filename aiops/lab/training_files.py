@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
-from aiops.common.closing import Closing
 from aiops.lab.workloads import MLP, load
 from aiops.lab.workloads.dataset import Dataset
 
 
-class TrainingFiles(Closing):
+class TrainingFiles(ExitStack):
     """A data set and its perceptron; the files are removed when the ``with`` block ends.
 
     Processes map the files into memory (`aiops.lab.training_worker.mapped`), so the data is there
@@ -43,6 +43,7 @@ class TrainingFiles(Closing):
     """
 
     def __init__(self, dataset: str | Dataset, hidden: int, held_out: int = 0) -> None:
+        super().__init__()
         data = (load(dataset) if isinstance(dataset, str) else dataset).flat()
         x, y = data.train_x, data.train_y
         self._test = data.test_x, data.test_y
@@ -52,15 +53,10 @@ class TrainingFiles(Closing):
             self._test, x, y = (x[-held:], y[-held:]), x[:-held], y[:-held]
         self.sizes = (data.features, hidden, data.classes)
         self.model = MLP(self.sizes)
-        self._folder = tempfile.TemporaryDirectory(prefix="aiops-")
-        self.folder = Path(self._folder.name)
+        self.folder = Path(self.enter_context(TemporaryDirectory(prefix="aiops-")))
         np.save(self.folder / "x.npy", x)
         np.save(self.folder / "y.npy", y)
 
     def test(self, params: Mapping[str, Any]) -> tuple[float, float]:
         """Return the loss (nats) and the accuracy (share of 1) on the test set."""
         return self.model.evaluate(params, *self._test)
-
-    def close(self) -> None:
-        """Remove the files."""
-        self._folder.cleanup()

@@ -28,7 +28,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from aiops.client.asyncio.client import AsyncClient
 from aiops.client.params import Params
-from aiops.common.closing import AsyncClosing
 from aiops.lab.processes import ONE_THREAD, ProcessFailed, SupervisedProcess, Supervisor, command
 from aiops.net import signals
 
@@ -53,8 +52,8 @@ class Look(NamedTuple):
     accuracy: float
 
 
-class TrainingRun(AsyncClosing):
-    """One run. SIGINT and SIGTERM interrupt it; closing it ends all its processes.
+class TrainingRun(AsyncExitStack):
+    """One run. SIGINT and SIGTERM interrupt it; its ``async with`` block ends all its processes.
 
     Parameters
     ----------
@@ -84,6 +83,7 @@ class TrainingRun(AsyncClosing):
         on_ready: Callable[[int], None] = lambda number: None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
+        super().__init__()
         self.url = ""
         self.observer: AsyncClient
         self.ready = [False] * workers
@@ -91,8 +91,8 @@ class TrainingRun(AsyncClosing):
         self._name, self._on_ready = name, on_ready
         self._environment = dict(environment or {})
         self._supervisor = Supervisor()
-        self._stack = AsyncExitStack()
-        self._stack.enter_context(signals.heard(self._supervisor.interrupt))
+        self.push_async_callback(self._supervisor.close)
+        self.enter_context(signals.heard(self._supervisor.interrupt))
         self._workers: list[SupervisedProcess] = []
         self._params: Params | None = None
         self._messages: deque[tuple[int, Mapping[str, Any]]] = deque()
@@ -165,7 +165,7 @@ class TrainingRun(AsyncClosing):
         """Wait until every worker is ready; connect the observer."""
         await self.within(READY_DEADLINE, "starting the workers", self._until_ready())
         self.observer = AsyncClient(self.url, name=self._name, timeout=LOOK_DEADLINE)
-        self._stack.push_async_callback(self.observer.close)
+        self.push_async_callback(self.observer.close)
         await self.within(LOOK_DEADLINE, "connecting to the server", self.observer.connect())
 
     def go(self) -> None:
@@ -204,13 +204,6 @@ class TrainingRun(AsyncClosing):
         except TimeoutError:
             raise ProcessFailed(f"the server did not answer within {LOOK_DEADLINE:g} s") from None
         return Look(report, self._params.version, *await asyncio.to_thread(test, self._params))
-
-    async def close(self) -> None:
-        """End every process."""
-        try:
-            await self._stack.aclose()
-        finally:
-            await self._supervisor.close()
 
     async def _until_ready(self) -> None:
         while not all(self.ready):

@@ -55,10 +55,11 @@ _TAIL = """\
 ## To add one
 
 Declare it in `aiops/lab/experiments/papers/` and name it in `aiops/lab/experiments/catalog.py`.
-`cases` yields the runs as values; where they depend on others (a learning rate from a pool, a coin
-as often heads as a gate opened) it is called again when those are finished. `findings` and `figure`
-are pure functions of the finished runs. A run is a `Simulation`, or a frozen dataclass that is
-called and measures something of its own (`b_staleness.py` has a short one).
+`cases` yields the runs as values. Where runs depend on others (on a learning rate from a pool, or
+on the share of pushes that a gate let through) it is called again when those are finished.
+`findings` and `figure` are pure functions of the finished runs, which they get by panel and curve.
+A run is a `Simulation`, or a frozen dataclass that is called and measures something of its own
+(`b_staleness.py` has a short one).
 """
 
 

@@ -41,7 +41,7 @@ def topic_page(topic: str) -> str:
     """Return the page of what several algorithms share."""
     users = [f"[`{name}`]({name}.md)" for name in sorted(_users(topic))]
     parts = _WRITER.topic(topic, _generated(TOPICS[topic]))
-    return joined([*parts, "## Who has them", ", ".join(users) + "."])
+    return joined([*parts, "## Algorithms that have them", ", ".join(users) + "."])
 
 
 def index_page(curves: Curves | None = None) -> str:
