@@ -97,27 +97,29 @@ def run(
     command += [word for item in knobs for word in ("--with", item)]
     console = Console(stderr=True, highlight=False)
     with _Screen(console) as screen:
-        course = ExperimentScheduler(experiment, scale, RunFolder(place, name, anew=anew), screen)
-        _print_foreign(course, console)
+        scheduler = ExperimentScheduler(
+            experiment, scale, RunFolder(place, name, anew=anew), screen
+        )
+        _print_foreign(scheduler, console)
         if full or estimate:
-            _print_estimate(course, jobs, console)
+            _print_estimate(scheduler, jobs, console)
         if estimate:
             return
-        status = _carry_out(course, jobs, screen)
-    _show(course, shlex.join(command), draw=status != INTERRUPTED, as_json=as_json)
+        status = _carry_out(scheduler, jobs, screen)
+    _show(scheduler, shlex.join(command), draw=status != INTERRUPTED, as_json=as_json)
     raise typer.Exit(status)
 
 
-def _print_foreign(course: ExperimentScheduler, console: Console) -> None:
-    for what, count in course.folder.foreign(course.wanted()).items():
+def _print_foreign(scheduler: ExperimentScheduler, console: Console) -> None:
+    for what, count in scheduler.folder.foreign(scheduler.wanted()).items():
         text = f"kept runs made with {what}: {count} (--anew makes them again)"
         console.print(text, style="yellow", markup=False, soft_wrap=True)
 
 
-def _print_estimate(course: ExperimentScheduler, jobs: int, console: Console) -> None:
+def _print_estimate(scheduler: ExperimentScheduler, jobs: int, console: Console) -> None:
     from aiops.lab.experiments import run_planning
 
-    cases = course.foreseen()
+    cases = scheduler.foreseen()
     if cases:
         run_planning.check(cases)
         took = formatting.seconds(run_planning.seconds(cases, jobs))
@@ -146,19 +148,19 @@ class _Screen:
         self._bar.stop()
 
 
-def _carry_out(course: ExperimentScheduler, jobs: int, screen: _Screen) -> int:
+def _carry_out(scheduler: ExperimentScheduler, jobs: int, screen: _Screen) -> int:
     try:
-        course.run(jobs)
+        scheduler.run(jobs)
     except KeyboardInterrupt:
         return INTERRUPTED
-    return 1 if course.folder.runs.failed else 0
+    return 1 if scheduler.folder.runs.failed else 0
 
 
-def _show(course: ExperimentScheduler, command: str, *, draw: bool, as_json: bool) -> None:
+def _show(scheduler: ExperimentScheduler, command: str, *, draw: bool, as_json: bool) -> None:
     """Write and print the findings; after Ctrl-C without the figure, which takes seconds."""
     from aiops.lab.experiments import report
 
-    experiment, scale, folder = course.experiment, course.scale, course.folder
+    experiment, scale, folder = scheduler.experiment, scheduler.scale, scheduler.folder
     if not report.finished(experiment, scale, folder.runs):
         return
     findings = experiment.judge(scale, folder.runs)
@@ -174,7 +176,7 @@ def _show(course: ExperimentScheduler, command: str, *, draw: bool, as_json: boo
     for verdict in findings.verdicts:
         console.print(f"  {verdict.word}: {verdict.text}", markup=False, soft_wrap=True)
     console.print("written: " + ", ".join(map(str, files)), style="dim", soft_wrap=True)
-    missing = len(course.foreseen())
+    missing = len(scheduler.foreseen())
     if missing:
         console.print(f"{missing} runs are missing: the same command goes on", soft_wrap=True)
 

@@ -1,4 +1,4 @@
-"""Small sums over seeds, and how they are said."""
+"""Statistics over seeds, and their text."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def compare(ours: Sequence[float], theirs: Sequence[float]) -> str:
     return BEHIND if min(ours) > max(theirs) else LEVEL
 
 
-def said(values: Sequence[float]) -> str:
+def percents(values: Sequence[float]) -> str:
     """Return shares of 1 in per cent: the mean, and from the least to the most.
 
-    >>> said([0.05, 0.07]), said([0.05]), said([0.1, math.inf]), said([])
+    >>> percents([0.05, 0.07]), percents([0.05]), percents([0.1, math.inf]), percents([])
     ('6.00 (5.00–7.00)', '5.00', 'diverged', '–')
     """
     if not values:

@@ -14,7 +14,7 @@ from aiops.lab.workloads.batching import batches
 from aiops.lab.workloads.blobs import synthetic
 from aiops.lab.workloads.catalog import DATASETS, load
 from aiops.lab.workloads.dataset import Dataset
-from aiops.lab.workloads.errors import DamagedData, DataUnavailable
+from aiops.lab.workloads.files import DamagedData, DataUnavailable
 from aiops.lab.workloads.mlp import MLP
 from aiops.lab.workloads.tasks import PerceptronTask, PerceptronWorkload
 

@@ -22,8 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiops.lab.workloads.dataset import Dataset, unit_range
-from aiops.lab.workloads.errors import DamagedData, DataUnavailable
-from aiops.lab.workloads.files import RemoteFile, download, folders, unavailable
+from aiops.lab.workloads.files import (
+    DamagedData,
+    DataUnavailable,
+    RemoteFile,
+    download,
+    folders,
+    unavailable,
+)
 
 if TYPE_CHECKING:
     from types import ModuleType

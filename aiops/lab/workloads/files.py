@@ -17,9 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from aiops.lab.workloads.errors import DamagedData, DataUnavailable
+from aiops.errors import AiopsError
 
-__all__ = ["TIMEOUT_S", "RemoteFile", "download", "folders", "unavailable"]
+__all__ = [
+    "TIMEOUT_S",
+    "DamagedData",
+    "DataUnavailable",
+    "RemoteFile",
+    "download",
+    "folders",
+    "unavailable",
+]
 
 TIMEOUT_S = 20.0
 """How long a mirror may stay silent (seconds) before the next one is asked."""
@@ -28,6 +36,22 @@ _CHUNK = 1 << 20
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+class DataUnavailable(AiopsError):
+    """A data set is not on this machine and cannot be downloaded; the text lists what was tried."""
+
+
+class DamagedData(DataUnavailable):
+    """A file of a data set is corrupt, cut short, or another file under the same name.
+
+    ``details`` holds ``path`` (str) and ``reason`` (str).
+    """
+
+    def __init__(self, path: Path, reason: str) -> None:
+        text = f"{path} is damaged: {reason}; delete it and load again, or put a good copy there"
+        super().__init__(text, path=str(path), reason=reason)
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiops.lab.workloads.dataset import Dataset, unit_range
-from aiops.lab.workloads.errors import DamagedData
-from aiops.lab.workloads.files import RemoteFile, download, folders, unavailable
+from aiops.lab.workloads.files import DamagedData, RemoteFile, download, folders, unavailable
 
 __all__ = ["MIRRORS", "SHA256", "load_mnist", "parse_idx"]
 

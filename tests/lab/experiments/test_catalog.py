@@ -357,5 +357,5 @@ class TestNoDelay:
         scale = EXPERIMENTS["no-delay-scaling"].quick
         assert isinstance(scale, ScalingScale)
         for rule, workers in no_delay_scaling.LEARNERS:
-            settings = no_delay_scaling.taught(scale, rule, workers, 0).simulation.set
+            settings = no_delay_scaling.learning_run(scale, rule, workers, 0).simulation.set
             assert ("scale_lr=true" in settings) is (rule != "asgd" and workers > 1)

@@ -12,7 +12,7 @@ from aiops.algorithms import BUILT_IN
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
 from aiops.lab.experiments.planned_run import PlannedRun
 from aiops.lab.experiments.runs import FinishedRun, Group, RunGroups, Runs
-from aiops.lab.experiments.seed_statistics import said
+from aiops.lab.experiments.seed_statistics import percents
 from aiops.lab.experiments.straggler_simulation import StragglerSimulation, mean_reached, reached
 from aiops.lab.figures import Figure, Panel, Series
 from aiops.sim.cluster.spec import StarTopology
@@ -113,7 +113,7 @@ def findings(scale: AllPoliciesScale, groups: RunGroups) -> Findings:
         table.append(
             {
                 "policy": _name(policy),
-                "error %": said([run.last["error"] for run in group]),
+                "error %": percents([run.last["error"] for run in group]),
                 goal: f"{first:.1f}" if math.isfinite(first) else "–",
                 "seconds in all": f"{_mean(group, 'seconds'):.1f}",
                 "MB": f"{fmean(run.last['bytes'] for run in group) / 1e6:,.1f}",

@@ -144,8 +144,8 @@ def findings(scale: DistanceScale, groups: RunGroups) -> Findings:
     table = [
         {
             "predictor": text,
-            "rank correlation with Γ": _said([each[name][0] for each in found]),
-            "within a tenth of the run": _said([each[name][1] for each in found]),
+            "rank correlation with Γ": _mean_and_range([each[name][0] for each in found]),
+            "within a tenth of the run": _mean_and_range([each[name][1] for each in found]),
         }
         for name, text in PREDICTORS.items()
     ]
@@ -168,7 +168,7 @@ def _better(found: list[dict[str, tuple[float, float]]], place: int) -> Verdict:
     return Verdict(None, text)
 
 
-def _said(values: list[float]) -> str:
+def _mean_and_range(values: list[float]) -> str:
     return f"{fmean(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 

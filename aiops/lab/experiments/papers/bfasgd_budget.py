@@ -13,7 +13,7 @@ from aiops.lab.experiments.papers import gated_runs
 from aiops.lab.experiments.papers.gated_runs import OPEN, Trials
 from aiops.lab.experiments.planned_run import PlannedRun
 from aiops.lab.experiments.runs import FinishedRun, Group, RunGroups, Runs
-from aiops.lab.experiments.seed_statistics import said, tails
+from aiops.lab.experiments.seed_statistics import percents, tails
 from aiops.lab.figures import Figure, Panel
 from aiops.sim.turns.simulation import Simulation
 
@@ -132,7 +132,11 @@ def findings(scale: BudgetScale, found: RunGroups) -> Findings:
         return Findings([], [Verdict(None, "nothing has been run without a gate")])
     table = []
     for (panel, label), group in found.items():
-        row: dict[str, Any] = {"budget": panel, "spent on": label, "error %": said(tails(group))}
+        row: dict[str, Any] = {
+            "budget": panel,
+            "spent on": label,
+            "error %": percents(tails(group)),
+        }
         row["bytes of no gate's"] = f"{spent(group, base):.1%}"
         table.append(row | {"points": f"{100 * gated_runs.loss(group, base):+.2f}"})
     verdicts = [_apart(scale, found, budget) for budget in scale.budgets]

@@ -84,8 +84,8 @@ def _verdict(panels: Sequence[str], found: RunGroups, curve: str) -> Verdict:
     for panel in panels:
         ours, coin = (tails(found[panel, name]) for name in (curve, COIN))
         orders[panel] = compare(ours, coin) if ours and coin else None
-    said = ", ".join(f"{order or 'not run'} at {panel}" for panel, order in orders.items())
-    text = f"the {curve} and the coin at equal traffic: {said}"
+    parts = ", ".join(f"{order or 'not run'} at {panel}" for panel, order in orders.items())
+    text = f"the {curve} and the coin at equal traffic: {parts}"
     kinds = set(orders.values())
     if BEHIND in kinds:
         return Verdict(False, text)

@@ -65,7 +65,7 @@ def _tenfold(panel: str, gates: Mapping[str, Group], base: Group) -> Verdict:
 
 def _fewer(gates: Mapping[str, Group]) -> Verdict:
     """Say whether the second half of a run has fewer fetches than the first: `_RARER`."""
-    said, shares = [], []
+    parts, shares = [], []
     for name, group in gates.items():
         halves = []
         for run in group:
@@ -74,8 +74,8 @@ def _fewer(gates: Mapping[str, Group]) -> Verdict:
             halves.append((middle, counts[-1] - middle))
         first, second = (fmean(half) for half in zip(*halves, strict=True))
         shares.append(second / max(first, 1))
-        said.append(f"{shares[-1]:.2f} at {name}")
-    text = "fetches in the second half of a run per fetch in the first: " + ", ".join(said)
+        parts.append(f"{shares[-1]:.2f} at {name}")
+    text = "fetches in the second half of a run per fetch in the first: " + ", ".join(parts)
     return Verdict(max(shares) <= _RARER, text)
 
 

@@ -18,7 +18,7 @@ from aiops.lab.experiments.execution import perceptron
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
 from aiops.lab.experiments.planned_run import PlannedRun, Result, Tell
 from aiops.lab.experiments.runs import FinishedRun, Group, RunGroups, Runs
-from aiops.lab.experiments.seed_statistics import said, tails
+from aiops.lab.experiments.seed_statistics import percents, tails
 from aiops.lab.figures import Figure, Panel, Series
 from aiops.lab.workloads import PerceptronTask
 from aiops.sim.turns.memory_server import MemoryServer, SimulatedClient
@@ -50,22 +50,22 @@ class ElasticClients:
 
     @property
     def rounds(self) -> int:
-        """The number of clients."""
+        """The number of rounds."""
         return self.simulation.iterations // self.simulation.clients
 
     def __call__(self, tell: Tell) -> Result:
         """Run it."""
         run = self.simulation
         with threadpool_limits(1):
-            crowd = _ElasticRun(run, self.most)
+            elastic = _ElasticRun(run, self.most)
             marks = {round(self.rounds * k / run.samples) for k in range(1, run.samples + 1)}
-            curve = [crowd.sample(0)]
+            curve = [elastic.sample(0)]
             for number in range(1, self.rounds + 1):
-                crowd.round()
+                elastic.round()
                 if number in marks:
-                    curve.append(crowd.sample(number))
+                    curve.append(elastic.sample(number))
                 tell(number * run.clients)
-            return {"digest": crowd.digest(), "diverged": None, "curve": curve}
+            return {"digest": elastic.digest(), "diverged": None, "curve": curve}
 
 
 class _ElasticRun:
@@ -201,7 +201,7 @@ def findings(scale: ElasticScale, groups: RunGroups) -> Findings:
             {
                 "clients": label,
                 "in the end": f"{fmean(run.last['clients'] for run in group):.0f}",
-                "error %": said(tails(group)),
+                "error %": percents(tails(group)),
                 "bytes of a round, least to most": _range(rest),
                 "gradients": f"{fmean(run.last['iteration'] for run in group):,.0f}",
             }
@@ -239,8 +239,8 @@ def _sooner(found: Mapping[str, Group]) -> Verdict:
     text = f"{100 * error:.2f} %, where fixed clients end after {last:,.0f} rounds,"
     reached = [value for value in rounds if value is not None]
     if len(reached) < len(rounds):
-        said = f"growing ones reach and keep in {len(reached)} of {len(rounds)} runs"
-        return Verdict(False if not reached else None, f"{text} {said}")
+        text += f" growing ones reach and keep in {len(reached)} of {len(rounds)} runs"
+        return Verdict(False if not reached else None, text)
     text = f"{text} growing ones reach after {fmean(reached):,.0f}"
     return Verdict(max(reached) < last, text)
 

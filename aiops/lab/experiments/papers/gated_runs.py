@@ -12,7 +12,7 @@ from aiops.lab.experiments.experiment import MOST_SEEDS, Findings, Scale, Verdic
 from aiops.lab.experiments.planned_run import PlannedRun
 from aiops.lab.experiments.rate_search import RateSearch, search_rates
 from aiops.lab.experiments.runs import FinishedRun, Group, RunGroups, Runs
-from aiops.lab.experiments.seed_statistics import BEHIND, LEVEL, compare, said, tails
+from aiops.lab.experiments.seed_statistics import BEHIND, LEVEL, compare, percents, tails
 from aiops.lab.figures import Figure, Panel, Series
 
 OPEN = "no gate"
@@ -133,7 +133,7 @@ def figure(name: str, scale: GatedScale, found: RunGroups) -> Figure:
 def row(label: str, group: Group, base: Group) -> dict[str, Any]:
     """Return a run's line of the table: what it sent, and how that compares with no gate."""
     rate = f"{group[0].case.simulation.lr:g}"
-    found: dict[str, Any] = {"run": label, "rate": rate, "error %": said(tails(group))}
+    found: dict[str, Any] = {"run": label, "rate": rate, "error %": percents(tails(group))}
     for name in ("pushes", "fetches"):
         found[name] = f"÷{1 / max(share(group, name), 1e-9):.1f}"
     staleness = fmean(run.result["mean_staleness"] for run in group)

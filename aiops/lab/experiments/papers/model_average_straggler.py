@@ -12,7 +12,7 @@ from aiops.lab.experiments.curves import across, interpolated
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
 from aiops.lab.experiments.planned_run import PlannedRun
 from aiops.lab.experiments.runs import FinishedRun, RunGroups, Runs
-from aiops.lab.experiments.seed_statistics import said
+from aiops.lab.experiments.seed_statistics import percents
 from aiops.lab.experiments.straggler_simulation import StragglerSimulation
 from aiops.lab.figures import Figure, Panel
 from aiops.sim.cluster.spec import StarTopology
@@ -118,8 +118,8 @@ def findings(scale: StragglerScale, found: RunGroups) -> Findings:
                     "mini-batches/s": f"{fmean(map(throughput, group)):.1f}",
                     "the others keep": f"{share:.0%}" if share is not None else "–",
                     "idle": f"{fmean(run.result['idle'] for run in group):.1%}",
-                    "error %": said([run.last["error"] for run in group]),
-                    "at equal time": said([error_at(run, min(took)) for run in group]),
+                    "error %": percents([run.last["error"] for run in group]),
+                    "at equal time": percents([error_at(run, min(took)) for run in group]),
                     "MB": f"{fmean(run.last['bytes'] for run in group) / 1e6:,.1f}",
                 }
             )

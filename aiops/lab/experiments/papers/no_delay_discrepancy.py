@@ -245,8 +245,8 @@ def _crowd(found: Mapping[tuple[str, str], Series]) -> Verdict:
             return Verdict(None, "whether more workers are farther apart is not known yet")
         grown[rule] = [y[-1] / y[0] for y in line.ys]
     xs = line.x
-    said = ", ".join(f"× {fmean(values):.2f} {rule}" for rule, values in grown.items())
-    text = f"from λ = {xs[0]} to {xs[-1]} the distance becomes {said}"
+    parts = ", ".join(f"× {fmean(values):.2f} {rule}" for rule, values in grown.items())
+    text = f"from λ = {xs[0]} to {xs[-1]} the distance becomes {parts}"
     return Verdict(min(grown[DELAYED]) > 2 * max(grown[AVERAGED]), text)
 
 

@@ -11,7 +11,7 @@ from aiops.lab.experiments.curves import across, curve
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
 from aiops.lab.experiments.planned_run import PlannedRun
 from aiops.lab.experiments.runs import FinishedRun, Group, RunGroups, Runs
-from aiops.lab.experiments.seed_statistics import said, tails
+from aiops.lab.experiments.seed_statistics import percents, tails
 from aiops.lab.experiments.throughput_simulation import ClusterMachines, ThroughputSimulation
 from aiops.lab.figures import Figure, Panel
 from aiops.sim.cluster.spec import StarTopology
@@ -78,13 +78,13 @@ def cases(scale: ScalingScale, runs: Runs) -> Iterator[PlannedRun]:
         for place in (APART, AMONG):
             for rule in RULES:
                 for workers in WORKERS:
-                    yield timed(scale, place, rule, workers, TAU, seed)
+                    yield timing_run(scale, place, rule, workers, TAU, seed)
             for tau in TAUS:
                 for rule in _OURS:
                     if _possible(rule, tau):
-                        yield timed(scale, place, rule, MOST, tau, seed)
+                        yield timing_run(scale, place, rule, MOST, tau, seed)
         for rule, workers in LEARNERS:
-            yield taught(scale, rule, workers, seed)
+            yield learning_run(scale, rule, workers, seed)
 
 
 LEARNERS = (
@@ -105,7 +105,7 @@ def _policy(rule: str, tau: int) -> tuple[str, tuple[str, ...]]:
     return rule, ()
 
 
-def timed(
+def timing_run(
     scale: ScalingScale, place: str, rule: str, workers: int, tau: int, seed: int
 ) -> PlannedRun:
     """Return a run of which only the time matters."""
@@ -122,19 +122,19 @@ def timed(
         seed=seed,
     )
     work = ThroughputSimulation(simulation, ClusterMachines(_NBYTES, _MEDIAN, _SIGMA, links))
-    return PlannedRun(place, _timed_curve(rule, workers, tau), seed, work)
+    return PlannedRun(place, _timing_curve(rule, workers, tau), seed, work)
 
 
-def _timed_curve(rule: str, workers: int, tau: int) -> str:
+def _timing_curve(rule: str, workers: int, tau: int) -> str:
     bound = f", τ_max = {tau}" if rule in _OURS else ""
-    return f"{_taught_curve(rule, workers)}{bound}"
+    return f"{_learning_curve(rule, workers)}{bound}"
 
 
-def _taught_curve(rule: str, workers: int) -> str:
+def _learning_curve(rule: str, workers: int) -> str:
     return f"{rule}, {workers} workers"
 
 
-def taught(scale: ScalingScale, rule: str, workers: int, seed: int) -> PlannedRun:
+def learning_run(scale: ScalingScale, rule: str, workers: int, seed: int) -> PlannedRun:
     """Return a run that learns: λ workers, each with a λth of the steps, at λ times the rate.
 
     Asynchronous SGD applies each gradient for itself, so it has λ times the rate as it is.
@@ -148,7 +148,7 @@ def taught(scale: ScalingScale, rule: str, workers: int, seed: int) -> PlannedRu
     rate = _model(base) / (_PERIODS * _MEDIAN)  # so that all takes as long as with GoogLeNet
     links = StarTopology(worker=rate, server=rate * workers, latency=_LATENCY)
     work = ClusterSimulation(simulation, _MEDIAN, _SIGMA, links)
-    return PlannedRun(LEARNING, _taught_curve(rule, workers), seed, work)
+    return PlannedRun(LEARNING, _learning_curve(rule, workers), seed, work)
 
 
 def _model(base: Simulation) -> int:
@@ -161,12 +161,12 @@ def measured(
     found: RunGroups, name: str, place: str, rule: str, workers: int, tau: int = TAU
 ) -> list[float]:
     """Return one figure of each seed that is finished."""
-    return [run.last[name] for run in found[place, _timed_curve(rule, workers, tau)]]
+    return [run.last[name] for run in found[place, _timing_curve(rule, workers, tau)]]
 
 
 def learnt(found: RunGroups, rule: str, workers: int) -> Group:
     """Return the runs that are finished."""
-    return found[LEARNING, _taught_curve(rule, workers)]
+    return found[LEARNING, _learning_curve(rule, workers)]
 
 
 def findings(scale: ScalingScale, found: RunGroups) -> Findings:
@@ -181,12 +181,14 @@ def findings(scale: ScalingScale, found: RunGroups) -> Findings:
                 fast = measured(found, "speedup", place, rule, MOST, tau)
                 if idle:
                     row = {"panel": place, "rule": rule, "τ_max": tau if rule in _OURS else "–"}
-                    row |= {"idle %": said(idle), "speed-up of 4": f"{fmean(fast):.2f}"}
+                    row |= {"idle %": percents(idle), "speed-up of 4": f"{fmean(fast):.2f}"}
                     table.append(row | {"error %": "–"})
     for rule, workers in LEARNERS:
         if errors := tails(learnt(found, rule, workers)):
             row = {"panel": f"{LEARNING}, λ = {workers}", "rule": rule}
-            table.append({**row, "τ_max": TAU if rule in _OURS else "–", "error %": said(errors)})
+            table.append(
+                {**row, "τ_max": TAU if rule in _OURS else "–", "error %": percents(errors)}
+            )
     verdicts = [make(found, place) for make in (_idle, _linear) for place in (APART, AMONG)]
     return Findings(table, [*verdicts, *(_accuracy(found, rule) for rule in _OURS)])
 
@@ -223,7 +225,7 @@ def _accuracy(found: RunGroups, rule: str) -> Verdict:
     one, four = (tails(learnt(found, rule, workers)) for workers in (1, MOST))
     if not one or not four:
         return Verdict(None, f"{rule}: what is learnt: not all has been run")
-    text = f"{rule}: 4 workers' error is {said(four)} %, one's {said(one)} %"
+    text = f"{rule}: 4 workers' error is {percents(four)} %, one's {percents(one)} %"
     return Verdict(fmean(four) <= fmean(one) + _POINT, text)
 
 
@@ -240,13 +242,13 @@ def figure(scale: ScalingScale, found: RunGroups) -> Figure:
         lines = []
         for rule in RULES:
             taus = [tau for tau in TAUS if _possible(rule, tau)]
-            groups = [found[place, _timed_curve(rule, MOST, tau)] for tau in taus]
+            groups = [found[place, _timing_curve(rule, MOST, tau)] for tau in taus]
             lines.append(across(rule, taus, groups, lambda run: 100 * run.last["idle"]))
         panels.append(Panel(place, "τ_max", "4 workers' idle time (%)", lines, "x", bottom=0))
     for place in (APART, AMONG):
         lines = []
         for rule in RULES:
-            groups = [found[place, _timed_curve(rule, n, TAU)] for n in WORKERS]
+            groups = [found[place, _timing_curve(rule, n, TAU)] for n in WORKERS]
             lines.append(across(rule, WORKERS, groups, lambda run: float(run.last["speedup"])))
         title = f"{place}, τ_max = {TAU}"
         panels.append(Panel(title, "workers", "speed-up", lines, bottom=0, top=MOST))

@@ -15,7 +15,7 @@ from aiops.lab.experiments.experiment import Findings, Scale, Verdict
 from aiops.lab.experiments.planned_run import PlannedRun
 from aiops.lab.experiments.rate_search import ChosenRates, RateSearch, search_rates
 from aiops.lab.experiments.runs import Group, RunGroups, Runs
-from aiops.lab.experiments.seed_statistics import AHEAD, BEHIND, compare, said, tails
+from aiops.lab.experiments.seed_statistics import AHEAD, BEHIND, compare, percents, tails
 from aiops.lab.figures import Figure, Panel
 
 POLICIES = ("fasgd", "sasgd")
@@ -148,7 +148,7 @@ def findings(scale: PolicyComparison, found: RunGroups) -> Findings:
             for policy in POLICIES:
                 group = seeds(found, panel, policy, protocol)
                 lr = f"{group[0].case.simulation.lr:g}" if group else "–"
-                row |= {f"{policy} rate": lr, f"{policy} error %": said(tails(group))}
+                row |= {f"{policy} rate": lr, f"{policy} error %": percents(tails(group))}
             table.append({**row, "fasgd is": order(found, panel, protocol) or "–"})
     verdicts = [order_verdict(scale, found, protocol) for protocol in scale.protocols]
     return Findings(table, verdicts, robustness(scale, found.runs))

@@ -12,7 +12,7 @@ from aiops.lab.experiments.execution import ConvNetSimulation
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
 from aiops.lab.experiments.planned_run import PlannedRun, RunWork
 from aiops.lab.experiments.runs import Group, RunGroups, Runs
-from aiops.lab.experiments.seed_statistics import said, tails
+from aiops.lab.experiments.seed_statistics import percents, tails
 from aiops.lab.figures import Figure, Panel
 from aiops.sim.turns.simulation import Simulation
 
@@ -107,9 +107,9 @@ def findings(scale: ProtocolScale, found: RunGroups) -> Findings:
         {
             "learning rate": panel,
             "protocol": label,
-            "final error %": said(final(group)),
+            "final error %": percents(final(group)),
             "mean τ": f"{fmean(run.result['mean_staleness'] for run in group):.1f}",
-            "last tenth %": said(tails(group)),
+            "last tenth %": percents(tails(group)),
         }
         for (panel, label), group in found.items()
     ]
@@ -136,7 +136,7 @@ def _fails(scale: ProtocolScale, found: RunGroups) -> Verdict:
     groups = {n: found[PLAIN, title(n)] for n in scale.splits}
     if not sync or not all(groups.values()):
         return Verdict(None, f"with {PLAIN}: not all has been run")
-    text = ", ".join(f"{said(final(group))} for n = {n}" for n, group in groups.items())
+    text = ", ".join(f"{percents(final(group))} for n = {n}" for n, group in groups.items())
     limit = fmean(final(sync)) + _FAILED
     fails = all(min(final(groups[n])) > limit for n in scale.splits[1:])
     return Verdict(fails, f"with {PLAIN} the final error in % is {text}")

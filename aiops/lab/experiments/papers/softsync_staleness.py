@@ -108,15 +108,15 @@ def _split(panel: str) -> int:
 
 
 def _verdict(scale: StalenessScale, found: RunGroups, label: str) -> Verdict:
-    means, rare, said = [], [], []
+    means, rare, parts = [], [], []
     for n in scale.splits:
         group = found[title(n), label]
         if not group:
             return Verdict(None, f"clients {label}: not all has been run")
         means.append(abs(mean(group) - n) <= _NEAR * n)
         rare.append(beyond(group, 2 * n) < _RARE)
-        said.append(f"{mean(group):.2f} for n = {n} (P {beyond(group, 2 * n):.2g})")
-    return Verdict(all(means) and all(rare), f"clients {label}: mean τ " + ", ".join(said))
+        parts.append(f"{mean(group):.2f} for n = {n} (P {beyond(group, 2 * n):.2g})")
+    return Verdict(all(means) and all(rare), f"clients {label}: mean τ " + ", ".join(parts))
 
 
 def samples(run: FinishedRun) -> list[dict[str, float]]:

@@ -12,7 +12,7 @@ from aiops.lab.experiments.execution import perceptron
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
 from aiops.lab.experiments.planned_run import PlannedRun, Result, Tell
 from aiops.lab.experiments.runs import FinishedRun, RunGroups, Runs
-from aiops.lab.experiments.seed_statistics import said
+from aiops.lab.experiments.seed_statistics import percents
 from aiops.lab.figures import Figure, Panel
 from aiops.sim.turns.client_selection import Selection
 from aiops.sim.turns.run import Run, digest
@@ -147,8 +147,8 @@ def findings(scale: WasteScale, found: RunGroups) -> Findings:
     table, verdicts = [], []
     for (panel, label), group in found.items():
         row = {"workers": panel, "rule": label}
-        row |= {f"{k} %": said([shares(run)[k] for run in group]) for k in shares(group[0])}
-        table.append(row | {"error %": said([run.tail() for run in group])})
+        row |= {f"{k} %": percents([shares(run)[k] for run in group]) for k in shares(group[0])}
+        table.append(row | {"error %": percents([run.tail() for run in group])})
     for panel in (name(n) for name in (in_turns, in_time) for n in scale.workers):
         rules = found.panel(panel)
         lost = {rule: fmean(map(wasted, group)) for rule, group in rules.items()}
