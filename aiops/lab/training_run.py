@@ -3,7 +3,7 @@
 The demo, ``aiops bandwidth`` and ``aiops bench algorithms`` all run this way::
 
     async with TrainingRun("demo", workers) as run:
-        await run.start_server(flags)
+        await run.start_server(Config(policy="fasgd"))
         run.start_worker("worker-1", "aiops.lab.demo.worker", task)
         ...
         await run.wait_ready()                 # connects the observer, too
@@ -21,15 +21,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple, TypeVar
 
 from aiops.client.asyncio.client import AsyncClient
 from aiops.client.params import Params
 from aiops.lab.processes import ONE_THREAD, ProcessFailed, SupervisedProcess, Supervisor, command
 from aiops.net import signals
+from aiops.serving.config import Config
 
 T = TypeVar("T")
 
@@ -107,8 +108,9 @@ class TrainingRun(AsyncExitStack):
         """Return the result of a coroutine, as `aiops.lab.processes.Supervisor.within` does."""
         return await self._supervisor.within(seconds, what, coroutine)
 
-    async def start_server(self, flags: Sequence[str]) -> str:
-        """Start ``python -m aiops.server``; return its address."""
+    async def start_server(self, settings: Config) -> str:
+        """Start ``python -m aiops.server``, at a free port; return its address."""
+        settings = replace(settings, port=0, log_level="warning")
         address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         def on_line(line: str) -> None:
@@ -118,7 +120,7 @@ class TrainingRun(AsyncExitStack):
         async def start() -> str:
             self._supervisor.start(
                 "the server",
-                command("aiops.server", *flags, "--log-level=warning"),
+                command("aiops.server", *settings.flags()),
                 on_line,
                 environment=self._environment,
                 lasting=True,

@@ -214,6 +214,24 @@ class Config:
             shard_bytes=self.shard_bytes,
         )
 
+    def flags(self, names: Iterable[str] | None = None) -> list[str]:
+        """Return the command line that gives a server these settings; defaults are left out.
+
+        ``names``: the fields to consider; default all but the token, which others could read.
+        """
+        found: list[str] = []
+        defaults = {each.name: each.default for each in dataclasses.fields(self)}
+        for name in [n for n in defaults if n != "token"] if names is None else names:
+            value, flag = getattr(self, name), "--" + name.replace("_", "-")
+            if value in (None, defaults[name]):
+                continue
+            if isinstance(value, bool):
+                found.append(flag)
+            else:
+                words = value if isinstance(value, list) else [str(value)]
+                found += [f"{flag}={word}" for word in words]
+        return found
+
     def settings(self) -> dict[str, Any]:
         """Return the algorithm's settings: ``set`` and ``lr``."""
         return settings_of(self.set, self.lr)

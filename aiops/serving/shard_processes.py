@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 import sys
-from typing import Any, Self
+from typing import Self
 
 from aiops.common import urls
 from aiops.common.closing import AsyncClosing
@@ -27,7 +27,7 @@ _log = logging.getLogger("aiops.server")
 _START = 60.0  # seconds that a follower may take to begin to listen
 _MERCY = 5.0  # seconds between asking a follower to end and ending it
 
-_HANDED = (
+FOLLOWERS_SETTINGS = (
     *(
         "policy",
         "set",
@@ -123,7 +123,7 @@ class ShardProcesses(AsyncClosing):
                 "--port",
                 "0",
             ),
-            *flags(self.config),
+            *self.config.flags(FOLLOWERS_SETTINGS),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=_environment(self.config),
@@ -150,20 +150,6 @@ class ShardProcesses(AsyncClosing):
         if status and not self._ending:
             how = f"by signal {-status}" if status < 0 else f"with status {status}"
             _log.error("%s (process %d) ended %s", name, process.pid, how)
-
-
-def flags(config: Config) -> list[str]:
-    """Return the flags that a follower is started with."""
-    found: list[str] = []
-    for name in _HANDED:
-        value: Any = getattr(config, name)
-        default = Config.__dataclass_fields__[name].default
-        flag = "--" + name.replace("_", "-")
-        if isinstance(value, list):
-            found += [word for item in value for word in (flag, item)]
-        elif value is not None and value != default:
-            found += [flag, str(value)]
-    return found
 
 
 def _environment(config: Config) -> dict[str, str]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from aiops.lab.training_run import LOOK_DEADLINE, STALL_DEADLINE, TrainingRun
+from aiops.serving.config import Config
 from benchmarks.algorithms.cases import AlgorithmCase
 from benchmarks.algorithms.link import Proxy, SlowLine
 from benchmarks.algorithms.problem import Bench
@@ -109,9 +110,9 @@ class _AlgorithmRun:
 
     async def run(self) -> TrainingOutcome:
         processes, plan, outcome = self._processes, self._plan, TrainingOutcome()
-        flags = [f"--policy={plan.case.policy}", f"--workers={len(self._steps)}", "--port=0"]
-        flags += [f"--set={name}={value}" for name, value in plan.case.settings.items()]
-        url = await processes.start_server(flags)
+        chosen = [f"{name}={value}" for name, value in plan.case.settings.items()]
+        server = Config(policy=plan.case.policy, workers=len(self._steps), set=chosen)
+        url = await processes.start_server(server)
         if plan.line is not None:
             proxy = Proxy(url, plan.line, self._bench.nbytes)
             url = (await self._stack.enter_async_context(proxy)).url

@@ -22,7 +22,7 @@ from aiops.errors import BadPush, UsageError
 from aiops.kernels import cupy_device
 from aiops.net.environment import SURROUNDINGS
 from aiops.serving.config import Config
-from aiops.serving.shard_processes import flags
+from aiops.serving.shard_processes import FOLLOWERS_SETTINGS
 from tests.contract.cases import CASES
 from tests.devices import DEVICES, device_named, gpu
 from tests.emulated import EmulatedDevice
@@ -47,8 +47,8 @@ class TestSettings:
             Config(device=name)
 
     def test_shards_have_the_same(self) -> None:
-        assert flags(Config(device="cuda:1", shards=2)) == ["--device", "cuda:1"]
-        assert flags(Config(shards=2)) == []
+        assert Config(device="cuda:1", shards=2).flags(FOLLOWERS_SETTINGS) == ["--device=cuda:1"]
+        assert Config(shards=2).flags(FOLLOWERS_SETTINGS) == []
 
 
 class FakeRuntime(types.SimpleNamespace):

@@ -360,3 +360,15 @@ class TestCommandLine:
         assert (done.returncode, done.stdout) == (2, "")
         assert len(done.stderr.splitlines()) == 1
         assert "'--workers'" in done.stderr
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "token"])
+def test_settings_as_flags_are_read_as_the_same_settings(name: str, read: Run) -> None:
+    for value in VALUES[name]:
+        config = Config(**{name: value}, **NEEDS.get(name, {}))
+        assert read(*config.flags()) == config
+
+
+def test_flags_do_not_show_the_token() -> None:
+    assert Config(token="secret", policy="asgd").flags() == ["--policy=asgd"]
+    assert Config(policy="asgd", lr=0.5, port=0).flags(("lr", "device")) == ["--lr=0.5"]

@@ -71,7 +71,7 @@ class _Demo:
     async def run(self) -> None:
         record, processes = self._record, self._processes
         record.phase = "starting the server"
-        record.url = await processes.start_server(record.settings.server_flags())
+        record.url = await processes.start_server(record.settings.server)
         record.phase = "starting the workers"
         for index in range(len(record.workers)):
             self._start_worker(index)

@@ -104,7 +104,7 @@ class DemoSettings:
             lr=lr,
             set=set,
         )
-        algorithm = find(policy).make({**given, **({} if lr is None else {"lr": lr})})
+        algorithm = find(policy).make(chosen.server.settings())
         algorithm.check(workers)
         if "average" in algorithm.plan(workers):
             raise UsageError(
@@ -117,12 +117,10 @@ class DemoSettings:
         """Return how many of the steps are the worker's of that number (from 0)."""
         return self.steps // self.workers + (index < self.steps % self.workers)
 
-    def server_flags(self) -> list[str]:
-        """Return the server's command line."""
-        flags = [f"--policy={self.policy}", f"--workers={self.workers}", "--port=0"]
-        flags += [f"--set={item}" for item in self.set]
-        flags += [] if self.lr is None else [f"--lr={self.lr!r}"]
-        return [*flags, "--log-level=warning"]
+    @property
+    def server(self) -> Config:
+        """The server's settings."""
+        return Config(policy=self.policy, workers=self.workers, set=list(self.set), lr=self.lr)
 
 
 def _within(flag: str, value: int, low: int, high: int) -> None:

@@ -26,22 +26,20 @@ def test_the_defaults_are_the_recipes(policy: str, dataset: str) -> None:
     recipe = RECIPES[dataset]
     assert (settings.steps, settings.batch_size) == (recipe.steps, recipe.batch_size)
     assert settings.lr == recipe.lr.get(policy)
-    flags = [flag for flag in settings.server_flags() if flag.startswith("--lr")]
-    assert flags == ([f"--lr={recipe.lr[policy]!r}"] if policy in recipe.lr else [])
-    assert "--workers=4" in settings.server_flags()
+    assert (settings.server.lr, settings.server.workers) == (settings.lr, 4)
 
 
 def test_a_given_rate_wins_however_it_is_given() -> None:
     assert DemoSettings.make(lr=0.5).lr == 0.5
     by_set = DemoSettings.make(set=("lr=0.5", "gamma=0.9"))
     assert by_set.lr is None
-    assert by_set.server_flags()[-3:] == ["--set=lr=0.5", "--set=gamma=0.9", "--log-level=warning"]
+    assert by_set.server.settings() == {"lr": "0.5", "gamma": "0.9"}
 
 
 def test_a_policy_of_somebody_else_keeps_its_own_rate() -> None:
     settings = DemoSettings.make(policy="examples.custom_algorithm:Signum")
     assert settings.lr is None
-    assert not any(flag.startswith("--lr") for flag in settings.server_flags())
+    assert settings.server.lr is None
 
 
 @pytest.mark.parametrize(("steps", "workers"), [(4, 4), (10, 4), (11, 3), (7, 1)])

@@ -65,7 +65,7 @@ def test_the_servers_flags() -> None:
     case = BandwidthCase(
         gate="bfasgd", push_codec=("int8", "raw@b"), budget="2MB/s", set=("gamma=0.9",)
     )
-    flags = case.server_flags()
+    flags = case.server.flags()
     for flag in ("--gate=bfasgd", "--push-codec=int8", "--push-codec=raw@b", "--set=gamma=0.9"):
         assert flag in flags
     assert "--bandwidth-budget=2MB/s" in flags

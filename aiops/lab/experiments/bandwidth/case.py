@@ -89,10 +89,9 @@ class BandwidthCase:
         if self.delay and not self.link:
             raise UsageError("--delay needs --link, the rate of a link that delays: 20Mbit/s, say")
         parse_rate("--link", self.link or None)
-        parse_rate("--bandwidth-budget", self.budget or None)
         CodecChoice.of(self.push_codec)
         CodecChoice.of(self.fetch_codec)
-        algorithm = find(self.policy).make(Config(set=list(self.set), lr=self.lr).settings())
+        algorithm = find(self.policy).make(self.server.settings())
         algorithm.check(self.workers)
         if "average" in algorithm.plan(self.workers):
             raise UsageError(f"{self.policy}: its workers average among themselves; choose another")
@@ -132,13 +131,16 @@ class BandwidthCase:
         steps = range(0, self.workers, self.per_process)
         return [range(first, min(first + self.per_process, self.workers)) for first in steps]
 
-    def server_flags(self) -> list[str]:
-        """Return the server's command line."""
-        flags = [f"--policy={self.policy}", f"--workers={self.workers}", "--port=0"]
-        flags += [f"--set={item}" for item in self.set]
-        flags += [] if self.lr is None else [f"--lr={self.lr!r}"]
-        flags += [f"--gate={self.gate}"] if self.gate else []
-        flags += [f"--push-codec={codec}" for codec in self.push_codec]
-        flags += [f"--fetch-codec={codec}" for codec in self.fetch_codec]
-        flags += [f"--bandwidth-budget={self.budget}"] if self.budget else []
-        return [*flags, "--log-level=warning"]
+    @property
+    def server(self) -> Config:
+        """The server's settings."""
+        return Config(
+            policy=self.policy,
+            workers=self.workers,
+            set=list(self.set),
+            lr=self.lr,
+            gate=self.gate,
+            push_codec=list(self.push_codec),
+            fetch_codec=list(self.fetch_codec),
+            bandwidth_budget=self.budget or None,
+        )

@@ -106,7 +106,7 @@ class _BandwidthRun:
     async def run(self) -> BandwidthOutcome:
         processes, case, outcome = self._processes, self._case, self._outcome
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="aiops-bandwidth-"))
-        url = await processes.start_server(case.server_flags())
+        url = await processes.start_server(case.server)
         link: SlowLink | None = None
         if case.link:
             link = SlowLink(url, rate=case.link, delay=case.delay)
