@@ -147,18 +147,27 @@ class Ledger:
         if taken:
             self._answer(message.parts, request.wants)
 
-    def exchanged(self, seq: int, fetched: bool, parts: Parts) -> None:
-        """Note a push of a whole model, raw, and the answer that brought one, as the two above do.
+    def exchanged(self, seq: int, fetched: bool, parts: Parts, count: int = 1) -> None:
+        """Note pushes of a whole model, raw, and answers that brought one, as the two above do.
 
-        ``fetched``: the client held a version before. ``parts`` are the push's.
+        Parameters
+        ----------
+        seq
+            The sequence number of the last push.
+        fetched
+            Whether the client held a version before each.
+        parts
+            A push's.
+        count
+            The number of pushes. Default: 1.
         """
-        self.pushed.messages += 1
-        self.pushed.sent.whole += 1
+        self.pushed.messages += count
+        self.pushed.sent.whole += count
         self._settled, self._last = seq, parts
-        self._batches += 1
-        self._fetches += fetched
-        self.fetched.messages += 1
-        self.fetched.sent.whole += 1
+        self._batches += count
+        self._fetches += count * fetched
+        self.fetched.messages += count
+        self.fetched.sent.whole += count
 
     def disconnected(self) -> None:
         """Forget open requests: they will be sent again, or not at all."""

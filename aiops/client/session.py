@@ -160,8 +160,6 @@ class Session:
         The connections to the other shards of the model.
     wire
         The state machine of the present connection.
-    ledger
-        The account of every byte, over all connections.
     out, back
         What is to be sent, and what is to be sent before that: releases of what the server lent.
     ready
@@ -198,12 +196,12 @@ class Session:
         self.server = server
         self.identity = Identity(client, name, role, token, nonce, pongs)
         self._make_wire = wire
-        self.ledger = Ledger(own=True)
-        self.info = ServerInfo(server, client, role, self.ledger, parallel_map)
+        self._ledger = ledger = Ledger(own=True)
+        self.info = ServerInfo(server, client, role, ledger, parallel_map)
         self._outbox = Outbox(parallel_map)
-        self.pending = PendingRequests(self.info, self._outbox, self.ledger, parallel_map)
+        self.pending = PendingRequests(self.info, self._outbox, ledger, parallel_map)
         self.wire = wire(self.pending.sink_for)
-        self.ledger.traffic = self.wire.traffic
+        ledger.traffic = self.wire.traffic
         self.shards = Shards(
             self.identity,
             self.info,
@@ -242,7 +240,7 @@ class Session:
         if shared is not None:
             shared.give_back = partial(self._give_back, self.wire)
             self.wire.shared = shared
-        self.ledger.disconnected()
+        self._ledger.disconnected()
         self.out, self.back = [], []
         self._handshake = self._greeting(self.identity.nonce())
         self._send(self._handshake.hello)
@@ -260,6 +258,7 @@ class Session:
     @property
     def traffic(self) -> tuple[int, int]:
         """Bytes received and sent so far, over all connections."""
+        self._settle()
         return self.wire.traffic.bytes_in, self.wire.traffic.bytes_out
 
     @property
@@ -323,6 +322,23 @@ class Session:
                 view = view[count:]
         return any(map(len, views))
 
+    @property
+    def ledger(self) -> Ledger:
+        """The account of every byte, over all connections."""
+        self._settle()
+        return self._ledger
+
+    @property
+    def answered(self) -> int:
+        """Answers received so far."""
+        self._settle()
+        return self.pending.answered
+
+    def _settle(self) -> None:
+        """Enter all steady exchanges in the accounts."""
+        if self.steady is not None:
+            self.steady.settle()
+
     def outgoing(self) -> list[Buffer]:
         """Return what is to be sent now, and forget it."""
         out, self.out = self.out, []
@@ -335,6 +351,7 @@ class Session:
 
         Requests stay; they are sent again on the next one.
         """
+        self._settle()
         self.wire.lost()
         self.shards.lost()
         self.pending.lost()
@@ -366,6 +383,8 @@ class Session:
         if epoch < self.info.run_since and client == self.info.client:  # of an earlier run
             self.pending.reject(request, self._restarted(request))
             return request
+        if self.steady is not None and self.steady.unsettled:
+            self.steady.settle()
         pending = self.pending
         if id is None:
             id = pending.next_id
@@ -450,7 +469,7 @@ class Session:
             elif self.wire.shared is not None and not (small and isinstance(request, PushRequest)):
                 places = self._lend(request, self.wire.shared)  # else sending takes no longer
         self.out += self.wire.send(message, payloads, places)
-        self.ledger.asked(message)
+        self._ledger.asked(message)
 
     def _lend(self, request: Request, shared: SharedPayloads) -> Places:
         """Lend a request's payloads; return where they lie."""
@@ -521,7 +540,7 @@ class Session:
             return
         try:
             self.steady = SteadyExchange(
-                layout, push, header, self.info.connection, self.pending, self.ledger
+                layout, push, header, self.info.connection, self.pending, self._ledger
             )
         except ValueError:  # the server writes these numbers in varying widths
             self.steady, self._learning = None, False

@@ -36,6 +36,7 @@ from aiops.client.request_kinds import Means, PushRequest, Receipt, Request
 from aiops.client.server_info import ServerInfo
 from aiops.codecs.raw import NAME as RAW
 from aiops.model.layout import Array, Layout
+from aiops.model.parts import LARGEST as LARGEST_INTEGER
 from aiops.wire import messages
 from aiops.wire.connection import Buffer
 from aiops.wire.messages import Ack, Message, Push
@@ -101,6 +102,10 @@ def _template(
 class SteadyExchange:
     """The steady exchange of one connection.
 
+    With more workers than processors an exchange finds little of its memory in the caches, so this
+    touches few objects. Parameters that are as the last exchange left them are known by identity,
+    and exchanges are counted as one number, which `settle` enters in the accounts.
+
     Parameters
     ----------
     layout
@@ -127,12 +132,22 @@ class SteadyExchange:
         True if payloads are received in the parameters, once the header is known to match.
     failed
         True after an exchange that did not match the templates: they are to be made anew.
+    unsettled
+        The number of exchanges that the accounts do not contain yet.
 
     Raises
     ------
     ValueError
         When one of them has no fields of constant width.
     """
+
+    __slots__ = (
+        *("_ack", "_age", "_bounds", "_connection", "_gradients", "_has_vbar", "_has_vbars"),
+        *("_have", "_last", "_layout", "_ledger", "_most_age", "_most_have", "_most_id"),
+        *("_most_seq", "_nbytes", "_numbers", "_overhead", "_params", "_parts", "_payload"),
+        *("_pending", "_push", "_tensors", "_traffic", "_usual", "_whole"),
+        *("answer_size", "direct", "failed", "push_size", "room", "unsettled"),
+    )
 
     def __init__(
         self,
@@ -152,8 +167,9 @@ class SteadyExchange:
             raise ValueError("statistics by tensor, and none of the model")
         if not all(most for _least, most in [*self._push.bounds, *self._ack.bounds[:5]]):
             raise ValueError("integers of a form that this client does not write")
-        self._bounds = tuple(bound for field in self._push.bounds for bound in field)
-        self._most = tuple(most for _least, most in self._ack.bounds[1:5])
+        self._bounds = self._push.bounds
+        most = (most for _least, most in self._bounds)
+        self._most_id, self._most_seq, self._most_have, self._most_age = most
         self._tensors = tuple((t.name, t.dtype, t.shape) for t in layout.tensors)
         self._connection = connection
         self.answer_size = self._ack.size + nbytes
@@ -169,6 +185,9 @@ class SteadyExchange:
         self._gradients: Mapping[str, Array] = {}
         self._numbers = 0, 0  # the id and the sequence number it was begun with
         self._have = self._age = 0
+        self._usual: Params | None = None  # at the version and age above, if nothing touched them
+        self._last = 0  # the sequence number of the last exchange
+        self.unsettled = 0
 
     def still(self, push: Push, ack: bytes) -> bool:
         """Return whether an exchange on the general path matches; if so, the templates stay."""
@@ -183,20 +202,22 @@ class SteadyExchange:
 
         Returns what to send; None if this exchange does not fit, and nothing has happened then.
         """
-        have, age = params.level, params.age
+        pending = self._pending
+        id, seq = pending.next_id, pending.seq + 1
         if (
-            (have is None or age is None)
-            or (type(params) is not Params or params.layout is not self._layout)
-            or params.connection != self._connection
-        ):
+            (params is not self._usual or params.connection is not self._connection)
+            or (params.level is not self._have or params.age is not self._age)
+            or (id > self._most_id or seq > self._most_seq)
+        ) and not self._takes(params, id, seq):
             return None
         views: list[Any]
         if type(gradients) is dict and len(gradients) == len(self._tensors) <= _VIEWS:
             views = [b""]
             for name, dtype, shape in self._tensors:
                 array = gradients.get(name)
-                if (type(array) is not np.ndarray or array.dtype != dtype) or (
-                    array.shape != shape or not array.flags.c_contiguous
+                if type(array) is not np.ndarray or (
+                    (array.dtype is not dtype and array.dtype != dtype)
+                    or (array.shape != shape or not array.flags.c_contiguous)
                 ):
                     return None
                 views.append(array)
@@ -204,22 +225,33 @@ class SteadyExchange:
             views = [b"", gradients.arena.data]
         else:
             return None
-        pending = self._pending
-        id, seq = pending.next_id, pending.seq + 1
-        low0, high0, low1, high1, low2, high2, low3, high3 = self._bounds
-        if not (
-            (low0 <= id <= high0 and low1 <= seq <= high1)
-            and (low2 <= have <= high2 and low3 <= age <= high3)
-        ):
-            self.failed = True  # one of them needs another width: learn that
-            return None
         template = self._push  # `Template.filled` in line: one call less per exchange
-        template.pieces[1::2] = id, seq, have, age
-        views[0] = template.pack(*template.pieces)
+        pieces = template.pieces
+        pieces[1::2] = id, seq, self._have, self._age
+        views[0] = template.pack(*pieces)
         pending.next_id, pending.seq = id + 1, seq  # used up, even if the exchange fails
         self._params, self._gradients, self._numbers = params, gradients, (id, seq)
-        self._have, self._age = have, age
         return views
+
+    def _takes(self, params: Params, id: int, seq: int) -> bool:
+        """Return whether gradients computed at these parameters fit, and prepare to push them.
+
+        The numbers that are sent must have the width that they have in the template.
+        """
+        have, age = params.level, params.age
+        if (
+            (have is None or age is None)
+            or (type(params) is not Params or params.layout is not self._layout)
+            or params.connection != self._connection
+        ):
+            return False
+        for number, (least, most) in zip((id, seq, have, age), self._bounds, strict=True):
+            if not least <= number <= most:
+                self.failed = True  # it needs another width: learn that
+                return False
+        params.connection = self._connection  # equal before, and now known by identity
+        self._usual, self._have, self._age = params, have, age
+        return True
 
     @property
     def under_way(self) -> bool:
@@ -232,7 +264,10 @@ class SteadyExchange:
         None if that is not an answer that can be finished here, or that is not known yet.
         """
         head, params = self._ack.size, self._params
-        if params is None or received < head or self._read() is None:
+        if params is None or received < head:
+            return None
+        found = self._ack.values(bytes(self._whole[:head]))
+        if found is None or not self._permits(found):
             return None
         if self.direct:
             params.now_at(-1)  # a mixture, until all has come
@@ -241,50 +276,59 @@ class SteadyExchange:
 
     def finish(self, received: int) -> Receipt | None:
         """Take an answer, once its ``received`` bytes are all there; None if it does not match."""
-        params = self._params
-        found = self._read() if received == self.answer_size else None
-        if found is None or params is None:
+        template, params = self._ack, self._params
+        if received != self.answer_size or params is None:
             return None
-        _id, version, current, age, staleness, mean, *statistics = found
-        if not self.direct:
-            params.arena.data.data[:] = self._payload
-        params.level, params.age = current, age
-        self._params = None
-        traffic, nbytes, (out, back) = self._traffic, self._nbytes, self._overhead
-        traffic.messages_out += 1
-        traffic.messages_in += 1
-        traffic.bytes_out += out + nbytes
-        traffic.bytes_in += back + nbytes
-        kind = traffic.kinds_out["push"]
-        kind.messages += 1
-        kind.overhead += out
-        kind.payload += nbytes
-        kind = traffic.kinds_in["ack"]
-        kind.messages += 1
-        kind.overhead += back
-        kind.payload += nbytes
-        self._ledger.exchanged(self._numbers[1], True, self._parts)
-        self._pending.answered += 1
-        vbar = statistics[0] if statistics else None
-        vbars = Means(self._layout, statistics[1]) if self._has_vbars else {}
-        return Receipt(version, staleness, mean, vbar, vbars)
-
-    def _read(self) -> tuple[Any, ...] | None:
-        """Return the fields of the answer, if they are what an answer may have."""
-        template = self._ack  # `Template.values` in line: one call less per exchange
-        pieces = template.unpack(self._whole)
+        pieces = template.unpack(self._whole)  # `Template.values` in line
         if pieces[::2] != template.constants:
             return None
-        found: tuple[Any, ...] = template.pick(pieces)
-        most = self._most
-        if (
-            (found[0] != self._numbers[0] or found[1] > most[0] or found[2] > most[1])
-            or (found[3] > most[2] or found[4] > most[3])
-            or found[5] - found[5] != 0.0  # it is not finite
-            or (self._has_vbar and found[6] - found[6] != 0.0)
+        found = template.pick(pieces)
+        id, version, current, age, staleness, mean = found[:6]
+        # Nearly always the model is a later one, and the next push has room for its numbers.
+        if not (
+            (id == self._numbers[0] and mean - mean == 0.0 and not self._has_vbar)
+            and (staleness <= version <= current and self._have <= current <= self._most_have)
+            and self._age <= age <= self._most_age
         ):
-            return None
-        return found
+            if not self._permits(found):
+                return None
+            if not (
+                self._have <= current <= self._most_have and self._age <= age <= self._most_age
+            ):
+                self._usual = None  # the next push is to look at the width of its numbers
+        if not self.direct:
+            params.arena.data.data[:] = self._payload
+        params.level = self._have = current
+        params.age = self._age = age
+        self._params, self._last = None, self._numbers[1]
+        self.unsettled += 1
+        if not self._has_vbar:
+            return Receipt(version, staleness, mean, None, {})
+        vbars = Means(self._layout, found[7]) if self._has_vbars else {}
+        return Receipt(version, staleness, mean, found[6], vbars)
+
+    def _permits(self, found: tuple[Any, ...]) -> bool:
+        """Return whether the fields of an answer are what an answer may have."""
+        return (
+            (found[0] == self._numbers[0] and max(found[1:5]) <= LARGEST_INTEGER)
+            and found[5] - found[5] == 0.0  # it is finite
+            and not (self._has_vbar and found[6] - found[6] != 0.0)
+        )
+
+    def settle(self) -> None:
+        """Enter the exchanges since the last call in the accounts."""
+        count, self.unsettled = self.unsettled, 0
+        if not count:
+            return
+        traffic, nbytes, (out, back) = self._traffic, self._nbytes, self._overhead
+        traffic.messages_out += count
+        traffic.messages_in += count
+        traffic.bytes_out += count * (out + nbytes)
+        traffic.bytes_in += count * (back + nbytes)
+        traffic.kinds_out["push"].add(count, out, nbytes)
+        traffic.kinds_in["ack"].add(count, back, nbytes)
+        self._ledger.exchanged(self._last, True, self._parts, count)
+        self._pending.answered += count
 
     def as_request(self) -> tuple[PushRequest, int]:
         """Return the push under way as a request, with its id; `end` is due when it is pending."""

@@ -27,6 +27,12 @@ class KindTraffic:
     def __init__(self) -> None:
         self.messages = self.overhead = self.payload = 0
 
+    def add(self, messages: int, overhead: int, payload: int) -> None:
+        """Add messages, each of ``payload`` bytes and ``overhead`` beside them."""
+        self.messages += messages
+        self.overhead += messages * overhead
+        self.payload += messages * payload
+
 
 @dataclass(slots=True)
 class Traffic:

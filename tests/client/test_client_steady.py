@@ -123,7 +123,8 @@ class Half:
 
     def state(self) -> dict[str, Any]:
         """All there is to compare."""
-        params, pending = self.params.copy(), self.client._session.pending
+        params, session = self.params.copy(), self.client._session
+        pending, answered = session.pending, session.answered
         store = self.server.engine.store
         assert store is not None
         worker = getattr(self.client, "worker", None)
@@ -137,7 +138,7 @@ class Half:
             "version": (params.version, params.connection),
             "ledger": self.client.ledger.report(),
             "traffic": self.client.traffic,
-            "numbers": (pending.next_id, pending.seq, pending.answered),
+            "numbers": (pending.next_id, pending.seq, answered),
             "pending": list(pending.by_id),
             "server": (store.version, store.current.arena.data.tobytes()),
             "theirs": [sock.wire.traffic.told() for sock in self.server.sockets],

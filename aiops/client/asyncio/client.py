@@ -312,14 +312,14 @@ class AsyncClient(Facade, AsyncClosing):
                 else:
                     if not ready.done():
                         ready.set_result(None)
-                    attempts.made(loop.time(), self._session.pending.answered)
+                    attempts.made(loop.time(), self._session.answered)
                     error = await connection.ended
                     self._connection = None
                     self._session.lost()
                     if not isinstance(error, ConnectionLost):
                         raise error
                     now = loop.time()
-                    attempts.lost(now, self._session.pending.answered, now + self.timeout)
+                    attempts.lost(now, self._session.answered, now + self.timeout)
                 await asyncio.sleep(attempts.pause(loop.time(), error))
         except AiopsError as final:
             self._keeper = None
