@@ -10,7 +10,7 @@ import numpy as np
 
 from aiops.kernels.cuda_fragments import THREADS, number, pieces, spelt
 from aiops.kernels.device import KernelSource
-from aiops.kernels.numba_source import OPERATORS, statements, write
+from aiops.kernels.dialect import Dialect, bare
 from aiops.kernels.payloads import FORMATS
 from aiops.kernels.rule_program import Program
 
@@ -45,7 +45,7 @@ class ArrayTypes:
     packed: bool = False
 
 
-class _CudaDialect:
+class _CudaDialect(Dialect):
     """C++; collects the pieces that the text calls."""
 
     def __init__(self, real: str) -> None:
@@ -59,18 +59,14 @@ class _CudaDialect:
     def name(self, name: str) -> str:
         return spelt(name)
 
-    def operation(self, word: str, arguments: Sequence[str]) -> str:
-        if word == "negative":
-            return f"(-{arguments[0]})"
-        if word in OPERATORS:
-            return f"({arguments[0]} {OPERATORS[word]} {arguments[1]})"
+    def call(self, word: str, arguments: Sequence[str]) -> str:
         if word == "where":
             return f"({arguments[0]} ? {arguments[1]} : {arguments[2]})"
         self.needs.add(word)
         return f"_{word}({', '.join(arguments)})"
 
-    def assignment(self, name: str, value: str, boolean: bool) -> str:
-        return f"{spelt(name)} = {value};"
+    def assignment(self, name: str, value: str) -> str:
+        return f"{name} = {value};"
 
 
 def text(program: Program, kinds: ArrayTypes) -> KernelSource:
@@ -200,8 +196,8 @@ class _CudaWriter:
         lines += self._reads()
         lines += [f"real {spelt(name)} = {_array(name)}[_i];" for name in program.states]
         lines += self._locals(["w", "g", *program.reads, *program.states, *scalars])
-        lines += statements(program, dialect)
-        results = [_bare(write(result, dialect)) for result in program.results]
+        lines += dialect.statements(program)
+        results = [bare(dialect.write(result)) for result in program.results]
         # A result may be the old value of another array, but all of them are in registers by now.
         lines += [f"const real _w{index} = {value};" for index, value in enumerate(results)]
         if self._master:
@@ -285,8 +281,3 @@ _REDUCE = (
 def _array(name: str) -> str:
     """Return the name of the array whose current element is ``name``."""
     return f"_{spelt(name)}_"
-
-
-def _bare(value: str) -> str:
-    """Remove the parentheses around a whole value."""
-    return value[1:-1] if value.startswith("(") else value

@@ -1,80 +1,25 @@
 """Write a program as the text of a fused scalar loop for Numba.
 
-A :class:`Dialect` spells expressions in the target language. The dialect of Numba is Python with
-every value kept in the compute dtype; `aiops.kernels.cuda_source` has that of CUDA C++.
-
-In generated text the rule's own names appear as they are; all others begin with an underscore,
-which no name of a rule does. ``_n_`` is the array whose current element is ``n``.
+The `aiops.kernels.dialect.Dialect` of Numba is Python with every value kept in the compute dtype.
 """
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
+from aiops.kernels.dialect import Dialect, bare
 from aiops.kernels.gradient_loaders import LOADERS, PLAIN, GradientLoader
 from aiops.kernels.interface import STATISTIC_CAP, STATISTIC_SCALE
-from aiops.kernels.rule_program import ARITY, Expression, Literal, Name, Operation, Program
+from aiops.kernels.rule_program import ARITY, Program
 
-__all__ = ["GENERATOR", "Dialect", "NumbaDialect", "numba_text", "statements", "write"]
+__all__ = ["GENERATOR", "NumbaDialect", "numba_text"]
 
 GENERATOR = 5
 """Version of the generated text; part of a compiled kernel's identity."""
 
 
-class Dialect(Protocol):
-    """Spells the parts of an expression in one target language."""
-
-    def literal(self, value: float) -> str:
-        """Spell a number, rounded to the compute dtype."""
-
-    def name(self, name: str) -> str:
-        """Spell a name of the rule."""
-
-    def operation(self, word: str, arguments: Sequence[str]) -> str:
-        """Spell an operation on spelt arguments; the result stands on its own in any context."""
-
-    def assignment(self, name: str, value: str, boolean: bool) -> str:
-        """Spell the statement that gives ``name`` a value, a truth value if ``boolean``."""
-
-
-def write(expression: Expression, dialect: Dialect) -> str:
-    """Spell an expression."""
-    match expression:
-        case Literal(value):
-            return dialect.literal(value)
-        case Name(name):
-            return dialect.name(name)
-        case Operation(word, arguments):
-            return dialect.operation(word, [write(argument, dialect) for argument in arguments])
-
-
-def statements(program: Program, dialect: Dialect) -> list[str]:
-    """Spell the program's assignments, in order."""
-    return [
-        dialect.assignment(
-            assignment.name, write(assignment.value, dialect), assignment.value.boolean
-        )
-        for assignment in program.body
-    ]
-
-
-OPERATORS: Mapping[str, str] = {
-    "add": "+",
-    "subtract": "-",
-    "multiply": "*",
-    "divide": "/",
-    "less": "<",
-    "less_equal": "<=",
-    "greater": ">",
-    "greater_equal": ">=",
-    "equal": "==",
-    "not_equal": "!=",
-}
-
-
-class NumbaDialect:
+class NumbaDialect(Dialect):
     """Python for Numba; collects the literals and words that the text has to define.
 
     To Numba a Python literal is a float64, which would widen the expression and make it several
@@ -93,19 +38,15 @@ class NumbaDialect:
         """Return the name as it is."""
         return name
 
-    def operation(self, word: str, arguments: Sequence[str]) -> str:
-        """Spell an operator in parentheses, or a call of a word's scalar implementation."""
-        if word == "negative":
-            return f"(-{arguments[0]})"
-        if word in OPERATORS:
-            return f"({arguments[0]} {OPERATORS[word]} {arguments[1]})"
+    def call(self, word: str, arguments: Sequence[str]) -> str:
+        """Spell a call of a word's scalar implementation."""
         assert word in ARITY
         self.words.add(word)
-        return f"_{word}({', '.join(_bare(argument) for argument in arguments)})"
+        return f"_{word}({', '.join(bare(argument) for argument in arguments)})"
 
-    def assignment(self, name: str, value: str, boolean: bool) -> str:
+    def assignment(self, name: str, value: str) -> str:
         """Spell an assignment; Numba infers the type."""
-        return f"{name} = {_bare(value)}"
+        return f"{name} = {bare(value)}"
 
 
 def numba_text(program: Program, real: str, packed: str | None = None) -> str:
@@ -157,9 +98,9 @@ def _loop(
     body = [f"{name} = {outer}" for name, outer in hidden.items() if name != outer]
     body += ["w = _w_[_i]", f"g = {loader.gradient} * _factor"]
     body += [f"{name} = {array}[_i]" for name, array in read.items()]
-    body += statements(program, dialect)
+    body += dialect.statements(program)
     # A result may be the old value of another array, but all of them are in scalars by now.
-    w, *fresh = [_bare(write(result, dialect)) for result in program.results]
+    w, *fresh = [bare(dialect.write(result)) for result in program.results]
     body.append(f"{target}[_i] = {w}")
     for state, value in zip(states, fresh, strict=True):
         dialect.words.add("flushed")
@@ -167,7 +108,7 @@ def _loop(
     before: list[str] = []
     after: list[str] = []
     if program.statistic is not None:
-        observed = write(program.results[1 + program.states.index(program.statistic)], dialect)
+        observed = dialect.write(program.results[1 + program.states.index(program.statistic)])
         before = ["_low = _np.int32(0)", "_high = _np.int32(0)"]
         # The stored value differs only where a subnormal became zero; both count as 0.
         body.append(f"_q = _np.int32(max(-_cap, min(_cap, {observed} * _scale)))")
@@ -264,8 +205,3 @@ def update({", ".join([*parameters, "_constants"])}):
 def _outer(name: str) -> str:
     """Return the name outside the loop of a rule's name: of an array, or a reassigned scalar."""
     return f"_{name}_"
-
-
-def _bare(value: str) -> str:
-    """Remove the parentheses that :meth:`NumbaDialect.operation` put around a whole value."""
-    return value[1:-1] if value.startswith("(") else value

@@ -1,7 +1,7 @@
 """Represent a rule as a straight-line program over typed names.
 
 A program is a list of assignments of expressions, independent of Python and of any backend, which a
-dialect (:mod:`aiops.kernels.numba_source`) writes as the body of a scalar loop.
+dialect (:mod:`aiops.kernels.dialect`) writes as the body of a scalar loop.
 :func:`aiops.kernels.rule_parser.parse` makes it from a rule's source.
 """
 

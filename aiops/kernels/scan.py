@@ -62,9 +62,6 @@ SURVEYED = tuple(_FORMATS)
 Surveyor: TypeAlias = Callable[[Array], int]
 """Returns the index of an array's first unfit element, or -1."""
 
-_Survey: TypeAlias = Callable[[Array, int, int], int]
-_SumSquares: TypeAlias = Callable[[Array, float], float]
-
 
 def survey(array: Array, backend: str = "auto") -> int:
     """Return the index of the first unfit element, or -1 if there is none.
@@ -86,8 +83,7 @@ def survey(array: Array, backend: str = "auto") -> int:
         For another dtype or layout, or an unknown backend.
     """
     form = _format("survey", array)
-    bits = array.reshape(-1).view(form.unsigned)
-    return _scans(backend)[0](bits, form.magnitude, form.limit)
+    return reaches(array.reshape(-1).view(form.unsigned), form.magnitude, form.limit, backend)
 
 
 def surveyor(dtype: np.dtype[Any], backend: str = "auto") -> Surveyor:
@@ -130,7 +126,11 @@ def reaches(bits: Array, magnitude: int, limit: int, backend: str = "auto") -> i
 
     ``bits`` is flat and contiguous, of dtype uint16, uint32 or uint64.
     """
-    return _scans(backend)[0](bits, magnitude, limit)
+    if current_backend(backend) == "numpy":
+        return _survey_numpy(bits, magnitude, limit)
+    scan, mask, bound = compiled_survey(bits.itemsize, magnitude, limit)
+    found: int = scan(bits, mask, bound)
+    return found
 
 
 def sum_squares(array: Array, backend: str = "auto") -> float:
@@ -142,9 +142,11 @@ def sum_squares(array: Array, backend: str = "auto") -> float:
     :func:`survey`. The sum is not finite if an element is not, or if it overflows.
     """
     form = _format("sum_squares", array)
-    flat = array.reshape(-1)
-    add = _scans(backend)[1]
-    if form.unsigned.itemsize > 2:
+    flat, itemsize = array.reshape(-1), form.unsigned.itemsize
+    numpy = current_backend(backend) == "numpy"
+    add: Callable[[Array, float], float]
+    add = _sum_squares_numpy if numpy else _compiled_sum(max(4, itemsize))
+    if itemsize > 2:
         return add(flat, 0.0)
     total = 0.0
     for start in range(0, flat.size, 4 * SUM_BLOCK):
@@ -171,12 +173,6 @@ def _format(what: str, array: Array) -> _FloatBits:
 
 # A look-up by dtype is quick, and one by name is not; bfloat16 is absent without ml_dtypes.
 _KNOWN = {np.dtype(name): _FORMATS[name] for name in ("float16", "float32", "float64")}
-
-
-def _scans(backend: str) -> tuple[_Survey, _SumSquares]:
-    if current_backend(backend) == "numpy":
-        return _survey_numpy, _sum_squares_numpy
-    return _survey_numba, _sum_squares_numba
 
 
 def _survey_numpy(bits: Array, magnitude: int, limit: int) -> int:
@@ -207,17 +203,6 @@ def _sum_squares_numpy(array: Array, total: float) -> float:
 
 
 # ---------------------------------------------------------------- Numba
-
-
-def _survey_numba(bits: Array, magnitude: int, limit: int) -> int:
-    scan, mask, bound = compiled_survey(bits.itemsize, magnitude, limit)
-    found: int = scan(bits, mask, bound)
-    return found
-
-
-def _sum_squares_numba(array: Array, total: float) -> float:
-    added: float = _compiled_sum(array.itemsize)(array, total)
-    return added
 
 
 @functools.cache

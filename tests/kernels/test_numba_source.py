@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from aiops.kernels import Rule, build, numba_kernel
-from aiops.kernels.numba_source import statements, write
+from aiops.kernels.dialect import Dialect
 from aiops.kernels.rule_parser import parse
 from aiops.kernels.rule_program import Literal, Name, Operation
 from tests.kernels.rules import ADAPTIVE, COMPENSATED, EVERY_WORD, EVERYTHING, FASGD, LITERAL
@@ -37,7 +38,7 @@ def test_the_text_says_the_dtype() -> None:
     assert "float32" not in text.replace("int32", "")
 
 
-class _C:
+class _C(Dialect):
     """A dialect that is not Python: enough of C to show that programs do not care."""
 
     def literal(self, value: float) -> str:
@@ -46,25 +47,25 @@ class _C:
     def name(self, name: str) -> str:
         return name
 
-    def operation(self, word: str, arguments: list[str]) -> str:
+    def call(self, word: str, arguments: Sequence[str]) -> str:
         return f"{word}({', '.join(arguments)})"
 
-    def assignment(self, name: str, value: str, boolean: bool) -> str:
-        return f"{'bool' if boolean else 'float'} {name} = {value};"
+    def assignment(self, name: str, value: str) -> str:
+        return f"auto {name} = {value};"
 
 
 def test_a_program_can_be_written_in_another_dialect() -> None:
-    lines = statements(parse(EVERY_WORD), _C())
-    assert lines[0] == "float step = multiply(step, 0.5f);"
-    assert lines[1] == "float clipped = minimum(maximum(g, -1.5f), 1.5f);"
-    assert lines[2].startswith("bool calm = less_equal(absolute(m), multiply(absolute(clipped), 3f")
+    lines = _C().statements(parse(EVERY_WORD))
+    assert lines[0] == "auto step = (step * 0.5f);"
+    assert lines[1] == "auto clipped = minimum(maximum(g, -1.5f), 1.5f);"
+    assert lines[2].startswith("auto calm = (absolute(m) <= (absolute(clipped) * 3")
 
 
 def test_literals_are_worked_out_as_python_does() -> None:
     program = parse(EVERY_WORD)
     assert "half" not in program.assigned
     assert program.results[1:] == (Name("m"), Name("k"))
-    assert write(Operation("negative", (Literal(-0.0),)), _C()) == "negative(-0.0f)"
+    assert _C().write(Operation("negative", (Literal(-0.0),))) == "(--0.0f)"
 
 
 def test_the_rule_is_read_once_for_all_values_of_its_constants() -> None:
