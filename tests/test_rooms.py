@@ -34,7 +34,7 @@ ARROWS: Mapping[str, str] = {
     "codecs":         "errors common kernels model",
     "wire":           "errors common model",
     "algorithms":     "errors common kernels model",
-    "bandwidth":      "errors model wire algorithms",
+    "bandwidth":      "errors common model wire algorithms",
     "store":          "errors common kernels model codecs",
     "engine":         "errors common kernels model codecs wire algorithms bandwidth store",
     "shards":         "errors model codecs wire algorithms store engine",

@@ -13,13 +13,13 @@ ROOT = Path(__file__).parents[1] / "aiops"
 
 # room: the most files, the most lines
 SIZES = {
-    "algorithms": (26, 2709),
+    "algorithms": (26, 2706),
     "averaging": (2, 269),
-    "bandwidth": (7, 1592),
+    "bandwidth": (7, 1542),
     "cli": (19, 2674),
     "client": (54, 10649),
-    "codecs": (10, 2188),
-    "common": (9, 389),
+    "codecs": (10, 2164),
+    "common": (10, 455),
     "engine": (20, 4161),
     "errors": (1, 157),
     "kernels": (27, 5061),

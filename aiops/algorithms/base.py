@@ -22,7 +22,8 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from aiops.algorithms.optimizers import sgd
 from aiops.algorithms.schedules import Schedule
-from aiops.errors import ConflictError, UsageError, nearest
+from aiops.common.settings import read_setting
+from aiops.errors import ConflictError, UsageError
 from aiops.kernels.rule import Rule
 from aiops.kernels.rule_parser import parse
 
@@ -284,28 +285,9 @@ class Algorithm:
         UsageError
             When a setting is unknown (it names the nearest), or its value is of another type.
         """
-        known = {field.name: field for field in dataclasses.fields(cls)}
-        values = {}
-        for key, value in settings.items():
-            if key not in known:
-                raise UsageError(f"{cls.name} has no setting {key!r}; {nearest(key, known)}")
-            values[key] = _convert(cls.name, key, value, known[key].default)
+        defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+        values = {k: read_setting(cls.name, k, v, defaults) for k, v in settings.items()}
+        for key, value in values.items():
+            if type(value) is int and not -(2**62) < value < 2**62:
+                raise UsageError(f"{cls.name}: {key} must be below 2**62, not {value}")
         return cls(**values)
-
-
-def _convert(algorithm: str, key: str, value: Any, default: Any) -> Any:
-    """Return the value of a setting in the type of its default."""
-    try:
-        if isinstance(default, bool):
-            words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-            return words[str(value).lower()]
-        if isinstance(default, int):
-            if isinstance(value, float) and not value.is_integer():
-                raise ValueError
-            if not -(2**62) < int(value) < 2**62:
-                raise ValueError
-            return int(value)
-        return type(default)(value)
-    except (ValueError, TypeError, KeyError):
-        kind = type(default).__name__
-        raise UsageError(f"{algorithm}: {key} must be a {kind}, not {value!r}") from None

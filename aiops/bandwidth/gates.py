@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from aiops.algorithms.base import Algorithm
+from aiops.common.settings import read_settings
 from aiops.errors import ConflictError, UsageError, nearest
 from aiops.model.layout import Array
 
@@ -101,25 +102,8 @@ class Gate:
         UsageError
             For a setting that is unknown or given twice, or a value that cannot be.
         """
-        known = {field.name: field for field in dataclasses.fields(cls)}
-        given: dict[str, Any] = {}
-        for item in filter(None, (item.strip() for item in settings.split(","))):
-            key, equals, text = (part.strip() for part in item.partition("="))
-            if not equals:
-                raise UsageError(f"gate {cls.name}: write setting=value, not {item!r}")
-            if key not in known:
-                raise UsageError(f"gate {cls.name} has no setting {key!r}; {nearest(key, known)}")
-            if key in given:
-                raise UsageError(f"gate {cls.name} was given {key!r} twice; leave one out")
-            kind: Any = type(known[key].default)
-            words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-            try:
-                given[key] = words[text.lower()] if kind is bool else kind(text)
-            except (ValueError, KeyError):
-                raise UsageError(
-                    f"gate {cls.name}: {key} must be a {kind.__name__}, not {text!r}"
-                ) from None
-        return cls(**given)
+        defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+        return cls(**read_settings(f"gate {cls.name}", settings, defaults))
 
     @property
     def spec(self) -> str:

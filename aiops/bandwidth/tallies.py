@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from aiops.model.layout import Array, Ints, Layout
+from aiops.model.layout import Array, Layout
 from aiops.wire.fields import LONGEST
 
 _EASY = 1 << 61
@@ -27,39 +27,29 @@ class Tally:
         Further bytes whose tensors are in another ledger (`Ledger.settle`).
     """
 
-    __slots__ = ("_beyond", "_each", "_most", "settled", "whole")
+    __slots__ = ("_each", "_most", "settled", "whole")
 
     def __init__(self) -> None:
         self.whole = self.settled = 0
-        self._each: Ints | None = None  # int64[tensors], bytes beside whole models; None: none
-        self._most = 0  # what they add up to at most, never more than int64 holds
-        self._beyond: Array | None = None  # object[tensors], the bytes carried over from those
+        self._each: Array | None = None  # [tensors], bytes beside whole models; None: none
+        self._most = 0  # what they add up to at most
 
     def room(self, layout: Layout, nbytes: int) -> Array:
         """Return an array by tensor to which ``nbytes`` bytes (in all, at most) may be added.
 
-        It is int64, or object where ``nbytes`` exceeds int64.
+        It is int64, or object once all bytes counted may exceed that.
         """
         return self._room(len(layout.tensors), nbytes)
 
     def _room(self, tensors: int, nbytes: int) -> Array:
-        most = self._most + nbytes
-        if nbytes > LONGEST:
-            return self._carry(tensors)
-        if self._each is None or most > LONGEST:
-            if self._each is not None:
-                self._carry(tensors)
-            self._each, most = np.zeros(tensors, np.int64), nbytes
-        self._most = most
-        return self._each
-
-    def _carry(self, tensors: int) -> Array:
-        """Move the int64 sums to Python's integers, and return those."""
-        beyond = np.zeros(tensors, object) if self._beyond is None else self._beyond
-        if self._each is not None:
-            beyond += self._each.astype(object)
-        self._each, self._most, self._beyond = None, 0, beyond
-        return beyond
+        each = self._each
+        if each is None:
+            each = np.zeros(tensors, np.int64)
+        self._most += nbytes
+        if self._most > LONGEST and each.dtype != object:
+            each = each.astype(object)
+        self._each = each
+        return each
 
     def add(self, other: Tally) -> None:
         """Add what another one has counted, but for what is settled."""
@@ -70,20 +60,15 @@ class Tally:
         if other._each is not None:
             room = self._room(len(other._each), other._most)
             room += other._each
-        if other._beyond is not None:
-            if self._beyond is None:
-                self._beyond = np.zeros(len(other._beyond), object)
-            self._beyond += other._beyond
 
     def settle(self, into: Tally) -> None:
         """Move the bytes by tensor to another tally, and keep their sum."""
         self.settled += self._sum()
         into._add(self)
-        self._each, self._beyond, self._most = None, None, 0
+        self._each, self._most = None, 0
 
     def _sum(self) -> int:
-        each = 0 if self._each is None else int(self._each.sum())
-        return each + (0 if self._beyond is None else int(self._beyond.sum()))
+        return 0 if self._each is None else int(self._each.sum())
 
     def nbytes(self, layout: Layout | None) -> int:
         """Return the sum in bytes."""
@@ -92,14 +77,11 @@ class Tally:
 
     def by_tensor(self, layout: Layout) -> Array:
         """Return bytes per tensor in arena order: int64, or object where they are too many."""
-        if self._beyond is None and self.whole * layout.nbytes + self._most <= _EASY:
-            models: Array = self.whole * layout.nbytes_each
-            return models if self._each is None else models + self._each
-        found: Array = self.whole * layout.nbytes_each.astype(object)
-        for more in (self._each, self._beyond):
-            if more is not None:
-                found = found + more
-        return found
+        nbytes: Array = layout.nbytes_each
+        if self.whole * layout.nbytes + self._most > _EASY:
+            nbytes = nbytes.astype(object)
+        models: Array = self.whole * nbytes
+        return models if self._each is None else models + self._each
 
 
 class Flow:

@@ -19,7 +19,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from aiops.errors import AiopsError, UsageError, nearest
+from aiops.common.settings import read_settings
+from aiops.errors import AiopsError, UsageError
 from aiops.kernels import current_backend, surveyor
 from aiops.kernels.parallel import ParallelMap, serial_map, survey
 
@@ -89,24 +90,8 @@ class Codec:
         UsageError
             For an unknown or repeated setting, or a value of another type.
         """
-        known = {field.name: field for field in fields(cls)}
-        given: dict[str, Any] = {}
-        for index, item in enumerate(settings.split(",") if settings else ()):
-            word, equals, text = (part.strip() for part in item.partition("="))
-            if not equals:
-                if index or not known:
-                    raise UsageError(
-                        f"codec {cls.name!r} cannot read {item!r}; "
-                        + ("write setting=value" if known else "it has no settings")
-                    )
-                word, text = next(iter(known)), word
-            if word not in known:
-                hint = nearest(word, known) if known else "it has none"
-                raise UsageError(f"codec {cls.name!r} has no setting {word!r}; {hint}")
-            if word in given:
-                raise UsageError(f"codec {cls.name!r} was given {word!r} twice; leave one out")
-            given[word] = _value(cls.name, word, type(known[word].default), text)
-        return cls(**given)
+        defaults = {field.name: field.default for field in fields(cls)}
+        return cls(**read_settings(f"codec {cls.name!r}", settings, defaults, first=True))
 
     @property
     def settings(self) -> str:
@@ -315,13 +300,3 @@ def header_fault(payload: Bytes, size: int, forms: Sequence[str]) -> str | None:
 def read_header(payload: Bytes) -> tuple[int, int]:
     """Return the number and the form in the `HEADER` of a payload."""
     return int(payload[:4].view("<u4")[0]), int(payload[4])
-
-
-def _value(codec: str, word: str, kind: type, text: str) -> Any:
-    if kind is str:
-        return text
-    try:
-        return kind(text)
-    except ValueError:
-        what = "a whole number" if kind is int else "a number"
-        raise UsageError(f"codec {codec!r}: {word} is {what}, not {text!r}") from None

@@ -10,9 +10,8 @@ import numpy as np
 
 from aiops.kernels.cuda_fragments import THREADS, number, pieces, spelt
 from aiops.kernels.device import KernelSource
-from aiops.kernels.dialect import Dialect, bare
 from aiops.kernels.payloads import FORMATS
-from aiops.kernels.rule_program import Program
+from aiops.kernels.rule_program import Dialect, Program, bare
 
 __all__ = ["TILE", "ArrayTypes", "text"]
 

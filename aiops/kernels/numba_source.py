@@ -1,6 +1,7 @@
 """Write a program as the text of a fused scalar loop for Numba.
 
-The `aiops.kernels.dialect.Dialect` of Numba is Python with every value kept in the compute dtype.
+The dialect of Numba (`aiops.kernels.rule_program.Dialect`) is Python, with every value kept in the
+compute dtype.
 """
 
 from __future__ import annotations
@@ -8,10 +9,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from aiops.kernels.dialect import Dialect, bare
 from aiops.kernels.gradient_loaders import LOADERS, PLAIN, GradientLoader
 from aiops.kernels.interface import STATISTIC_CAP, STATISTIC_SCALE
-from aiops.kernels.rule_program import ARITY, Program
+from aiops.kernels.rule_program import ARITY, Dialect, Program, bare
 
 __all__ = ["GENERATOR", "NumbaDialect", "numba_text"]
 

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from aiops.kernels import Rule, build, numba_kernel
-from aiops.kernels.dialect import Dialect
 from aiops.kernels.rule_parser import parse
-from aiops.kernels.rule_program import Literal, Name, Operation
+from aiops.kernels.rule_program import Dialect, Literal, Name, Operation
 from tests.kernels.rules import ADAPTIVE, COMPENSATED, EVERY_WORD, EVERYTHING, FASGD, LITERAL
 
 FOLDER = Path(__file__).parent / "golden"

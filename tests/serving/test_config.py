@@ -287,7 +287,7 @@ class TestValues:
             ({"policy": "hardsync"}, ConflictError, "--workers N"),
             ({"set": ["lr"]}, UsageError, "write key=value"),
             ({"set": ["lrr=1"]}, UsageError, "no setting 'lrr'; did you mean 'lr'"),
-            ({"set": ["lr=fast"]}, UsageError, "lr must be a float, not 'fast'"),
+            ({"set": ["lr=fast"]}, UsageError, "lr must be a number, not 'fast'"),
             ({"lr": -1.0}, UsageError, "a positive learning rate"),
             ({"lr": float("nan")}, UsageError, "a positive learning rate"),
             (

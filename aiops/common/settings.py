@@ -1,0 +1,66 @@
+"""Settings as users write them: ``key=value``, with commas between."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aiops.errors import UsageError, nearest
+
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+_TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+def read_settings(
+    owner: str, text: str, defaults: Mapping[str, Any], *, first: bool = False
+) -> dict[str, Any]:
+    """Return the settings in a text, each in the type of its default.
+
+    Parameters
+    ----------
+    owner
+        The object whose settings they are, as errors name it: ``"gate periodic"``.
+    text
+        Such as ``"fraction=0.01,values=bf16"``; may be empty.
+    defaults
+        The default of every setting that there is, by name.
+    first
+        Whether the text may begin with a value alone, ``"0.01"``: the first setting's.
+
+    Raises
+    ------
+    UsageError
+        For an unknown or repeated setting (it names the nearest), or a value of another type.
+    """
+    given: dict[str, Any] = {}
+    for index, item in enumerate(text.split(",") if text.strip() else ()):
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if not equals and first and index == 0 and defaults:
+            key, value = next(iter(defaults)), key
+        elif not equals:
+            remedy = "write setting=value" if defaults else "it has no settings"
+            raise UsageError(f"{owner} cannot read {item.strip()!r}; {remedy}")
+        if key in given:
+            raise UsageError(f"{owner} was given {key!r} twice; leave one out")
+        given[key] = read_setting(owner, key, value, defaults)
+    return given
+
+
+def read_setting(owner: str, key: str, value: Any, defaults: Mapping[str, Any]) -> Any:
+    """Return the value of one setting, a text or a value, in the type of its default.
+
+    Parameters and errors are those of `read_settings`.
+    """
+    if key not in defaults:
+        hint = nearest(key, defaults) if defaults else "it has none"
+        raise UsageError(f"{owner} has no setting {key!r}; {hint}")
+    kind = type(defaults[key])
+    try:
+        if kind is bool:
+            return _TRUTHS[str(value).lower()]
+        if kind is int and isinstance(value, float) and not value.is_integer():
+            raise ValueError
+        return kind(value)
+    except (ValueError, TypeError, KeyError, OverflowError):
+        wanted = _KINDS.get(kind, f"a {kind.__name__}")
+        raise UsageError(f"{owner}: {key} must be {wanted}, not {value!r}") from None
