@@ -7,45 +7,31 @@ socket with 1 MiB of unread bytes is sent no more until it is read, as with TCP.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
-from aiops.sim.virtual.listener import VirtualListener
 from aiops.sim.virtual.network import Network
 
-_ROOM = 1 << 20  # unread bytes that a socket keeps
+_HALF_FULL = 512 * 1024  # unread bytes: at twice as many a socket takes no more
 
 
-class MemorySocket(asyncio.Protocol):
+class MemorySocket:
     """A stream socket.
 
     Parameters
     ----------
     network
-        The network that its connections cross.
+        The network that its connection crosses.
+    on_connected
+        Called with the socket when it is connected.
     """
 
-    def __init__(self, network: Network) -> None:
-        self._network = network
-        self._listener: VirtualListener | None = None
-        self._transport: asyncio.Transport | None = None
-        self._accepted: deque[MemorySocket] = deque()
-        self._came: deque[memoryview] = deque()
-        self._held = 0  # unread bytes
-        self._eof = self._full = self._closed = False
-        self._error: Exception | None = None
-        self._stirred = asyncio.Event()
-
-    # ------------------------------------------------------------ a socket's methods
-
-    def listen(self, host: str) -> None:
-        """Listen on the current host, at a free port."""
-        self._listener = self._network.listen(lambda: _Accepted(self._network, self), host)
-
-    def getsockname(self) -> tuple[str, int]:
-        """Return the name and the port at which it listens."""
-        assert self._listener is not None, "it listens"
-        return self._listener.sockets[0].getsockname()
+    def __init__(
+        self, network: Network, on_connected: Callable[[MemorySocket], None] | None = None
+    ) -> None:
+        self._network, self._on_connected = network, on_connected
+        self._reader = asyncio.StreamReader(_HALF_FULL)
+        self._writer: asyncio.StreamWriter | None = None
 
     def setblocking(self, flag: bool) -> None:
         """Do nothing: it never blocks."""
@@ -55,121 +41,79 @@ class MemorySocket(asyncio.Protocol):
 
     def close(self) -> None:
         """Close it; bytes that were sent still arrive."""
-        self._closed = True
-        if self._listener is not None:
-            self._listener.close()
-        if self._transport is not None:
-            self._transport.close()
-        for one in self._accepted:
-            one.close()
-        self._stirred.set()
+        if self._writer is not None:
+            self._writer.close()
 
     # ------------------------------------------------------------ the event loop's side
 
-    async def accept(self) -> tuple[MemorySocket, tuple[str, int]]:
-        """Wait for a connection; return its socket and the peer's address."""
-        while not self._accepted:
-            await self._stir()
-        found = self._accepted.popleft()
-        assert found._transport is not None
-        peer: tuple[str, int] = found._transport.get_extra_info("peername")
-        return found, peer
-
     async def connect(self, address: tuple[str, int]) -> None:
         """Connect."""
-        await self._network.connect(lambda: self, *address)
+        await self._network.connect(self.protocol, *address)
 
     async def receive_into(self, buffer: memoryview) -> int:
         """Wait for bytes; return how many were written to the buffer, 0 when no more will come."""
-        while not self._came:
-            if self._error is not None:
-                raise self._error
-            if self._eof:
-                return 0
-            await self._stir()
-        view = self._came.popleft()
-        count = min(len(view), len(buffer))
-        buffer[:count] = view[:count]
-        if count < len(view):
-            self._came.appendleft(view[count:])
-        self._held -= count
-        if self._transport is not None and self._held < _ROOM:
-            self._transport.resume_reading()
-        return count
+        data = await self._reader.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
     async def send_all(self, data: Any) -> None:
         """Send bytes; the caller may change them afterwards."""
-        if self._transport is None or self._transport.is_closing():
-            raise self._error or BrokenPipeError(32, "Broken pipe")
-        self._transport.write(bytes(data))
-        while self._full:
-            await self._stir()
-        if self._error is not None:
-            raise self._error
+        if self._writer is None or self._writer.is_closing():
+            raise self._reader.exception() or BrokenPipeError(32, "Broken pipe")
+        self._writer.write(bytes(data))
+        await self._writer.drain()
 
-    async def _stir(self) -> None:
-        """Wait for the next event of the connection."""
-        if self._closed:
-            raise OSError(9, "Bad file descriptor")
-        self._stirred.clear()
-        await self._stirred.wait()
+    # ------------------------------------------------------------ the network's side
 
-    # ------------------------------------------------------------ the protocol's side
+    def protocol(self) -> asyncio.StreamReaderProtocol:
+        """Return the protocol of its connection."""
+        return asyncio.StreamReaderProtocol(self._reader, self._connected)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
-        self._transport = cast(asyncio.Transport, transport)
-        if self._closed:
-            self._transport.close()
+    def _connected(self, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        if self._on_connected is not None:
+            self._on_connected(self)
 
-    def data_received(self, data: bytes) -> None:
-        """Keep bytes until they are read."""
-        self._came.append(memoryview(data))
-        self._held += len(data)
-        if self._held >= _ROOM and self._transport is not None:
-            self._transport.pause_reading()
-        self._stirred.set()
-
-    def eof_received(self) -> bool:
-        """Note that no more will come; the connection stays open for sending."""
-        self._eof = True
-        self._stirred.set()
-        return True
-
-    def pause_writing(self) -> None:
-        """Let senders wait."""
-        self._full = True
-
-    def resume_writing(self) -> None:
-        """Let senders go on."""
-        self._full = False
-        self._stirred.set()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        """Note that the connection is over."""
-        self._error, self._eof, self._full = error, True, False
-        self._stirred.set()
-
-    def taken(self, one: MemorySocket) -> None:
-        """Queue a connection that is to be accepted."""
-        self._accepted.append(one)
-        self._stirred.set()
+    @property
+    def peer(self) -> tuple[str, int]:
+        """The name and port of the other end."""
+        if self._writer is None:
+            raise OSError(107, "Transport endpoint is not connected")
+        found: tuple[str, int] = self._writer.get_extra_info("peername")
+        return found
 
 
-class _Accepted(MemorySocket):
-    """The near end of a connection that the peer made."""
+class ListeningSocket:
+    """A socket that listens on the current host, at a free port.
 
-    def __init__(self, network: Network, listening: MemorySocket) -> None:
-        super().__init__(network)
-        self._listening = listening
+    Parameters
+    ----------
+    network
+        The network of that host.
+    host
+        The address that `getsockname` returns.
+    """
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._listening.taken(self)
+    def __init__(self, network: Network, host: str) -> None:
+        self._accepted: asyncio.Queue[MemorySocket] = asyncio.Queue()
+        self._listener = network.listen(
+            lambda: MemorySocket(network, self._accepted.put_nowait).protocol(), host
+        )
 
+    def setblocking(self, flag: bool) -> None:
+        """Do nothing: it never blocks."""
 
-def listening_socket(network: Network, host: str) -> MemorySocket:
-    """Return a socket that listens on the current host."""
-    found = MemorySocket(network)
-    found.listen(host)
-    return found
+    def getsockname(self) -> tuple[str, int]:
+        """Return the name and the port at which it listens."""
+        return self._listener.sockets[0].getsockname()
+
+    def close(self) -> None:
+        """Accept no more connections, and close those that were not accepted."""
+        self._listener.close()
+        while not self._accepted.empty():
+            self._accepted.get_nowait().close()
+
+    async def accept(self) -> tuple[MemorySocket, tuple[str, int]]:
+        """Wait for a connection; return its socket and the peer's address."""
+        found = await self._accepted.get()
+        return found, found.peer

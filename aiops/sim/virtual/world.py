@@ -16,7 +16,7 @@ from aiops.net.busy_poll import Spin
 from aiops.net.environment import SURROUNDINGS, Environment
 from aiops.sim.virtual.loop import VirtualLoop, run_on
 from aiops.sim.virtual.network import HERE, Network
-from aiops.sim.virtual.sockets import MemorySocket, listening_socket
+from aiops.sim.virtual.sockets import ListeningSocket, MemorySocket
 
 T = TypeVar("T")
 
@@ -105,7 +105,7 @@ class World:
             shared=lambda threads: serial_map,
             spin=lambda: Spin(self.loop.time, None),
             identity=HERE.get,
-            listening=lambda host: cast(socket, listening_socket(self.network, host)),
+            listening=lambda host: cast(socket, ListeningSocket(self.network, host)),
             unconnected=lambda host: cast(socket, MemorySocket(self.network)),
             dialled=self.network.connect,
             known=lambda host: (host,),
