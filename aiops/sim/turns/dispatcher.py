@@ -24,6 +24,7 @@ from aiops.sim.turns.client_selection import Selection
 from aiops.sim.turns.memory_server import MemoryServer, SimulatedClient
 from aiops.sim.turns.memory_wire import MemoryLine
 from aiops.sim.turns.task import Batches, Task
+from aiops.store.parameters import Store
 from aiops.wire.connection import SinkFor
 
 _PASSED = 64  # turns per client, all passed over, after which the run is taken to be stuck
@@ -214,11 +215,16 @@ class Dispatcher(Closing):
             worker.finish()
 
     @property
-    def model(self) -> Mapping[str, Array]:
-        """The server's parameters, read-only."""
+    def store(self) -> Store:
+        """The server's parameters, and their versions."""
         store = self.engine.store
-        assert store is not None
-        return store.current.arena.shown
+        assert store is not None, "the first client has defined the model"
+        return store
+
+    @property
+    def model(self) -> Mapping[str, Array]:
+        """The server's parameters by name, read-only."""
+        return self.store.current.arena.shown
 
     def close(self) -> None:
         """End the threads."""

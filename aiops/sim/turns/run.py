@@ -200,8 +200,7 @@ class Run(Closing):
 
     def _sample(self) -> SimulationSample:
         cost, error = self.task.validate(self.dispatcher.model)
-        account, store = self.engine.crew.ledger(), self.engine.store
-        assert store is not None
+        account, store = self.engine.crew.ledger(), self.dispatcher.store
         pushed, fetched = account["pushed"], account["fetched"]
         return SimulationSample(
             self.iteration,
@@ -247,9 +246,7 @@ def simulate(
 
 def digest(dispatcher: Dispatcher) -> str:
     """Return the SHA-256 of the parameters, the versions and the ledger, in hexadecimal."""
-    engine = dispatcher.engine
-    store = engine.store
-    assert store is not None
+    engine, store = dispatcher.engine, dispatcher.store
     found = hashlib.sha256(store.current.arena.data.data)
     found.update(store.version.to_bytes(8, "little"))
     found.update(store.current.tensor_versions.data)

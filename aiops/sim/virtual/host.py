@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from math import inf
 from typing import Literal, Protocol
 
 from aiops.errors import UsageError
@@ -78,6 +79,12 @@ class Host:
         self.heard.set()
         self.ends: dict[HostEnd, None] = {}
         self.triggers: list[ByteTrigger] = []
+
+    def path(self, other: Host) -> tuple[SimulatedLink, ...]:
+        """Return the links that limit what goes from here to another host."""
+        if self is other:
+            return ()
+        return tuple([link for link in dict.fromkeys((*self.up, *other.down)) if link.rate != inf])
 
 
 class ByteTrigger:

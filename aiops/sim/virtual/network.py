@@ -13,13 +13,14 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from random import Random
 from typing import Any, TypeVar, get_args
 
 from aiops.errors import UsageError, nearest
 from aiops.sim.virtual.host import ByteTrigger, Host, Way
 from aiops.sim.virtual.listener import VirtualListener
 from aiops.sim.virtual.loop import VirtualLoop
-from aiops.sim.virtual.medium import Medium
+from aiops.sim.virtual.stream import Medium
 from aiops.sim.virtual.transport import connect_ends
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
@@ -59,7 +60,7 @@ class Network:
     def __init__(self, loop: VirtualLoop, *, seed: int = 0, pieces: int | None = None) -> None:
         self.loop = loop
         self.hosts: dict[str, Host] = {}
-        self.medium = Medium(loop, seed, pieces)
+        self.medium = Medium(loop, Random(seed), pieces)
         self._listeners: dict[tuple[str, int], VirtualListener] = {}
         self._ports = _FIRST_PORT
         loop.network, loop.crossings = self, self.medium.scheduler

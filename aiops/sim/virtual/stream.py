@@ -9,14 +9,42 @@ and arrives whole. While a host is silent, arrivals are held. `ByteTrigger` cuts
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
+from random import Random
 from typing import Protocol
 
+from aiops.sim.virtual.fair_sharing import FlowScheduler
 from aiops.sim.virtual.host import ByteTrigger, Host
 from aiops.sim.virtual.links import LinkFlow
-from aiops.sim.virtual.medium import Medium
+from aiops.sim.virtual.loop import VirtualLoop
 
 WINDOW = 1 << 20
 """Bytes that are sent to a receiver that does not read, beyond those already on their way."""
+
+
+@dataclass
+class Medium:
+    """The state that all streams of a network share.
+
+    Attributes
+    ----------
+    loop
+        The event loop.
+    random
+        Draws jitter and pieces.
+    pieces
+        The most bytes that are delivered at once, a random number each time; None: all there are.
+    scheduler
+        Decides at which rates bytes cross the links.
+    messages
+        Writes that have arrived.
+    """
+
+    loop: VirtualLoop
+    random: Random
+    pieces: int | None
+    scheduler: FlowScheduler = field(default_factory=FlowScheduler)
+    messages: int = 0
 
 
 class StreamReader(Protocol):
@@ -72,7 +100,7 @@ class ByteStream(LinkFlow):
     )
 
     def __init__(self, medium: Medium, source: Host, sink: Host) -> None:
-        super().__init__(medium.path(source, sink))
+        super().__init__(source.path(sink))
         self._medium, self._source, self._sink = medium, source, sink
         self._latency, self._jitter = source.latency + sink.latency, source.jitter + sink.jitter
         self._bursts = all(link.burst for link in self.path)

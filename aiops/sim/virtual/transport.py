@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 
 from aiops.sim.virtual.host import Host
 from aiops.sim.virtual.listener import VirtualListener
-from aiops.sim.virtual.medium import Medium
-from aiops.sim.virtual.stream import ByteStream
+from aiops.sim.virtual.stream import ByteStream, Medium
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
@@ -235,7 +234,7 @@ class MemoryTransport(asyncio.Transport):
                 protocol, view = self._protocol, incoming[0]
                 size = count = len(view)
                 if medium.pieces is not None:
-                    count = medium.piece(size)
+                    count = min(size, medium.random.randint(1, medium.pieces))
                 if self._buffered:
                     room = protocol.get_buffer(count)
                     count = min(len(room), count)
