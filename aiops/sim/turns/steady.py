@@ -49,6 +49,7 @@ class SteadyTurn:
     ) -> None:
         self._shared, self._member, self._peer, self._traffic = shared, member, peer, traffic
         self._session, self._params, self._parts = session, params, push.parts
+        self._ledger = session.ledger
         self._fits = params.layout  # the layout of the last gradient
         self._push, self._ack = (_PREFIXES + len(messages.encode(one)) for one in (push, ack))
 
@@ -77,7 +78,7 @@ class SteadyTurn:
             return None
         pending.next_id, pending.seq = id + 1, seq
         pending.answered += 1
-        session.ledger.exchanged(seq, True, self._parts)
+        self._ledger.exchanged(seq, True, self._parts)
         nbytes, sent, received = len(arena.data), self._push, self._ack
         _count(session.wire.traffic, ("push", sent), ("ack", received), nbytes)
         _count(self._traffic, ("ack", received), ("push", sent), nbytes)
