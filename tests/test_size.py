@@ -18,7 +18,7 @@ SIZES = {
     "bandwidth": (7, 1542),
     "cli": (19, 2674),
     "client": (54, 10649),
-    "codecs": (10, 2164),
+    "codecs": (11, 2201),
     "common": (10, 455),
     "engine": (20, 4161),
     "errors": (1, 157),

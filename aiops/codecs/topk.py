@@ -2,30 +2,23 @@
 
 Of n elements the k = max(1, round(fraction · n)) largest in magnitude are written, ties going to
 the lowest index; the others count as zero (Aji & Heafield 2017, Lin et al. 2018). Error feedback
-keeps those until they are large.
+keeps those until they are large. They are found by `aiops.codecs.largest`.
 
 Payload: ``uint32`` k, ``uint8`` form (0: int8, 1: bf16), three bytes of 0; the values, in the order
 of their indices, as the codec int8 writes k elements, or as k bf16 halves; then k gaps to the end.
 A gap is the number of elements skipped since the one before (or since the start), written as a
 LEB128 varint: 7 bits to the byte, the lowest first, the top bit set on all but the last, at most 5
 bytes. At 1 % that makes 2.3 bytes per entry with int8 values, and 3.3 with bf16.
-
-The k-th largest magnitude is found as a radix sort would find it. The bits of magnitudes, read as
-integers, are in the magnitudes' order, so a histogram of the upper 11 bits tells the bin of the
-k-th. One pass gathers the elements of that bin and of those above, in the order of the indices;
-only the candidates of that one bin are compared by their lower 10 and 10 bits.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from aiops.codecs.base import (
     HEADER,
@@ -40,22 +33,19 @@ from aiops.codecs.base import (
     one_of,
     read_header,
 )
-from aiops.codecs.block_codec import CHUNK, BlockCodec, parts
+from aiops.codecs.block_codec import BlockCodec, parts
 from aiops.codecs.half import BF16
 from aiops.codecs.int8 import Int8
+from aiops.codecs.largest import Indices, histograms, largest, largest_numpy
+from aiops.codecs.largest import loops as largest_loops
 from aiops.errors import UsageError
 from aiops.kernels import current_backend
-from aiops.kernels.parallel import LARGE, ParallelMap
+from aiops.kernels.parallel import LARGE
 
 __all__ = ["GAP_BYTES", "TopK", "loops"]
 
-Indices = npt.NDArray[np.int64]
-Histograms = npt.NDArray[np.int64]
-
 GAP_BYTES = 5
 """Bytes of the longest gap, which is below 2**35."""
-
-MAGNITUDE = np.uint32(0x7FFF_FFFF)
 
 _FORMS: tuple[type[BlockCodec], ...] = (Int8, BF16)
 """The codecs of the values, by the number in the header."""
@@ -164,6 +154,7 @@ class TopK(Codec):
     def warm(cls) -> None:
         """Compile the loops, and those of both forms of values."""
         loops()
+        largest_loops()
         for kind in _FORMS:
             kind.warm()
 
@@ -192,7 +183,7 @@ class _TopKEncoder(Encoder):
         else:
             if self.rest is not None:
                 self.rest += values
-            _largest_numpy(exact, indices)
+            largest_numpy(exact, indices)
         np.take(exact, indices, out=kept, mode="clip")  # any other mode makes a copy first
         cut = HEADER + self._kind.length(kept.size)
         # What the codec of the values loses is left in the array that it is given as the rest.
@@ -217,22 +208,11 @@ class _TopKEncoder(Encoder):
                 unfit.append((start, index))
 
         cuts = list(parts(self.size)) if values.nbytes >= LARGE else [(0, self.size)]
-        histograms = _histograms(exact, cuts, ready, self.parallel_map)
+        counts = histograms(exact, cuts, ready, self.parallel_map)
         if unfit:
             start, index = min(unfit)
             self._refuse_unfit(values[start:], start, index)
-        _largest(exact, self._indices, cuts, histograms, self.parallel_map)
-
-
-def _largest_numpy(exact: Floats, indices: Indices) -> None:
-    """Write the indices of the elements with the largest magnitudes, in order."""
-    bits = exact.view(np.uint32) & MAGNITUDE
-    kept = indices.size
-    least = np.partition(bits, bits.size - kept)[bits.size - kept]
-    above = bits > least
-    ties = np.flatnonzero(bits == least)[: kept - int(above.sum())]
-    above[ties] = True
-    indices[:] = np.flatnonzero(above)
+        largest(exact, self._indices, cuts, counts, self.parallel_map)
 
 
 def _write_gaps_numpy(indices: Indices, out: Bytes) -> int:
@@ -292,22 +272,13 @@ def _gaps(gaps: Bytes, ends: Any) -> Indices:
 
 # ---------------------------------------------------------------- Numba
 
-_U = np.uint32
-_S7, _S10, _S20, _M10 = np.int64(7), _U(10), _U(20), _U(1023)
-BINS = 2048
-STRANDS = 4
-"""Histograms filled in turn: an addition to a bin waits for the one before to the same bin."""
-
-RUN = 32
-"""Elements whose largest alone is compared first: at 1 %, most runs hold none to keep."""
+_S7 = np.int64(7)
 
 
 @dataclass(frozen=True)
 class TopKLoops:
     """The compiled loops."""
 
-    count: Callable[..., None]
-    gather: Callable[..., None]
     write_gaps: Callable[..., int]
     check_gaps: Callable[..., tuple[int, int]]
     scatter: Callable[..., None]
@@ -320,108 +291,15 @@ def loops() -> TopKLoops:
 
     from aiops.kernels.numba_jit import array_of, compile_loop
 
-    bits, gaps, sizes = array_of("uint32"), array_of("uint8"), array_of("int64", writable=True)
-    values, written = array_of("float32"), array_of("float32", writable=True)
+    gaps, values = array_of("uint8"), array_of("float32")
+    written = array_of("float32", writable=True)
     size, made = types.int64, types.Array(types.uint8, 1, "C", aligned=False)
-    gather = types.void(bits, size, types.uint32, array_of("uint32", writable=True), sizes)
     checked = types.UniTuple(size, 2)(gaps, size, size)
     return TopKLoops(
-        compile_loop(_count, types.void(bits, types.Array(types.int32, 2, "C"))),
-        compile_loop(_gather, gather),
         compile_loop(_write_gaps, size(array_of("int64"), made)),
         compile_loop(_check_gaps, checked),
         compile_loop(_scatter, types.void(gaps, values, written)),
     )
-
-
-def _histograms(
-    exact: Floats,
-    cuts: Sequence[tuple[int, int]],
-    ready: Callable[[int, int], None],
-    parallel_map: ParallelMap,
-) -> Histograms:
-    """Return the number of elements in every bin, for each of the ``cuts``: int64[cuts, BINS].
-
-    ``ready(start, stop)`` is called for every `CHUNK` just before it is read, on the same thread:
-    what it does to the chunk is done while that is in the cache.
-    """
-    bits, strands = exact.view(np.uint32), np.zeros((len(cuts), STRANDS, BINS), np.int32)
-
-    def count(number: int, low: int, high: int) -> None:
-        for start in range(low, high, CHUNK):
-            stop = min(start + CHUNK, high)
-            ready(start, stop)
-            loops().count(bits[start:stop], strands[number])
-
-    parallel_map([partial(count, number, *cut) for number, cut in enumerate(cuts)])
-    found: Histograms = strands.sum(axis=1, dtype=np.int64)
-    return found
-
-
-def _largest(
-    exact: Floats,
-    indices: Indices,
-    cuts: Sequence[tuple[int, int]],
-    histograms: Histograms,
-    parallel_map: ParallelMap,
-) -> None:
-    """Write the indices of the elements with the largest magnitudes, in order."""
-    bits, kept = exact.view(np.uint32), indices.size
-    edge, above, inside = _edge(histograms.sum(axis=0), kept)
-    ends = np.cumsum(histograms[:, edge:].sum(axis=1)).tolist()  # what each cut gathers
-    places = np.empty(above + inside, np.int64)
-    candidates = np.empty(above + inside, np.uint32)
-
-    def gather(number: int, low: int, high: int) -> None:
-        at = slice(ends[number - 1] if number else 0, ends[number])
-        loops().gather(bits[low:high], low, _U(edge) << _S20, candidates[at], places[at])
-
-    parallel_map([partial(gather, number, *cut) for number, cut in enumerate(cuts)])
-    bound, wanted = _U(edge) << _S20, kept - above
-    close = candidates[candidates < _U(edge + 1) << _S20]
-    for shift, mask in ((_S10, _M10), (_U(0), _M10)):
-        digits = close >> shift & mask
-        digit, more, _ = _edge(np.bincount(digits, minlength=int(mask) + 1), wanted)
-        close = close[digits == digit]
-        bound, wanted = bound | _U(digit) << shift, wanted - more
-    chosen = candidates > bound
-    chosen[np.flatnonzero(candidates == bound)[:wanted]] = True
-    np.compress(chosen, places, out=indices)
-
-
-def _edge(histogram: Histograms, kept: int) -> tuple[int, int, int]:
-    """Return the bin of the kept-th largest, the number of elements above that bin, and in it."""
-    down = np.cumsum(histogram[::-1])
-    back = int(np.searchsorted(down, kept))
-    inside = int(histogram[-1 - back])
-    return len(histogram) - 1 - back, int(down[back]) - inside, inside
-
-
-def _count(bits: Any, strands: Any) -> None:
-    whole = bits.size - bits.size % STRANDS
-    for i in range(0, whole, STRANDS):
-        at = np.uintp(i)
-        for strand in range(np.uintp(STRANDS)):
-            strands[strand, np.uintp(_U(bits[at + strand] & MAGNITUDE) >> _S20)] += 1
-    for i in range(whole, bits.size):
-        strands[0, np.uintp(_U(bits[i] & MAGNITUDE) >> _S20)] += 1
-
-
-def _gather(bits: Any, low: Any, bound: Any, candidates: Any, places: Any) -> None:
-    found = 0
-    for start in range(0, bits.size, RUN):
-        run = bits[start : start + RUN]
-        top = _U(0)
-        for i in range(run.size):
-            magnitude = _U(run[i] & MAGNITUDE)
-            top = magnitude if magnitude > top else top
-        if top >= bound:
-            for i in range(run.size):
-                magnitude = _U(run[i] & MAGNITUDE)
-                if magnitude >= bound:
-                    candidates[found] = magnitude
-                    places[found] = low + start + i
-                    found += 1
 
 
 def _write_gaps(indices: Any, out: Any) -> Any:

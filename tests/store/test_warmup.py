@@ -56,15 +56,15 @@ class TestPreparation:
         assert not kernels.numba_pending()
 
     def test_the_loops_of_its_codecs_are_compiled(self) -> None:
-        from aiops.codecs import half, int8, lowrank, onebit, topk
+        from aiops.codecs import half, int8, largest, lowrank, onebit, topk
 
-        loops = (int8.loops, onebit.loops, lowrank.loops, topk.loops)
+        loops = (int8.loops, onebit.loops, lowrank.loops, topk.loops, largest.loops)
         for each in (*loops, half.loops):
             each.cache_clear()
         names = "fp16", "bf16", "int8", "onebit", "topk", "lowrank", "raw"
         steps = Warmup(FASGD().rule(), "auto", [find(name) for name in names]).steps()
         Warm(steps).run()
-        assert [each.cache_info().currsize for each in loops] == [1] * 4
+        assert [each.cache_info().currsize for each in loops] == [1] * len(loops)
         assert half.loops.cache_info().currsize == 2
 
 
