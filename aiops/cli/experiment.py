@@ -152,6 +152,7 @@ def _carry_out(scheduler: ExperimentScheduler, jobs: int, screen: _Screen) -> in
     try:
         scheduler.run(jobs)
     except KeyboardInterrupt:
+        scheduler.folder.read_again()
         return INTERRUPTED
     return 1 if scheduler.folder.runs.failed else 0
 

@@ -1,20 +1,28 @@
-"""A simulation's settings run on a cluster in virtual time instead of in an order of turns."""
+"""Runs on a cluster in virtual time: of a simulation, beside a straggler, of throughput alone."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
+from aiops.bandwidth.units import parse_rate
 from aiops.lab.experiments.planned_run import Result, Tell
+from aiops.lab.experiments.runs import FinishedRun
 from aiops.lab.workloads import PerceptronWorkload
 from aiops.serving.config import Config
-from aiops.sim.cluster.compute_time import Computing, LogNormal
+from aiops.sim.cluster.compute_time import Computing, LogNormal, Straggler
 from aiops.sim.cluster.result import ClusterResult
 from aiops.sim.cluster.run import Progress, simulate
 from aiops.sim.cluster.spec import Cluster, StarTopology
+from aiops.sim.cluster.workers import AveragingWorker, worker_kind
+from aiops.sim.cluster.workload import Deadweight
 from aiops.sim.turns.simulation import Simulation
 
 _TELL_EVERY = 50  # mini-batches
+_LIGHT = 400_000  # bytes: a model that is larger is simulated by a smaller one
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,163 @@ class ClusterSimulation:
         return outcome_result(simulate(self.cluster, sparse_progress(tell)))
 
 
+@dataclass(frozen=True)
+class StragglerSimulation:
+    """Real workers and a real server, on simulated machines of which one is slower.
+
+    Attributes
+    ----------
+    task
+        What is trained: its data set, model, mini-batches, workers, iterations, samples and seed.
+    policy, settings
+        The policy that trains it, and its settings, ``key=value``, the learning rate among them.
+    times
+        How many times as long the first worker takes for a mini-batch; 1: it is like the others.
+    median, sigma
+        Of the others' log-normal times: seconds, and the standard deviation of their logarithm.
+    links
+        How workers and server are connected.
+    """
+
+    task: Simulation
+    policy: str
+    settings: tuple[str, ...] = ()
+    times: float = 1.0
+    median: float = 0.05
+    sigma: float = 0.25
+    links: StarTopology = field(default_factory=StarTopology)
+
+    @property
+    def simulation(self) -> Simulation:
+        """The same in turns, to estimate its time; averaging policies are taken for plain SGD."""
+        if worker_kind(self._server) is AveragingWorker:
+            return replace(self.task, policy="asgd", set=())
+        return replace(self.task, policy=self.policy, set=self.settings)
+
+    @property
+    def _server(self) -> Config:
+        return Config(
+            policy=self.policy,
+            set=list(self.settings),
+            kernels=self.task.kernels,
+            workers=self.task.clients,
+        )
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster."""
+        computing: Computing = LogNormal(self.median, self.sigma)
+        if self.times > 1:
+            computing = Straggler(computing, self.times)
+        return training_cluster(self.task, self._server, computing, self.links, self.median)
+
+    def __call__(self, tell: Tell) -> Result:
+        """Run it; the result is `ClusterSimulation`'s, with each worker's ``steps``."""
+        found = simulate(self.cluster, sparse_progress(tell))
+        return {**outcome_result(found), "steps": [worker.steps for worker in found.workers]}
+
+
+@dataclass(frozen=True)
+class ClusterMachines:
+    """The machines, their network, and the model that crosses it.
+
+    Attributes
+    ----------
+    nbytes
+        Of the model, in float32.
+    median, sigma
+        Of the log-normal times of mini-batches: seconds that half of them take less than, and the
+        standard deviation of their logarithm.
+    links
+        How workers and server are connected.
+    apply_rate
+        Bytes of parameters, state and gradient that the server reads and writes in a second while
+        it updates them.
+    """
+
+    nbytes: int
+    median: float
+    sigma: float
+    links: StarTopology
+    apply_rate: float = math.inf
+
+    @property
+    def mean(self) -> float:
+        """Seconds of a mini-batch, on average."""
+        return self.median * math.exp(self.sigma**2 / 2)
+
+    def light(self) -> ClusterMachines:
+        """Return machines on which all takes as long, with a model small enough to simulate.
+
+        Model and rates shrink by one factor, so that each message crosses in the same time, but
+        for its header, which is then relatively larger: by some hundred bytes of a thousand times
+        as many.
+        """
+        factor = max(self.nbytes / _LIGHT, 1.0)
+        if factor == 1.0:
+            return self
+        worker, server = (
+            None if (rate := parse_rate("a link's rate:", given)) is None else rate / factor
+            for given in (self.links.worker, self.links.server)
+        )
+        return replace(
+            self,
+            nbytes=round(self.nbytes / factor),
+            links=replace(self.links, worker=worker, server=server),
+            apply_rate=self.apply_rate / factor,
+        )
+
+
+@dataclass(frozen=True)
+class ThroughputSimulation:
+    """Real workers and a real server on simulated machines; what they train has no meaning.
+
+    Attributes
+    ----------
+    simulation
+        Policy, settings, clients and seed; its ``iterations`` are those that all clients together
+        would do if they never waited, and it ends when that time is over.
+    machines
+        What they run on.
+    """
+
+    simulation: Simulation
+    machines: ClusterMachines
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster."""
+        run, machines = self.simulation, self.machines.light()
+        server = Config(policy=run.policy, lr=run.lr, set=list(run.set), kernels=run.kernels)
+        return Cluster(
+            server=server,
+            workers=run.clients,
+            workload=Deadweight(machines.nbytes),
+            computing=LogNormal(machines.median, machines.sigma),
+            links=machines.links,
+            apply_rate=machines.apply_rate,
+            seconds=run.iterations / run.clients * machines.mean,
+            seed=run.seed,
+        )
+
+    def __call__(self, tell: Tell) -> Result:
+        """Run it.
+
+        ``speedup`` is how many workers' work is done, of workers that never wait: the time that all
+        of them computed, in that of the run. ``idle`` is the share of their time that they waited.
+        """
+        found = simulate(self.cluster, sparse_progress(tell))
+        speedup = sum(worker.compute for worker in found.workers) / found.seconds
+        figures = {"speedup": speedup, "idle": found.idle, "tau": found.mean_staleness}
+        end = {"iteration": found.gradients, "seconds": found.seconds, "version": found.version}
+        return {
+            "digest": found.digest,
+            "diverged": None,
+            "seconds": found.seconds,
+            "curve": [{**end, **figures}],
+        }
+
+
 def training_cluster(
     run: Simulation, server: Config, computing: Computing, links: StarTopology, median: float
 ) -> Cluster:
@@ -117,3 +282,14 @@ def outcome_result(found: ClusterResult) -> dict[str, Any]:
         "staleness": dict(found.staleness),
         "curve": curve,
     }
+
+
+def reached(run: FinishedRun, error: float) -> float:
+    """Return after how many virtual seconds a test error was first seen; infinity if it was not."""
+    times = zip(run.series("seconds"), run.series("error"), strict=True)
+    return next((seconds for seconds, seen in times if seen <= error), math.inf)
+
+
+def mean_reached(runs: Sequence[FinishedRun], error: float) -> float:
+    """Return the mean of `reached` over seeds; infinity if one of them never did."""
+    return fmean(reached(run, error) for run in runs) if runs else math.inf

@@ -74,9 +74,9 @@ class Runs:
         self._results = dict(results or {})
         self.failed: dict[str, str] = {}
 
-    def add(self, case: PlannedRun, result: Result) -> None:
-        """Note a result."""
-        self._results[case.key] = result
+    def add(self, key: str, result: Result) -> None:
+        """Note the result of the run with this key."""
+        self._results[key] = result
 
     def find(self, case: PlannedRun) -> FinishedRun | None:
         """Return a run, if it is finished."""
@@ -159,11 +159,16 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, name: str, *, anew: bool = False) -> None:
-        self.path, self.name = path, name
+        self.path, self.name, self._anew = path, name, anew
         self._claim()
         self.versions: dict[str, Versions] = {}
         self.machines: dict[str, Mapping[str, Any]] = {}
-        self.runs = Runs(self._read(anew))
+        self.runs = Runs(self._read())
+
+    def read_again(self) -> None:
+        """Read the folder again: an interruption may come between a run's file and its note."""
+        for key, result in self._read().items():
+            self.runs.add(key, result)
 
     def foreign(self, cases: Iterable[PlannedRun]) -> dict[str, int]:
         """Return what differs between kept runs and this program, and in how many of the cases.
@@ -213,7 +218,7 @@ class RunFolder:
                 f"--out {self.path} holds results of another version of aiops: name another folder"
             )
 
-    def _read(self, anew: bool) -> dict[str, Result]:
+    def _read(self) -> dict[str, Result]:
         found = {}
         for path in (self.path / RUNS).glob("*.json"):
             try:
@@ -221,7 +226,7 @@ class RunFolder:
                 result, made = row["result"], dict(row["versions"])
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise UsageError(f"{path} is damaged ({error!r}): remove it") from None
-            if not anew or made == versions():
+            if not self._anew or made == versions():
                 found[path.stem] = result
                 self.versions[path.stem] = made
                 self.machines[path.stem] = row.get("machine", {})
@@ -248,7 +253,7 @@ class RunFolder:
         except OSError as error:
             raise UsageError(f"{path} cannot be written: {error.strerror}") from None
         self.versions[case.key], self.machines[case.key] = made, self._machine
-        self.runs.add(case, result)
+        self.runs.add(case.key, result)
 
 
 def unique(cases: Iterable[PlannedRun]) -> list[PlannedRun]:

@@ -13,6 +13,7 @@ import pytest
 from aiops.errors import UsageError
 from aiops.lab.experiments import report, run_planning
 from aiops.lab.experiments.catalog import EXPERIMENTS, find
+from aiops.lab.experiments.cluster_simulation import ThroughputSimulation
 from aiops.lab.experiments.execution import ConvNetSimulation, InitializedSimulation
 from aiops.lab.experiments.experiment import Experiment
 from aiops.lab.experiments.papers import (
@@ -31,7 +32,6 @@ from aiops.lab.experiments.papers.softsync_speedup import SpeedupScale
 from aiops.lab.experiments.planned_run import PlannedRun
 from aiops.lab.experiments.runs import FinishedRun, RunFolder, RunGroups, Runs
 from aiops.lab.experiments.scheduler import ExperimentScheduler
-from aiops.lab.experiments.throughput_simulation import ThroughputSimulation
 from tests.lab.experiments.small_experiment import Here, Seen, here, result
 
 ALL = pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=list(EXPERIMENTS))
@@ -108,7 +108,7 @@ def runs_of(scale: PolicyComparison, errors: Any) -> Runs:
     runs = Runs()
     for _stage in range(3):
         for case in policy_comparison.cases(scale, runs):
-            runs.add(case, result(errors(case)))
+            runs.add(case.key, result(errors(case)))
     return runs
 
 
@@ -249,10 +249,10 @@ class TestGated:
         assert (len(cases), constants) == (1, None)
         assert cases[0].role == "pool"
         assert cases[0].seed >= scale.seeds
-        runs.add(cases[0], result(0.1))
+        runs.add(cases[0].key, result(0.1))
         cases, constants = trials.approach({"push": 0.5}, {"push": 0.1}, runs)
         assert (len(cases), constants) == (2, None)
-        runs.add(cases[1], result(0.1))
+        runs.add(cases[1].key, result(0.1))
         cases, constants = trials.approach({"push": 0.5}, {"push": 0.1}, runs)
         assert constants == {"push": pytest.approx(0.18)}
 
@@ -272,7 +272,7 @@ class TestSoftsync:
         for case in experiment.cases(experiment.quick, runs):
             n = int(case.panel.partition("-")[0])
             scaled = {str(int(tau) * n): count for tau, count in staleness.items()}
-            runs.add(case, result(0.1, staleness=scaled))
+            runs.add(case.key, result(0.1, staleness=scaled))
         findings = experiment.judge(experiment.quick, runs)
         assert {verdict.agrees for verdict in findings.verdicts} == {agrees}
 
@@ -282,7 +282,7 @@ class TestSoftsyncErrors:
         scale, runs = EXPERIMENTS["softsync-cifar10"].quick, Runs()
         assert isinstance(scale, ProtocolScale)
         for case in softsync_cifar10.cases(scale, runs):
-            runs.add(case, result(errors(case.panel, case.curve)))
+            runs.add(case.key, result(errors(case.panel, case.curve)))
         return [
             verdict.agrees for verdict in softsync_cifar10.EXPERIMENT.judge(scale, runs).verdicts
         ]
@@ -322,7 +322,7 @@ class TestSpeedup:
         for case in softsync_speedup.cases(scale, runs):
             speedup = hardsync if case.simulation.policy == "hardsync" else softsync
             end = {"iteration": 9, "speedup": speedup, "idle": 0.0, "tau": 0.0}
-            runs.add(case, {"digest": "d", "diverged": None, "curve": [end]})
+            runs.add(case.key, {"digest": "d", "diverged": None, "curve": [end]})
         return [
             verdict.agrees for verdict in softsync_speedup.EXPERIMENT.judge(scale, runs).verdicts
         ]
@@ -341,9 +341,9 @@ class TestNoDelay:
             if isinstance(case.work, ThroughputSimulation):
                 speedup = case.simulation.clients * (1 - idle)
                 end = {"iteration": 9, "speedup": speedup, "idle": idle, "tau": 0.0}
-                runs.add(case, {"digest": "d", "diverged": None, "curve": [end]})
+                runs.add(case.key, {"digest": "d", "diverged": None, "curve": [end]})
             else:
-                runs.add(case, result(error(case.simulation.clients)))
+                runs.add(case.key, result(error(case.simulation.clients)))
         return [
             verdict.agrees for verdict in no_delay_scaling.EXPERIMENT.judge(scale, runs).verdicts
         ]

@@ -12,6 +12,7 @@ import pytest
 from aiops.algorithms import BUILT_IN
 from aiops.errors import UsageError
 from aiops.lab.experiments.catalog import EXPERIMENTS
+from aiops.lab.experiments.cluster_simulation import StragglerSimulation, mean_reached, reached
 from aiops.lab.experiments.curves import interpolated
 from aiops.lab.experiments.papers import all_policies, model_average_straggler, no_delay_discrepancy
 from aiops.lab.experiments.papers.all_policies import AllPoliciesScale
@@ -19,7 +20,6 @@ from aiops.lab.experiments.papers.model_average_straggler import StragglerScale
 from aiops.lab.experiments.papers.no_delay_discrepancy import DiscrepancyScale, ParameterDistances
 from aiops.lab.experiments.planned_run import PlannedRun
 from aiops.lab.experiments.runs import FinishedRun, Runs
-from aiops.lab.experiments.straggler_simulation import StragglerSimulation, mean_reached, reached
 from aiops.sim.turns.simulation import Simulation
 from tests.lab.experiments.small_experiment import TINY
 
@@ -94,7 +94,7 @@ class TestEverything:
         runs = Runs()
         for case in all_policies.cases(self.scale, runs):
             took = seconds(case.curve)
-            runs.add(case, run_of(case, [0.9, 0.05, 0.04], took).result)
+            runs.add(case.key, run_of(case, [0.9, 0.05, 0.04], took).result)
         return runs
 
     def test_every_policy_is_in_it(self) -> None:
@@ -133,7 +133,7 @@ class TestStraggler:
         for case in model_average_straggler.cases(self.scale, runs):
             steps = 20 if case.panel == "all alike" else beside[case.curve]
             made = run_of(case, [0.9, 0.1], 10.0, steps=[steps // 5, steps, steps])
-            runs.add(case, made.result)
+            runs.add(case.key, made.result)
         pace, errors = model_average_straggler.EXPERIMENT.judge(self.scale, runs).verdicts
         assert pace.agrees is agrees
         assert f"{5 * ours}% (model average)" in pace.text
@@ -143,7 +143,7 @@ class TestStraggler:
         runs = Runs()
         for case in model_average_straggler.cases(self.scale, runs):
             error = 0.12 if case.curve == "model average" else 0.1
-            runs.add(case, run_of(case, [0.9, error], 10.0, steps=[4, 20, 20]).result)
+            runs.add(case.key, run_of(case, [0.9, error], 10.0, steps=[4, 20, 20]).result)
         _pace, errors = model_average_straggler.EXPERIMENT.judge(self.scale, runs).verdicts
         assert errors.agrees is False
 
@@ -157,7 +157,7 @@ class TestDiscrepancy:
             assert isinstance(case.work, ParameterDistances)
             found = distance(case.simulation, case.work.cycle)
             curve = [{"iteration": 1, "distance": found, "relative": found / 10}]
-            runs.add(case, {"digest": "d", "diverged": None, "curve": curve})
+            runs.add(case.key, {"digest": "d", "diverged": None, "curve": curve})
         findings = no_delay_discrepancy.EXPERIMENT.judge(self.scale, runs)
         return [verdict.agrees for verdict in findings.verdicts]
 

@@ -15,7 +15,11 @@ import pytest
 from aiops.common import jsonable
 from aiops.errors import UsageError
 from aiops.lab.experiments import execution, rate_search, run_planning, seed_statistics
-from aiops.lab.experiments.cluster_simulation import ClusterSimulation
+from aiops.lab.experiments.cluster_simulation import (
+    ClusterMachines,
+    ClusterSimulation,
+    ThroughputSimulation,
+)
 from aiops.lab.experiments.execution import (
     ConvNetSimulation,
     InitializedSimulation,
@@ -27,7 +31,6 @@ from aiops.lab.experiments.papers.b_staleness import GradientDistances
 from aiops.lab.experiments.papers.elastic_clients import ElasticClients
 from aiops.lab.experiments.papers.sync_waste import CountedTurns
 from aiops.lab.experiments.planned_run import PlannedRun, Tell
-from aiops.lab.experiments.throughput_simulation import ClusterMachines, ThroughputSimulation
 from aiops.lab.workloads import PerceptronTask
 from aiops.lab.workloads.dataset import Dataset
 from aiops.sim.cluster.spec import StarTopology

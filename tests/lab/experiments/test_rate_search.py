@@ -34,7 +34,7 @@ def run(cases: list[PlannedRun], runs: Runs, diverged: tuple[str, float] | None 
         place = case.panel, case.simulation.lr
         assert place[1] is not None
         error = ERRORS[place[0], place[1]][case.simulation.iterations == 1000]
-        runs.add(case, result(error, diverged="nan" if place == diverged else None))
+        runs.add(case.key, result(error, diverged="nan" if place == diverged else None))
 
 
 def test_a_ladder_has_its_middle() -> None:

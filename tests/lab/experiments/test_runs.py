@@ -78,7 +78,7 @@ class TestFinished:
 class TestRuns:
     def test_a_failed_run_is_settled_and_has_no_result(self) -> None:
         runs, other = Runs(), replace(CASE, work=Told())
-        runs.add(CASE, result(0.25))
+        runs.add(CASE.key, result(0.25))
         assert not runs.settled([CASE, other])
         runs.failed[other.key] = "it broke"
         assert runs.settled([CASE, other])

@@ -9,11 +9,11 @@ from itertools import zip_longest
 from statistics import fmean
 
 from aiops.algorithms import BUILT_IN
+from aiops.lab.experiments.cluster_simulation import StragglerSimulation, mean_reached, reached
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
 from aiops.lab.experiments.planned_run import PlannedRun
 from aiops.lab.experiments.runs import FinishedRun, Group, RunGroups, Runs
 from aiops.lab.experiments.seed_statistics import percents
-from aiops.lab.experiments.straggler_simulation import StragglerSimulation, mean_reached, reached
 from aiops.lab.figures import Figure, Panel, Series
 from aiops.sim.cluster.spec import StarTopology
 from aiops.sim.turns.simulation import Simulation

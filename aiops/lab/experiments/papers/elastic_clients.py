@@ -84,10 +84,11 @@ class _ElasticRun:
         self._join(run.clients)
         store = self._engine.store
         assert store is not None
-        self._turn = 2.0 * store.current.arena.data.nbytes  # bytes of a turn, of late
-        self._allowed = run.clients * self._turn
+        self._store = store
+        self._turn_bytes = 2.0 * store.current.arena.data.nbytes  # bytes of a turn, of late
+        self._allowed = run.clients * self._turn_bytes
         self._sampled = 0, self._bytes()  # the round of the last sample, and the bytes by then
-        self._room = self._workers[0].params.like()
+        self._gradients = self._workers[0].params.like()
 
     def _join(self, count: int) -> None:
         for _ in range(count):
@@ -102,14 +103,14 @@ class _ElasticRun:
             self._workers[place].step(lambda params, rows=rows: self._gradient(params, rows))
             self._turns += 1
         taken = (self._bytes() - before) / len(self._workers)
-        self._turn += _NEW * (taken - self._turn)
-        affordable = self._allowed / max(self._turn, 1.0)
+        self._turn_bytes += _NEW * (taken - self._turn_bytes)
+        affordable = self._allowed / max(self._turn_bytes, 1.0)
         wanted = min(affordable, math.ceil(_GROWTH * len(self._workers)), self._most)
         self._join(max(int(wanted) - len(self._workers), 0))
 
     def _gradient(self, params: Params, rows: Any) -> Params:
-        self._task.gradient(params, rows, self._room)
-        return self._room
+        self._task.gradient(params, rows, self._gradients)
+        return self._gradients
 
     def _bytes(self) -> int:
         account = self._engine.crew.ledger()
@@ -117,8 +118,7 @@ class _ElasticRun:
 
     def sample(self, number: int) -> dict[str, Any]:
         """Return how far it is."""
-        store = self._engine.store
-        assert store is not None
+        store = self._store
         cost, error = self._task.validate(store.current.arena.shown)
         rounds, nbytes = number - self._sampled[0], self._bytes()
         each = (nbytes - self._sampled[1]) / max(rounds, 1)
@@ -130,9 +130,7 @@ class _ElasticRun:
 
     def digest(self) -> str:
         """Return the SHA-256 of the parameters."""
-        store = self._engine.store
-        assert store is not None
-        return hashlib.sha256(store.current.arena.data.data).hexdigest()
+        return hashlib.sha256(self._store.current.arena.data.data).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)

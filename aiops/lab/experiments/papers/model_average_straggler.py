@@ -8,12 +8,12 @@ from statistics import fmean
 
 import numpy as np
 
+from aiops.lab.experiments.cluster_simulation import StragglerSimulation
 from aiops.lab.experiments.curves import across, interpolated
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
 from aiops.lab.experiments.planned_run import PlannedRun
 from aiops.lab.experiments.runs import FinishedRun, RunGroups, Runs
 from aiops.lab.experiments.seed_statistics import percents
-from aiops.lab.experiments.straggler_simulation import StragglerSimulation
 from aiops.lab.figures import Figure, Panel
 from aiops.sim.cluster.spec import StarTopology
 from aiops.sim.turns.simulation import Simulation

@@ -6,13 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from aiops.lab.experiments.cluster_simulation import ClusterSimulation
+from aiops.lab.experiments.cluster_simulation import (
+    ClusterMachines,
+    ClusterSimulation,
+    ThroughputSimulation,
+)
 from aiops.lab.experiments.curves import across, curve
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
 from aiops.lab.experiments.planned_run import PlannedRun
 from aiops.lab.experiments.runs import FinishedRun, Group, RunGroups, Runs
 from aiops.lab.experiments.seed_statistics import percents, tails
-from aiops.lab.experiments.throughput_simulation import ClusterMachines, ThroughputSimulation
 from aiops.lab.figures import Figure, Panel
 from aiops.sim.cluster.spec import StarTopology
 from aiops.sim.turns.simulation import Simulation

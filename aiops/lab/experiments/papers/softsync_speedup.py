@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from aiops.lab.experiments.cluster_simulation import ClusterMachines, ThroughputSimulation
 from aiops.lab.experiments.curves import across
 from aiops.lab.experiments.experiment import Experiment, Findings, Scale, Verdict
 from aiops.lab.experiments.planned_run import PlannedRun
 from aiops.lab.experiments.runs import FinishedRun, RunGroups, Runs
-from aiops.lab.experiments.throughput_simulation import ClusterMachines, ThroughputSimulation
 from aiops.lab.figures import Figure, Panel, Series
 from aiops.sim.cluster.spec import StarTopology
 from aiops.sim.turns.simulation import Simulation
