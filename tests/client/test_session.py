@@ -1,4 +1,4 @@
-"""A conversation against a real engine, through memory: whatever the chunks, wherever it is cut."""
+"""A session with a real engine, through memory: whatever the chunks, wherever it is cut."""
 
 from __future__ import annotations
 
@@ -932,7 +932,7 @@ class TestServersThatBreakTheRules:
     @pytest.mark.slow
     @DETERMINISTIC
     @given(st.binary(min_size=1, max_size=40), st.integers(0, 400))
-    def test_any_bytes_in_the_midst_of_a_conversation(self, noise: bytes, after: int) -> None:
+    def test_any_bytes_in_the_midst_of_a_session(self, noise: bytes, after: int) -> None:
         """An error that the driver expects, or nothing; and the next connection puts it right."""
         pair, params = ready()
         request = pair.requests.push(ONES, params, params)
