@@ -262,11 +262,6 @@ class Session:
         return self.wire.traffic.bytes_in, self.wire.traffic.bytes_out
 
     @property
-    def missing(self) -> int:
-        """The bytes of a payload in progress that are still to come."""
-        return self.wire.missing
-
-    @property
     def waiting(self) -> bool:
         """True while the next payload has no sink: never, as the lead's always have one."""
         return self.wire.waiting

@@ -82,19 +82,9 @@ class ShardChannel:
         return self.outgoing()
 
     @property
-    def missing(self) -> int:
-        """The bytes of a payload in progress that are still to come."""
-        return self.wire.missing
-
-    @property
     def waiting(self) -> bool:
         """True while the next payload has no sink before the lead announces it: do not read."""
         return self.wire.waiting
-
-    @property
-    def waiting_for(self) -> str:
-        """The answer that is waited for, in words."""
-        return "its part of the parameters" if self.attached else "its welcome"
 
     def next_buffer(self) -> memoryview:
         """Return where the next received bytes belong."""
