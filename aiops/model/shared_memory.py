@@ -13,6 +13,7 @@ import ctypes
 import mmap
 import os
 import weakref
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ def available() -> bool:
     return hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")
 
 
-_LIBC = ctypes.CDLL(None) if available() else None  # loaded here: in a fork it might not be
+_LIBC: Any = ctypes.CDLL(None) if available() else None  # loaded here: in a fork it might not be
 
 
 class Segment:
@@ -75,7 +76,6 @@ class Segment:
 
     def forked(self) -> None:
         """Map it privately, at the same address: what a fork writes there, others must not read."""
-        assert _LIBC is not None
         _LIBC.mmap.restype = ctypes.c_void_p
         _LIBC.mmap(
             ctypes.c_void_p(self.data.ctypes.data),

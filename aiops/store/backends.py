@@ -64,7 +64,7 @@ class ComputeBackend(Protocol):
     def narrow(self, target: Array, master: Array) -> None:
         """Round a master into the parameters."""
 
-    def taken(self, gradient: Gradient) -> Gradient:
+    def resident(self, gradient: Gradient) -> Gradient:
         """Return a gradient whose bytes are in this backend's memory."""
 
     def dense(self, gradient: Gradient) -> Gradient:
@@ -82,16 +82,16 @@ class ComputeBackend(Protocol):
     def load(self, arena: Arena, masters: Sequence[Array | None]) -> None:
         """Load the parameters of an arena; the masters follow."""
 
-    def begin(self, base: Version, target: Version, whole: bool, wanted: bool) -> None:
-        """Prepare an update, of all tensors if ``whole``; ``wanted`` as for `end`."""
+    def begin(self, base: Version, target: Version, whole: bool, read_soon: bool) -> None:
+        """Prepare an update, of all tensors if ``whole``; ``read_soon`` as for `end`."""
 
-    def end(self, target: Version, wanted: bool) -> None:
-        """Return when an update is done; ``wanted``: its version will be read before long."""
+    def end(self, target: Version, read_soon: bool) -> None:
+        """Return when an update is done; ``read_soon``: its version will be read before long."""
 
-    def remaining(self, version: Version) -> Callable[[], None] | None:
+    def pending_copy(self, version: Version) -> Callable[[], None] | None:
         """Return the copy to be made before a new version's arena may be read; None: none."""
 
-    def shown(self, array: Array) -> Array:
+    def on_host(self, array: Array) -> Array:
         """Return the values of an array, as a NumPy array to be read."""
 
 
@@ -149,7 +149,7 @@ class HostBackend:
         with np.errstate(over="ignore"):
             target[:] = master
 
-    def taken(self, gradient: Gradient) -> Gradient:
+    def resident(self, gradient: Gradient) -> Gradient:
         """Return the gradient: its bytes are on the host already."""
         return gradient
 
@@ -183,18 +183,18 @@ class HostBackend:
             if master is not None:
                 np.copyto(master, section)
 
-    def begin(self, base: Version, target: Version, whole: bool, wanted: bool) -> None:
+    def begin(self, base: Version, target: Version, whole: bool, read_soon: bool) -> None:
         """Copy the base, where the update leaves tensors of another arena unwritten."""
         if target is not base and not whole:
             np.copyto(target.arena.data, base.arena.data)
 
-    def end(self, target: Version, wanted: bool) -> None:
+    def end(self, target: Version, read_soon: bool) -> None:
         """Nothing is left to be done: kernels on the host have written the arena."""
 
-    def remaining(self, version: Version) -> Callable[[], None] | None:
+    def pending_copy(self, version: Version) -> Callable[[], None] | None:
         """Return None: the arena can be read at once."""
         return None
 
-    def shown(self, array: Array) -> Array:
+    def on_host(self, array: Array) -> Array:
         """Return the array itself."""
         return array

@@ -69,26 +69,24 @@ class CudaBackend:
     def __init__(self, device: Device, layout: Layout, backend: str, machine: Resources) -> None:
         self._device, self._layout = device, layout
         self._stream, self._up, self._down = (device.stream() for _ in range(3))
-        self._tools = DeviceOperations(device, self._stream)
+        self._operations = DeviceOperations(device, self._stream)
         self._host = HostBackend(layout, backend, machine)
         self._uploaded = machine.measure("upload", self._upload)
         self._downloaded = machine.measure("download", self._download)
-        self._arrived = machine.measure("upload", self._arrive)
-        self._rested = machine.measure("upload", self._up.finish)
-        self._shown = machine.measure("download", self._down.finish)
+        self._wait_upload = machine.measure("upload", self._await_upload)
+        self._wait_uploads = machine.measure("upload", self._up.finish)
+        self._wait_downloads = machine.measure("download", self._down.finish)
         self._parameters = self._allocate(layout.nbytes)
         self._sections = self._cut(self._parameters)
         self._buffers = Buffers(device, layout.nbytes)
         self._sent: DeviceArray | None = None
-        self._room: DeviceArray | None = None  # for a decoded gradient
+        self._decoded: DeviceArray | None = None  # for a decoded gradient
         self._decoders: dict[str, DeviceKernel] = {}
-        self._brought: Version | None = None  # the last version with a copy on the host
-        self._coming: deque[tuple[int, DeviceEvent]] = (
-            deque()
-        )  # uploads under way: the end of each, and its event
-        self._reached = 0  # the end of the last upload that is complete
+        self._version_on_host: Version | None = None  # the last version with a copy on the host
+        self._uploads: deque[tuple[int, DeviceEvent]] = deque()  # under way: their ends, events
+        self._uploaded_to = 0  # the end of the last upload that is complete
         self._source: Bytes | None = None  # the bytes being uploaded, kept alive until they are
-        self._showing: Arena | None = None  # gets updated parameters at once
+        self._host_copy: Arena | None = None  # gets updated parameters at once
         self._copied = 0  # bytes of it whose copy has begun
 
     @property
@@ -143,20 +141,20 @@ class CudaBackend:
         next portion is uploaded.
         """
         _factor, _base, grad, target, _state, _reads = operands
-        if whole or not self._coming or grad.dtype == np.uint8:
-            self._settle()
+        if whole or not self._uploads or grad.dtype == np.uint8:
+            self._finish_uploads()
             return kernel(spans, *operands)
         sums = np.zeros(len(spans), np.int64)
         for rows, part in cut(spans, PORTION // grad.dtype.itemsize):
             last = int((part.src + part.hi - part.lo).max())
-            self._arrived(grad[:last])
+            self._wait_upload(grad[:last])
             np.add.at(sums, rows, kernel(part, *operands))
-            if self._showing is not None:
+            if self._host_copy is not None:
                 self._stream.finish()
-                self._show(self._showing, target, part)
+                self._begin_copy(self._host_copy, target, part)
         return sums
 
-    def _show(self, arena: Arena, target: Any, part: Spans) -> None:
+    def _begin_copy(self, arena: Arena, target: Any, part: Spans) -> None:
         """Begin to copy updated elements to the arena that is read, if they are parameters."""
         begin, item = target.start - self._parameters.start, target.dtype.itemsize
         if not 0 <= begin < self._parameters.nbytes:
@@ -168,18 +166,18 @@ class CudaBackend:
 
     def sum_squares(self, array: Any) -> float:
         """Return the sum of squares, once all of a gradient is uploaded."""
-        self._settle()
-        return self._tools.sum_squares(array)
+        self._finish_uploads()
+        return self._operations.sum_squares(array)
 
     def narrow(self, target: Any, master: Any) -> None:
         """Round a master into the parameters."""
-        self._tools.narrow(target, master)
+        self._operations.narrow(target, master)
 
     def read_packed(self) -> frozenset[str]:
         """Return the codecs whose payloads the device's kernels read."""
         return kernels.PACKED
 
-    def shown(self, array: Any) -> Array:
+    def on_host(self, array: Any) -> Array:
         """Download an array."""
         data = np.empty(array.nbytes, np.uint8)
         self._down.download(data, array.view(np.uint8))
@@ -189,37 +187,37 @@ class CudaBackend:
 
     # ------------------------------------------------------------ gradients
 
-    def taken(self, gradient: Gradient) -> Gradient:
+    def resident(self, gradient: Gradient) -> Gradient:
         """Upload a gradient as it came, if it is not on the device."""
         data: Any = gradient.data
         if isinstance(data, DeviceArray):
             return gradient
-        return Gradient(self._brought_up(gradient), gradient.cover, gradient.parts)
+        return Gradient(self._upload_gradient(gradient), gradient.cover, gradient.parts)
 
-    def _brought_up(self, gradient: Gradient) -> Any:
-        self._settle()
+    def _upload_gradient(self, gradient: Gradient) -> Any:
+        self._finish_uploads()
         there, data = self._buffers.take(len(gradient.data)), gradient.data
         if len(data) < 2 * PORTION:
             self._uploaded(there, data)
             return there
-        self._source, self._reached = data, there.start
+        self._source, self._uploaded_to = data, there.start
         for start in range(0, len(data), PORTION):
             stop = min(start + PORTION, len(data))
             self._up.upload(there[start:stop], data[start:stop])
-            self._coming.append((there.start + stop, self._up.record_event()))
+            self._uploads.append((there.start + stop, self._up.record_event()))
         return there
 
-    def _arrive(self, array: DeviceArray) -> None:
+    def _await_upload(self, array: DeviceArray) -> None:
         """Wait until all of an array is uploaded."""
-        while self._coming and self._reached < array.start + array.nbytes:
-            self._reached, mark = self._coming.popleft()
+        while self._uploads and self._uploaded_to < array.start + array.nbytes:
+            self._uploaded_to, mark = self._uploads.popleft()
             mark.wait()
 
-    def _settle(self) -> None:
+    def _finish_uploads(self) -> None:
         """Wait until the whole gradient is uploaded."""
         if self._source is not None:
-            self._rested()
-            self._coming.clear()
+            self._wait_uploads()
+            self._uploads.clear()
             self._source = None
 
     def _upload(self, target: DeviceArray, source: Bytes) -> None:
@@ -232,13 +230,13 @@ class CudaBackend:
         tensors = [self._layout.tensors[i] for i in gradient.cover.tensors.tolist()]
         single = all(tensor.dtype == np.float32 for tensor in tensors)
         if not gradient.parts or not single or any(p.codec not in known for p in gradient.parts):
-            return self.taken(self._host.dense(gradient))
-        there = self._brought_up(gradient)
-        self._settle()
-        if self._room is None:
-            self._room = self._allocate(self._layout.nbytes)
-        self._decode(gradient, there, self._room)
-        found: Any = self._room
+            return self.resident(self._host.dense(gradient))
+        there = self._upload_gradient(gradient)
+        self._finish_uploads()
+        if self._decoded is None:
+            self._decoded = self._allocate(self._layout.nbytes)
+        self._decode(gradient, there, self._decoded)
+        found: Any = self._decoded
         return Gradient(found, gradient.cover)
 
     def _decode(self, gradient: Gradient, there: DeviceArray, room: DeviceArray) -> None:
@@ -257,7 +255,7 @@ class CudaBackend:
                 kept, form, cut = TopK.read(gradient.data[begin : begin + part.nbytes])
                 target = room[low:high].view(np.float32)
                 values = payload[TopK.VALUES : cut]
-                self._tools.spread(target, values, payload[cut:], kept, form)
+                self._operations.spread(target, values, payload[cut:], kept, form)
             elif high > low:
                 spans.setdefault(part.codec, []).append((low // 4, high // 4, begin))
             begin += part.nbytes
@@ -291,26 +289,26 @@ class CudaBackend:
             if master is not None:
                 self._upload(master.view(np.uint8), section.astype(np.float32).view(np.uint8))
 
-    def begin(self, base: Version, target: Version, whole: bool, wanted: bool) -> None:
-        """Copy parameters during the update if its version is wanted, else on demand."""
-        self._brought, self._copied = None, 0
-        self._showing = target.room if wanted else None
+    def begin(self, base: Version, target: Version, whole: bool, read_soon: bool) -> None:
+        """Copy parameters during the update if its version is read soon, else on demand."""
+        self._version_on_host, self._copied = None, 0
+        self._host_copy = target.room if read_soon else None
 
-    def end(self, target: Version, wanted: bool) -> None:
-        """Wait for the update, and for the copy of a wanted version."""
-        self._settle()
+    def end(self, target: Version, read_soon: bool) -> None:
+        """Wait for the update, and for the copy of a version that is read soon."""
+        self._finish_uploads()
         self._stream.finish()
-        if not wanted:
+        if not read_soon:
             return
         if self._copied < self._parameters.nbytes:
             self._downloaded(target.room)
         else:
-            self._shown()
-        self._showing, self._brought = None, target
+            self._wait_downloads()
+        self._host_copy, self._version_on_host = None, target
 
-    def remaining(self, version: Version) -> Callable[[], None] | None:
+    def pending_copy(self, version: Version) -> Callable[[], None] | None:
         """Return the download of a version that has no copy on the host yet."""
-        return None if version is self._brought else partial(self._downloaded, version.room)
+        return None if version is self._version_on_host else partial(self._downloaded, version.room)
 
     def _download(self, arena: Arena) -> None:
         self._down.download(arena.data, self._parameters)

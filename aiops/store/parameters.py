@@ -73,7 +73,7 @@ class UpdateJob(Update):
                 data = gradient.data
                 sections = [data[s.start : s.stop].view(s.dtype) for s in updater.layout.sections]
                 return updater.whole(store.current, target, sections, self.steps, self.scalars)
-            self.gradient = gradient = updater.taken(gradient, alone=alone)
+            self.gradient = gradient = updater.prepared(gradient, alone=alone)
             if self.weights is not None:
                 mine = self.weights[: len(gradient.cover.tensors)]
                 updater.accumulator.fold(gradient, mine)
@@ -147,7 +147,7 @@ class Store:
         self._cut_to_held: tuple[Array, Array | None, Array, Array | None] | None = None
         self._backend = backend
         self._read = -1  # the version that was leased last
-        self._wanted = False  # the version in the making will be read before long
+        self._read_soon = False  # the version in the making will be read before long
         self.cost = held.nbytes * (3 + len(rule.state))
         self.whole_at_once = device is None and held is layout and held.nbytes < LARGE
         self.busy = False  # the current version is being overwritten in place
@@ -191,14 +191,14 @@ class Store:
     @property
     def state(self) -> list[tuple[Array, ...]]:
         """The optimiser's arrays by section, to be read."""
-        shown = self.updater.compute.shown
-        return [tuple(shown(array) for array in arrays) for arrays in self.updater.state]
+        on_host = self.updater.compute.on_host
+        return [tuple(on_host(array) for array in arrays) for arrays in self.updater.state]
 
     @property
     def masters(self) -> list[Array | None]:
         """The float32 masters by section, to be read; None for sections without."""
-        shown = self.updater.compute.shown
-        return [None if array is None else shown(array) for array in self.updater.masters]
+        on_host = self.updater.compute.on_host
+        return [None if array is None else on_host(array) for array in self.updater.masters]
 
     def lease(self) -> Lease:
         """Return a lease on the current version; in relaxed mode it holds nothing."""
@@ -244,7 +244,7 @@ class Store:
         ``spare``: not in place, even if the current version has no lease here.
         """
         assert not self.busy, "one update at a time"
-        self._wanted = self.relaxed or self._read == self.current.number
+        self._read_soon = self.relaxed or self._read == self.current.number
         if self.relaxed:
             self.busy = True
             return self.current
@@ -258,7 +258,7 @@ class Store:
         """Publish what was written: ``touched`` tensors have one more update."""
         self.busy = False
         if self._remote:
-            target.fill = self.updater.compute.remaining(target)
+            target.fill = self.updater.compute.pending_copy(target)
         target.advance(self.current.number + 1, touched)
         if target is not self.current:
             self._snapshots.publish(target)
@@ -300,7 +300,7 @@ class Store:
         """Run the rule for a job and write the new version (on any thread; one at a time)."""
         if self.held is not self.layout:
             job = self._of_held(job)
-        return self.updater.step(job, self.current, target, self._wanted)
+        return self.updater.step(job, self.current, target, self._read_soon)
 
     def squares(self, job: UpdateJob) -> float:
         """Return the sum of squares of a job's gradient or sum, of the tensors held here.

@@ -138,38 +138,38 @@ class Updater:
             self._accumulator = Accumulator(self.layout, self.compute, *folds)
         return self._accumulator
 
-    def taken(self, gradient: Gradient, *, alone: bool) -> Gradient:
+    def prepared(self, gradient: Gradient, *, alone: bool) -> Gradient:
         """Return a gradient as the kernels read it.
 
         ``alone``: a step follows from it alone, and neither a sum nor its norm is needed.
         """
         if not gradient.parts:
-            return self.compute.taken(gradient)
+            return self.compute.resident(gradient)
         found = None
         if alone and self._packed:
             found = groups(self.layout, gradient, self._packed, join=self.compute.joins)
         if found is None:
             return self.compute.dense(gradient)
-        gradient = self.compute.taken(gradient)
+        gradient = self.compute.resident(gradient)
         gradient.groups = found
         return gradient
 
     # ------------------------------------------------------------ a step
 
-    def step(self, update: Update, base: Version, target: Version, wanted: bool) -> Ints:
+    def step(self, update: Update, base: Version, target: Version, read_soon: bool) -> Ints:
         """Take a step; return the statistic's fixed-point sums of the tensors touched.
 
         Parameters
         ----------
         update
-            Its numbers, of tensors that are held here. Its gradient is as `taken` returned it.
+            Its numbers, of tensors that are held here. Its gradient is as `prepared` returned it.
         base, target
             The version before the update, and the one that it makes.
-        wanted
+        read_soon
             Whether the new version will be read before long.
         """
         compute, whole = self.compute, len(update.touched) == len(self.layout.tensors)
-        compute.begin(base, target, whole, wanted)
+        compute.begin(base, target, whole, read_soon)
         arrays = self._arrays(base, target, update.sent)
         if not len(update.touched):
             sums = NONE
@@ -177,7 +177,7 @@ class Updater:
             sums = self._step_from(update, update.gradient, arrays)
         else:
             sums = self._step_from_sum(update, arrays)
-        compute.end(target, wanted)
+        compute.end(target, read_soon)
         return sums
 
     def _arrays(self, base: Version, target: Version, sent: Version | None) -> list[SectionArrays]:

@@ -296,19 +296,19 @@ class TestBits:
 
 
 class Counted:
-    """Passes on what is asked of a place, and counts the parameters that were copied back."""
+    """Passes on what is asked of a backend, and counts the parameters that were copied back."""
 
     def __init__(self, store: Store) -> None:
         self.store, self.copies = store, 0
-        place = store.updater.compute
-        assert isinstance(place, CudaBackend)
-        copy = place._downloaded
+        compute = store.updater.compute
+        assert isinstance(compute, CudaBackend)
+        copy = compute._downloaded
 
         def counted(arena: Any) -> None:
             self.copies += 1
             copy(arena)
 
-        place._downloaded = counted  # type: ignore[method-assign]
+        compute._downloaded = counted  # type: ignore[method-assign]
 
 
 @needs_compiler
@@ -359,9 +359,9 @@ class TestOverlap:
     def both(self, monkeypatch: pytest.MonkeyPatch, *dtypes: str) -> tuple[Both, list[str]]:
         monkeypatch.setattr(cuda_backend, "PORTION", 1024)
         both, events = Both(EmulatedDevice(), "fasgd", *dtypes), list[str]()
-        place = both.stores[1].updater.compute
-        assert isinstance(place, CudaBackend)
-        wait, download = DeviceEvent.wait, place._down.download
+        compute = both.stores[1].updater.compute
+        assert isinstance(compute, CudaBackend)
+        wait, download = DeviceEvent.wait, compute._down.download
 
         def waited(mark: DeviceEvent) -> None:
             events.append("arrived")
@@ -372,7 +372,7 @@ class TestOverlap:
             download(target, source)
 
         monkeypatch.setattr(DeviceEvent, "wait", waited)
-        monkeypatch.setattr(place._down, "download", downloaded)
+        monkeypatch.setattr(compute._down, "download", downloaded)
         return both, events
 
     def read(self, both: Both) -> None:
