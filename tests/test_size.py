@@ -17,7 +17,7 @@ SIZES = {
     "averaging": (2, 269),
     "bandwidth": (7, 1542),
     "cli": (19, 2675),
-    "client": (54, 10649),
+    "client": (54, 10697),
     "codecs": (11, 2201),
     "common": (10, 455),
     "engine": (20, 4161),

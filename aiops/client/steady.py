@@ -41,7 +41,7 @@ from aiops.wire import messages
 from aiops.wire.connection import Buffer
 from aiops.wire.messages import Ack, Message, Push
 from aiops.wire.sinks import Sink
-from aiops.wire.template import Path, Template, framed
+from aiops.wire.template import Path, Template, framed, slots
 
 ROOM: Final = 64 * 1024
 """The largest answer, in bytes, that is received beside the parameters."""
@@ -91,10 +91,12 @@ def _template(
     header: bytes, nbytes: int, numbers: Sequence[Path], others: Sequence[Path] = ()
 ) -> tuple[Template, Sequence[Path]]:
     """Return the template of messages like one, and which of the ``others`` vary in it."""
-    run, slots = framed(header, nbytes)
-    varying = [path for path in others if path in slots and slots[path].end > slots[path].begin]
+    found = slots(header, shortest=True)
+    varying = [path for path in others if path in found and found[path].end > found[path].begin]
     try:
-        return Template(run, [slots[path] for path in (*numbers, *varying)]), varying
+        return Template(
+            framed(header, nbytes), [found[path] for path in (*numbers, *varying)]
+        ), varying
     except KeyError as error:
         raise ValueError(f"no number that may vary at {error}") from None
 
@@ -194,7 +196,7 @@ class SteadyExchange:
         numbers = push.id, push.seq, push.have, push.parts[0].version
         bounds = zip(numbers, self._push.bounds, strict=True)
         fits = all(low <= number <= high for number, (low, high) in bounds)
-        self.failed = not (fits and self._ack.values(framed(ack, self._nbytes)[0]) is not None)
+        self.failed = not (fits and self._ack.values(framed(ack, self._nbytes)) is not None)
         return not self.failed
 
     def begin(self, params: Params, gradients: Mapping[str, Array]) -> list[Buffer] | None:

@@ -43,7 +43,7 @@ from aiops.wire import messages
 from aiops.wire.connection import SMALL, Connection
 from aiops.wire.decoding import decode
 from aiops.wire.messages import Ack, Push
-from aiops.wire.template import Path, Slot, Template, slots
+from aiops.wire.template import Path, Template, framed, slots
 
 Note: TypeAlias = Callable[[Event], None]
 
@@ -99,7 +99,7 @@ class Shortcut:
         nbytes = self._nbytes
         if not (nbytes <= SMALL and member.worker and is_steady(push, nbytes)):
             return known
-        frame = _framed(wire.header, nbytes)
+        frame = framed(wire.header, nbytes)
         if known is not None and known.takes(frame):
             return known
         found = slots(wire.header)
@@ -107,7 +107,7 @@ class Shortcut:
             return known
         if decode(wire.header) != push:  # the header is a later message's
             return known
-        template = Template(frame, [_moved(found[path]) for path in _PUSHED])
+        template = Template(frame, [found[path] for path in _PUSHED])
         return Steady(self, member, peer, wire, template)
 
     def update(
@@ -205,16 +205,6 @@ def is_steady(push: Push, nbytes: int) -> bool:
     return push.parts[0][:4] == (0, nbytes, "raw", nbytes)
 
 
-def _framed(header: bytes, nbytes: int) -> bytes:
-    """Return a header between its own prefix and that of its payload."""
-    return b"\xce%b%b\xc6%b" % (len(header).to_bytes(4, "big"), header, nbytes.to_bytes(4, "big"))
-
-
-def _moved(slot: Slot) -> Slot:
-    """Return the slot of a header's value, moved by the five bytes of the prefix."""
-    return slot._replace(begin=slot.begin + 5, end=slot.end + 5)
-
-
 def _answers(store: Store) -> Template:
     """Return the template of the answers, made from one that is encoded the general way."""
     nbytes = store.layout.nbytes
@@ -225,7 +215,7 @@ def _answers(store: Store) -> Template:
     paths: list[Path] = [("id",), ("version",), ("current",), ("staleness",), ("mean_staleness",)]
     paths += [("vbar",), ("vbars",)] if vbar is not None else []
     chosen = [found[path] for path in (*paths, ("parts", 0, 4))]
-    return Template(_framed(header, nbytes), [_moved(slot) for slot in chosen])
+    return Template(framed(header, nbytes), chosen)
 
 
 class Steady:

@@ -41,7 +41,7 @@ _LENGTHS = {
     0xDE: 2,
     0xDF: 4,  # lists and maps
 }
-_FRAME = b"\xce"  # the first byte of a message: a map whose length has 4 bytes
+_PREFIX = 5  # bytes before a header
 _SMALL = 0x7F  # the largest integer in the shortest form
 _BYTES, _TEXTS, _LISTS = (0xC4, 0xC5, 0xC6), (0xD9, 0xDA, 0xDB), (0xDC, 0xDD)
 
@@ -117,36 +117,26 @@ class Template:
         return self.pack(*self.pieces)
 
 
-def slots(header: bytes) -> dict[Path, Slot]:
-    """Return every number of fixed width, and every run of bytes, in a header.
+def framed(header: bytes, nbytes: int) -> bytes:
+    """Return a header between its own prefix and that of a payload of ``nbytes``."""
+    return b"\xce%b%b\xc6%b" % (len(header).to_bytes(4), header, nbytes.to_bytes(4))
+
+
+def slots(header: bytes, *, shortest: bool = False) -> dict[Path, Slot]:
+    """Return every number of fixed width, and every run of bytes, where they lie in `framed`.
 
     Parameters
     ----------
     header
         The bytes of one MessagePack map whose keys are texts; it has been decoded before.
+    shortest
+        Whether integers in their shortest form, a single byte up to 127, are among them. Their
+        reader has to bound them. Default False.
     """
-    return {slot.path: slot for slot in _walk(header, [0], ()) if slot.most != _SMALL}
-
-
-def framed(header: bytes, nbytes: int) -> tuple[bytes, dict[Path, Slot]]:
-    """Return a header between its own prefix and that of its payload, and the slots in that.
-
-    Parameters
-    ----------
-    header
-        As `slots`' argument.
-    nbytes
-        Bytes of the payload that follows.
-
-    Returns
-    -------
-    The run of bytes, and the slots: also of integers in their shortest form, a single byte.
-    """
-    shift = len(_FRAME) + 4
-    run = b"%b%b%b\xc6%b" % (_FRAME, len(header).to_bytes(4), header, nbytes.to_bytes(4))
-    return run, {
-        slot.path: slot._replace(begin=slot.begin + shift, end=slot.end + shift)
+    return {
+        slot.path: slot._replace(begin=slot.begin + _PREFIX, end=slot.end + _PREFIX)
         for slot in _walk(header, [0], ())
+        if shortest or slot.most != _SMALL
     }
 
 

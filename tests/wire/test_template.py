@@ -12,16 +12,16 @@ HEADER = {"a": 5, "b": 300, "c": {"d": [1.5, b"xyz"]}, "e": None, "f": -3000, "g
 
 def test_numbers_of_fixed_width_and_bytes_have_slots() -> None:
     data = msgpack.packb(HEADER)
-    found = slots(data)
+    found, run = slots(data), framed(data, 0)
     assert set(found) == {("b",), ("c", "d", 0), ("c", "d", 1), ("f",), ("h",)}
-    assert data[found["c", "d", 1].begin : found["c", "d", 1].end] == b"xyz"
+    assert run[found["c", "d", 1].begin : found["c", "d", 1].end] == b"xyz"
     assert (found["b",].least, found["b",].most) == (256, 65_535)
     assert (found["f",].least, found["f",].most) == (0, 0), "signed: no bounds are known"
 
 
-def test_a_framed_header_has_slots_of_one_byte_too() -> None:
+def test_integers_of_one_byte_have_slots_where_they_are_asked_for() -> None:
     data = msgpack.packb(HEADER)
-    run, found = framed(data, 70_000)
+    run, found = framed(data, 70_000), slots(data, shortest=True)
     assert run == b"\xce" + len(data).to_bytes(4) + data + b"\xc6" + (70_000).to_bytes(4)
     assert run[found["a",].begin : found["a",].end] == b"\x05"
     assert (found["a",].least, found["a",].most) == (0, 127)
@@ -37,7 +37,8 @@ def test_a_writer_of_wide_integers_has_wide_bounds() -> None:
 
 
 def test_a_template_reads_and_writes_what_varies() -> None:
-    run, found = framed(msgpack.packb(HEADER), 12)
+    data = msgpack.packb(HEADER)
+    run, found = framed(data, 12), slots(data)
     template = Template(run, [found["c", "d", 0], found["b",]])
     assert template.values(run) == (1.5, 300)
     assert template.bounds == [(0, 0), (256, 65_535)]
