@@ -48,7 +48,7 @@ def figure(record: DemoRecord) -> Figure:
         Series(f"{way} {formatting.nbytes(nbytes[-1])}", updates, [[n / 1e6 for n in nbytes]])
         for way, nbytes in (
             ("pushed", [sample.bytes_pushed for sample in samples]),
-            ("fetched", [sample.bytes_fetched for sample in samples]),
+            ("both ways", [sample.bytes_pushed + sample.bytes_fetched for sample in samples]),
         )
     ]
     panels = [

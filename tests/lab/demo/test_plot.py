@@ -38,7 +38,7 @@ def test_shows_what_was_seen(record: DemoRecord) -> None:
     assert staleness.ys == [[25, 50, 0, 25]]
     assert [(line.label, line.ys) for line in traffic] == [
         ("pushed 8.0 kB", [[0, 0.002, 0.008]]),
-        ("fetched 16.0 kB", [[0, 0.004, 0.016]]),
+        ("both ways 24.0 kB", [[0, 0.006, 0.024]]),
     ]
 
 
