@@ -5,7 +5,7 @@
 
 *bare* is what the simulation itself takes: protocols that answer each other with 100 bytes (the
 many, with 4,000) over the network in memory, without limits and at 1 Gbit/s. The others are real
-clients and a real server over it (pings, exchanges of 400 bytes), and a whole simulated cluster;
+clients and a real server over it (pings, running of 400 bytes), and a whole simulated cluster;
 there most of the time is the clients' and the server's own. *many* share the server's link and keep
 it full: hundreds of messages are on it at any time. Time is the processor's.
 """
@@ -122,7 +122,7 @@ async def _bare(world: World, clients: int, limit: _Time, nbytes: int = 100) -> 
 async def _real(world: World, clients: int, limit: _Time, *, exchange: bool) -> None:
     arrays = {"w": np.ones(100, np.float32)}
 
-    async def talk(url: str, number: int) -> None:
+    async def run_client(url: str, number: int) -> None:
         async with aiops.AsyncClient(url, role="worker", name=f"client-{number}") as client:
             params = await client.define(arrays)
             await asyncio.sleep(_THINK * number / clients)
@@ -133,11 +133,11 @@ async def _real(world: World, clients: int, limit: _Time, *, exchange: bool) -> 
     with world.network.at("server"):
         serving = aiops.serve(policy="asgd")
         server = await serving.__aenter__()
-    talks = []
+    running = []
     for number in range(clients):
         with world.network.at(f"client-{number}"):
-            talks.append(asyncio.ensure_future(talk(server.url, number)))
-    await asyncio.gather(*talks)
+            running.append(asyncio.ensure_future(run_client(server.url, number)))
+    await asyncio.gather(*running)
     await serving.__aexit__(None, None, None)
 
 
@@ -186,7 +186,7 @@ _CASES: Mapping[str, Callable[[Options], float]] = {
     "pings, 1 Gbit/s": lambda options: _measure(
         options, _GBIT, lambda *where: _real(*where, exchange=False)
     ),
-    "exchanges, 1 Gbit/s": lambda options: _measure(
+    "running, 1 Gbit/s": lambda options: _measure(
         options, _GBIT, lambda *where: _real(*where, exchange=True)
     ),
     "cluster, FASGD": _cluster,

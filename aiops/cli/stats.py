@@ -85,7 +85,7 @@ def tables(url: str, report: Mapping[str, Any]) -> RenderableType:
         *(_facts(report), *_file_errors(report)),
         *(*_budget(report), *_profile(report), *_shards(report)),
         *(*_tables(report), *_staleness(report)),
-        *(*ledger_tables(report["ledger"]), "", _crew(report)),
+        *(*ledger_tables(report["ledger"]), "", _clients(report)),
     )
     return Group(_heading(url, report), "", *parts)
 
@@ -235,7 +235,7 @@ def _staleness(report: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield table
 
 
-def _crew(report: Mapping[str, Any]) -> Table:
+def _clients(report: Mapping[str, Any]) -> Table:
     columns = ("state", "pushes", "refused", "stale", "pushed", "fetched", "answered")
     table = empty_table("client", *columns)
     table.columns[1].justify = "left"

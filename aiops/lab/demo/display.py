@@ -142,7 +142,7 @@ def _line(record: DemoRecord, last: DemoSample) -> str:
 
 
 def _screen(record: DemoRecord) -> RenderableType:
-    body = Group(_progress(record), "", _measures(record), "", _crew(record))
+    body = Group(_progress(record), "", _measures(record), "", _workers(record))
     title = f"[bold]aiops demo[/bold] · {_what(record)}"
     return Constrain(Panel(body, title=title, subtitle=record.url or None, padding=1), _WIDTH)
 
@@ -190,7 +190,7 @@ def _measures(record: DemoRecord) -> RenderableType:
     return grid
 
 
-def _crew(record: DemoRecord) -> RenderableType:
+def _workers(record: DemoRecord) -> RenderableType:
     table = Table(box=None, expand=True, header_style="dim", padding=(0, 1, 0, 0))
     table.add_column("worker", no_wrap=True)
     table.add_column("state", no_wrap=True)

@@ -383,13 +383,15 @@ def conversations() -> list[Conversation]:
     return [
         *(script.done() for script in scripts),
         two_workers_average(),
-        _talk("Two shards: the client and the lead", sharded.to_lead),
-        _talk("Two shards: the client and the follower", sharded.to_follower),
-        _talk("Two shards: the lead, as a client, and the follower", sharded.orders),
+        _conversation("Two shards: the client and the lead", sharded.to_lead),
+        _conversation("Two shards: the client and the follower", sharded.to_follower),
+        _conversation("Two shards: the lead, as a client, and the follower", sharded.orders),
     ]
 
 
-def _talk(title: str, sent: Iterable[tuple[Side, Message, tuple[bytes, ...]]]) -> Conversation:
+def _conversation(
+    title: str, sent: Iterable[tuple[Side, Message, tuple[bytes, ...]]]
+) -> Conversation:
     steps = (
         Example(f"{title} / {n} {message.kind}", side, message, payloads)
         for n, (side, message, payloads) in enumerate(sent, 1)

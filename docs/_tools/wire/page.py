@@ -210,7 +210,7 @@ def examples_block(kinds: Sequence[str]) -> str:
 
 @cache
 def _conversations() -> Mapping[str, Conversation]:
-    return {talk.title: talk for talk in conversations()}
+    return {each.title: each for each in conversations()}
 
 
 def conversations_block(*titles: str) -> str:

@@ -63,8 +63,8 @@ def content() -> dict[str, Any]:
         "protocol": messages.PROTOCOL,
         "messages": [_vector(example) for example in one_of_each()],
         "conversations": [
-            {"title": talk.title, "messages": [_vector(step) for step in talk.steps]}
-            for talk in conversations()
+            {"title": each.title, "messages": [_vector(step) for step in each.steps]}
+            for each in conversations()
         ],
         "proofs": proofs(),
         "layouts": [
