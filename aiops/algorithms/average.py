@@ -55,10 +55,12 @@ class Average(Algorithm):
     Bagua, *Asynchronous Model Average* (algorithm, interval and warm-up); Lian et al. 2018,
     *Asynchronous decentralized parallel stochastic gradient descent*; Patarasuk & Yuan 2009 (ring).
 
-    Note ---- Bagua holds the lock of a model while it averages. Here the lock is held to copy the
-    model and to add the difference, so that a slow or dead worker never stops the training of
-    another. Bagua's warm-up averages gradients; here it averages models after each step, which for
-    plain SGD from equal models is the same.
+    Note
+    ----
+    Bagua holds the lock of a model while it averages. Here the lock is held to copy the model and
+    to add the difference, so that a slow or dead worker never stops the training of another.
+    Bagua's warm-up averages gradients; here it averages models after each step, which for plain SGD
+    from equal models is the same.
 
     Example
     -------

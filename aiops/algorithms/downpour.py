@@ -35,10 +35,12 @@ class Downpour(Optimised):
     Dean et al. 2012, *Large scale distributed deep networks*, section 4.1 and algorithm 7.1. Its
     best results use Adagrad: ``--set optimizer=adagrad``.
 
-    Note ---- A worker pushes in the background and goes on computing; it waits only for a fetch, or
-    while its previous push is unanswered. As in the paper's algorithm 7.1, a fetch overwrites local
-    steps that have not been pushed; their gradients are in the next push. ``clip`` and
-    ``optimizer`` apply to the server; local steps are plain SGD.
+    Note
+    ----
+    A worker pushes in the background and goes on computing; it waits only for a fetch, or while its
+    previous push is unanswered. As in the paper's algorithm 7.1, a fetch overwrites local steps
+    that have not been pushed; their gradients are in the next push. ``clip`` and ``optimizer``
+    apply to the server; local steps are plain SGD.
 
     Example
     -------

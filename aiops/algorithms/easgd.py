@@ -44,9 +44,11 @@ class EASGD(Algorithm):
     ------
     Zhang, Choromanska & LeCun 2015, *Deep learning with elastic averaging SGD*, algorithm 1.
 
-    Note ---- The worker pushes x, the server moves and answers with the new θ', and the worker
-    takes the same d from it: d = κ/(1−κ) · (x − θ'). That takes one round trip, and no other
-    worker's move can come in between; the paper's algorithm reads and writes the centre separately.
+    Note
+    ----
+    The worker pushes x, the server moves and answers with the new θ', and the worker takes the same
+    d from it: d = κ/(1−κ) · (x − θ'). That takes one round trip, and no other worker's move can
+    come in between; the paper's algorithm reads and writes the centre separately.
 
     Example
     -------

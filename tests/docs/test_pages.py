@@ -192,3 +192,9 @@ class TestPlots:
 def test_the_page_about_experiments_is_what_they_say() -> None:
     committed = (DOCS / EXPERIMENTS).read_text(encoding="utf-8")
     assert committed == page(), "run `make docs`"
+
+
+def test_no_underline_is_run_into_its_text() -> None:
+    """A docstring that was wrapped together with a heading shows the heading's line as text."""
+    for path in sorted(FOLDER.glob("*.md")):
+        assert " ---- " not in path.read_text(encoding="utf-8"), path.name
