@@ -103,7 +103,7 @@ class _ClusterRun:
         for _ in range(cluster.workers):
             self._add_worker()
         await asyncio.wait([self._ready, self._over], return_when=asyncio.FIRST_COMPLETED)
-        self._began = loop.time()
+        self._began = loop.now
         self._set_timers()
         await self._over
         outcome = self._outcome()
@@ -136,9 +136,9 @@ class _ClusterRun:
         gradient = cluster.workload.gradient(number, cluster.seed)
 
         async def compute(params: Mapping[str, Array]) -> Mapping[str, Array]:
-            found = gradient(params)
-            seconds = pace(loop.time() - self._began)
-            self._presences[number].computes(loop.time(), seconds)
+            found, now = gradient(params), loop.now
+            seconds = pace(now - self._began)
+            presence.computes(now, seconds)
             await asyncio.sleep(seconds)
             return found
 
@@ -147,18 +147,18 @@ class _ClusterRun:
             if self._connected == cluster.workers:
                 self._ready.set_result(None)
             await asyncio.shield(self._ready)
-            presence = self._presences[number] = _Presence(loop.time())
+            presence = self._presences[number] = _Presence(loop.now)
             try:
                 while self._left > 0:
                     self._left -= 1
                     await worker.step(compute)
                     self._done += 1
-                    self._on_progress(self._done, loop.time() - self._began)
+                    self._on_progress(self._done, loop.now - self._began)
                     if self._stopping():
                         self._complete = False
                         self._time_is_up()
             finally:
-                presence.until = loop.time()
+                presence.until = loop.now
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """End the run with the last task, or with an error."""
@@ -197,7 +197,7 @@ class _ClusterRun:
         if isinstance(event, Cut):
             self._network.cut(name)
         elif isinstance(event, Silence):
-            until = self._loop.time() + event.seconds
+            until = self._loop.now + event.seconds
             self._silent[name] = max(until, self._silent.get(name, 0.0))
             self._network.silence(name)
             self._timers.append(self._loop.call_at(until, self._hear_again, name))
@@ -206,7 +206,7 @@ class _ClusterRun:
             task.cancel()
 
     def _hear_again(self, name: str) -> None:
-        if self._loop.time() >= self._silent[name]:  # no other silence is under way
+        if self._loop.now >= self._silent[name]:  # no other silence is under way
             self._network.restore(name)
 
     # ------------------------------------------------------------ results
@@ -220,7 +220,7 @@ class _ClusterRun:
         if found is not None:
             engine = self._server.engine
             nbytes = carried(self._workers)
-            seconds = self._loop.time() - self._began
+            seconds = self._loop.now - self._began
             self._samples.append(
                 ClusterSample(seconds, self._done, engine.answers.version, nbytes, *found)
             )
@@ -241,7 +241,7 @@ class _ClusterRun:
         params = {name: np.array(array) for name, array in self._params().items()}
         version = int(report["version"])
         return ClusterResult(
-            seconds=self._loop.time() - self._began,
+            seconds=self._loop.now - self._began,
             gradients=self._done,
             version=version,
             staleness={int(tau): count for tau, count in report["staleness"].items()},
@@ -258,7 +258,7 @@ class _ClusterRun:
         worker, presence = self._workers[number], self._presences.get(number)
         if presence is None:  # it is not connected yet
             return WorkerUsage(0, 0, 0.0, 0.0, 0, 0)
-        until = self._loop.time() if presence.until is None else presence.until
+        until = self._loop.now if presence.until is None else presence.until
         compute = presence.computed(until)
         idle = max(until - presence.since - compute, 0.0)
         return WorkerUsage(worker.steps, worker.recomputed, compute, idle, *worker.traffic)
