@@ -10,7 +10,7 @@ from typing import cast
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiops import testing
@@ -113,10 +113,12 @@ def stars(draw: st.DrawFn) -> tuple[list[float], list[Crossing]]:
 
 
 class TestAgainstThePlainWay:
+    @settings(deadline=None)
     @given(scenarios())
     def test_any_lines_and_flows(self, scenario: tuple[list[float], list[Crossing]]) -> None:
         agree(*scenario)
 
+    @settings(deadline=None)
     @given(stars())
     def test_a_server_and_its_workers(self, scenario: tuple[list[float], list[Crossing]]) -> None:
         agree(*scenario)
