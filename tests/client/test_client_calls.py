@@ -18,11 +18,11 @@ from tests.support import Process, server_process
 MODEL = {"w": np.zeros(1000, np.float32), "b": np.zeros(16, np.float16)}
 GRADIENT = {name: np.ones_like(array) for name, array in MODEL.items()}
 
-STEADY_STEP = 12
-STEADY_EXCHANGE = 8
+STEADY_STEP = 10
+STEADY_EXCHANGE = 6
 GENERAL_STEP = 58
 GENERAL_EXCHANGE = 54
-ASYNC_STEP = 20  # those of aiops; the event loop has its own
+ASYNC_STEP = 18  # those of aiops; the event loop has its own
 
 
 @pytest.fixture(scope="module", params=["tcp", "near"])
