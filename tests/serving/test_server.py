@@ -272,7 +272,7 @@ class TestStats:
             rows = {row["name"]: row for row in stats["workers"] if row["role"] == "worker"}
             assert sum(row["pushes"] for row in rows.values()) == 100
             for worker in workers:
-                row = rows[worker._session.name]
+                row = rows[worker._session.identity.name]
                 assert (row["bytes_fetched"], row["bytes_pushed"]) == worker.traffic
             assert again["staleness"] == expected
         finally:
