@@ -113,16 +113,21 @@ def machine(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
         "usable_cores": usable(),
-        "memory_gib": _memory_gib(),
+        "memory_gib": round(physical_memory() / 2**30, 1),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "kernel_settings": _kernel_settings(),
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "revision": _revision(),
         "compiled": COMPILED,
         "packages": {name: v for name in ("aiops-ps", *packages) if (v := _version(name))},
-        "load_at_start": _load(),
+        "load_at_start": round(os.getloadavg()[0], 2),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def physical_memory() -> int:
+    """Return the bytes of this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def describe(about: Mapping[str, Any]) -> str:
@@ -166,14 +171,6 @@ def _cpu_model() -> str:
         if line.startswith("model name")
     )
     return next(names, "") or platform.processor() or platform.machine()
-
-
-def _memory_gib() -> float:
-    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-
-
-def _load() -> float:
-    return round(os.getloadavg()[0], 2)
 
 
 def _kernel_settings() -> dict[str, str]:

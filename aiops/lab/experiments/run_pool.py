@@ -7,7 +7,6 @@ and another takes its place.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +17,7 @@ from aiops.common.closing import Closing
 from aiops.errors import AiopsError
 from aiops.lab.experiments.planned_run import PlannedRun, Result, RunWork, Tell
 from aiops.lab.processes import PipedProcess, ProcessFailed
+from aiops.lab.run_record import physical_memory
 
 
 class PoolWatcher(Protocol):
@@ -56,7 +56,7 @@ class RunPool(Closing):
 
     size: int
     carry_out: Callable[[RunWork, Tell], Result]
-    memory: int = field(default_factory=lambda: _physical_memory() * 6 // 10)
+    memory: int = field(default_factory=lambda: physical_memory() * 6 // 10)
 
     def __post_init__(self) -> None:
         """Start with no process; they are started when there is a run for them."""
@@ -131,10 +131,6 @@ class RunPool(Closing):
             member.process.kill()
         while self._members:
             self._members.pop().process.close()
-
-
-def _physical_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _serve(carry_out: Callable[[RunWork, Tell], Result], pipe: Connection) -> None:

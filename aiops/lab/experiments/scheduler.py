@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Protocol
 
 from aiops.lab.experiments import execution, run_planning
@@ -75,9 +75,12 @@ class ExperimentScheduler:
         make = pool or (lambda size: RunPool(size, execution.carry_out))
         with make(min(jobs, len(cases))) as members:
             while missing := self.missing():
-                self._total = sum(self._done.values()) + _weight(self.foreseen())
+                self._total = sum(self._done.values()) + sum(
+                    map(run_planning.weight, self.foreseen())
+                )
                 # The longest first, so that none of them is left alone at the end.
-                members.run(sorted(missing, key=run_planning.weight, reverse=True), self, _needs)
+                missing.sort(key=run_planning.weight, reverse=True)
+                members.run(missing, self, run_planning.memory)
 
     def at(self, case: PlannedRun, iterations: int) -> None:
         """Note how far a run is."""
@@ -101,11 +104,3 @@ class ExperimentScheduler:
     def _tell(self) -> None:
         done = sum(self._done.values())
         self._screen.progress(done, max(self._total, done))
-
-
-def _weight(cases: Iterable[PlannedRun]) -> float:
-    return sum(map(run_planning.weight, cases))
-
-
-def _needs(case: PlannedRun) -> int:
-    return run_planning.memory(case)
