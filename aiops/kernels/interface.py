@@ -55,7 +55,7 @@ class Spans:
         reads payloads, the byte at which the tensor's payload begins.
     step
         float64[n], learning rate times modulation; cast to the compute dtype when used.
-    more
+    scalars
         float64[n, k], the k scalars of the rule for each tensor, cast like ``step``; by default
         float64[n, 0], for a rule without scalars.
     """
@@ -64,36 +64,36 @@ class Spans:
     hi: npt.NDArray[np.int64]
     src: npt.NDArray[np.int64]
     step: npt.NDArray[np.float64]
-    more: npt.NDArray[np.float64] = field(default_factory=lambda: _NONE)
+    scalars: npt.NDArray[np.float64] = field(default_factory=lambda: _NONE)
 
     def __post_init__(self) -> None:
         self.lo = np.ascontiguousarray(self.lo, np.int64)
         self.hi = np.ascontiguousarray(self.hi, np.int64)
         self.src = np.ascontiguousarray(self.src, np.int64)
         self.step = np.ascontiguousarray(self.step, np.float64)
-        if self.more is _NONE:
-            self.more = np.empty((len(self.lo), 0))
+        if self.scalars is _NONE:
+            self.scalars = np.empty((len(self.lo), 0))
         else:
-            self.more = np.ascontiguousarray(self.more, np.float64)
+            self.scalars = np.ascontiguousarray(self.scalars, np.float64)
 
     def __len__(self) -> int:
         return len(self.lo)
 
     @classmethod
-    def whole(cls, size: int, step: float, more: Sequence[float] = ()) -> Spans:
+    def whole(cls, size: int, step: float, scalars: Sequence[float] = ()) -> Spans:
         """One tensor of ``size`` elements that fills the section and the gradient buffer."""
         zero = np.zeros(1, np.int64)
-        return cls(zero, np.array([size]), zero, np.array([step]), np.array([more], np.float64))
+        return cls(zero, np.array([size]), zero, np.array([step]), np.array([scalars], np.float64))
 
-    def flat(self, scalars: int) -> tuple[npt.NDArray[np.float64], ...]:
-        """Return a tuple of ``more`` in one dimension, or an empty one if ``scalars`` is 0.
+    def flat(self, count: int) -> tuple[npt.NDArray[np.float64], ...]:
+        """Return a tuple of ``scalars`` in one dimension, or an empty one if ``count`` is 0.
 
-        Raises ValueError unless there are ``scalars`` numbers per tensor.
+        Raises ValueError unless there are ``count`` of them per tensor.
         """
         tensors = len(self.lo)
-        if tensors and self.more.shape != (tensors, scalars):
-            raise ValueError("more does not fit")
-        return (self.more.reshape(-1),) if scalars else ()
+        if tensors and self.scalars.shape != (tensors, count):
+            raise ValueError("scalars do not fit")
+        return (self.scalars.reshape(-1),) if count else ()
 
     def rows(self) -> Iterator[tuple[int, int, int, float]]:
         """Yield ``(lo, hi, src, step)`` of each tensor as Python numbers."""
@@ -265,9 +265,9 @@ def check_spans(
             f"{len(spans.step)} step; give one of each per tensor",
             kernel=name,
         )
-    if len(lo) and spans.more.shape != (len(lo), len(scalars)):
+    if len(lo) and spans.scalars.shape != (len(lo), len(scalars)):
         raise UsageError(
-            f"kernel {name!r} was given spans with more of shape {spans.more.shape}, not "
+            f"kernel {name!r} was given spans with scalars of shape {spans.scalars.shape}, not "
             f"({len(lo)}, {len(scalars)}); give each tensor its scalars: "
             f"{', '.join(scalars) or 'the rule has none'}",
             kernel=name,

@@ -71,7 +71,7 @@ class MasterKernel:
                     rest = base[first:last] - base[first:last].astype(self.dtype)
                     for array, copy in zip(reads, held, strict=True):
                         np.add(array[first:last], rest, out=copy[: last - first])
-                part = Spans(lo - first, hi - first, np.array(at), step, spans.more[rows])
+                part = Spans(lo - first, hi - first, np.array(at), step, spans.scalars[rows])
                 master = base[first:last]
                 kept = [array[first:last] for array in state]
                 found = self._inner(part, factor, master, scratch, master, kept, held)

@@ -71,7 +71,7 @@ class NumbaKernel:
                 spans.hi,
                 spans.src,
                 spans.step,
-                *(spans.flat(self._scalars) if self._scalars or spans.more.size else ()),
+                *(spans.flat(self._scalars) if self._scalars or spans.scalars.size else ()),
                 factor,
                 base,
                 grad,

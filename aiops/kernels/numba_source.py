@@ -55,9 +55,9 @@ def numba_text(program: Program, real: str, packed: str | None = None) -> str:
     Its function ``update(lo, hi, src, step, more, factor, base, grad, target, *state, *reads,
     constants)`` checks the spans and the arrays (ValueError if they do not fit; nothing is changed
     then) and returns the statistic's sum per span. ``more`` holds the scalars of one span after the
-    other, in one dimension; a rule without scalars has no such parameter. ``packed`` is the codec
-    of the payloads in ``grad``, or None. :mod:`aiops.kernels.numba_kernel` compiles the function;
-    apart from ``_disjoint`` and ``_ahead`` it runs as plain Python too.
+    other, in one dimension (`Spans.flat`); a rule without scalars has no such parameter. ``packed``
+    is the codec of the payloads in ``grad``, or None. :mod:`aiops.kernels.numba_kernel` compiles
+    the function; apart from ``_disjoint`` and ``_ahead`` it runs as plain Python too.
     """
     dialect = NumbaDialect()
     loader = PLAIN if packed is None else LOADERS[packed]

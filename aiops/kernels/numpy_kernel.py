@@ -65,7 +65,7 @@ class NumpyKernel:
         with np.errstate(all="ignore"):
             scale = real(factor)
             for row, (lo, hi, src, step) in enumerate(spans.rows()):
-                numbers = [real(step), *map(real, spans.more[row].tolist())]
+                numbers = [real(step), *map(real, spans.scalars[row].tolist())]
                 for start in range(lo, hi, BLOCK):
                     stop = min(start + BLOCK, hi)
                     if self.packed is None:

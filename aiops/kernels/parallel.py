@@ -139,7 +139,7 @@ def _rows(spans: Spans, most: int) -> Iterator[tuple[npt.NDArray[np.int64], Span
     edges = np.flatnonzero(np.diff(begun)) + 1
     for first, last in zip([0, *edges.tolist()], [*edges.tolist(), len(spans)], strict=True):
         at = slice(first, last)
-        part = Spans(spans.lo[at], spans.hi[at], spans.src[at], spans.step[at], spans.more[at])
+        part = Spans(spans.lo[at], spans.hi[at], spans.src[at], spans.step[at], spans.scalars[at])
         yield np.arange(first, last), part
 
 
@@ -157,4 +157,4 @@ def cut(spans: Spans, most: int) -> Iterator[tuple[npt.NDArray[np.int64], Spans]
     edges = np.flatnonzero(np.diff((done - 1) // most)) + 1
     for first, last in zip([0, *edges.tolist()], [*edges.tolist(), len(rows)], strict=True):
         mine, at = rows[first:last], slice(first, last)
-        yield mine, Spans(low[at], high[at], source[at], spans.step[mine], spans.more[mine])
+        yield mine, Spans(low[at], high[at], source[at], spans.step[mine], spans.scalars[mine])

@@ -37,7 +37,7 @@ class Rule:
         The state array whose sum is reported with every update, or None.
     scalars
         Names of numbers that the host computes for each tensor at each update, like the step; a
-        kernel gets them in ``Spans.more``.
+        kernel gets them in ``Spans.scalars``.
     reads
         Names of arrays laid out like the parameters that are only read; a kernel gets them in its
         last argument.

@@ -229,7 +229,7 @@ class Updater:
                 if not len(rows):
                     continue
                 spans, grad = spans_of(self.layout, index, gradient, rows, update.steps)
-                spans.more = _rows_of(update.scalars, rows, spans.more)
+                spans.scalars = _rows_of(update.scalars, rows, spans.scalars)
             source, output, reads = arrays[index]
             operands = factor, source, grad, output, self.state[index], reads
             sums.append(self.compute.update(self.kernels[index], spans, operands))
@@ -245,7 +245,7 @@ class Updater:
         for group in found:
             lo, hi = self.layout.ranges(0, tensors[group.rows])
             spans = kernels.Spans(lo, hi, group.source, update.steps[group.rows])
-            spans.more = _rows_of(update.scalars, group.rows, spans.more)
+            spans.scalars = _rows_of(update.scalars, group.rows, spans.scalars)
             kernel = self._packed.get(group.codec, self.kernels[0])
             data = group.data if self.compute.joins else gradient.data
             operands = update.factor, source, data, output, self.state[0], reads
@@ -261,7 +261,7 @@ class Updater:
                 continue
             lo, hi = self.layout.ranges(index, update.touched[rows])
             spans = kernels.Spans(lo, hi, lo, update.steps[rows])
-            spans.more = _rows_of(update.scalars, rows, spans.more)
+            spans.scalars = _rows_of(update.scalars, rows, spans.scalars)
             grad, master = self.accumulator.arrays[index], self.masters[index]
             source, output, _reads = arrays[index]
             to = output if master is None else master
@@ -282,7 +282,7 @@ class Updater:
                 spans = kernels.Spans(lo, hi, lo, steps[mine])
             spans.step = steps[mine]
             if scalars is not None:
-                spans.more = scalars[mine]
+                spans.scalars = scalars[mine]
             self._spans[index] = (steps, scalars, spans)
         return spans
 

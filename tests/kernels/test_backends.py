@@ -312,7 +312,7 @@ def test_16_bit_blocks_cut_and_join_spans_without_a_trace(dtype: np.dtype, rule:
     base, grad, target, *state = apart[:split]
     each = [
         kernel(Spans([a], [z], [a], [s], [m]), 0.5, base, grad, target, state, apart[split:])[0]
-        for (a, z, _, s), m in zip(spans.rows(), spans.more, strict=True)
+        for (a, z, _, s), m in zip(spans.rows(), spans.scalars, strict=True)
     ]
     assert sums.tolist() == each
     assert [bits(array) for array in parallel_map] == [bits(array) for array in apart]

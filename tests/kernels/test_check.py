@@ -119,12 +119,12 @@ def test_scalars_that_the_rule_has_not_or_that_are_missing(backend: str) -> None
     w, g = (np.full(SIZE, 0.5, np.float32) for _ in range(2))
     plain, halves = build(FASGD, np.float32, backend), ([0, 5], [5, 10], [0, 5], [0.1, 0.1])
     text = refused(plain, arrays(), Spans(*halves, [[1.0], [2.0]]))
-    assert "more of shape (2, 1), not (2, 0); give each tensor its scalars: the rule has" in text
+    assert "scalars of shape (2, 1), not (2, 0); give each tensor its scalars: the rule has" in text
     kernel = build(PASSED_ON, np.float32, backend)
     for wrong in ([[1.0, 2.0]], [[1.0, 2.0]] * 2, [[1.0]], [1.0, 2.0], [[[1.0]], [[2.0]]]):
         with pytest.raises(UsageError, match=r"not \(2, 1\); give each tensor its scalars: more"):
             kernel(Spans(*halves, wrong), 1.0, w, g, w, [w.copy()], [g])
-    with pytest.raises(UsageError, match=r"more of shape \(2, 0\), not \(2, 1\)"):
+    with pytest.raises(UsageError, match=r"scalars of shape \(2, 0\), not \(2, 1\)"):
         kernel(Spans(*halves), 1.0, w, g, w, [w.copy()], [g])
     assert w.tolist() == [0.5] * SIZE
 
@@ -198,7 +198,7 @@ def test_spans_take_lists_and_have_a_length() -> None:
     assert len(spans) == 2
     assert spans.lo.dtype == spans.hi.dtype == spans.src.dtype == np.int64
     assert spans.step.dtype == np.float64
-    assert spans.more.shape == (2, 0)
-    assert Spans.whole(5, 1.0).more.shape == (1, 0)
-    assert Spans.whole(5, 1.0, [0.5, 2]).more.tolist() == [[0.5, 2.0]]
+    assert spans.scalars.shape == (2, 0)
+    assert Spans.whole(5, 1.0).scalars.shape == (1, 0)
+    assert Spans.whole(5, 1.0, [0.5, 2]).scalars.tolist() == [[0.5, 2.0]]
     assert list(spans.rows()) == [(0, 5, 0, 1.0), (5, 10, 5, 2.0)]

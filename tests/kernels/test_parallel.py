@@ -67,7 +67,7 @@ def test_pieces_are_the_whole(sizes: list[int], most: int) -> None:
         assert (part.hi - part.lo).sum() <= 2 * most
         assert np.array_equal(part.src, part.lo + 13)
         assert np.array_equal(part.step, mine / 8)
-        assert np.array_equal(part.more[:, 0], mine)
+        assert np.array_equal(part.scalars[:, 0], mine)
         assert ((part.lo >= lo[mine]) & (part.hi <= hi[mine])).all()
         rows += mine.tolist()
         covered += [at for a, b in zip(part.lo, part.hi, strict=True) for at in range(a, b)]

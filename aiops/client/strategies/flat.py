@@ -178,7 +178,7 @@ class LocalModel:
             spans = kernels.Spans(lo, lo + self.layout.sizes[inside], lo, steps)
             if self._optimizer.rule.scalars:
                 rows = [self._optimizer.scalars(t) for t in self._times[inside].tolist()]
-                spans.more = np.array(rows, np.float64)
+                spans.scalars = np.array(rows, np.float64)
             x, state = self.x[number], self._state[number]
             grad, target = gradient.arena.sections[number], self.params.arena.sections[number]
             self._kernels[number](spans, 1.0, x, grad, target, state)
