@@ -72,8 +72,11 @@ def codec_named(name: str) -> type[Codec] | None:
 
 
 def checked_codec(name: str) -> type[Codec]:
-    """Return the class of a codec whose name `codec_named` has found before."""
-    return _known[name]
+    """Return what `codec_named` does for a name that was looked up before: there is a codec."""
+    found = codec_named(name)
+    if found is None:
+        raise LookupError(f"there is no codec {name!r}")
+    return found
 
 
 def _load(place: str) -> type[Codec]:
