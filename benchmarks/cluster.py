@@ -5,7 +5,7 @@
 
 *bare* is what the simulation itself takes: protocols that answer each other with 100 bytes (the
 many, with 4,000) over the network in memory, without limits and at 1 Gbit/s. The others are real
-clients and a real server over it (pings, running of 400 bytes), and a whole simulated cluster;
+clients and a real server over it (pings, exchanges of 400 bytes), and a whole simulated cluster;
 there most of the time is the clients' and the server's own. *many* share the server's link and keep
 it full: hundreds of messages are on it at any time. Time is the processor's.
 """
@@ -186,7 +186,7 @@ _CASES: Mapping[str, Callable[[Options], float]] = {
     "pings, 1 Gbit/s": lambda options: _measure(
         options, _GBIT, lambda *where: _real(*where, exchange=False)
     ),
-    "running, 1 Gbit/s": lambda options: _measure(
+    "exchanges, 1 Gbit/s": lambda options: _measure(
         options, _GBIT, lambda *where: _real(*where, exchange=True)
     ),
     "cluster, FASGD": _cluster,
