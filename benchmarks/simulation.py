@@ -72,7 +72,7 @@ def run(options: Options, log: Callable[[str], None] = lambda line: None) -> dic
     rounds: list[dict[str, float]] = []
     with Run(simulation, PerceptronTask(options.dataset, options.hidden)) as running:
         running.dispatcher.run(_WARM)
-        if running.engine.answers.version < _WARM:
+        if running.engine.version < _WARM:
             raise UsageError(
                 f"{options.policy} takes fewer steps than it is given gradients, so an iteration"
                 " has no update of its own to compare with: choose asgd, fasgd or sasgd"

@@ -175,7 +175,7 @@ class Inline:
         before = len(self.said.get(peer, []))
         sink = None
         if data:
-            sink = self.engine.intake.sink_for(message)
+            sink = self.engine.admission.sink_for(message)
             assert sink is not None, "the receive buffers are used up"
             rest = memoryview(data)
             for part, described in enumerate(message.parts):  # type: ignore[attr-defined]

@@ -118,7 +118,7 @@ class MemorySocket:
         server.sockets.append(self)
         self.faults = server.faults
         self._greeter = Greeter(None, self.peer.to_bytes(16, "big"))
-        self.wire = Connection("server", server.engine.intake.sink_for)
+        self.wire = Connection("server", server.engine.admission.sink_for)
         self.up = b""  # all that has been sent
         self.said = b""  # all that the server has said
         self._down = b""  # what is still to be received

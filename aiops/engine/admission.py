@@ -13,16 +13,16 @@ from functools import partial
 
 from aiops import kernels
 from aiops.bandwidth.units import too_slow
-from aiops.codecs import BUILT_IN, codec_named, raw
+from aiops.codecs import raw
 from aiops.engine.buffer_pool import BufferPool
-from aiops.engine.receive import CodedIncoming, PushSink, RawIncoming
-from aiops.errors import BadPush, NotReady, Refused, UsageError, nearest
+from aiops.engine.receive import CodedIncoming, PushSink, RawIncoming, check_codecs
+from aiops.engine.table_receive import TableAdmission
+from aiops.errors import BadPush, NotReady, Refused, UsageError
 from aiops.kernels.parallel import LARGE, ParallelMap, serial_map, survey
 from aiops.kernels.scan import Surveyor
 from aiops.model.arena import aligned
 from aiops.model.layout import Bytes, Cover, Layout
-from aiops.model.parts import Parts
-from aiops.model.tables import MAX_ROWS_BYTES
+from aiops.model.tables import MAX_ROWS_BYTES, Tables
 from aiops.wire.messages import Define, FetchRows, Message, Push, PushRows
 from aiops.wire.sinks import Discard, Sink
 
@@ -40,10 +40,23 @@ class Admission:
         The kernels that survey payloads.
     buffers
         The number of models that the pool has room for; it has at least 64 MiB.
+    budget
+        Bytes per second that a client may move, or None: a model that they cannot carry is refused.
     parallel_map
         Threads that share the survey of large payloads.
     make
         Makes a buffer for a push.
+
+    Attributes
+    ----------
+    pool
+        Buffers of pushes.
+    row_pool
+        Buffers of requests for rows, held until their answers are sent.
+    lacking
+        The pool in which `sink_for` found no room last.
+    layout
+        The model's, once it is defined.
     """
 
     def __init__(
@@ -52,19 +65,18 @@ class Admission:
         backend: str = "auto",
         buffers: int = 4,
         *,
+        budget: int | None = None,
         parallel_map: ParallelMap = serial_map,
         make: Callable[[int], Bytes] = aligned,
     ) -> None:
-        self.max_model = max_model
+        self.max_model, self.buffers, self.budget = max_model, buffers, budget
         self._backend, self._parallel_map = backend, parallel_map
-        self._surveys: list[Surveyor] = []  # one per section
-        self.buffers = buffers
-        self.pool, self.answers = BufferPool(_ROOM, make), BufferPool(4 * MAX_ROWS_BYTES)
-        self.lacking = self.pool  # where `sink_for` found no room last
+        self.pool, self.row_pool = BufferPool(_ROOM, make), BufferPool(4 * MAX_ROWS_BYTES)
+        self.lacking = self.pool
         self.layout: Layout | None = None
-        self.rows_sink_for: Callable[[FetchRows | PushRows], Sink | None] | None = None
+        self._surveys: list[Surveyor] = []  # one per section
+        self._tables: TableAdmission | None = None
         self._defining = False
-        self.budget: int | None = None  # bytes per second that a client may move
 
     def too_slow(self, layout: Layout) -> str | None:
         """Return why the bandwidth budget cannot carry a model, or None."""
@@ -72,39 +84,44 @@ class Admission:
             return None
         return too_slow(self.budget, ((t.name, t.nbytes) for t in layout.tensors))
 
-    def defined(self, layout: Layout) -> None:
-        """Check pushes against this model from now on."""
+    def defined(self, layout: Layout, tables: Tables | None = None) -> None:
+        """Check payloads against this model from now on; None: rows are refused."""
         self.layout, self._surveys = layout, self._surveys_of(layout)
         self.pool.bound = max(_ROOM, self.buffers * layout.nbytes)
+        if tables is not None:
+            self._tables = TableAdmission(tables, self.pool, self.row_pool, self._backend)
 
-    @property
-    def surveyors(self) -> list[Surveyor]:
-        """One surveyor per section, which returns the index of its first bad value, or -1."""
-        assert self.layout is not None
-        return [kernels.surveyor(s.dtype, self._backend) for s in self.layout.sections]
+    def surveyors(self, layout: Layout) -> list[Surveyor]:
+        """Return one surveyor per section; it returns the index of its first bad value, or -1."""
+        return [kernels.surveyor(section.dtype, self._backend) for section in layout.sections]
 
     @property
     def pools(self) -> tuple[BufferPool, BufferPool]:
         """The pool of pushes, and the pool of requests for rows."""
-        return self.pool, self.answers
+        return self.pool, self.row_pool
 
     def _surveys_of(self, layout: Layout) -> list[Surveyor]:
-        found = [kernels.surveyor(section.dtype, self._backend) for section in layout.sections]
+        found = self.surveyors(layout)
         if layout.nbytes < LARGE:  # too small to share among threads
             return found
         return [partial(survey, find, parallel_map=self._parallel_map) for find in found]
 
     def sink_for(self, message: Message) -> Sink | None:
         """Return the sink of a message's payloads; None: no room now, wait in `lacking`'s line."""
-        self.lacking = self.pool
         try:
             if type(message) is Push:
-                return self._place_push(message)
+                parts, layout, self.lacking = message.parts, self.layout, self.pool
+                if layout is None or len(parts) != 1 or parts[0].codec != raw.NAME:
+                    return self._place_push(message)
+                cover, nbytes = layout.covered(parts), parts[0].nbytes  # the usual case
+                buffer = self.pool.take(nbytes)
+                if buffer is None:
+                    return None
+                return RawIncoming(buffer, [nbytes], layout, cover, self.pool, self._surveys)
             if isinstance(message, FetchRows | PushRows):
-                if self.rows_sink_for is None:
-                    raise NotReady("no worker has defined the model yet: a worker must do it")
-                return self.rows_sink_for(message)
+                return self._place_rows(message)
             if isinstance(message, Define):
+                self.lacking = self.pool
                 return self._place_define(message)
         except Refused as fault:
             return Discard(fault)
@@ -114,12 +131,6 @@ class Admission:
         if self.layout is None:
             raise NotReady("no worker has defined the model yet: define it before the first push")
         parts = message.parts
-        if len(parts) == 1 and parts[0].codec == raw.NAME:  # the usual case
-            cover, nbytes = self.layout.covered(parts), parts[0].nbytes
-            buffer = self.pool.take(nbytes)
-            if buffer is None:
-                return None
-            return RawIncoming(buffer, [nbytes], self.layout, cover, self.pool, self._surveys)
         check_codecs(parts, coded=True)
         cover = self.layout.covered(parts)
         lengths = [part.nbytes for part in parts]
@@ -129,6 +140,13 @@ class Admission:
         if any(part.codec != raw.NAME for part in parts):
             return CodedIncoming(buffer, parts, self.layout, cover, self.pool, self._surveys)
         return RawIncoming(buffer, lengths, self.layout, cover, self.pool, self._surveys)
+
+    def _place_rows(self, message: FetchRows | PushRows) -> Sink | None:
+        if self._tables is None:
+            raise NotReady("no worker has defined the model yet: a worker must do it")
+        room = self._tables.room(message)
+        self.lacking = room.pool
+        return self._tables.sink_for(room)
 
     def _place_define(self, message: Define) -> Sink | None:
         """One model is received at a time; later offers are only compared with it."""
@@ -171,7 +189,7 @@ class Admission:
 class OfferSink(PushSink):
     """The sink of an offered model."""
 
-    __slots__ = ("_intake", "layout")
+    __slots__ = ("_admission", "layout")
 
     def __init__(
         self,
@@ -179,27 +197,15 @@ class OfferSink(PushSink):
         lengths: list[int],
         layout: Layout,
         cover: Cover,
-        intake: Admission,
+        admission: Admission,
         surveys: Sequence[Surveyor],
     ) -> None:
         super().__init__(buffer, lengths, layout, cover, None, surveys)
         self.layout = layout
-        self._intake: Admission | None = intake
+        self._admission: Admission | None = admission
 
     def free(self) -> None:
         """Let the next offer come."""
-        if self._intake is not None:
-            intake, self._intake = self._intake, None
-            intake.offer_ended()
-
-
-def check_codecs(parts: Parts, *, coded: bool = False) -> None:
-    """Refuse a codec that this server does not decode; without ``coded`` all but raw."""
-    for part in parts:
-        if part.codec == raw.NAME or (coded and codec_named(part.codec) is not None):
-            continue
-        if coded:
-            raise BadPush(
-                f"codec {part.codec!r} is not known here; {nearest(part.codec, BUILT_IN)}"
-            )
-        raise BadPush(f"codec {part.codec!r} is only for gradients of tensors: send this raw")
+        if self._admission is not None:
+            admission, self._admission = self._admission, None
+            admission.offer_ended()

@@ -6,7 +6,6 @@ readers wait for them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from aiops.engine.events import Effect, Reply
@@ -23,44 +22,38 @@ class DeltaReplies:
 
     Parameters
     ----------
-    store, shadow
+    store, replica
         The model, and the delta replica that follows it.
-    effects
-        The engine's list of effects, appended to.
-    queue
-        Puts an update of the replica at the head of the update queue.
+
+    Attributes
+    ----------
+    due
+        True if readers wait for an update of the replica that has not been issued yet.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        shadow: DeltaReplica,
-        effects: list[Effect],
-        queue: Callable[[DeltaReplies], None],
-    ) -> None:
-        self.shadow, self._store = shadow, store
-        self._effects, self._queue = effects, queue
-        self._queued = False
+    def __init__(self, store: Store, replica: DeltaReplica) -> None:
+        self.replica, self._store = replica, store
+        self.due = False
         self._job: ReplicaJob | None = None
         self._waiting: list[tuple[int, Ack | Params, Wanted, Member | None]] = []
 
     def answer(
         self, peer: int, message: Ack | Params, wanted: Wanted, member: Member | None
-    ) -> None:
+    ) -> list[Effect]:
         """Send an answer with what its reader wants of the replica; ``member`` is the reader.
 
-        It waits if the replica is due for an update.
+        It waits if the replica is behind: an update is then `due`.
         """
-        self.shadow.asked(self._store.version, wanted)
-        if wanted.newest > self.shadow.current.number:  # its version is not one of the replica's
-            wanted = wanted.known(self.shadow.current.number, len(self._store.layout.tensors))
-        if not self._queued and not self.shadow.due(self._store.version):
-            self._send(peer, message, wanted, member)
-            return
+        replica, version = self.replica, self._store.version
+        replica.asked(version, wanted)
+        if wanted.newest > replica.current.number:  # its version is not one of the replica's
+            wanted = wanted.known(replica.current.number, len(self._store.layout.tensors))
+        updating = self.due or self._job is not None
+        if not updating and not replica.due(version):
+            return [self._reply(peer, message, wanted, member)]
         self._waiting.append((peer, message, wanted, member))
-        if not self._queued:
-            self._queued = True
-            self._queue(self)
+        self.due = self._job is None
+        return []
 
     def left(self, peer: int) -> None:
         """Drop the answers that wait for a connection which ended."""
@@ -73,29 +66,27 @@ class DeltaReplies:
 
     def issue(self) -> ReplicaJob:
         """Return the job that brings the replica up to the current version."""
-        self._job = self.shadow.follow(self._store.current)
-        return self._job
+        self.due = False
+        self._job = job = self.replica.follow(self._store.current)
+        return job
 
-    def applied(self, sums: Ints) -> None:
+    def applied(self, sums: Ints, now: float) -> list[Effect]:
         """Publish the replica's new version, and send the answers that waited for it."""
-        assert self._job is not None
-        job, self._job, self._queued = self._job, None, False
-        self.shadow.followed(job, sums)
-        self.shadow.settle()
+        job, self._job = self._job, None
+        assert job is not None, "it was issued"
+        self.replica.followed(job, sums)
+        self.replica.settle()
         waiting, self._waiting = self._waiting, []
-        for entry in waiting:
-            self._send(*entry)
+        return [self._reply(*entry) for entry in waiting]
 
-    def _send(
+    def _reply(
         self, peer: int, message: Ack | Params, wanted: Wanted, member: Member | None
-    ) -> None:
-        parts, lease = self.shadow.answer(wanted)
+    ) -> Reply:
+        parts, lease = self.replica.answer(wanted)
         if self._store.rule.reads and member is not None and member.worker:
             member.forget_sent()
-            member.sent = self.shadow.lease()  # the rule compares with what it computes at
-        number = self.shadow.current.number
+            member.sent = self.replica.lease()  # the rule compares with what it computes at
+        number = self.replica.current.number
         if isinstance(message, Ack):
-            answer: Ack | Params = replace(message, current=number, parts=parts)
-        else:
-            answer = replace(message, version=number, parts=parts)
-        self._effects.append(Reply(peer, answer, lease))
+            return Reply(peer, replace(message, current=number, parts=parts), lease)
+        return Reply(peer, replace(message, version=number, parts=parts), lease)

@@ -213,7 +213,7 @@ def _check_end(engine: Engine, recorded: str) -> None:
     """Compare the replay's final digest with the recorded one."""
     if recorded and digest(engine) != recorded:
         raise UsageError(
-            f"the replay's parameters at version {engine.report()['version']} are not those that"
+            f"the replay's parameters at version {engine.version} are not those that"
             " the recorded run ended with: the record was changed, or made by other code"
         )
 
@@ -272,9 +272,9 @@ def _sink(engine: Engine, message: Message, fault: Any, payload: bytes | None) -
         return None
     if payload is None:
         return Discard()
-    for pool in engine.intake.pools:  # on the server it had room; here buffers have another history
+    for pool in engine.admission.pools:  # on the server it had room; here buffers' history differs
         pool.bound = 1 << 62
-    sink = engine.intake.sink_for(message)
+    sink = engine.admission.sink_for(message)
     assert isinstance(sink, PushSink), "the record holds a payload that the replay would not take"
     sink.view(0, 0)[:] = payload
     sink.filled(0, 0, len(payload))

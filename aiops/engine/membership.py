@@ -10,13 +10,14 @@ negative numbers, for as long.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypeAlias
 
 from aiops.bandwidth.byte_accounting import Ledger
+from aiops.errors import Refused
 from aiops.model.layout import Layout
 from aiops.store.snapshots import Lease
 from aiops.wire.messages import REMEMBERED, Message
@@ -28,7 +29,7 @@ DEPARTED = 4096
 SHOWN = 256
 """The most members that have left for which a report has a line: the last ones."""
 
-Said: TypeAlias = tuple[int, bool, int, float, float | None, bytes]
+Acknowledged: TypeAlias = tuple[int, bool, int, float, float | None, bytes]
 """The fields of an acknowledgement that are kept to answer a repeated push: version, used,
 staleness, mean_staleness, vbar, vbars."""
 
@@ -48,7 +49,7 @@ class Member:
     answered: float = 0.0  # when a push of it was last answered, or it joined
     excused: bool = False
     last_seq: int = 0
-    answers: OrderedDict[int, Message | Said] = field(default_factory=OrderedDict)
+    answers: OrderedDict[int, Message | Acknowledged] = field(default_factory=OrderedDict)
     pushes: int = 0
     refused: int = 0
     ignored: int = 0
@@ -59,7 +60,7 @@ class Member:
     ledger: Ledger = field(default_factory=Ledger)
     sent: Lease | None = None  # on the version that it computes at, if the rule reads it
 
-    def exchanged(self, now: float, seq: int, said: Said) -> None:
+    def exchanged(self, now: float, seq: int, said: Acknowledged) -> None:
         """Note a steady exchange: a new push that was used, and answered at once."""
         self.last_seq = seq
         self.pushes += 1
@@ -69,7 +70,7 @@ class Member:
         if len(self.answers) > REMEMBERED:
             self.answers.popitem(last=False)
 
-    def remember(self, seq: int, answer: Message | Said) -> None:
+    def remember(self, seq: int, answer: Message | Acknowledged) -> None:
         """Keep an answer, in case the push is repeated after a lost connection."""
         self.answers[seq] = answer
         if len(self.answers) > REMEMBERED:
@@ -122,6 +123,8 @@ class Membership:
     ----------
     at
         Returns the member behind a connection, or None.
+    refused
+        Pushes refused, by the code of the error.
     """
 
     def __init__(self, expected: int | None, deadline: float) -> None:
@@ -133,6 +136,7 @@ class Membership:
         self.at = self._by_peer.get
         self._numbers = 0
         self.ever = 0  # workers that have come so far
+        self.refused: Counter[str] = Counter()
         self._layout: Layout | None = None
         # Per-tensor accounts of workers that have left, and all traffic of forgotten ones.
         self._past = Ledger()
@@ -215,21 +219,26 @@ class Membership:
         aside = {"pushed": watching.bytes_in, "fetched": watching.bytes_out}
         return {**total.report(), "observers": aside}
 
+    def count_refusal(self, member: Member, fault: Refused) -> None:
+        """Count a push of a member that was refused."""
+        member.refused += 1
+        self.refused[fault.code] += 1
+
     def waited_for(self) -> frozenset[int]:
         """Return the numbers of the workers that a barrier waits for now."""
         here = [m.number for m in self._by_peer.values() if m.worker and not m.excused]
         return frozenset(here).union(range(-self.awaited, 0))
 
-    def overdue(self, now: float, since: float, given: frozenset[int]) -> list[Member]:
+    def overdue(self, now: float, since: float, pushed: frozenset[int]) -> list[Member]:
         """Return the workers for which a barrier that began at ``since`` has waited too long.
 
-        ``given``: the numbers of the workers that have pushed; they are not overdue.
+        ``pushed``: the numbers of the workers that have pushed; they are not overdue.
         """
-        return [m for m in self._computing(given) if now - max(m.answered, since) >= self.deadline]
+        return [m for m in self._computing(pushed) if now - max(m.answered, since) >= self.deadline]
 
-    def next_deadline(self, since: float, given: frozenset[int]) -> float | None:
+    def next_deadline(self, since: float, pushed: frozenset[int]) -> float | None:
         """Return when the next worker will be overdue, or None if none can be."""
-        due = [max(m.answered, since) for m in self._computing(given)]
+        due = [max(m.answered, since) for m in self._computing(pushed)]
         if self.awaited:
             due.append(since)
         return min(due) + self.deadline if due else None
@@ -239,8 +248,8 @@ class Membership:
         """The number of announced workers that have not come yet, and are still waited for."""
         return 0 if self.late else max(0, (self.expected or 0) - self.ever)
 
-    def _computing(self, given: frozenset[int]) -> list[Member]:
-        return [m for m in self.present() if not m.excused and m.number not in given]
+    def _computing(self, pushed: frozenset[int]) -> list[Member]:
+        return [m for m in self.present() if not m.excused and m.number not in pushed]
 
     def _forget(self) -> None:
         """Drop the members that left first, if there are too many to remember."""

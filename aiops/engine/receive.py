@@ -13,9 +13,9 @@ from itertools import accumulate
 
 import numpy as np
 
-from aiops.codecs import checked_codec, raw
+from aiops.codecs import BUILT_IN, checked_codec, codec_named, raw
 from aiops.engine.buffer_pool import BufferPool
-from aiops.errors import BadPush, Refused
+from aiops.errors import BadPush, Refused, nearest
 from aiops.kernels.scan import Surveyor
 from aiops.model.layout import Array, Bytes, Cover, Layout
 from aiops.model.parts import Part, Parts
@@ -227,3 +227,15 @@ def bad_value(layout: Layout, place: int, value: float) -> BadPush:
         tensor=tensor.name,
         value=repr(value),
     )
+
+
+def check_codecs(parts: Parts, *, coded: bool = False) -> None:
+    """Refuse a codec that this server does not decode; without ``coded`` all but raw."""
+    for part in parts:
+        if part.codec == raw.NAME or (coded and codec_named(part.codec) is not None):
+            continue
+        if coded:
+            raise BadPush(
+                f"codec {part.codec!r} is not known here; {nearest(part.codec, BUILT_IN)}"
+            )
+        raise BadPush(f"codec {part.codec!r} is only for gradients of tensors: send this raw")

@@ -50,17 +50,15 @@ class Rendezvous:
     ----------
     plan
         The ``average`` part of the algorithm's plan, or None when it has none.
-    effects
-        The engine's list of effects, appended to.
     """
 
-    def __init__(self, plan: Mapping[str, Any] | None, effects: list[Effect]) -> None:
-        self._plan, self._effects = plan, effects
+    def __init__(self, plan: Mapping[str, Any] | None) -> None:
+        self._plan = plan
         self._seats: dict[int, _Seat] = {}  # by connection
         self._stopping = False
         self.rounds = 0
 
-    def meet(self, peer: int, message: JoinRound, layout: Layout, now: float) -> None:
+    def join(self, peer: int, message: JoinRound, layout: Layout, now: float) -> list[Effect]:
         """Take the request of a worker that is ready, or (port 0) no longer ready.
 
         Raises
@@ -70,9 +68,7 @@ class Rendezvous:
         """
         seat = self._seats.get(peer)
         if message.port == 0:
-            self._withdraw(peer, seat, message)
-            self._form(now)
-            return
+            return [*_withdraw(peer, seat, message), *self._form(now)]
         if self._plan is None:
             raise Refused("this server's policy averages no models: start it with --policy average")
         if self._stopping:
@@ -83,28 +79,28 @@ class Rendezvous:
                 "this worker's model is not the one that the others average: give all workers"
                 " tensors of the same names, shapes and dtypes"
             )
-        if seat is not None and seat.request is not None:  # given up by its worker
-            self._dismiss(peer, seat.request)
+        given_up = seat.request if seat is not None else None
         self._seats[peer] = _Seat(message, message.host, now, message.rounds == 0)
-        self._form(now)
+        dismissed: list[Effect] = [] if given_up is None else [_dismissal(peer, given_up)]
+        return dismissed + self._form(now)
 
-    def left(self, peer: int, now: float) -> None:
+    def left(self, peer: int, now: float) -> list[Effect]:
         """Remove the worker of a connection that ended."""
-        if self._seats.pop(peer, None) is not None:
-            self._form(now)
+        return [] if self._seats.pop(peer, None) is None else self._form(now)
 
-    def tick(self, now: float) -> None:
+    def tick(self, now: float) -> list[Effect]:
         """Form a round if the workers that are ready have waited long enough."""
-        self._form(now)
+        return self._form(now)
 
-    def stop(self) -> None:
+    def stop(self) -> list[Effect]:
         """Form no more rounds, and refuse the workers that wait for one."""
         self._stopping = True
-        fault = _ending()
-        for peer, request in self._ready().values():
-            text = str(fault)
-            self._effects.append(Reply(peer, Error(request.id, fault.code, text, {}, False)))
+        fault, ready = _ending(), self._ready()
         self._seats.clear()
+        return [
+            Reply(peer, Error(request.id, fault.code, str(fault), {}, False))
+            for peer, request in ready.items()
+        ]
 
     def report(self) -> dict[str, int]:
         """Return the statistics."""
@@ -128,47 +124,33 @@ class Rendezvous:
                     " address that all others can reach to the worker on loopback"
                 )
 
-    def _ready(self) -> dict[int, tuple[int, JoinRound]]:
-        """Return the workers that are ready, by connection: connection and request."""
+    def _ready(self) -> dict[int, JoinRound]:
+        """Return the requests of the workers that are ready, by connection."""
         return {
-            peer: (peer, seat.request)
+            peer: seat.request
             for peer, seat in sorted(self._seats.items())
             if seat.request is not None
         }
 
-    def _withdraw(self, peer: int, seat: _Seat | None, message: JoinRound) -> None:
-        if seat is not None:
-            seat.awaited = False
-            if seat.request is not None:
-                self._dismiss(peer, seat.request)
-                seat.request = None
-        self._dismiss(peer, message)
-
-    def _dismiss(self, peer: int, request: JoinRound) -> None:
-        self._effects.append(Reply(peer, Round(request.id, 0, 0, (), b"")))
-
-    def _form(self, now: float) -> None:
+    def _form(self, now: float) -> list[Effect]:
         """Answer the workers that are ready, if it is time."""
         ready = self._ready()
         if not ready or self._stopping:
-            return
+            return []
         settled = any(not self._seats[peer].new for peer in ready)
         baseless = not settled and any(not seat.new for seat in self._seats.values())
         late = [s for s in self._seats.values() if s.request is None and s.awaited]
         if late or baseless:
             due = self._due([self._seats[peer].since for peer in ready], baseless)
             if now < due:
-                self._effects.append(WakeAt(due))
-                return
+                return [WakeAt(due)]
         for seat in late:
             seat.awaited = False
-        if baseless:
-            for peer, request in ready.values():
-                self._dismiss(peer, request)
-        else:
-            self._answer(ready, settled)
         for peer in ready:
             self._seats[peer].request = None
+        if baseless:
+            return [_dismissal(peer, request) for peer, request in ready.items()]
+        return self._answer(ready, settled)
 
     def _due(self, since: list[float], baseless: bool) -> float:
         """Return the time until which workers that are not ready are waited for."""
@@ -177,18 +159,36 @@ class Rendezvous:
         first, *others = sorted(since)
         return first + interval + grace if baseless or not others else others[0] + grace
 
-    def _answer(self, ready: dict[int, tuple[int, JoinRound]], settled: bool) -> None:
+    def _answer(self, ready: dict[int, JoinRound], settled: bool) -> list[Effect]:
         """Send each worker of the round its rank, all members, and the secret."""
         self.rounds += 1
         members = tuple(
             (request.host, request.port, not settled or not self._seats[peer].new)
-            for peer, request in ready.values()
+            for peer, request in ready.items()
         )
-        secret = _secret(self.rounds, [request.nonce for _peer, request in ready.values()])
-        for rank, (peer, request) in enumerate(ready.values()):
-            told = Round(request.id, self.rounds, rank, members, secret)
-            self._effects.append(Reply(peer, told))
+        secret = _secret(self.rounds, [request.nonce for request in ready.values()])
+        for peer in ready:
             self._seats[peer].new = False  # its next request has rounds=0 if this one fails
+        return [
+            Reply(peer, Round(request.id, self.rounds, rank, members, secret))
+            for rank, (peer, request) in enumerate(ready.items())
+        ]
+
+
+def _withdraw(peer: int, seat: _Seat | None, message: JoinRound) -> list[Effect]:
+    """Take back a worker's request, if it has one; answer that and the message that does it."""
+    found: list[Effect] = []
+    if seat is not None:
+        seat.awaited = False
+        if seat.request is not None:
+            found.append(_dismissal(peer, seat.request))
+            seat.request = None
+    return [*found, _dismissal(peer, message)]
+
+
+def _dismissal(peer: int, request: JoinRound) -> Reply:
+    """Return the answer of an empty round."""
+    return Reply(peer, Round(request.id, 0, 0, (), b""))
 
 
 def _is_literal(host: str) -> bool:

@@ -2,76 +2,64 @@
 
 from __future__ import annotations
 
-import math
-from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from aiops.bandwidth.gate_controller import GateController
+from aiops.engine.admission import Admission
+from aiops.engine.membership import Membership
+from aiops.engine.rendezvous import Rendezvous
+from aiops.engine.training import Training
 from aiops.errors import StaleGradient
 
-if TYPE_CHECKING:
-    from aiops.engine.engine import Engine
 
-
-class Pace:
-    """Updates per second over the last ten seconds or so."""
-
-    def __init__(self) -> None:
-        self._seconds: deque[tuple[float, int]] = deque(maxlen=12)  # (time, version then)
-        self.due = -math.inf  # when a version is to be noted again
-
-    def note(self, now: float, version: int) -> None:
-        """Note the version at a time; more than once a second is ignored."""
-        if now >= self.due:
-            self._seconds.append((now, version))
-            self.due = now + 1
-
-    def rate(self, now: float, version: int) -> float:
-        """Return updates per second."""
-        if not self._seconds:
-            return 0.0
-        since, before = self._seconds[0]
-        return (version - before) / max(now - since, 1e-9)
-
-
-def report(engine: Engine, now: float) -> dict[str, Any]:
-    """Return an engine's statistics, plain values all the way down; ``now`` in its seconds."""
-    store, updates, answers = engine.store, engine.updates, engine.answers
-    pool, rows, delta_replies = engine.intake.pool, engine.intake.answers, answers.delta_replies
-    workers, without_line = engine.crew.lines(now)
-    used, vbar = sum(updates.staleness.values()), store.vbar() if store else None
+def report(
+    training: Training | None,
+    membership: Membership,
+    admission: Admission,
+    rendezvous: Rendezvous,
+    budget: GateController | None,
+    *,
+    device: str,
+    now: float,
+    started: float,
+) -> dict[str, Any]:
+    """Return an engine's statistics, plain values all the way down; times in its seconds."""
+    updates = training.updates if training else None
+    store = training.store if training else None
+    delta_replies = training.delta_replies if training else None
+    version, vbar = (store.version, store.vbar()) if store else (0, None)
+    workers, without_line = membership.lines(now)
+    used = sum(updates.staleness.values()) if updates else 0
+    ignored = updates.ignored if updates else 0
     return {
-        "policy": engine.algorithm.name,
-        "settings": engine.algorithm.settings(),
-        "version": answers.version,
-        "seconds": round(now - engine.started, 3),
-        "updates_per_second": round(engine.pace.rate(now, answers.version), 3),
+        "version": version,
+        "seconds": round(now - started, 3),
+        "updates_per_second": round(updates.pace.rate(now, version), 3) if updates else 0.0,
         "gradients": used,
-        "refused": dict(answers.refused),
-        "ignored": updates.ignored,
-        "wasted": updates.ignored + answers.refused[StaleGradient.code],
-        "staleness": {str(tau): n for tau, n in sorted(updates.staleness.items())},
-        "mean_staleness": updates.total_staleness / max(used, 1),
+        "refused": dict(membership.refused),
+        "ignored": ignored,
+        "wasted": ignored + membership.refused[StaleGradient.code],
+        "staleness": {str(t): n for t, n in sorted(updates.staleness.items())} if updates else {},
+        "mean_staleness": updates.total_staleness / max(used, 1) if updates else 0.0,
         "vbar": vbar,
         "parameters": store.layout.parameters if store else 0,
         "tensors": len(store.layout.tensors) if store else 0,
-        "tables": [table.report() for table in engine.tables],
+        "tables": [t.report() for t in training.table_requests.stores] if training else [],
         "kernels": store.backend if store else "",
-        "device": engine.device,
+        "device": device,
         "versions_alive": store.alive if store else 0,
         "versions_spare": store.spare if store else 0,
         "versions_copied": store.copies if store else 0,
-        "receive_bytes": pool.out,
-        "receive_bytes_peak": pool.peak,
-        "rows_bytes": rows.out,
-        "rows_bytes_peak": rows.peak,
-        "waiting": len(updates.held),
-        "waited_for": sorted(engine.crew.waited_for()),
-        "shadow": delta_replies.shadow.report() if delta_replies else None,
-        "averages": engine.meeting.report(),
-        "ledger": engine.crew.ledger(),
-        "budget": engine.budget.report(vbar) if engine.budget else None,
-        "profile": engine.profile() if engine.profile else None,
-        "file_errors": engine.file_errors(),
+        "receive_bytes": admission.pool.out,
+        "receive_bytes_peak": admission.pool.peak,
+        "rows_bytes": admission.row_pool.out,
+        "rows_bytes_peak": admission.row_pool.peak,
+        "waiting": len(updates.held.pushes) if updates else 0,
+        "waited_for": sorted(membership.waited_for()),
+        "shadow": delta_replies.replica.report() if delta_replies else None,
+        "averages": rendezvous.report(),
+        "ledger": membership.ledger(),
+        "budget": budget.report(vbar) if budget else None,
         "workers": workers,
         "departed_more": without_line,
     }

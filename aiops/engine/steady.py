@@ -23,18 +23,16 @@ was, and makes the error of a push that is refused.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
 
-from aiops.engine.admission import Admission
 from aiops.engine.events import Applied, Event, Received
-from aiops.engine.membership import Member, Said
+from aiops.engine.membership import Acknowledged, Member
 from aiops.engine.receive import RawIncoming
-from aiops.engine.statistics import Pace
 from aiops.engine.update_queue import UpdateQueue
+from aiops.kernels.scan import Surveyor
 from aiops.model.arena import Arena
 from aiops.model.parts import LARGEST, Part, Parts
 from aiops.store.parameters import Store
@@ -54,27 +52,23 @@ needs one; a client that encodes each in the fewest bytes needs one per width.""
 
 
 class Shortcut:
-    """The state that all steady exchanges of a server share, once its model is defined.
+    """The state that all steady exchanges of a server share.
 
     Attributes
     ----------
     store
         The parameters that they update.
-    now
-        The time of the last steady exchange, in seconds.
     """
 
     def __init__(
         self,
         store: Store,
         updates: UpdateQueue,
-        intake: Admission,
-        pace: Pace,
+        surveyors: Sequence[Surveyor],
         machine: Resources,
     ) -> None:
-        self.store, self.machine, self.now = store, machine, -math.inf
-        self._updates, self._pace = updates, pace
-        self._surveyors = intake.surveyors
+        self.store, self.machine = store, machine
+        self._updates, self._pace, self._surveyors = updates, updates.pace, surveyors
         self._update = machine.measure("kernel", store.update)
         self._has_statistic = store.rule.statistic is not None
         self._nbytes = nbytes = store.layout.nbytes
@@ -118,7 +112,7 @@ class Shortcut:
         gradient: Arena,
         now: float,
         note: Note | None,
-    ) -> Said | None:
+    ) -> Acknowledged | None:
         """Update the parameters with a worker's gradient of the whole model, and note the exchange.
 
         Parameters
@@ -164,7 +158,6 @@ class Shortcut:
             return None
         if note is not None:
             note(self._received(now, peer, numbers, gradient))
-        self.now = now
         if now >= self._pace.due:
             self._pace.note(now, number - 1)
         sums = self._update(gradient.sections, *begun)
@@ -190,12 +183,12 @@ class Shortcut:
 
 
 def shortcut(
-    store: Store, updates: UpdateQueue, intake: Admission, pace: Pace, machine: Resources
+    store: Store, updates: UpdateQueue, surveyors: Sequence[Surveyor], machine: Resources
 ) -> Shortcut | None:
     """Return the shared state of a server's steady exchanges, or None if it can have none."""
     if not store.layout.nbytes or not updates.answers_at_once:
         return None
-    return Shortcut(store, updates, intake, pace, machine)
+    return Shortcut(store, updates, surveyors, machine)
 
 
 def is_steady(push: Push, nbytes: int) -> bool:

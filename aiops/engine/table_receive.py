@@ -9,14 +9,14 @@ pool of its own, so that pushes which ask for no rows do not wait for it.
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
 
 from aiops import kernels
-from aiops.engine.admission import Admission, check_codecs
 from aiops.engine.buffer_pool import BufferPool
-from aiops.engine.receive import SURVEY, PushSink
+from aiops.engine.receive import SURVEY, PushSink, check_codecs
 from aiops.errors import BadPush
 from aiops.kernels.scan import Surveyor
 from aiops.model.layout import Array, Bytes, Ints
@@ -105,6 +105,18 @@ class RowsSink(PushSink):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class RowsRoom:
+    """The room that a message about rows needs: bytes of a buffer, and the pool to take it from."""
+
+    number: int  # of the table
+    pushed: int
+    wanted: int
+    version: int
+    nbytes: int
+    pool: BufferPool
+
+
 class TableAdmission:
     """Provides sinks for the payloads of messages about rows.
 
@@ -112,14 +124,16 @@ class TableAdmission:
     ----------
     tables
         The model's tables.
-    intake
-        It has the pools that the buffers come from.
+    pool, row_pool
+        Buffers of pushes, and of requests that are answered with rows.
     backend
         The kernels that survey payloads.
     """
 
-    def __init__(self, tables: Tables, intake: Admission, backend: str = "auto") -> None:
-        self._tables, self._intake = tables.each, intake
+    def __init__(
+        self, tables: Tables, pool: BufferPool, row_pool: BufferPool, backend: str = "auto"
+    ) -> None:
+        self._tables, self._pool, self._row_pool = tables.each, pool, row_pool
         self._surveys = [
             (
                 kernels.bounded(named.table.rows, backend),
@@ -128,13 +142,13 @@ class TableAdmission:
             for named in tables.each
         ]
 
-    def sink_for(self, message: FetchRows | PushRows) -> RowsSink | None:
-        """Return the sink of a message's payloads; None: no room now.
+    def room(self, message: FetchRows | PushRows) -> RowsRoom:
+        """Return the room that a message needs; nothing is allocated.
 
         Raises
         ------
         BadPush
-            When the message does not fit the model's tables; nothing has been allocated then.
+            When the message does not fit the model's tables.
         """
         number = message.table
         if number >= len(self._tables):
@@ -145,10 +159,13 @@ class TableAdmission:
         pushed, wanted = counts(named, message.parts, push)
         version = message.version if isinstance(message, PushRows) else 0
         nbytes = (pushed + wanted) * (ID_BYTES + named.table.row_bytes)
-        pool = self._intake.answers if wanted else self._intake.pool
-        whole = pool.take(max(_LEAST, 1 << (nbytes - 1).bit_length()))
+        pool = self._row_pool if wanted else self._pool
+        return RowsRoom(number, pushed, wanted, version, nbytes, pool)
+
+    def sink_for(self, room: RowsRoom) -> RowsSink | None:
+        """Return the sink of a message that needs this room; None: the pool has none now."""
+        whole = room.pool.take(max(_LEAST, 1 << (room.nbytes - 1).bit_length()))
         if whole is None:
-            self._intake.lacking = pool
             return None
-        surveys = self._surveys[number]
-        return RowsSink(whole, named, pushed, wanted, version, pool, *surveys)
+        named, surveys = self._tables[room.number], self._surveys[room.number]
+        return RowsSink(whole, named, room.pushed, room.wanted, room.version, room.pool, *surveys)

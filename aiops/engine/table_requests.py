@@ -7,19 +7,20 @@ turn among the updates of the dense parameters, so no row is read while it is be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aiops.algorithms.base import Algorithm
-from aiops.engine.events import Received, Reply
-from aiops.engine.membership import Member
-from aiops.engine.replies import Replies
+from aiops.engine.events import Effect, Received, Reply
+from aiops.engine.membership import Member, Membership
+from aiops.engine.replies import error_of, too_old
 from aiops.engine.table_receive import RowsSink
 from aiops.errors import BadPush, Refused
 from aiops.model.layout import Ints
 from aiops.model.tables import rows_parts
 from aiops.store.sparse_table import SparseTable, TableJob
 from aiops.wire.messages import Error, FetchRows, PushRows, TableRows
+from aiops.wire.sinks import Discard, Sink
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +31,7 @@ class TableWork:
     the request id of the repetition are used.
     """
 
-    desk: TableRequests
+    requests: TableRequests
     peer: int
     id: int
     table: int
@@ -41,15 +42,17 @@ class TableWork:
 
     def issue(self) -> TableJob:
         """Return the job, now that its turn has come."""
-        return self.desk.issue(self)
+        return self.requests.issue(self)
 
-    def applied(self, sums: Ints) -> None:
+    def applied(self, sums: Ints, now: float) -> list[Effect]:
         """Answer the message: its job is done."""
-        self.desk.applied(self, sums)
+        return [self.requests.applied(self, sums, now)]
 
 
 class TableRequests:
     """One engine's tables.
+
+    A request becomes `TableWork`, which the caller puts into the update queue.
 
     Parameters
     ----------
@@ -57,10 +60,8 @@ class TableRequests:
         They give the learning rate, by the table's version, and the modulation.
     stores
         The tables, in the order of their numbers.
-    answers
-        It counts refusals; replies are appended to its list of effects.
-    queue
-        Appends work to the update queue.
+    membership
+        Counts refusals.
     """
 
     def __init__(
@@ -68,38 +69,46 @@ class TableRequests:
         algorithm: Algorithm,
         workers: int | None,
         stores: Sequence[SparseTable],
-        answers: Replies,
-        queue: Callable[[TableWork], None],
+        membership: Membership,
     ) -> None:
-        self._algorithm, self.stores = algorithm, stores
+        self._algorithm, self.stores, self._membership = algorithm, stores, membership
         self._rate = algorithm.rates(workers)
-        self._answers, self._effects, self._queue = answers, answers.effects, queue
         self._pending: dict[tuple[str, int], TableWork] = {}  # by client and seq, unanswered
 
     # ------------------------------------------------------------ requests
 
-    def fetch(self, event: Received) -> None:
-        """Queue a request for rows."""
+    def fetch(self, event: Received) -> TableWork:
+        """Return the work of a request for rows.
+
+        Raises
+        ------
+        Refused
+            When it names no row, or one that the table does not have.
+        """
         message, sink = event.message, event.sink
         assert isinstance(message, FetchRows)
+        if isinstance(sink, Discard) and isinstance(sink.fault, Refused):
+            raise sink.fault
         if not isinstance(sink, RowsSink):
             raise BadPush("the request names no row: ask for at least one")
         if sink.fault is not None:
             sink.free()
             raise sink.fault
-        self._queue(TableWork(self, event.peer, message.id, message.table, sink))
+        return TableWork(self, event.peer, message.id, message.table, sink)
 
-    def push(self, event: Received, member: Member) -> None:
-        """Queue a push that is new and has passed every check."""
+    def push(self, event: Received, member: Member) -> TableWork:
+        """Return the work of a push that is new and has passed every check."""
         message, sink = event.message, event.sink
         assert isinstance(message, PushRows)
         assert isinstance(sink, RowsSink)
         work = TableWork(self, event.peer, message.id, message.table, sink, member, message.seq)
         self._pending[member.client, message.seq] = work
-        self._queue(work)
+        return work
 
-    def fault(self, sink: RowsSink, message: PushRows) -> Refused | None:
+    def fault(self, sink: Sink | None, message: PushRows) -> Refused | None:
         """Return why a push of rows cannot be applied, or None."""
+        if not isinstance(sink, RowsSink):
+            return BadPush("it pushes no row")
         store = self.stores[message.table]
         if sink.fault is None and sink.version > store.version:
             return BadPush(
@@ -109,40 +118,33 @@ class TableRequests:
             )
         return sink.fault
 
-    def repeated(self, event: Received, member: Member) -> bool:
+    def repeat(self, event: Received, member: Member) -> TableWork | Reply | None:
         """Answer a push that came before, on a connection since lost, without applying it.
 
-        Returns True if it had come before; its sink is then freed, or used for the answer.
+        Returns the answer, or the work of gathering the rows that the repetition requests; None if
+        the push is still pending. Its sink is freed, or used for the answer.
         """
-        message, sink = event.message, event.sink
+        message, sink, peer = event.message, event.sink, event.peer
         assert isinstance(message, PushRows)
         pending = self._pending.get((member.client, message.seq))
-        if pending is None and message.seq > member.last_seq:
-            return False
         answer = member.answers.get(message.seq)
+        found: Reply | None = None
         if pending is not None:
-            pending.peer, pending.id = event.peer, message.id
+            pending.peer, pending.id = peer, message.id
         elif isinstance(answer, Error):
             again = Error(message.id, answer.code, answer.text, answer.details, False)
-            self._effects.append(Reply(event.peer, again))
+            found = Reply(peer, again)
         elif isinstance(answer, TableRows) and isinstance(sink, RowsSink) and sink.fault is None:
             if len(sink.wanted):  # the rows that it requests, as they are now
-                work = TableWork(self, event.peer, message.id, message.table, sink)
+                work = TableWork(self, peer, message.id, message.table, sink)
                 work.staleness = answer.staleness
-                self._queue(work)
-                return True
-            again_rows = TableRows(message.id, answer.version, answer.staleness)
-            self._effects.append(Reply(event.peer, again_rows))
+                return work
+            found = Reply(peer, TableRows(message.id, answer.version, answer.staleness))
         else:
-            fault = BadPush(
-                f"push {message.seq} is older than what the server remembers of this client"
-                f" (its last was {member.last_seq}); it was not applied again"
-            )
-            error = Error(message.id, fault.code, str(fault), fault.details, False)
-            self._effects.append(Reply(event.peer, error))
+            found = Reply(peer, error_of(message.id, too_old(message.seq, member)))
         if isinstance(sink, RowsSink):
             sink.free()
-        return True
+        return found
 
     # ------------------------------------------------------------ updates
 
@@ -159,40 +161,40 @@ class TableRequests:
             job.wanted = sink.wanted, sink.out
         return job
 
-    def applied(self, work: TableWork, sums: Ints) -> None:
+    def applied(self, work: TableWork, sums: Ints, now: float) -> Reply:
         """Count a job that is done, and answer it."""
         sink, member, store = work.sink, work.member, self.stores[work.table]
         if member is not None:
             del self._pending[member.client, work.seq]
             bad, _count, fresh = (int(n) for n in sums)
             if bad >= 0:
-                self._refuse(work, member, store, bad)
-                return
+                return self._refuse(work, member, store, bad, now)
             store.version += 1
             store.made += fresh
             store.rows_pushed += len(sink.pushed)
             store.total_staleness += work.staleness
             member.pushes += 1
-            member.staleness, member.answered = work.staleness, self._answers.now
+            member.staleness, member.answered = work.staleness, now
             member.remember(work.seq, TableRows(work.id, store.version, work.staleness))
         wanted = len(sink.wanted)
         parts = rows_parts(store.table, wanted, store.version)
         answer = TableRows(work.id, store.version, work.staleness, parts)
         if not wanted:
             sink.free()
-        self._effects.append(Reply(work.peer, answer, rows=sink if wanted else None))
+        return Reply(work.peer, answer, rows=sink if wanted else None)
 
-    def _refuse(self, work: TableWork, member: Member, store: SparseTable, place: int) -> None:
+    def _refuse(
+        self, work: TableWork, member: Member, store: SparseTable, place: int, now: float
+    ) -> Reply:
         row = int(work.sink.pushed[place])
         fault = BadPush(
             f"table {store.named.name!r}: the gradients of row {row} (first at {place} of the push)"
             " add up to 1e18 or more in magnitude; nothing of this push was applied",
             table=store.named.name,
         )
-        error = Error(work.id, fault.code, str(fault), fault.details, False)
-        member.refused += 1
-        member.answered = self._answers.now
-        self._answers.refused[fault.code] += 1
+        error = error_of(work.id, fault)
+        self._membership.count_refusal(member, fault)
+        member.answered = now
         member.remember(work.seq, error)
         work.sink.free()
-        self._effects.append(Reply(work.peer, error))
+        return Reply(work.peer, error)

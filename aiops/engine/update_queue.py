@@ -6,23 +6,28 @@ about an update (its version, the staleness of its gradient, its target) is fixe
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from typing import Protocol
 
 import numpy as np
 
 from aiops.algorithms.base import APPLY, Algorithm, Decision, Immediate, Policy, repeatable
-from aiops.engine.events import Applied, Apply, Effect, Note, WakeAt
+from aiops.engine import validation
+from aiops.engine.delta_replies import DeltaReplies
+from aiops.engine.events import Applied, Apply, Effect, Received
 from aiops.engine.gradient_cache import CachedGradient, GradientCache
-from aiops.engine.membership import Membership
+from aiops.engine.held_pushes import HeldPushes
+from aiops.engine.membership import Member
 from aiops.engine.receive import PushSink
 from aiops.engine.replies import PendingPush, Replies
-from aiops.errors import Refused, StaleGradient, Unavailable
+from aiops.errors import Refused, StaleGradient
 from aiops.model.layout import Array, Cover, Ints
 from aiops.store.delta_replica import ReplicaJob
 from aiops.store.parameters import Store, UpdateJob
 from aiops.store.snapshots import Lease, Version
 from aiops.store.sparse_table import TableJob
+from aiops.wire.messages import Push, Reapply
 
 _EXACT = 1024
 """A staleness below this is a bin of its own in the histogram; above, bins are powers of two."""
@@ -34,8 +39,29 @@ class QueuedWork(Protocol):
     def issue(self) -> TableJob | ReplicaJob:
         """Return the job, now that its turn has come."""
 
-    def applied(self, sums: Ints) -> None:
+    def applied(self, sums: Ints, now: float) -> list[Effect]:
         """Take the result of the job."""
+
+
+class Pace:
+    """Updates per second over the last ten seconds or so."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[tuple[float, int]] = deque(maxlen=12)  # (time, version then)
+        self.due = -math.inf  # when a version is to be noted again
+
+    def note(self, now: float, version: int) -> None:
+        """Note the version at a time; more than once a second is ignored."""
+        if now >= self.due:
+            self._seconds.append((now, version))
+            self.due = now + 1
+
+    def rate(self, now: float, version: int) -> float:
+        """Return updates per second."""
+        if not self._seconds:
+            return 0.0
+        since, before = self._seconds[0]
+        return (version - before) / max(now - since, 1e-9)
 
 
 class UpdateQueue:
@@ -44,53 +70,66 @@ class UpdateQueue:
     Parameters
     ----------
     algorithm, workers
-        They give policy, learning rates and modulation.
-    crew
-        The members, and the workers that a barrier waits for.
-    answers
+        They give learning rates and modulation.
+    policy
+        Decides about each gradient.
+    store
+        The parameters.
+    replies
         Acknowledges or refuses pushes.
-    effects
-        The engine's list of effects, appended to.
+    held
+        Holds answers back.
+    delta_replies
+        Its updates of the delta replica come before all that is queued; None: there is none.
+    recall
+        Bytes of gradients kept to be applied again.
+
+    Attributes
+    ----------
+    staleness, total_staleness
+        The histogram of the gradients used, by bin; and the sum.
+    ignored
+        Gradients that the policy ignored.
+    tickets
+        The number of the last update that was begun.
+    pace
+        Updates per second.
+    recall
+        The gradients kept to be applied again.
     """
 
     def __init__(
         self,
         algorithm: Algorithm,
         workers: int | None,
-        crew: Membership,
-        answers: Replies,
-        effects: list[Effect],
+        policy: Policy,
+        store: Store,
+        replies: Replies,
+        held: HeldPushes,
+        delta_replies: DeltaReplies | None,
+        recall: int,
     ) -> None:
-        self._algorithm, self._crew, self._answers = algorithm, crew, answers
-        self._effects = effects
-        self._policy = algorithm.policy(workers)
+        self._algorithm, self._policy, self._store = algorithm, policy, store
+        self._replies, self._delta_replies = replies, delta_replies
+        self.held, self.recall, self.pace = held, GradientCache(recall), Pace()
+        self._immediate = type(policy).push is Immediate.push
         self._rate = algorithm.rates(workers)
         self._linear = algorithm.linear
         self._recompute = bool(algorithm.plan(workers).get("recompute"))
-        self._store: Store | None = None
         self._queue: deque[PendingPush | Decision | QueuedWork] = deque()
         self._outstanding: tuple[int, UpdateJob, PendingPush | None, Decision] | None = None
         self._working: tuple[int, QueuedWork] | None = None  # the same for rows and the replica
-        self._tickets = 0
-        self._stopping = False
-        self._sum = np.zeros(0, bool)  # the tensors that the sum in progress holds
+        self.tickets = 0
+        tensors = len(store.layout.tensors)
+        self._sum = np.zeros(tensors, bool)  # the tensors that the sum in progress holds
         self._collected = 0
-        self._modulated = np.zeros((2, 0))  # of that sum, per tensor: modulations, gradients
+        self._modulated = np.zeros((2, tensors))  # of that sum, per tensor: modulations, gradients
         self._even: dict[int, tuple[Array, float, Array]] = {}  # a cache of `_steps`, by staleness
         self._level_scalars: tuple[int, Array | None] = (-1, None)  # a cache of `_scalars`
         self._sent: Lease | None = None  # on what the update reads, if no member has one
-        self.recall = GradientCache(0)
-        self.held: list[PendingPush] = []  # used; answered when the policy lets them go
-        self._held_since = 0.0
-        # Thousands of workers make each `waited_for` slow, and most policies have no use for it:
-        # it is computed only for policies that override `workers_changed`. `_told`: the last one.
-        self._immediate = type(self._policy).push is Immediate.push
-        self._listens = type(self._policy).workers_changed is not Policy.workers_changed
-        self._told: frozenset[int] = frozenset()
-        self.staleness: Counter[int] = Counter()  # gradients used, by bin
-        self.total_staleness = 0  # of all gradients used
-        self.ignored = 0  # gradients
-        self.now = 0.0
+        self.staleness: Counter[int] = Counter()
+        self.total_staleness = 0
+        self.ignored = 0
 
     @property
     def idle(self) -> bool:
@@ -107,20 +146,13 @@ class UpdateQueue:
         """The version that the outstanding update reads, if no member holds it."""
         return self._sent.version if self._sent is not None else None
 
-    def begin(self, store: Store) -> None:
-        """Take the store of the model, now that it is defined."""
-        self._store = store
-        self._sum = np.zeros(len(store.layout.tensors), bool)
-        self._modulated = np.zeros((2, len(store.layout.tensors)))
+    # ------------------------------------------------------------ the steady exchange
 
     @property
     def answers_at_once(self) -> bool:
         """True if algorithm and rule allow updates `at_once`."""
-        assert self._store is not None
         clip, reads = self._algorithm.clip, self._store.rule.reads
         return repeatable(self._policy) and not (clip or reads or self.recall.bound)
-
-    # ------------------------------------------------------------ events
 
     def at_once(self, worker: int, staleness: int) -> tuple[Array, Array | None] | None:
         """Begin an update of all tensors with one gradient, which the caller carries out at once.
@@ -131,119 +163,100 @@ class UpdateQueue:
             The learning rate of each tensor, and the rule's scalars. None if the gradient must wait
             its turn, or the policy decides anything but `APPLY`; then nothing has begun.
         """
-        if self._outstanding or self._working or self._queue or self.held or self._collected:
+        held = self.held
+        if self._outstanding or self._working or self._queue or held.pushes or self._collected:
             return None
-        if self._stopping or (
-            not self._immediate and self._policy.push(worker, staleness) != APPLY
-        ):
+        if held.stopping or (not self._immediate and self._policy.push(worker, staleness) != APPLY):
             return None
         store = self._store
-        assert store is not None
         rate = self._rate(store.current.number)
         known = self._even.get(staleness)
         if known is None or known[1] != rate:
             known = self._even_steps(staleness, rate)
-        self._tickets += 1
+        self.tickets += 1
         self.staleness[staleness if staleness < _EXACT else _bar(staleness)] += 1
         self.total_staleness += staleness
         return known[2], self._scalars(store.layout.all) if store.rule.scalars else None
 
-    @property
-    def tickets(self) -> int:
-        """The number of the last update that was begun."""
-        return self._tickets
+    # ------------------------------------------------------------ events
 
-    def push(self, pending: PendingPush) -> None:
-        """Queue a gradient that passed every check."""
-        self._answers.pending[pending.member.client, pending.message.seq] = pending
-        self._queue.append(pending)
-        if pending.member.excused:
-            pending.member.excused = False
-            self.crew_changed()
-        self._advance()
+    def push(self, event: Received, member: Member) -> list[Effect]:
+        """Queue a gradient, or (`Reapply`) the worker's last one.
 
-    def work(self, work: QueuedWork, *, first: bool = False) -> None:
-        """Queue work on rows or on the delta replica (``first``: at the head)."""
-        if first:
-            self._queue.appendleft(work)
+        A push that has come before is answered from memory, and one that does not fit is refused.
+        """
+        message, sink, now = event.message, event.sink, event.time
+        assert isinstance(message, Push | Reapply)
+        if message.seq <= member.last_seq:
+            if isinstance(sink, PushSink):
+                sink.free()
+            return self._replies.repeat(event, member) + self.advance(now)
+        # Before the checks: a refusal, too, is the answer to this number, if it is repeated.
+        member.last_seq = message.seq
+        if type(message) is Push:
+            fault = validation.fault(member, self._store, message, sink, self.held.stopping)
+            gradient: PushSink | CachedGradient = sink  # type: ignore[assignment]
         else:
-            self._queue.append(work)
-        self._advance()
+            fault = validation.unready(member, stopping=self.held.stopping)
+            fault = fault or validation.beyond(self._store, message)
+            gradient = self.recall.find(member.number)
+        if fault is not None:
+            if isinstance(sink, PushSink):
+                sink.free()
+            return self._replies.refuse_new(event, member, fault)
+        push = PendingPush(event.peer, message, gradient, member)
+        self._replies.pending[member.client, message.seq] = push
+        self._queue.append(push)
+        if member.excused:
+            member.excused = False
+            return self.workers_changed(now)
+        return self.advance(now)
 
-    def crew_changed(self) -> None:
+    def work(self, work: QueuedWork, now: float) -> list[Effect]:
+        """Queue work on rows."""
+        self._queue.append(work)
+        return self.advance(now)
+
+    def workers_changed(self, now: float) -> list[Effect]:
         """Give the policy the set of workers that are waited for, if it has changed."""
-        if self._stopping:
-            return
-        if self._listens:
-            waited_for = self._crew.waited_for()
-            if waited_for == self._told:
-                return
-            self._told = waited_for
-            verdict = self._policy.workers_changed(waited_for)
-            if verdict is not None:
-                self._queue.appendleft(verdict)
-                self._advance()
-        if self.held and self._store is not None and self._store.readable:
-            self._let_go(published=False)
+        held, effects = self.held, list[Effect]()
+        if not held.stopping and held.may_have_changed():
+            decision = held.decide()
+            if decision is not None:
+                self._queue.appendleft(decision)
+                effects = self.advance(now)
+            effects += held.let_go(now, published=False)
+        return effects + self.advance(now)
 
-    def tick(self) -> None:
+    def tick(self, now: float) -> list[Effect]:
         """Stop waiting for workers that are overdue."""
-        if not self.held:
-            return
-        crew = self._crew
-        for member in crew.overdue(self.now, self._held_since, self._given()):
-            member.excused = True
-            self._effects.append(
-                Note(
-                    f"worker {member.name!r} has not pushed for {crew.deadline:g} s:"
-                    " the others no longer wait for it (--worker-deadline)"
-                )
-            )
-        if crew.awaited and self.now - self._held_since >= crew.deadline:
-            self._effects.append(
-                Note(
-                    f"{crew.awaited} of {crew.expected} workers have not come within"
-                    f" {crew.deadline:g} s: going on without them"
-                )
-            )
-            crew.late = True
-        self.crew_changed()
-        self._wake()  # for the worker that is overdue next
+        if not self.held.pushes:
+            return []
+        effects = self.held.excuse_overdue(now) + self.workers_changed(now)
+        return effects + self.held.wake()  # for the worker that is overdue next
 
-    def stop(self) -> None:
+    def stop(self, now: float) -> list[Effect]:
         """Answer held pushes: refused, unless their step is in a published version."""
-        self._stopping = True
-        held, self.held = self.held, []
-        for pending in held:
-            if pending.made:
-                self.held.append(pending)
-            else:
-                self._answers.refuse(pending, _not_made())
-        if self.held and self._store is not None and self._store.readable:
-            self._let_go(published=False)
+        return self.held.stop(now) + self.advance(now)
 
-    def applied(self, event: Applied) -> None:
+    def applied(self, event: Applied) -> list[Effect]:
         """Publish the version that the kernel wrote, and send the answers that waited for it."""
-        if self._working is not None:
-            ticket, work = self._working
-            assert ticket == event.ticket, "Applied answers another Apply than the outstanding one"
-            self._working = None
-            work.applied(event.sums)
-            self._advance()
-            return
-        assert self._outstanding is not None
-        assert self._store is not None
-        ticket, job, item, verdict = self._outstanding
+        now, store, replies, held = event.time, self._store, self._replies, self.held
+        if now >= self.pace.due:
+            self.pace.note(now, store.version)
+        if self._outstanding is None:
+            return self._work_done(event)
+        ticket, job, push, decision = self._outstanding
         assert ticket == event.ticket, "Applied answers another Apply than the outstanding one"
         self._outstanding = None
+        effects: list[Effect] = []
         published = job.target is not None
         if job.target is not None:
-            self._store.commit(job.target, job.touched, event.sums)
-        if item is not None and not verdict.hold:
-            item.made = published
-            self._answers.acknowledge(item)
-        elif item is not None:
-            self._answer_or_hold(item, published)
+            store.commit(job.target, job.touched, event.sums)
+        if push is not None and not decision.hold:
+            effects = replies.acknowledge(push, now)
+        elif push is not None:
+            effects = held.answer_or_hold(push, published, now)
         if published:
             if self._collected:
                 self._collected = 0
@@ -252,110 +265,157 @@ class UpdateQueue:
             if self._sent is not None:
                 self._sent.release()
                 self._sent = None
-            if self.held:
-                self._let_go(published=True)
-            if self._answers.readers:
-                self._answers.readable_again()
-        if item is not None and isinstance(item.sink, PushSink):
+            if held.pushes:
+                effects += held.let_go(now, published=True)
+            if replies.readers:
+                effects += replies.answer_readers()
+        if push is not None and isinstance(push.sink, PushSink):
             if self.recall.bound:
-                self.recall.keep(item.member.number, item.sink)
+                self.recall.keep(push.member.number, push.sink)
             else:
-                item.sink.free()
+                push.sink.free()
         # Last: the next update may be in place, and the answers above read the current version.
-        if self._queue:
-            self._advance()
+        if self._queue or self._delta_replies is not None:
+            effects += self.advance(now)
+        return effects
 
-    # ------------------------------------------------------------ inside
+    def _work_done(self, event: Applied) -> list[Effect]:
+        """Take the result of work on rows or on the delta replica."""
+        assert self._working is not None, "Applied answers an Apply"
+        ticket, work = self._working
+        assert ticket == event.ticket, "Applied answers another Apply than the outstanding one"
+        self._working = None
+        return work.applied(event.sums, event.time) + self.advance(event.time)
 
-    def _answer_or_hold(self, item: PendingPush, published: bool) -> None:
-        item.made = published
-        ending = self._stopping and published
-        if ending or self._policy.may_go(item.member.number, published):
-            self._answers.acknowledge(item)
-        elif self._stopping:
-            self._answers.refuse(item, _not_made())
-        else:
-            if not self.held:
-                self._held_since = self.now
-            self.held.append(item)
-            self._wake()
+    # ------------------------------------------------------------ the next update
 
-    def _let_go(self, *, published: bool) -> None:
-        """Acknowledge the held pushes whose workers the policy lets go."""
-        held, self.held = self.held, []
-        for pending in held:
-            if self._policy.may_go(pending.member.number, published) or self._stopping:
-                self._answers.acknowledge(pending)
-            else:
-                self.held.append(pending)
-
-    def _wake(self) -> None:
-        due = self._crew.next_deadline(self._held_since, self._given()) if self.held else None
-        if due is not None:
-            self._effects.append(WakeAt(due))
-
-    def _given(self) -> frozenset[int]:
-        return frozenset(pending.member.number for pending in self.held)
-
-    def _advance(self) -> None:
+    def advance(self, now: float) -> list[Effect]:
         """Issue the next job, if none is outstanding."""
-        while self._outstanding is None and self._working is None and self._queue:
+        effects: list[Effect] = []
+        replica = self._delta_replies
+        while self._outstanding is None and self._working is None:
+            if replica is not None and replica.due:
+                effects.append(self._issue_work(replica))
+                continue
+            if not self._queue:
+                break
             item = self._queue.popleft()
-            if isinstance(item, Decision):
-                self._issue(None, item)
-                continue
-            if not isinstance(item, PendingPush):
-                self._tickets += 1
-                self._working = (self._tickets, item)
-                self._effects.append(Apply(self._tickets, item.issue()))
-                continue
-            if isinstance(item.sink, CachedGradient) and item.sink.gradient is None:
-                self._answers.acknowledge(item, used=False)
-                continue
-            store = self._store
-            assert store is not None, "no client can push before the model is defined"
-            level, base = store.current.level, item.sink.cover.level
-            if level is not None and base is not None:
-                item.staleness, stale = level - base, None
-                item.mean_staleness = float(level - base)
+            if isinstance(item, PendingPush):
+                effects += self._decide(item, now)
+            elif isinstance(item, Decision):
+                effects.append(self._issue(None, item))
             else:
-                stale = self._note_staleness(item)
-            if self._immediate:
-                verdict = APPLY
-            else:
-                verdict = self._policy.push(item.member.number, item.staleness)
-            if verdict.use and store.rule.reads:
-                verdict = self._alone(verdict)
-            if verdict.use:
-                self._issue(item, verdict, stale)
-            elif not verdict.why:
-                self.ignored += 1
-                self._answers.acknowledge(item, used=False)
-                item.sink.free()
-            else:
-                kind = StaleGradient if self._recompute else Refused
-                self._answers.refuse(item, kind(verdict.why, staleness=item.staleness))
+                effects.append(self._issue_work(item))
+        return effects
 
-    def _alone(self, verdict: Decision) -> Decision:
+    def _issue_work(self, work: QueuedWork) -> Apply:
+        self.tickets += 1
+        self._working = (self.tickets, work)
+        return Apply(self.tickets, work.issue())
+
+    def _decide(self, push: PendingPush, now: float) -> list[Effect]:
+        """Have the policy decide about a gradient; issue its update, or answer it."""
+        store, sink, member = self._store, push.sink, push.member
+        if isinstance(sink, CachedGradient) and sink.gradient is None:
+            return self._replies.acknowledge(push, now, used=False)
+        level, base = store.current.level, sink.cover.level
+        if level is not None and base is not None:
+            push.staleness, stale = level - base, None
+            push.mean_staleness = float(level - base)
+        else:
+            stale = self._note_staleness(push)
+        if self._immediate:
+            decision = APPLY
+        else:
+            decision = self._policy.push(member.number, push.staleness)
+        if decision.use and store.rule.reads:
+            decision = self._alone(decision)
+        if decision.use:
+            return [self._issue(push, decision, stale)]
+        if not decision.why:
+            self.ignored += 1
+            effects = self._replies.acknowledge(push, now, used=False)
+            sink.free()
+            return effects
+        kind = StaleGradient if self._recompute else Refused
+        return self._replies.refuse(push, kind(decision.why, staleness=push.staleness), now)
+
+    def _alone(self, decision: Decision) -> Decision:
         """Refuse to collect: the rule reads what each single gradient's worker was sent."""
-        if verdict.divide == 1 and not self._collected:
-            return verdict
+        if decision.divide == 1 and not self._collected:
+            return decision
         why = (
             f"{self._algorithm.name}: its rule reads what each gradient's worker was sent, so its"
             " policy must take a step with each gradient alone, at once (divide=1)"
         )
         return Decision(False, why=why)
 
-    def _note_staleness(self, item: PendingPush) -> Ints | None:
+    def _note_staleness(self, push: PendingPush) -> Ints | None:
         """Fill in a push's staleness; return it per tensor if the tensors differ in it."""
-        assert self._store is not None
-        cover, current = item.sink.cover, self._store.current
-        stale = current.tensor_versions[cover.tensors] - cover.bases
-        bytes_each = self._store.layout.nbytes_each[cover.tensors]
-        item.staleness = int(stale.max())
+        cover, store = push.sink.cover, self._store
+        stale = store.current.tensor_versions[cover.tensors] - cover.bases
+        bytes_each = store.layout.nbytes_each[cover.tensors]
+        push.staleness = int(stale.max())
         # In float64: billions of updates times billions of bytes are more than an int64 holds.
-        item.mean_staleness = float((stale * bytes_each.astype(float)).sum() / bytes_each.sum())
-        return stale if item.staleness != int(stale.min()) else None
+        push.mean_staleness = float((stale * bytes_each.astype(float)).sum() / bytes_each.sum())
+        return stale if push.staleness != int(stale.min()) else None
+
+    def _issue(
+        self, push: PendingPush | None, decision: Decision, stale: Ints | None = None
+    ) -> Apply:
+        """Fix everything about the next update, and return its `Apply`."""
+        store = self._store
+        direct = decision.divide == 1 and not self._collected and push is not None
+        gradient = None if push is None else push.sink.take()
+        job = UpdateJob(store, store.cost, gradient=gradient)
+        if push is not None:
+            cover, staleness = push.sink.cover, push.staleness
+            job.pushed = cover.tensors
+            self.staleness[staleness if staleness < _EXACT else _bar(staleness)] += 1
+            self.total_staleness += staleness
+            rate, known = self._rate(store.current.number), self._even.get(staleness)
+            if stale is None and cover.whole and known is not None and known[1] == rate:
+                scales, _rate, steps = known
+            else:
+                scales, steps = self._steps(cover, staleness, stale, rate)
+            if direct:
+                job.steps, job.touched = steps, cover.tensors
+                if store.rule.reads:
+                    job.sent = self._read(push)
+            else:
+                job.weights = scales if self._linear else np.ones(len(cover.tensors))
+                self._sum[cover.tensors] = True
+                self._modulated[0, cover.tensors] += scales
+                self._modulated[1, cover.tensors] += 1
+                self._collected += 1
+        if decision.divide is not None:
+            if not direct:
+                touched = np.flatnonzero(self._sum)
+                job.touched = store.layout.all if len(touched) == len(self._sum) else touched
+                job.steps = self._collected_steps(touched)
+                job.factor = 1.0 / decision.divide
+            job.clip = self._algorithm.clip
+            if store.rule.scalars:
+                job.scalars = self._scalars(job.touched)
+            job.target = store.begin()
+        self.tickets += 1
+        self._outstanding = (self.tickets, job, push, decision)
+        return Apply(self.tickets, job)
+
+    def _read(self, push: PendingPush) -> Version:
+        """Return the version that the rule reads beside the parameters, which the worker was sent.
+
+        If it is not held any more (the connection was lost meanwhile), this is the current version.
+        """
+        cover, lease = push.sink.cover, push.member.sent
+        if lease is not None:
+            versions = lease.version.tensor_versions[cover.tensors]
+            if np.array_equal(versions, cover.bases):
+                return lease.version
+        self._sent = self._store.lease()  # it also keeps the update from being done in place
+        return self._sent.version
+
+    # ------------------------------------------------------------ learning rates
 
     def _steps(
         self, cover: Cover, staleness: int, stale: Ints | None, rate: float
@@ -374,17 +434,22 @@ class UpdateQueue:
 
     def _even_steps(self, staleness: int, rate: float) -> tuple[Array, float, Array]:
         """Compute and cache modulations and learning rates for tensors of equal staleness."""
-        assert self._store is not None
         if len(self._even) > 1024:
             self._even.clear()
-        scales = np.full(len(self._store.layout.tensors), self._algorithm.modulation(staleness))
+        scales = np.full(len(self._sum), self._algorithm.modulation(staleness))
         known = self._even[staleness] = (scales, rate, scales * rate)
         return known
+
+    def _collected_steps(self, touched: Ints) -> Array:
+        """Return the learning rate of each tensor for a step with the collected sum."""
+        steps = np.full(len(touched), self._rate(self._store.version))
+        if not self._linear:  # gradients that were weighted have their modulation already
+            steps *= self._modulated[0, touched] / self._modulated[1, touched]
+        return steps
 
     def _scalars(self, touched: Ints) -> Array | None:
         """Return the rule's scalars for the next update of each tensor, if it has any."""
         store = self._store
-        assert store is not None
         if not store.rule.scalars:
             return None
         level = store.current.level
@@ -392,82 +457,14 @@ class UpdateQueue:
             versions = store.current.tensor_versions[touched].tolist()
             rows = {version: self._algorithm.scalars(version + 1) for version in set(versions)}
             return np.array([rows[version] for version in versions], np.float64)
-        if self._level_scalars[0] != level:
-            row = np.array(self._algorithm.scalars(level + 1), np.float64)
-            self._level_scalars = level, np.tile(row, (len(store.layout.tensors), 1))
         found = self._level_scalars[1]
-        assert found is not None
+        if found is None or self._level_scalars[0] != level:
+            row = np.array(self._algorithm.scalars(level + 1), np.float64)
+            found = np.tile(row, (len(self._sum), 1))
+            self._level_scalars = level, found
         return found if touched is store.layout.all else found[: len(touched)]
-
-    def _read(self, store: Store, item: PendingPush) -> Version:
-        """Return the version that the rule reads beside the parameters, which the worker was sent.
-
-        If it is not held any more (the connection was lost meanwhile), this is the current version.
-        """
-        cover, lease = item.sink.cover, item.member.sent
-        if lease is not None:
-            versions = lease.version.tensor_versions[cover.tensors]
-            if np.array_equal(versions, cover.bases):
-                return lease.version
-        self._sent = store.lease()  # it also keeps the update from being done in place
-        return self._sent.version
-
-    def _issue(
-        self, item: PendingPush | None, verdict: Decision, stale: Ints | None = None
-    ) -> None:
-        """Fix everything about the next update, and issue its `Apply`."""
-        store = self._store
-        assert store is not None
-        direct = verdict.divide == 1 and not self._collected and item is not None
-        gradient = None if item is None else item.sink.take()
-        job = UpdateJob(store, store.cost, gradient=gradient)
-        if item is not None:
-            cover, staleness = item.sink.cover, item.staleness
-            job.pushed = cover.tensors
-            self.staleness[staleness if staleness < _EXACT else _bar(staleness)] += 1
-            self.total_staleness += staleness
-            rate, known = self._rate(store.current.number), self._even.get(staleness)
-            if stale is None and cover.whole and known is not None and known[1] == rate:
-                scales, _rate, steps = known
-            else:
-                scales, steps = self._steps(cover, staleness, stale, rate)
-            if direct:
-                job.steps, job.touched = steps, cover.tensors
-                if store.rule.reads:
-                    job.sent = self._read(store, item)
-            else:
-                job.weights = scales if self._linear else np.ones(len(cover.tensors))
-                self._sum[cover.tensors] = True
-                self._modulated[0, cover.tensors] += scales
-                self._modulated[1, cover.tensors] += 1
-                self._collected += 1
-        if verdict.divide is not None:
-            if not direct:
-                touched = np.flatnonzero(self._sum)
-                job.touched = store.layout.all if len(touched) == len(self._sum) else touched
-                job.steps = self._collected_steps(touched)
-                job.factor = 1.0 / verdict.divide
-            job.clip = self._algorithm.clip
-            if store.rule.scalars:
-                job.scalars = self._scalars(job.touched)
-            job.target = store.begin()
-        self._tickets += 1
-        self._outstanding = (self._tickets, job, item, verdict)
-        self._effects.append(Apply(self._tickets, job))
-
-    def _collected_steps(self, touched: Ints) -> Array:
-        """Return the learning rate of each tensor for a step with the collected sum."""
-        assert self._store is not None
-        steps = np.full(len(touched), self._rate(self._store.version))
-        if not self._linear:  # gradients that were weighted have their modulation already
-            steps *= self._modulated[0, touched] / self._modulated[1, touched]
-        return steps
 
 
 def _bar(staleness: int) -> int:
     """Return the histogram bin of a large staleness: the power of two at or below it."""
     return 1 << (staleness.bit_length() - 1)
-
-
-def _not_made() -> Unavailable:
-    return Unavailable("the server is shutting down; the step was not made")

@@ -6,7 +6,7 @@ import numpy as np
 
 from aiops.engine.membership import Member
 from aiops.engine.receive import PushSink, RawIncoming
-from aiops.errors import BadPush, NotReady, Refused, Unavailable
+from aiops.errors import BadPush, Refused, Unavailable
 from aiops.store.parameters import Store
 from aiops.store.wanted import Wanted
 from aiops.wire.messages import Push, PushRows, Reapply
@@ -14,26 +14,23 @@ from aiops.wire.sinks import Discard, Sink
 
 
 def fault(
-    member: Member, store: Store | None, message: Push | PushRows, sink: Sink | None, stopping: bool
+    member: Member, store: Store, message: Push | PushRows, sink: Sink | None, stopping: bool
 ) -> Refused | None:
     """Return why a push cannot be taken, or None."""
-    if store is not None and member.worker and not stopping and type(sink) is RawIncoming:
+    if member.worker and not stopping and type(sink) is RawIncoming:
         cover, level = sink.cover, store.current.level
         known = cover.level is not None and level is not None and cover.level <= level
         if known and sink.fault is None and type(message) is Push and not message.wants:
             return None  # the usual case, for which every check below passes
-    unfit_now = unready(member, store, stopping=stopping)
-    return unfit_now if unfit_now is not None or store is None else unfit(store, message, sink)
+    return unready(member, stopping=stopping) or unfit(store, message, sink)
 
 
-def unready(member: Member, store: Store | None, *, stopping: bool) -> Refused | None:
+def unready(member: Member, *, stopping: bool) -> Refused | None:
     """Return why this client may not push now, or None."""
     if not member.worker:
         return BadPush("an observer may not push; connect with role='worker'")
     if stopping:
         return Unavailable("the server is shutting down and takes no more pushes")
-    if store is None:
-        return NotReady("no worker has defined the model yet: define it before the first push")
     return None
 
 

@@ -128,7 +128,7 @@ class Persistence:
             self._noting.cancel()
         self._end_record()
         if self._ledger is not None:
-            self._ledger.write(self._now() - self._began, self._engine.crew.ledger())
+            self._ledger.write(self._now() - self._began, self._engine.membership.ledger())
             self._ledger.close()
         if self._saving is not None:
             await asyncio.wait([self._saving])
@@ -159,7 +159,7 @@ class Persistence:
         if store is None:
             _log.warning("nothing is saved to %s: no model has been defined", path)
             return
-        if store.busy or self._engine.updates.working:
+        if store.busy or self._engine.working:
             _log.error("nothing is saved to %s: an update was not finished", path)
             return
         tables = self._engine.saved_tables()
@@ -177,7 +177,7 @@ class Persistence:
             if not patient:
                 _log.warning("nothing is saved to %s: no model has been defined", path)
             return False
-        collecting = None if self._engine.updates.working else collect()
+        collecting = None if self._engine.working else collect()
         if collecting is None:
             if not patient:
                 _log.error("nothing is saved to %s: an update was not finished", path)
@@ -217,7 +217,7 @@ class Persistence:
                     await asyncio.wait([saving])
                 continue
             store = self._engine.store
-            if store is None or not store.readable or self._engine.updates.working:
+            if store is None or not store.readable or self._engine.working:
                 continue
             try:
                 tables = self._engine.saved_tables()  # a copy, for nothing holds a version of them
@@ -298,7 +298,7 @@ class Persistence:
         """End the record before the run does: what follows a gap could not be replayed."""
         assert self._record is not None
         self.recording = False
-        self._ends_at = self._engine.answers.version
+        self._ends_at = self._engine.version
         self._recorded = (
             f"--record: {self._record.name} ends at version {self._ends_at} and is incomplete:"
             f" {error.strerror}; the run goes on without a record until the server is started again"
@@ -318,7 +318,7 @@ class Persistence:
             except OSError as error:
                 self._cut_record(error)
         else:
-            version = self._engine.answers.version
+            version = self._engine.version
             _log.error(
                 "--record: %s is incomplete: it ends at version %d, the run at version %d",
                 *(self._record.name, self._ends_at, version),
@@ -326,7 +326,7 @@ class Persistence:
 
     def _write_ledger(self, loop: asyncio.AbstractEventLoop, file: LedgerFile) -> None:
         """Write a line of the ledger now, and again after `EVERY` seconds."""
-        file.write(self._now() - self._began, self._engine.crew.ledger())
+        file.write(self._now() - self._began, self._engine.membership.ledger())
         self._noting = loop.call_later(EVERY, self._write_ledger, loop, file)
 
 

@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import logging
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -90,9 +90,7 @@ class Server:
         if config.follower:
             self._coordinator = Follower(algorithm, options, machine)
         else:
-            self._coordinator = self._engine = Engine(algorithm, options, machine)
-            if self._profile is not None:
-                self._engine.profile = self._profile.report
+            self._coordinator = self._engine = Engine(algorithm, options, machine, self._statistics)
             if config.sharded:
                 self._coordinator = self._lead = Lead(self._engine, config.reach())
                 self._links = self._reaching(options.run)
@@ -109,7 +107,6 @@ class Server:
         if not config.follower:
             collect = self._collect if self._lead is not None else None
             self._persistence = Persistence(config, self._engine, self._now, collect)
-            self._engine.file_errors = self._persistence.errors
         self._runner: EffectRunner | None = None
         self._events: deque[Event] = deque()
         self._handling = False
@@ -130,6 +127,13 @@ class Server:
             *(config.heartbeat, self._env),
             *(self._lead.sink_for_follower, self.post),
         )
+
+    def _statistics(self) -> Mapping[str, Any]:
+        """Return the shell's part of the statistics."""
+        return {
+            "profile": self._profile.report() if self._profile is not None else None,
+            "file_errors": self._persistence.errors() if self._persistence is not None else [],
+        }
 
     @property
     def engine(self) -> Engine:

@@ -36,7 +36,6 @@ from aiops.engine.events import (
     Told,
     Warm,
 )
-from aiops.engine.replies import PendingPush
 from aiops.engine.steady import Steady
 from aiops.errors import Refused, RemoteProtocolError, Unavailable, refusal
 from aiops.model.arena import aligned
@@ -51,6 +50,7 @@ from aiops.shards.updating import Updating
 from aiops.store.delta_replica import ReplicaJob
 from aiops.store.gradient import Gradient
 from aiops.store.parameters import UpdateJob
+from aiops.store.snapshots import Version
 from aiops.wire.connection import Connection
 from aiops.wire.fields import ShardTable
 from aiops.wire.messages import (
@@ -97,7 +97,7 @@ class Lead:
         self._clients: dict[int, tuple[str, int]] = {}  # id and epoch, by connection
         self._numbers = 0  # pushes so far
         self._updating = Updating(
-            len(addresses), self._order, lambda effect: self._out.append(effect), engine.of_shadow
+            len(addresses), self._order, lambda effect: self._out.append(effect), self._of_replica
         )
         # Versions that followers keep for rules that read them; True: those of the delta replica.
         self._held: set[tuple[int, bool]] = set()
@@ -255,7 +255,7 @@ class Lead:
 
     def _report(self, counting: PushCounts) -> None:
         self._counting = None
-        for member in self.engine.crew:
+        for member in self.engine.membership:
             member.apart = counting.clients.get(member.client, member.apart)
         for event in counting.asked:
             if event.peer in self._clients:
@@ -323,12 +323,10 @@ class Lead:
             return
         self._broken[event.shard] = event.why
         self._out.append(Note(f"{self._why()}; this server and the others keep what they have"))
-        answers = self.engine.answers
-        self.engine.now = answers.now = max(self.engine.now, event.time)
-        for pending in answers.unanswered():
-            self._refuse(pending)
-        for peer, id in answers.waiting():
-            self._out.append(Reply(peer, self._unavailable(id)))
+        self.engine.now = max(self.engine.now, event.time)
+        if self.engine.training is not None:
+            for peer, id in self.engine.training.replies.abandon():
+                self._out.append(Reply(peer, self._unavailable(id)))
         self._gathering.despair()
         if self._counting is not None:
             self._report(self._counting)
@@ -336,10 +334,9 @@ class Lead:
             collecting.fail(self._why())
         self._collecting.clear()
 
-    def _refuse(self, pending: PendingPush) -> None:
-        if pending.peer is not None:
-            self._out.append(Reply(pending.peer, self._unavailable(pending.message.id)))
-            pending.peer = None
+    def _of_replica(self, version: Version) -> bool:
+        training = self.engine.training
+        return training is not None and training.of_replica(version)
 
     def _unavailable(self, id: int) -> Error:
         text = f"{self._why()}; start the servers anew, from the last --save"
@@ -398,10 +395,10 @@ class Lead:
 
     def _hold(self) -> None:
         """Order followers to keep the versions that the rule will compare gradients with."""
-        store = self.engine.store
-        if store is None or not store.rule.reads or self.placement is None:
+        training = self.engine.training
+        if training is None or not training.store.rule.reads or self.placement is None:
             return
-        held = self.engine.held_versions()
+        held = training.held_versions(self.engine.membership)
         for version, shadow in sorted(held - self._held):
             self._all(HoldVersion(0, version, True, shadow))
         for version, shadow in sorted(self._held - held):
@@ -443,7 +440,7 @@ class Lead:
         elif effect.lease is not None and placement is not None and not self._alone:
             client = self._clients.get(effect.peer)
             pieces = [theirs for theirs, _views in placement.divide(message.parts)]  # type: ignore[attr-defined]
-            shadow = self.engine.of_shadow(effect.lease.version)
+            shadow = self._of_replica(effect.lease.version)
             ask = send_increments if shadow else send_params
             if client is not None:
                 for shard, theirs in enumerate(pieces[1:], 1):
@@ -456,7 +453,7 @@ class Lead:
 
     def report(self) -> list[dict[str, Any]]:
         """Return each shard's line of the statistics; ``behind`` is its lag, in versions."""
-        version, edges = self.engine.answers.version, []
+        version, edges = self.engine.version, []
         if self.placement is not None:
             edges = self.placement.edges
         lines = []

@@ -349,7 +349,7 @@ class TestWhole:
 class TestRefused:
     def test_a_tensor_that_takes_too_long(self) -> None:
         with ServerThread(policy="asgd", bandwidth_budget="500KB/s") as server:
-            server.call(lambda s: setattr(s.engine.intake, "budget", 1 * KB))
+            server.call(lambda s: setattr(s.engine.admission, "budget", 1 * KB))
             with aiops.Client(server.url, role="worker") as client:
                 with pytest.raises(BadPush, match=r"'w' has 70000 bytes.* is 1\.22KB/s"):
                     client.define(model(70_000))

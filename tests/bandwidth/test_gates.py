@@ -11,6 +11,7 @@ import pytest
 from aiops.algorithms import find as algorithm
 from aiops.bandwidth import gates
 from aiops.bandwidth.gates import BFASGD, KINDS, Constant, Gate, Periodic
+from aiops.engine.client_plan import ClientPlan
 from aiops.engine.engine import Engine
 from aiops.engine.events import Options
 from aiops.errors import ConflictError, UsageError
@@ -160,7 +161,7 @@ class TestWhatGoesTogether:
         kept = {}
         for skipped in gates.SKIPPED:
             options = Options(gate=f"bfasgd:skipped={skipped}", recall=1000)
-            kept[skipped] = Engine(algorithm("fasgd").make({}), options).updates.recall.bound
+            kept[skipped] = ClientPlan(algorithm("fasgd").make({}), options).recall
         assert kept == {"accumulate": 0, "reapply": 1000, "discard": 0}
 
     def test_the_algorithm_says_its_floor(self) -> None:

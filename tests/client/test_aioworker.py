@@ -242,7 +242,7 @@ class TestTurns:
             with pytest.raises(ConnectionLost, match="closed before the answer came"):
                 await step
             await worker.close()
-            await until(lambda: len(server.engine.crew.present()) == 1, "its goodbye")
+            await until(lambda: len(server.engine.membership.present()) == 1, "its goodbye")
 
 
 class TestRefusals:
@@ -261,7 +261,7 @@ class TestRefusals:
             with pytest.raises(BadPush, match=r"'w' has shape \(8,\)"):
                 async with AsyncWorker(server.url, {**START, "w": np.zeros(9, np.float32)}):
                     pass
-            await until(lambda: len(server.engine.crew.present()) == 1, "its goodbye")
+            await until(lambda: len(server.engine.membership.present()) == 1, "its goodbye")
 
     async def test_a_plan_that_is_not_known(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from aiops.algorithms.asgd import ASGD
@@ -272,7 +272,7 @@ class TestRefusals:
             with pytest.raises(UsageError, match="the routine 'telepathy'"):
                 async with AsyncWorker(server.url, START):
                     pass
-            await until(lambda: not server.engine.crew.present(), "its goodbye")
+            await until(lambda: not server.engine.membership.present(), "its goodbye")
 
     async def test_a_closed_worker(self) -> None:
         async with serve() as server:
@@ -533,7 +533,7 @@ class TestCancelled:
             await worker.connect()
             assert (await worker.step(ones(START))).version == 1
             await worker.close()
-            await until(lambda: not server.engine.crew.present(), "its goodbye")
+            await until(lambda: not server.engine.membership.present(), "its goodbye")
 
     @pytest.mark.parametrize("turns", range(12))
     async def test_closing(self, turns: int) -> None:
@@ -549,7 +549,7 @@ class TestCancelled:
             with contextlib.suppress(asyncio.CancelledError):
                 await closing
             await worker.close()
-            await until(lambda: not server.engine.crew.present(), "its end")
+            await until(lambda: not server.engine.membership.present(), "its end")
             await until(lambda: asyncio.all_tasks() <= tasks, "the end of its tasks")
             assert value_of(server) in (0, -1)
 

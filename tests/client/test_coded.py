@@ -102,12 +102,10 @@ class Ended:
         self.digest = hashlib.sha256(engine.store.current.arena.data.tobytes()).hexdigest()
         report = engine.report()
         self.gradients, self.staleness = report["gradients"], report["staleness"]
-        delta_replies = engine.answers.delta_replies
-        self.shadow = (
-            None if delta_replies is None else delta_replies.shadow.current.arena.data.tobytes()
-        )
+        replica = engine.replica
+        self.shadow = None if replica is None else replica.current.arena.data.tobytes()
         self.values = {k: v.copy() for k, v in engine.store.current.arena.views.items()}
-        self.buffers = engine.intake.pool.out
+        self.buffers = engine.admission.pool.out
 
     def __eq__(self, other: object) -> bool:
         assert isinstance(other, Ended)

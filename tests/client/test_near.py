@@ -390,7 +390,7 @@ class TestRoom:
             Worker(server.url, MODEL, timeout=0.2) as one,
         ):
             room = one.room()
-            server.call(lambda s: s.engine.crew.__setattr__("deadline", 1e9))
+            server.call(lambda s: s.engine.membership.__setattr__("deadline", 1e9))
             with pytest.raises(DeadlineExceeded):
                 one.step(room)
             assert one.room().arena is not room.arena, "the server may be reading that"

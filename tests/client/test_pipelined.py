@@ -95,11 +95,11 @@ class Fixture:
         self.note()
 
     def note(self) -> None:
-        store, delta_replies = self.engine.store, self.engine.answers.delta_replies
+        store, replica = self.engine.store, self.engine.replica
         assert store is not None
-        if store.busy or self.engine.updates.working:
+        if store.busy or self.engine.working:
             return
-        current = delta_replies.shadow.current if delta_replies else store.current
+        current = replica.current if replica else store.current
         arrays = current.arena.views.items()
         self.versions[current.number] = {name: array.tobytes() for name, array in arrays}
 

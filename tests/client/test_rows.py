@@ -275,8 +275,8 @@ class TestVersions:
 
 def taken(running: Any) -> int:
     """Bytes of the room for answers with rows that are in use."""
-    running.engine.intake.answers.settle()
-    out: int = running.engine.intake.answers.out
+    running.engine.admission.row_pool.settle()
+    out: int = running.engine.admission.row_pool.out
     return out
 
 
@@ -290,8 +290,8 @@ class TestMuch:
             aiops.AsyncClient(server.url, role="worker", timeout=200.0) as ps,
         ):
             params = await ps.define(DENSE, wide)
-            server.engine.intake.answers.bound = 4 << 20
-            server.engine.intake.pool.bound = 4 << 20
+            server.engine.admission.row_pool.bound = 4 << 20
+            server.engine.admission.pool.bound = 4 << 20
             network.add(
                 testing.Host("reader", down=(testing.SimulatedLink(1e3),))
             )  # bytes per second
@@ -300,7 +300,7 @@ class TestMuch:
             await reader.fetch(params.copy())
             many = [asyncio.create_task(reader.fetch_rows("big", ids)) for _ in range(8)]
             await testing.until(  # 2 MiB each, of which next to nothing is read
-                lambda: server.engine.intake.answers.waiting == 1, "the room for rows is taken"
+                lambda: server.engine.admission.row_pool.waiting == 1, "the room for rows is taken"
             )
             pushes = [(await ps.exchange(params, DENSE)).version for _ in range(3)]
             assert pushes == [1, 2, 3], "who pushes tensors does not notice"

@@ -86,7 +86,7 @@ class Server:
         """Begin on a new connection."""
         self._peer += 1
         self._greeter = Greeter(self.token, self._peer.to_bytes(16, "big"))
-        self.wire = Connection("server", self.engine.intake.sink_for)
+        self.wire = Connection("server", self.engine.admission.sink_for)
         self.down = b""
 
     def receive(self, data: bytes) -> None:
@@ -281,8 +281,8 @@ class TestTogether:
         pair.up += b"".join(pair.session.leave())
         pair.settle()
         assert [type(m) for m in pair.server.heard[-1:]] == [messages.Leave]
-        assert pair.server.engine.crew.present() == []
-        assert pair.server.engine.intake.pool.out == 0
+        assert pair.server.engine.membership.present() == []
+        assert pair.server.engine.admission.pool.out == 0
         traffic = pair.server.wire.traffic
         assert pair.session.traffic == (traffic.bytes_out, traffic.bytes_in)
 
@@ -437,7 +437,7 @@ class TestLostConnections:
         arrived = pair.server.version
         assert arrived == (1 if up == self.PUSH_UP else 0)
         pair.cut()
-        assert pair.server.engine.intake.pool.out == 0
+        assert pair.server.engine.admission.pool.out == 0
         pair.connect()
         receipt = pair.ask(request)
         assert (receipt.version, receipt.staleness) == (1, 0)
@@ -521,7 +521,7 @@ class TestLostConnections:
         assert pair.ask(request).version == 1
         assert pair.server.outstanding == []
         assert pair.server.params() == values(params) == stepped(1)
-        assert pair.server.engine.intake.pool.out == 0
+        assert pair.server.engine.admission.pool.out == 0
 
     def test_a_repeated_push_while_another_update_is_made_in_place(self) -> None:
         """Its answer brings the parameters, which cannot be read just now; it waits for them."""

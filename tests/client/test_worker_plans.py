@@ -43,7 +43,7 @@ def waiting_at(server: ServerThread) -> int:
 
 
 def present_at(server: ServerThread) -> int:
-    return len(server.call(lambda s: s.engine.crew.present()))
+    return len(server.call(lambda s: s.engine.membership.present()))
 
 
 class TestLocalSteps:

@@ -69,7 +69,7 @@ def test_converges_on_a_quadratic(case: tuple[str, dict[str, Any]], backend: str
     train(crew_of(inline, WORKERS), 3000, quadratic)
     for values in inline.params().values():
         assert float(np.abs(values - 1).max()) < 0.5
-    assert inline.engine.intake.pool.out == 0
+    assert inline.engine.admission.pool.out == 0
 
 
 def test_converges_on_logistic_regression(case: tuple[str, dict[str, Any]]) -> None:
@@ -199,7 +199,7 @@ def test_no_news_is_lost_by_a_push_cut_midway(case: tuple[str, dict[str, Any]]) 
     assert store is not None
     before = inline.params()
     part = store.layout.parts(store.current.tensor_versions)
-    sink = inline.engine.intake.sink_for(messages.Push(99, 99, True, -1, part))
+    sink = inline.engine.admission.sink_for(messages.Push(99, 99, True, -1, part))
     assert sink is not None
     sink.view(0, 0)[:16] = b"\x7f" * 16
     sink.abandoned()
@@ -207,7 +207,7 @@ def test_no_news_is_lost_by_a_push_cut_midway(case: tuple[str, dict[str, Any]]) 
     assert all(np.array_equal(inline.params()[name], before[name]) for name in before) or (
         inline.version > 0  # those who waited for it went on
     )
-    assert inline.engine.intake.pool.out == 0 or any(h.waits for h in hands[1:])
+    assert inline.engine.admission.pool.out == 0 or any(h.waits for h in hands[1:])
     train(hands[1:], 60, quadratic)
     assert all(np.isfinite(values).all() for values in inline.params().values())
 
@@ -309,7 +309,7 @@ class TestExactness:
 
     def test_no_delay_alone_without_lead_equals_sgd(self) -> None:
         inline = started(("no-delay", {"lr": 0.1, "tau_max": 1}), {"w": np.full(5, 4.0)})
-        inline.engine.crew.expected = 1
+        inline.engine.membership.expected = 1
         hand = Hand(inline, 1)
         w, rng, other = np.full(5, 4.0), np.random.default_rng(3), np.random.default_rng(3)
         for _ in range(50):
@@ -427,7 +427,7 @@ class TestBounds:
 
     def test_ssp_starts_newcomers_at_the_slowest(self) -> None:
         inline = started(("ssp", {"s": 1}), {"w": np.zeros(3)})
-        inline.engine.crew.expected = None
+        inline.engine.membership.expected = None
         hands = [Hand(inline, peer) for peer in (1, 2)]
         train(hands, 60, quadratic)
         newcomer = Hand(inline, 3)
@@ -462,7 +462,7 @@ class TestBounds:
     def test_ssp_does_not_punish_who_comes_back(self) -> None:
         """The clocks of an empty crew are not 0, and an old clock is not kept."""
         inline = started(("ssp", {"s": 1}), {"w": np.zeros(3)})
-        inline.engine.crew.expected = None
+        inline.engine.membership.expected = None
         first = Hand(inline, 1)
         train([first], 50, quadratic)
         inline.leave(1)

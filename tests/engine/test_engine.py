@@ -130,7 +130,7 @@ class TestPushes:
         for peer, version in ((1, 0), (2, 0), (3, 0), (1, 1)):
             inline.push(peer, G, version)
         assert [inline.acks(p)[-1].staleness for p in (1, 2, 3)] == [2, 1, 2]
-        assert inline.engine.updates.staleness == {0: 1, 1: 1, 2: 2}
+        assert inline.engine.training.updates.staleness == {0: 1, 1: 1, 2: 2}
         assert inline.engine.report()["mean_staleness"] == 1.25
 
     def test_a_histogram_has_an_end_and_its_mean_is_exact(self) -> None:
@@ -139,7 +139,7 @@ class TestPushes:
             inline.push(1, G)
         for version in range(1500):
             inline.push(2, G, version)
-        found = inline.engine.updates.staleness
+        found = inline.engine.training.updates.staleness
         assert found[0] == 3001
         assert set(found) == {0, 2048}, "3001 updates ahead, and one more with every push"
         assert inline.engine.report()["mean_staleness"] == 1500 * 3001 / 4501
@@ -163,7 +163,7 @@ class TestPushes:
         np.testing.assert_array_equal(inline.params()["w"], before["w"])
         for now, then in zip(inline.engine.store.state[0], state, strict=True):  # type: ignore[union-attr]
             np.testing.assert_array_equal(now, then)
-        assert inline.engine.intake.pool.out == 0
+        assert inline.engine.admission.pool.out == 0
 
     def test_updates_are_one_at_a_time_and_in_order(self) -> None:
         inline = running("asgd", workers=3, hold=True)
@@ -180,7 +180,7 @@ class TestPushes:
         for _ in range(7):
             for peer in (1, 2, 3):
                 inline.push(peer, G)
-        assert inline.engine.intake.pool.out == 0
+        assert inline.engine.admission.pool.out == 0
         assert inline.engine.idle
 
     def test_partial_pushes_age_only_what_they_touch(self) -> None:
@@ -225,7 +225,7 @@ class TestExactlyOnce:
         assert inline.acks(1) == []
         assert len(inline.acks(11)) == 1
         assert inline.version == 1
-        assert inline.engine.intake.pool.out == 0
+        assert inline.engine.admission.pool.out == 0
 
     def test_who_said_goodbye_asks_no_more_what_became_of_its_pushes(self) -> None:
         inline = running("asgd")
@@ -233,7 +233,7 @@ class TestExactlyOnce:
         inline.push(2, G, seq=1)
         inline.leave(1)
         inline.receive(2, messages.Leave(5))
-        kept = {member.client: len(member.answers) for member in inline.engine.crew}
+        kept = {member.client: len(member.answers) for member in inline.engine.membership}
         assert (kept["client-1"], kept["client-2"]) == (1, 0)
         inline.join(12, client="client-2")
         assert isinstance(inline.push(12, G, 0, seq=1), Error)
@@ -260,7 +260,7 @@ class TestExactlyOnce:
         inline = running("asgd")
         inline.join(11, client="client-1")
         assert inline.dropped == [1]
-        assert len(inline.engine.crew.present()) == 2
+        assert len(inline.engine.membership.present()) == 2
 
     def test_an_older_connection_that_comes_late_replaces_nothing(self) -> None:
         inline = running("asgd")
@@ -401,7 +401,7 @@ def test_memory_of_departed_clients_is_bounded() -> None:
     for peer in range(1, 5001):
         inline.join(peer)
         inline.leave(peer)
-    assert len(list(inline.engine.crew)) <= 4097
+    assert len(list(inline.engine.membership)) <= 4097
 
 
 def test_params_and_gradients_of_several_dtypes() -> None:

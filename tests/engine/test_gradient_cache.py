@@ -69,7 +69,7 @@ def test_who_has_not_pushed_for_longest_gives_way() -> None:
         inline.push(peer, gradient(peer))
     assert again(inline, 1).used, "being used counts"
     inline.push(3, gradient(3))
-    recall = inline.engine.updates.recall
+    recall = inline.engine.training.updates.recall
     assert (recall.nbytes, recall.evicted) == (2 * NBYTES, 1)
     version = inline.version
     assert not again(inline, 2).used
@@ -84,7 +84,7 @@ def test_no_room_for_any(recall: int) -> None:
     inline = started(recall=recall)
     inline.push(1, gradient(1))
     assert not again(inline, 1).used
-    assert inline.engine.updates.recall.nbytes == 0
+    assert inline.engine.training.updates.recall.nbytes == 0
     assert inline.version == 1
 
 
@@ -95,8 +95,8 @@ def test_what_is_kept_is_not_the_pools() -> None:
         for peer in (1, 2, 3):
             inline.push(peer, gradient(peer))
             again(inline, peer)
-    assert inline.engine.intake.pool.out == 0
-    assert inline.engine.updates.recall.nbytes == 3 * NBYTES
+    assert inline.engine.admission.pool.out == 0
+    assert inline.engine.training.updates.recall.nbytes == 3 * NBYTES
 
 
 def test_an_ignored_gradient_is_not_kept() -> None:
@@ -111,4 +111,4 @@ def test_an_ignored_gradient_is_not_kept() -> None:
     assert isinstance(late, Ack)
     assert not late.used
     assert not again(inline, 2).used
-    assert inline.engine.intake.pool.out == 0
+    assert inline.engine.admission.pool.out == 0

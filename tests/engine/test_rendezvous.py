@@ -268,7 +268,7 @@ class TestRefusals:
         answer = meet(inline, 1, **changes)
         assert isinstance(answer, Error)
         assert words in answer.text
-        assert inline.engine.meeting.report()["averaging"] == 0
+        assert inline.engine.rendezvous.report()["averaging"] == 0
 
     @pytest.mark.parametrize(("first", "second"), [("127.0.0.1", "10.0.0.2"), ("::2", "::1")])
     def test_loopback_beside_other_addresses_is_refused(self, first: str, second: str) -> None:

@@ -95,7 +95,7 @@ class TestKilled:
             definer.close()
             process = child(HALF_A_PUSH, server.url)
             try:
-                assert server.call(lambda s: s.engine.intake.pool.out) == SIZE
+                assert server.call(lambda s: s.engine.admission.pool.out) == SIZE
                 with ThreadPoolExecutor(2) as pool:
                     loops = [pool.submit(loop, server.url, 6) for _ in range(2)]
                     if policy == "hardsync wait":
@@ -104,7 +104,7 @@ class TestKilled:
                     assert [future.result(PATIENCE) for future in loops] == [6, 6]
             finally:
                 process.kill()
-            assert server.call(lambda s: s.engine.intake.pool.out) == 0
+            assert server.call(lambda s: s.engine.admission.pool.out) == 0
 
     def test_while_it_waits_at_the_barrier(self) -> None:
         """Its gradient was given, and counts; nobody waits for another."""
@@ -151,7 +151,7 @@ class TestKilled:
                 with ThreadPoolExecutor(2) as pool:
                     loops = [pool.submit(loop, server.url, 3) for _ in range(2)]
                     assert [future.result(PATIENCE) for future in loops] == [3, 3]
-                assert server.call(lambda s: s.engine.intake.pool.out) == 0
+                assert server.call(lambda s: s.engine.admission.pool.out) == 0
             finally:
                 process.kill()
 
@@ -349,7 +349,7 @@ class TestCut:
             fault.wait()
             assert params.version == 0
             assert client.exchange(params, ONES).version == 1
-        assert server.call(lambda s: s.engine.intake._defining) is False
+        assert server.call(lambda s: s.engine.admission._defining) is False
 
     @pytest.mark.slow
     def test_again_and_again(self, connect: Connect, server: Any, proxy: Proxy) -> None:

@@ -63,14 +63,14 @@ class Training:
 
     def shadow(self) -> bytes:
         """What the shards hold together."""
-        delta_replies = self.world.engine.answers.delta_replies
-        assert delta_replies is not None
+        replica = self.world.engine.replica
+        assert replica is not None
         shadows = [
-            delta_replies.shadow,
+            replica,
             *(host.coordinator._shadow for host in self.world.followers),
         ]
         numbers = {shadow.current.number for shadow in shadows}
-        assert numbers == {delta_replies.shadow.current.number}
+        assert numbers == {replica.current.number}
         return b"".join(shadow.current.arena.data.tobytes() for shadow in shadows)
 
 
@@ -90,9 +90,9 @@ def test_where_no_tensor_is_cut_all_is_what_it_is_on_one_server(
         for name, array in theirs.items():
             assert array.any()
             assert array.tobytes() == ours[name].tobytes(), name
-    assert alone.world.engine.answers.delta_replies is not None
-    assert spread.world.engine.answers.delta_replies is not None
-    shadows = [each.world.engine.answers.delta_replies.shadow for each in (alone, spread)]  # type: ignore[union-attr]
+    assert alone.world.engine.replica is not None
+    assert spread.world.engine.replica is not None
+    shadows = [each.world.engine.replica for each in (alone, spread)]  # type: ignore[union-attr]
     assert shadows[0].report() == shadows[1].report(), "one decision, of the same numbers"
 
 
@@ -104,7 +104,7 @@ def test_what_a_reader_holds_is_the_shadow(shards: int, codec: str) -> None:
         training.step(step % 2)
         _actor, params = training.actors[step % 2]
         assert params.own().data.tobytes() == training.shadow()
-        assert params.version == training.world.engine.answers.delta_replies.shadow.current.number  # type: ignore[union-attr]
+        assert params.version == training.world.engine.replica.current.number  # type: ignore[union-attr]
     training.step(1)
     raw = sum(array.nbytes for array in CUT.values())
     assert training.brought < raw * 0.8, "it came as increments"
@@ -128,8 +128,8 @@ def test_increments_are_forgotten_on_all_shards() -> None:
     training = Training(3, CUT, "fp16")
     for _step in range(20):
         training.step(0)
-    assert training.world.engine.answers.delta_replies is not None
-    oldest = training.world.engine.answers.delta_replies.shadow.oldest
+    assert training.world.engine.replica is not None
+    oldest = training.world.engine.replica.oldest
     assert oldest > 10
     for host in training.world.followers:
         shadow = host.coordinator._shadow
@@ -170,7 +170,8 @@ def test_a_shard_that_is_gone_while_the_shadow_follows() -> None:
     world = training.world
     request = actor.requests.push(ones(params), params, params)
     actor.flush()
-    delta_replies = world.engine.answers.delta_replies
+    assert world.engine.training is not None
+    delta_replies = world.engine.training.delta_replies
     assert delta_replies is not None
     while not delta_replies._waiting:
         found = world.choices()

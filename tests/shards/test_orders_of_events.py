@@ -103,7 +103,7 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
 def world_with_little_room(seed: int, shards: int, *given: Any, **options: Any) -> World:
     world = World(seed, shards, *given, **options)
     world.cuts = 0.005
-    for intake in (world.engine.intake, *(host.coordinator.intake for host in world.followers)):
+    for intake in (world.engine.admission, *(host.coordinator.intake for host in world.followers)):
         intake.buffers = 0
     return world
 

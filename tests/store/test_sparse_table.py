@@ -292,7 +292,7 @@ class TestRefused:
         before = inline.store.digest(), inline.store.version
         yield inline
         assert (inline.store.digest(), inline.store.version) == before
-        assert inline.engine.intake.pool.out == 0
+        assert inline.engine.admission.pool.out == 0
         assert inline.engine.idle
 
     @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e18, -2e20])
@@ -384,7 +384,7 @@ class TestReceiving:
 
     @staticmethod
     def listener(inline: Tabled) -> Connection:
-        wire = Connection("server", inline.engine.intake.sink_for)
+        wire = Connection("server", inline.engine.admission.sink_for)
         wire.state = "open"
         return wire
 
@@ -414,7 +414,7 @@ class TestReceiving:
         assert (sink.fault is None) == (kind == "good")
         inline.post(Received(inline.now, 1, message, sink))
         assert isinstance(inline.said[1][-1], TableRows if kind == "good" else Error)
-        assert inline.engine.intake.pool.out == 0
+        assert inline.engine.admission.pool.out == 0
 
     def test_a_connection_lost_midway_gives_the_buffer_back(self) -> None:
         inline, frame = Tabled(), self.frame()
@@ -422,11 +422,11 @@ class TestReceiving:
             wire = self.listener(inline)
             assert not self.feed(wire, [frame[:length]])
             wire.lost()
-            assert inline.engine.intake.pool.out == 0
+            assert inline.engine.admission.pool.out == 0
 
     def test_who_finds_no_room_waits_and_comes_in_turn(self) -> None:
         inline = Tabled()
-        pool = inline.engine.intake.answers
+        pool = inline.engine.admission.row_pool
         pool.bound = 4096
         taken = pool.take(4096)
         assert taken is not None
@@ -444,13 +444,13 @@ class TestReceiving:
         """A large answer is sent from its buffer; its bytes may be let go on any thread."""
         inline = Tabled()
         message = FetchRows(1, 0, fetch_parts(TABLE, 5))
-        sink: Any = inline.engine.intake.sink_for(message)
+        sink: Any = inline.engine.admission.sink_for(message)
         sink.view(0, 0)[:] = packed(range(5))
         sink.filled(0, 0, 40)
         sink.out[:] = 7
         view = sink.answer_later().data
         sink.free()
-        pool = inline.engine.intake.answers
+        pool = inline.engine.admission.row_pool
         assert pool.out == 4096
         assert bytes(view) == np.full(15, 7, np.float32).tobytes()
         del view, sink
@@ -506,7 +506,7 @@ class TestDefine:
     def test_the_learning_rate_follows_its_schedule(self) -> None:
         """By the table's own updates."""
         inline = Tabled()
-        inline.engine.rows._rate = lambda update: 2.0**-update  # type: ignore[union-attr]
+        inline.engine.training.table_requests._rate = lambda update: 2.0**-update  # type: ignore[union-attr]
         before = inline.values([1])
         for _ in range(3):
             inline.push_rows([1], ones(1))

@@ -321,7 +321,7 @@ def test_a_push_that_is_repeated_may_not_ask_for_what_there_is_not() -> None:
     assert refused.code == "bad-push"
     inline.run_kernel()
     assert [ack.id for ack in inline.acks(1)] == [1, 3]
-    assert inline.engine.intake.pool.out == 0
+    assert inline.engine.admission.pool.out == 0
 
 
 def test_a_mean_staleness_of_billions_of_updates_and_bytes() -> None:

@@ -192,7 +192,7 @@ class TestToken:
             assert isinstance(answer, Error)
             assert (answer.code, answer.fatal) == ("unauthorised", True)
             assert peer.dropped()
-        assert server.call(lambda s: list(s.engine.crew)) == []
+        assert server.call(lambda s: list(s.engine.membership)) == []
 
     @pytest.mark.parametrize(
         "message", [messages.Fetch(1, -1), messages.Stats(1), messages.Ping(1), push(12, 1)]

@@ -159,7 +159,7 @@ def untouched(server: ServerThread) -> bool:
     def look(running: Any) -> bool:
         engine = running.engine
         data = engine.store.current.arena.data
-        return not data.any() and engine.store.version == 0 and engine.intake.pool.out == 0
+        return not data.any() and engine.store.version == 0 and engine.admission.pool.out == 0
 
     return bool(server.call(look))
 
@@ -240,7 +240,7 @@ class TestPushes:
                 assert f"its payload is no {codec} of this tensor" in answer.text
         assert Ack in kinds
         assert all(np.isfinite(values).all() for values in inline.params().values())
-        assert inline.engine.intake.pool.out == 0
+        assert inline.engine.admission.pool.out == 0
 
     def test_what_float16_cannot_hold(self) -> None:
         """An honest codec's value, below 1e18, is an infinity to float16."""

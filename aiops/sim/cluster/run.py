@@ -222,7 +222,7 @@ class _ClusterRun:
             nbytes = carried(self._workers)
             seconds = self._loop.now - self._began
             self._samples.append(
-                ClusterSample(seconds, self._done, engine.answers.version, nbytes, *found)
+                ClusterSample(seconds, self._done, engine.version, nbytes, *found)
             )
 
     def _params(self) -> Mapping[str, Array]:

@@ -65,7 +65,8 @@ class MemoryServer:
     def connect(self, worker: SimulatedClient) -> int:
         """Open a connection; return its number."""
         peer = len(self.lines) + 1
-        self.workers[peer], self.lines[peer] = worker, self._make_line(self.engine.intake.sink_for)
+        self.workers[peer] = worker
+        self.lines[peer] = self._make_line(self.engine.admission.sink_for)
         self._greeters[peer] = Greeter(None, peer.to_bytes(16, "big"))
         return peer
 
@@ -79,7 +80,8 @@ class MemoryServer:
         self, peer: int, session: Session, params: Params, request: Request
     ) -> SteadyTurn | None:
         """Return a client's short way, or None if an exchange could not have gone it."""
-        shared, member, wire = self.engine.short_way, self.engine.crew.at(peer), self.lines[peer]
+        shared, wire = self.engine.short_way, self.lines[peer]
+        member = self.engine.membership.at(peer)
         if shared is None or member is None or not shared.store.whole_at_once:
             return None
         if not (isinstance(params, Leased) and params.borrowed):

@@ -187,12 +187,12 @@ class Run(Closing):
         curve = list(self.curve)
         if not curve or curve[-1].iteration != self.iteration:
             curve.append(self._sample())
-        updates = self.engine.updates
+        training = self.engine.training
         return SimulationResult(
             self.simulation,
             digest(self.dispatcher),
             curve,
-            dict(updates.staleness),
+            dict(training.updates.staleness) if training is not None else {},
             self.seconds,
             self.complete,
             self._diverged,
@@ -200,7 +200,7 @@ class Run(Closing):
 
     def _sample(self) -> SimulationSample:
         cost, error = self.task.validate(self.dispatcher.model)
-        account, store = self.engine.crew.ledger(), self.dispatcher.store
+        account, store = self.engine.membership.ledger(), self.dispatcher.store
         pushed, fetched = account["pushed"], account["fetched"]
         return SimulationSample(
             self.iteration,
@@ -252,5 +252,5 @@ def digest(dispatcher: Dispatcher) -> str:
     found.update(store.current.tensor_versions.data)
     for worker in dispatcher.workers:
         found.update(worker.params.versions.data)
-    found.update(json.dumps(engine.crew.ledger(), sort_keys=True).encode())
+    found.update(json.dumps(engine.membership.ledger(), sort_keys=True).encode())
     return found.hexdigest()

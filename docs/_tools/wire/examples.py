@@ -211,7 +211,7 @@ class Recorder:
         self._greeter = Greeter(token, NONCES[1])
         self._wires: dict[Side, Connection] = {
             "client": Connection("client", _Kept),
-            "server": Connection("server", self.engine.intake.sink_for),
+            "server": Connection("server", self.engine.admission.sink_for),
         }
         if near:
             self._wires["client"].shared = SharedPayloads(lambda nbytes: self._segments["server"])

@@ -80,11 +80,11 @@ class Run:
     @property
     def digest(self) -> str:
         """Of the model, the shadow, and what all workers hold."""
-        store, delta_replies = self.engine.store, self.engine.answers.delta_replies
+        store, replica = self.engine.store, self.engine.replica
         assert store is not None
         found = hashlib.sha256(store.current.arena.data.tobytes())
-        if delta_replies is not None:
-            found.update(delta_replies.shadow.current.arena.data.tobytes())
+        if replica is not None:
+            found.update(replica.current.arena.data.tobytes())
         for worker in self.workers:
             found.update(worker.params.arena.data.tobytes())
             found.update(worker.params.versions.tobytes())
@@ -126,12 +126,12 @@ class TestRuns:
         """Or the model itself, where fetches are not coded."""
         push, fetch = codecs
         run = Run(gate=gate, push_codec=push, fetch_codec=fetch).train(40)
-        delta_replies, store = run.engine.answers.delta_replies, run.engine.store
-        assert (delta_replies is not None) == bool(fetch)
+        replica, store = run.engine.replica, run.engine.store
+        assert (replica is not None) == bool(fetch)
         assert store is not None
         for worker in run.workers:
             worker.ask(worker.requests.fetch(worker.params))
-            current = delta_replies.shadow.current if delta_replies else store.current
+            current = replica.current if replica else store.current
             assert worker.params.version == current.number
             assert worker.params.arena.data.tobytes() == current.arena.data.tobytes()
             np.testing.assert_array_equal(worker.params.versions, current.tensor_versions)
@@ -160,7 +160,7 @@ def test_every_algorithm_takes_coded_pushes_and_fetches(policy: str) -> None:
     assert store is not None
     wide = store.current.arena.views["wide"]
     assert float(np.abs(wide - 1).mean()) < 0.95 * float(np.abs(START["wide"] - 1).mean())
-    assert run.engine.intake.pool.out == 0
+    assert run.engine.admission.pool.out == 0
 
 
 def test_a_rule_that_reads_is_given_what_its_worker_was_sent() -> None:
@@ -172,7 +172,7 @@ def test_a_rule_that_reads_is_given_what_its_worker_was_sent() -> None:
         worker = run.workers[0]
         for _ in range(12):
             held = worker.params.arena.data.tobytes()
-            member = next(iter(run.engine.crew))
+            member = next(iter(run.engine.membership))
             assert member.sent is not None
             reads.append(member.sent.version.arena.data.tobytes())
             assert reads[-1] == held
@@ -239,7 +239,7 @@ def test_a_refused_push_is_put_back_once() -> None:
     run = Run("asgd", workers=1, gate="periodic:k_push=2,combine=mean", push_codec=("topk:0.1",))
     worker, engine = run.workers[0], run.engine
     ones = {name: np.ones_like(array) for name, array in START.items()}
-    place, refusing = engine.intake.sink_for, [True]
+    place, refusing = engine.admission.sink_for, [True]
 
     def refuse(message: Any) -> Any:
         sink = place(message)
@@ -248,7 +248,7 @@ def test_a_refused_push_is_put_back_once() -> None:
             sink.fault = BadPush("not now")  # type: ignore[union-attr]
         return sink
 
-    engine.intake.sink_for = refuse  # type: ignore[method-assign]
+    engine.admission.sink_for = refuse  # type: ignore[method-assign]
     for line in run.server.lines.values():
         line.server.sink_for = refuse
     worker.step(lambda _params: ones)

@@ -152,7 +152,7 @@ class TestLeased:
         assert not isinstance(one.params, Leased)
         assert engine.store is not None
         assert engine.store.alive == 1
-        assert engine.crew.ledger()["fetched"]["with_payload"] == 2
+        assert engine.membership.ledger()["fetched"]["with_payload"] == 2
 
     def test_empty(self) -> None:
         leased = Leased(Layout([("w", "float32", (3,))]))

@@ -51,15 +51,15 @@ class TestAtABarrier:
             worker = dispatcher.workers[0]
             dispatcher.run(2)
             assert worker.waits
-            assert engine.crew.ledger()["pushed"]["with_payload"] == 1
+            assert engine.membership.ledger()["pushed"]["with_payload"] == 1
             dispatcher.run(2)
-            assert engine.answers.version == 1
-            assert engine.crew.ledger()["pushed"]["with_payload"] == 4
-            assert engine.updates.ignored == 1
+            assert engine.version == 1
+            assert engine.membership.ledger()["pushed"]["with_payload"] == 4
+            assert engine.training.updates.ignored == 1
             assert worker.params.version == 1
             assert not worker.waits
             dispatcher.run(3)
-            assert engine.answers.version == 2
+            assert engine.version == 2
 
     def test_it_is_a_copy(self) -> None:
         """The dispatcher uses its buffers again; what is kept stays as it was."""

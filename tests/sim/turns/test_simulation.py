@@ -183,7 +183,7 @@ class TestMathematics:
         case = simulation("hardsync", set=("admission=reject",), order="random", clients=3)
         with Run(case, Noted("digits", 8)) as run:
             run.go_on()
-            refused = run.engine.answers.refused[StaleGradient.code]
+            refused = run.engine.membership.refused[StaleGradient.code]
             owed = sum(worker.refused for worker in run.dispatcher.workers)
             assert refused == sum(worker.recomputed for worker in run.dispatcher.workers) > 0
         assert len(seen) - len(set(seen)) == refused - owed
@@ -247,9 +247,9 @@ class TestRun:
         gate = "periodic:k_push=8,k_fetch=8"
         with Run(simulation(gate=gate, iterations=30), TASK) as run:
             run.go_on()
-            pushed = run.engine.crew.ledger()["pushed"]["with_payload"]
+            pushed = run.engine.membership.ledger()["pushed"]["with_payload"]
             run.dispatcher.finish()
-            left = run.engine.crew.ledger()["pushed"]["with_payload"] - pushed
+            left = run.engine.membership.ledger()["pushed"]["with_payload"] - pushed
         assert 0 < left <= 4
 
 

@@ -118,7 +118,7 @@ class World:
                 *(client.steps, client.recomputed, client.refused, client.waits),
             )
         seen["members"] = [
-            (member.last_seq, list(member.answers.items())) for member in self.engine.crew
+            (member.last_seq, list(member.answers.items())) for member in self.engine.membership
         ]
         self.journal.end(self.server.now, self.engine)
         seen["record"] = self.file.getvalue()

@@ -113,7 +113,7 @@ class _ElasticRun:
         return self._gradients
 
     def _bytes(self) -> int:
-        account = self._engine.crew.ledger()
+        account = self._engine.membership.ledger()
         return int(account["pushed"]["bytes"] + account["fetched"]["bytes"])
 
     def sample(self, number: int) -> dict[str, Any]:

@@ -1,0 +1,91 @@
+"""Plan what a server's clients do: the algorithm's plan, with a gate, codecs and deadlines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiops.algorithms.base import Algorithm
+from aiops.bandwidth import gates
+from aiops.bandwidth.gate_controller import GateController
+from aiops.codecs.choice import CodecChoice
+from aiops.engine.events import Options
+from aiops.errors import ConflictError
+
+
+class ClientPlan:
+    """The plan of one server, made of its algorithm and options before any client joins.
+
+    Attributes
+    ----------
+    fields
+        The plan: plain values, sent to each client in its welcome.
+    pushed, fetched
+        The codecs of gradients, and of parameters.
+    recall
+        Bytes of gradients to keep, so that the gate can have them applied again.
+
+    Raises
+    ------
+    ConflictError
+        When the algorithm and the options cannot work together.
+    """
+
+    def __init__(self, algorithm: Algorithm, options: Options) -> None:
+        algorithm.check(options.workers, options.relaxed)
+        if options.shards > 1 and (options.budget or options.worker_budget):
+            raise ConflictError(
+                "a bandwidth budget counts what one server sends, and several shards do not share"
+                " one: run one server, or have workers send less by codecs (--push-codec,"
+                " --fetch-codec) and a gate of fixed constants (--gate"
+                " bfasgd:c_push=0.1,c_fetch=0.01)"
+            )
+        deadlines = {"patience": options.worker_deadline, "heartbeat": options.heartbeat}
+        self.fields: dict[str, Any] = {**algorithm.plan(options.workers), **deadlines}
+        self.recall = self._add_gate(algorithm, options)
+        self.pushed = CodecChoice.of(options.push_codec)
+        self.fetched = CodecChoice.of(options.fetch_codec)
+        _check_sums(algorithm, self.pushed)
+        if self.pushed:
+            self.fields["push_codec"] = self.pushed.announced
+        if self.fetched:
+            self.fields["fetch_codec"] = self.fetched.announced
+
+    def _add_gate(self, algorithm: Algorithm, options: Options) -> int:
+        """Add the gate to the plan; return how many bytes of gradients to keep for it."""
+        gate = gates.find(options.gate) if options.gate else None
+        if gate is not None:
+            gate.check(algorithm, options.workers)
+        elif options.budget or options.worker_budget:
+            gate = gates.for_budget(algorithm, options.workers)
+        if gate is None:
+            return 0
+        self.fields |= gate.plan(algorithm)
+        return options.recall if gate.skipped == "reapply" else 0
+
+    def codecs(self) -> set[str]:
+        """Return the names of the codecs that gradients may be in."""
+        return {codec.name for _pattern, codec in self.pushed.pairs}
+
+    def for_worker(
+        self, number: int, budget: GateController | None, workers: int
+    ) -> dict[str, Any]:
+        """Return the plan for a client that joins: under a budget also the seconds per byte.
+
+        ``workers``: those that share the budget.
+        """
+        under_budget = {}
+        if budget is not None:
+            under_budget["seconds_per_byte"] = budget.seconds_per_byte(workers)
+        return {**self.fields, **under_budget, "worker": number}
+
+
+def _check_sums(algorithm: Algorithm, pushed: CodecChoice) -> None:
+    """Refuse to save up gradients for a rule that would diverge on their squares."""
+    saving = {codec.name for _pattern, codec in pushed.pairs if codec.saves_up}
+    if saving and not algorithm.accepts_sums:
+        name = algorithm.name
+        raise ConflictError(
+            f"{name} squares each gradient, and {min(saving)} leaves most of one out, to add it"
+            f" to a later one: {name} diverges on what has been saved up so. Push with fp16,"
+            " bf16 or int8, or choose another policy, such as fasgd"
+        )

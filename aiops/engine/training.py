@@ -1,0 +1,194 @@
+"""Everything of a server that exists once its model is defined, and the requests about the model.
+
+The engine makes a `Training` from the first model that a worker offers (or that the server is given
+at its start). Whoever holds one needs no check for a missing model.
+"""
+
+from __future__ import annotations
+
+from aiops.algorithms.base import Algorithm, Policy
+from aiops.bandwidth.gate_controller import GateController
+from aiops.engine import validation
+from aiops.engine.admission import Admission
+from aiops.engine.client_plan import ClientPlan
+from aiops.engine.delta_replies import DeltaReplies
+from aiops.engine.events import DistributeModel, Effect, Options, Received, Warm
+from aiops.engine.held_pushes import HeldPushes
+from aiops.engine.membership import Member, Membership
+from aiops.engine.receive import PushSink
+from aiops.engine.registration import Definition, table_stores
+from aiops.engine.replies import Replies
+from aiops.engine.steady import Shortcut, shortcut
+from aiops.engine.table_requests import TableRequests, TableWork
+from aiops.engine.update_queue import UpdateQueue
+from aiops.errors import BadPush
+from aiops.model.arena import aligned
+from aiops.model.placement import Placement
+from aiops.store.delta_replica import DeltaReplica
+from aiops.store.parameters import Store
+from aiops.store.resources import Resources
+from aiops.store.snapshots import Version
+from aiops.wire.messages import Fetch, PushRows
+
+
+class Training:
+    """One model's parameters, updates and answers.
+
+    Parameters
+    ----------
+    definition
+        The model.
+    algorithm, policy, options
+        Those of the engine.
+    plan
+        It has the codecs, and the bytes of gradients to keep.
+    membership, admission, budget
+        Parts of the engine that do not depend on the model.
+    machine
+        Memory, threads and the device that the store uses.
+
+    Attributes
+    ----------
+    store
+        Parameters, versions, leases, optimiser state.
+    tables
+        The model's tables, as they were defined.
+    delta_replies
+        Answers coded fetches, if they are enabled.
+    replies
+        Answers everything else.
+    updates
+        The pushes, and the outstanding update.
+    table_requests
+        Work on rows.
+    shortcut
+        The shared part of steady exchanges; None: the settings rule them out.
+    begun
+        The effects of the beginning: the model for followers, and kernels to compile.
+
+    Raises
+    ------
+    BadPush
+        When the model does not fit this server's memory.
+    """
+
+    def __init__(
+        self,
+        definition: Definition,
+        algorithm: Algorithm,
+        policy: Policy,
+        options: Options,
+        plan: ClientPlan,
+        membership: Membership,
+        admission: Admission,
+        budget: GateController | None,
+        machine: Resources,
+    ) -> None:
+        layout, workers = definition.layout, options.workers
+        self.tables = definition.tables
+        stores = table_stores(self.tables, algorithm.rule(), options.backend, later=machine.later)
+        # Of several shards, this one decides about the whole layout but holds its first part only.
+        placement, held, data = None, layout, definition.data
+        if options.shards > 1:
+            placement = Placement.even(layout, options.shards, options.shard_bytes)
+            held = placement.layouts[0]
+            data = aligned(held.nbytes)
+            data[:] = definition.data[: held.nbytes]
+        try:
+            self.store = store = Store(
+                layout,
+                algorithm.rule(),
+                backend=options.backend,
+                live=options.live,
+                relaxed=options.relaxed,
+                arena=machine.memory.holding(held, data),
+                machine=machine,
+                held=held,
+            )
+        except MemoryError as error:
+            raise BadPush(
+                f"the model of {held.nbytes} bytes, its rule's state and room for gradients do not"
+                f" fit this server's memory: {error}"
+            ) from None
+        store.read_packed(plan.codecs())
+        self.delta_replies: DeltaReplies | None = None
+        if plan.fetched:
+            replica = DeltaReplica(
+                *(store.current, plan.fetched, options.backend, options.fetch_lag),
+                placement=placement,
+                parallel_map=machine.parallel_map,
+            )
+            self.delta_replies = DeltaReplies(store, replica)
+        self.replies = Replies(store, self.tables.described, membership, budget, self.delta_replies)
+        self.updates = UpdateQueue(
+            *(algorithm, workers, policy, store, self.replies),
+            HeldPushes(policy, store, membership, self.replies),
+            *(self.delta_replies, plan.recall),
+        )
+        self.table_requests = TableRequests(algorithm, workers, stores, membership)
+        self.shortcut: Shortcut | None = None
+        whole = not options.relaxed and placement is None and machine.device is None
+        if whole and budget is None and self.delta_replies is None:
+            self.shortcut = shortcut(store, self.updates, admission.surveyors(layout), machine)
+        admission.defined(held, self.tables)
+        membership.defined(layout)
+        warming = [*store.warming(), *(table.warm for table in stores)]
+        self.begun: list[Effect] = []
+        if placement is not None:
+            self.begun.append(DistributeModel(placement, definition.data))
+        self.begun.append(Warm(warming))
+
+    # ------------------------------------------------------------ requests
+
+    def fetch(self, event: Received, member: Member | None) -> list[Effect]:
+        """Send parameters, as soon as they can be read."""
+        assert isinstance(event.message, Fetch)
+        effects = self.replies.fetch(event.peer, event.message, member)
+        return effects + self.updates.advance(event.time)  # of the delta replica, if it is due
+
+    def fetch_rows(self, event: Received) -> list[Effect]:
+        """Send rows of a table, when their turn comes."""
+        return self.updates.work(self.table_requests.fetch(event), event.time)
+
+    def push_rows(self, event: Received, member: Member) -> list[Effect]:
+        """Queue a push of rows.
+
+        One that has come before is answered from memory, and one that does not fit is refused.
+        """
+        message, sink = event.message, event.sink
+        assert isinstance(message, PushRows)
+        if message.seq <= member.last_seq:
+            found = self.table_requests.repeat(event, member)
+            if isinstance(found, TableWork):
+                return self.updates.work(found, event.time)
+            return [] if found is None else [found]
+        member.last_seq = message.seq
+        stopping = self.updates.held.stopping
+        fault = validation.fault(member, self.store, message, sink, stopping)
+        fault = fault or self.table_requests.fault(sink, message)
+        if fault is None:
+            return self.updates.work(self.table_requests.push(event, member), event.time)
+        if isinstance(sink, PushSink):
+            sink.free()
+        return self.replies.refuse_new(event, member, fault)
+
+    def left(self, peer: int, now: float) -> list[Effect]:
+        """Drop the fetches of a connection that ended, and wait for its worker no more."""
+        self.replies.left(peer)
+        return self.updates.workers_changed(now)
+
+    # ------------------------------------------------------------ versions
+
+    def held_versions(self, membership: Membership) -> set[tuple[int, bool]]:
+        """Return the versions that the rule compares gradients with, now or later.
+
+        Each is a number, and whether it is a version of the delta replica.
+        """
+        held = [member.sent.version for member in membership if member.sent is not None]
+        reads = self.updates.reads
+        held += [] if reads is None else [reads]
+        return {(version.number, self.of_replica(version)) for version in held}
+
+    def of_replica(self, version: Version) -> bool:
+        """Return whether a version is one of the delta replica."""
+        return self.delta_replies is not None and self.delta_replies.replica.owns(version)
