@@ -1,7 +1,7 @@
 """Everything of a server that exists once its model is defined, and the requests about the model.
 
 The engine makes a `Training` from the first model that a worker offers (or that the server is given
-at its start). Whoever holds one needs no check for a missing model.
+at its start). Its methods need no check for a missing model.
 """
 
 from __future__ import annotations
