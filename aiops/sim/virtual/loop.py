@@ -20,6 +20,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 from aiops.errors import AiopsError, DeadlineExceeded, UsageError
 from aiops.sim.virtual.blocked_tasks import blocked_tasks
+from aiops.sim.virtual.fair_sharing import FlowScheduler
 
 T = TypeVar("T")
 
@@ -29,27 +30,6 @@ _ENDING = 600.0  # virtual seconds that tasks may take to end when they are canc
 
 class Deadlock(AiopsError):
     """Every task waits and no timer runs; the text lists the tasks and where each waits."""
-
-
-class Crossings(Protocol):
-    """The bytes that cross the links of a network.
-
-    Attributes
-    ----------
-    unsettled
-        Whether bytes have been written, or have crossed, since `settle`.
-    next_due
-        The time that `settle` returned last, in seconds.
-    """
-
-    unsettled: bool
-    next_due: float
-
-    def settle(self, now: float) -> float:
-        """Put on the links what was written; return the time at which the next bytes cross."""
-
-    def advance(self, now: float) -> None:
-        """Deliver the bytes that have crossed by now."""
 
 
 class LoopNetwork(Protocol):
@@ -129,7 +109,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(self, limit: float = inf) -> None:
         super().__init__()
         self.network: LoopNetwork | None = None
-        self.crossings: Crossings | None = None
+        self.crossings: FlowScheduler | None = None
         self.onlookers: dict[Callable[[], None], None] = {}
         self.limit = limit
         self.now = 0.0
