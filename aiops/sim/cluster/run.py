@@ -221,9 +221,7 @@ class _ClusterRun:
             engine = self._server.engine
             nbytes = carried(self._workers)
             seconds = self._loop.now - self._began
-            self._samples.append(
-                ClusterSample(seconds, self._done, engine.version, nbytes, *found)
-            )
+            self._samples.append(ClusterSample(seconds, self._done, engine.version, nbytes, *found))
 
     def _params(self) -> Mapping[str, Array]:
         """Return the server's parameters, or the mean of the workers' models."""
