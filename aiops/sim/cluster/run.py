@@ -162,9 +162,9 @@ class _ClusterRun:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """End the run with the last task, or with an error."""
+        error = None if task.cancelled() else task.exception()  # else asyncio logs it
         if self._over.done():
             return
-        error = None if task.cancelled() else task.exception()
         if error is not None:
             self._over.set_exception(error)
         elif all(task.done() for task in self._tasks):
