@@ -69,16 +69,17 @@ class Ledger:
     """
 
     __slots__ = (
-        *("_batches", "_fetches", "_last", "_open", "_own", "_settled", "fetched", "layout"),
-        *("not_modified", "not_wanted", "pushed", "reapplied", "rows_fetched", "rows_pushed"),
-        *("skipped", "times", "traffic"),
+        *("_batches", "_exchanges", "_fetched", "_fetches", "_last", "_open", "_own", "_pushed"),
+        *("_settled", "layout", "not_modified", "not_wanted", "reapplied", "rows_fetched"),
+        *("rows_pushed", "skipped", "times", "traffic"),
     )
 
     def __init__(self, layout: Layout | None = None, *, own: bool = False) -> None:
         self.layout = layout
         self._own = own
         self.traffic = Traffic()
-        self.pushed, self.fetched = Flow(), Flow()
+        self._pushed, self._fetched = Flow(), Flow()
+        self._exchanges = 0  # that the two do not contain yet
         self.reapplied, self.skipped = Tally(), Tally()
         self.not_modified, self.not_wanted = Tally(), Tally()
         self.rows_pushed: Counter[int] = Counter()  # bytes by table
@@ -87,7 +88,7 @@ class Ledger:
         self._open: dict[int, Message] = {}  # requests that are not answered yet
         self._last: Parts = ()  # of the last push that was applied
         self._settled = 0  # the sequence number of the last push counted
-        self._batches = self._fetches = 0  # mini-batches pushed, and fetches made
+        self._batches = self._fetches = 0  # mini-batches, and fetches, but for pairs of both
 
     # ------------------------------------------------------------ what crosses
 
@@ -99,10 +100,10 @@ class Ledger:
                 parts: Parts = message.parts  # type: ignore[attr-defined]
                 layout = self.layout
                 if layout is not None and len(parts) == 1 and parts[0][2:4] == (RAW, layout.nbytes):
-                    self.pushed.messages += 1
-                    self.pushed.sent.whole += 1
+                    self._pushed.messages += 1
+                    self._pushed.sent.whole += 1
                 else:
-                    self._note(self.pushed, parts)
+                    self._note(self._pushed, parts)
         elif kind is PushRows or kind is FetchRows:
             assert isinstance(message, PushRows | FetchRows)
             if taken:
@@ -126,8 +127,8 @@ class Ledger:
             self._settled, self._last = request.seq, request.parts
             self._batches += 1
             self._fetches += request.have >= 0
-            self.fetched.messages += 1
-            self.fetched.sent.whole += 1
+            self._fetched.messages += 1
+            self._fetched.sent.whole += 1
             return  # the usual exchange, a gradient for a whole model, counted in fewer calls
         if isinstance(request, PushRows | FetchRows):
             if isinstance(message, TableRows) and taken:
@@ -140,7 +141,7 @@ class Ledger:
                 return
         elif not isinstance(message, Params):
             if isinstance(message, Error) and message.parts and taken:
-                self._note(self.fetched, message.parts)
+                self._note(self._fetched, message.parts)
             return
         if request.wants or request.have >= 0:  # the first fetch follows no mini-batch
             self._fetches += 1
@@ -161,13 +162,29 @@ class Ledger:
         count
             The number of pushes. Default: 1.
         """
-        self.pushed.messages += count
-        self.pushed.sent.whole += count
         self._settled, self._last = seq, parts
-        self._batches += count
-        self._fetches += count * fetched
-        self.fetched.messages += count
-        self.fetched.sent.whole += count
+        self._exchanges += count
+        if not fetched:
+            self._batches += count
+
+    @property
+    def pushed(self) -> Flow:
+        """The gradients that were sent."""
+        self._count_exchanges()
+        return self._pushed
+
+    @property
+    def fetched(self) -> Flow:
+        """The parameters that were sent."""
+        self._count_exchanges()
+        return self._fetched
+
+    def _count_exchanges(self) -> None:
+        """Enter the exchanges of `exchanged`, which are one number until they are asked for."""
+        count, self._exchanges = self._exchanges, 0
+        for flow in (self._pushed, self._fetched):
+            flow.messages += count
+            flow.sent.whole += count
 
     def disconnected(self) -> None:
         """Forget open requests: they will be sent again, or not at all."""
@@ -248,7 +265,7 @@ class Ledger:
         """Note what a fetch brought, and what it did not."""
         layout = self.layout
         if parts:
-            self._note(self.fetched, parts)
+            self._note(self._fetched, parts)
         else:
             self.times["not_modified"] += 1
         if layout is None or (not wants and _is_whole(layout, parts)):

@@ -58,6 +58,8 @@ class Shortcut:
     ----------
     store
         The parameters that they update.
+    answer
+        The template of the answers.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Shortcut:
         self._has_statistic = store.rule.statistic is not None
         self._nbytes = nbytes = store.layout.nbytes
         self._parts: Parts = (Part(0, nbytes, "raw", nbytes, 0),)
+        self.answer = _answers(store)
 
     def learn(
         self, member: Member, peer: int, wire: Connection, push: Push, known: Steady | None
@@ -240,7 +243,7 @@ class Steady:
         layout = shared.store.layout
         payload = wire.expect(template, layout.nbytes)
         self._gradient = Arena(layout, np.frombuffer(payload, np.uint8))
-        self._answer = _answers(shared.store)
+        self._answer = shared.answer
         self._answered = shared.machine.measure("send", wire.answered)
         self.cost = shared.store.cost
 
