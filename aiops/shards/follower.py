@@ -30,7 +30,6 @@ from aiops.engine.events import (
     Options,
     Received,
     Reply,
-    Stopping,
     Warm,
 )
 from aiops.engine.steady import Steady
@@ -126,10 +125,10 @@ class Follower:
         self._machine = machine or Resources()
         parallel_map = self._machine.parallel_map
         make = self._machine.memory.buffer
-        self.intake = Admission(
+        self.admission = Admission(
             options.max_model, options.backend, parallel_map=parallel_map, make=make
         )
-        self._rooms = ShardBuffers(self.intake)
+        self._rooms = ShardBuffers(self.admission)
         self.store: Store | None = None
         self._lead: int | None = None  # its connection
         self._run = ""
@@ -137,24 +136,26 @@ class Follower:
         self._peers: dict[tuple[str, int], int] = {}
         self._traffic: dict[int, Traffic] = {}  # of present connections
         self._past: OrderedDict[str, Traffic] = OrderedDict()  # of past connections, by client
-        self._shadow: DeltaReplica | None = (
-            None  # the delta replica, from which coded fetches are answered
-        )
+        self._replica: DeltaReplica | None = None  # coded fetches are answered from it
         self._outstanding: tuple[int, UpdateJob | ReplicaJob] | None = None
         self._computed: UpdateJob | None = None  # done, and not published yet
         self._held: dict[tuple[int, bool], Lease] = {}  # by version; True: the delta replica's
-        self._effects: list[Effect] = []
 
     # ------------------------------------------------------------ the shell's calls
 
     def handle(self, event: Event) -> list[Effect]:
         """Handle an event; return its effects, in the order in which to carry them out."""
-        handler = _HANDLERS.get(type(event))
-        if handler is not None:
-            handler(self, event)
-        effects = self._effects.copy()
-        self._effects.clear()
-        return effects
+        match event:
+            case Received():
+                return self._on_received(event)
+            case Applied():
+                return self._on_applied(event)
+            case Joined():
+                return self._on_joined(event)
+            case Left():
+                return self._on_left(event)
+            case _:  # as for `Stopping`: the lead learns of it when the connection ends
+                return []
 
     @property
     def idle(self) -> bool:
@@ -188,7 +189,7 @@ class Follower:
     @property
     def pools(self) -> Sequence[BufferPool]:
         """The pools that portions get their buffers from."""
-        return self.intake.pools
+        return self.admission.pools
 
     def sink_for(self, peer: int, message: Message) -> Sink | None:
         """Return the sink of a message's payloads, or None if there is no room now: call `wait`."""
@@ -211,96 +212,86 @@ class Follower:
 
     # ------------------------------------------------------------ connections
 
-    def _on_joined(self, event: Joined) -> None:
-        hello = event.hello
+    def _on_joined(self, event: Joined) -> list[Effect]:
+        hello, replaced = event.hello, list[Effect]()
         if isinstance(hello, LeadHello):
             if self._lead is not None:
-                self._refuse(event.peer, hello.id, "this follower has its lead already")
-                return
+                return _refusal(event.peer, hello.id, "this follower has its lead already")
             mine = self.algorithm.name, self.algorithm.settings()
             if mine != (hello.policy, dict(hello.settings)):
-                self._refuse(
+                return _refusal(
                     *(event.peer, hello.id),
                     f"the lead's policy is {hello.policy} {dict(hello.settings)}, this follower's"
                     f" {mine[0]} {mine[1]}: start both with the same",
                 )
-                return
             self._lead, self._run = event.peer, hello.run
         elif isinstance(hello, ShardHello):
             if self._lead is None or hello.run != self._run:
                 why = "its lead is another one" if self._lead is not None else "it has no lead yet"
-                self._refuse(event.peer, hello.id, f"this follower cannot be followed: {why}")
-                return
+                return _refusal(event.peer, hello.id, f"this follower cannot be followed: {why}")
             key = (hello.client, hello.epoch)
             if key in self._peers:
-                self._refuse(event.peer, hello.id, "this client has such a connection already")
-                return
+                return _refusal(event.peer, hello.id, "this client has such a connection already")
             for old, (client, epoch) in list(self._branches.items()):
                 if client == hello.client and epoch < hello.epoch:
-                    self._on_left(Left(event.time, old))
-                    self._effects.append(Drop(old, f"{hello.name!r} has a newer connection"))
+                    replaced += self._on_left(Left(event.time, old))
+                    replaced.append(Drop(old, f"{hello.name!r} has a newer connection"))
             self._branches[event.peer], self._peers[key] = key, event.peer
             self._traffic[event.peer] = event.traffic
-        self._effects.append(Reply(event.peer, ShardWelcome(hello.id, PROTOCOL, event.proof)))
+        return [*replaced, Reply(event.peer, ShardWelcome(hello.id, PROTOCOL, event.proof))]
 
-    def _refuse(self, peer: int, id: int, text: str) -> None:
-        self._effects.append(Reply(peer, Error(id, "protocol", text, {}, True)))
-        self._effects.append(Drop(peer, text))
-
-    def _on_left(self, event: Left) -> None:
+    def _on_left(self, event: Left) -> list[Effect]:
         if event.peer == self._lead:
-            self._effects.append(End("its lead is gone"))
-            return
+            return [End("its lead is gone")]
         branch = self._branches.pop(event.peer, None)
-        if branch is not None:
-            self._peers.pop(branch, None)
-            past = self._past.setdefault(branch[0], Traffic())
-            past.add(self._traffic.pop(event.peer))
-            self._past.move_to_end(branch[0])
-            if len(self._past) > _DEPARTED:
-                self._past.popitem(last=False)
-            self._miss(self._rooms.left(*branch))
+        if branch is None:
+            return []
+        self._peers.pop(branch, None)
+        past = self._past.setdefault(branch[0], Traffic())
+        past.add(self._traffic.pop(event.peer))
+        self._past.move_to_end(branch[0])
+        if len(self._past) > _DEPARTED:
+            self._past.popitem(last=False)
+        return self._report_missing(self._rooms.left(*branch))
 
-    def _miss(self, numbers: Sequence[int]) -> None:
+    def _report_missing(self, numbers: Sequence[int]) -> list[Effect]:
         """Report pushes whose portions will not come, because their connection was lost."""
-        for number in numbers:
-            self._tell(PushArrived(number, {"code": LOST}))
-
-    def _on_stopping(self, event: Stopping) -> None:
-        """Do nothing: the lead learns of it when the connection ends."""
+        return [
+            effect
+            for number in numbers
+            for effect in self._report(PushArrived(number, {"code": LOST}))
+        ]
 
     # ------------------------------------------------------------ messages
 
-    def _on_received(self, event: Received) -> None:
+    def _on_received(self, event: Received) -> list[Effect]:
         message = event.message
         if isinstance(message, Ping):
-            self._effects.append(Reply(event.peer, Pong(message.id)))
-        elif isinstance(message, ShardParts):
-            self._on_parts(event, message)
-        elif event.peer == self._lead and type(message) in _ORDERS:
+            return [Reply(event.peer, Pong(message.id))]
+        if isinstance(message, ShardParts):
+            return self._on_parts(event, message)
+        if event.peer == self._lead and type(message) in _ORDERS:
             try:
-                _ORDERS[type(message)](self, event)
+                return _ORDERS[type(message)](self, event)
             except (ValueError, RemoteProtocolError) as error:
-                self._effects.append(Note(f"its lead's order makes no sense: {error}"))
-                self._refuse(event.peer, message.id, f"{message.kind}: {error}")
-        elif not isinstance(message, Pong):
-            self._effects.append(Drop(event.peer, f"{message.kind!r} is not for a follower"))
+                refusal = _refusal(event.peer, message.id, f"{message.kind}: {error}")
+                return [Note(f"its lead's order makes no sense: {error}"), *refusal]
+        if isinstance(message, Pong):
+            return []
+        return [Drop(event.peer, f"{message.kind!r} is not for a follower")]
 
-    def _on_parts(self, event: Received, message: ShardParts) -> None:
+    def _on_parts(self, event: Received, message: ShardParts) -> list[Effect]:
         branch = self._branches.get(event.peer)
-        if branch is None:
-            return
-        came = self._rooms.arrived(*branch, message)
-        if came is not None:
-            self._tell(PushArrived(came.number, _told(came.fault)))
+        came = None if branch is None else self._rooms.arrived(*branch, message)
+        return [] if came is None else self._report(PushArrived(came.number, _told(came.fault)))
 
-    def _tell(self, message: Message) -> None:
-        if self._lead is not None:
-            self._effects.append(Reply(self._lead, message))
+    def _report(self, message: Message) -> list[Effect]:
+        """Send a message to the lead, if there is one."""
+        return [] if self._lead is None else [Reply(self._lead, message)]
 
     # ------------------------------------------------------------ orders
 
-    def _on_load(self, event: Received) -> None:
+    def _on_load(self, event: Received) -> list[Effect]:
         message, sink = event.message, event.sink
         assert isinstance(message, LoadShard)
         if self.store is not None:
@@ -330,37 +321,38 @@ class Follower:
         if choice is None:
             raise ValueError("parameters are to be sent in a codec that is not known here")
         if choice:
-            self._shadow = DeltaReplica(
+            self._replica = DeltaReplica(
                 *(self.store.current, choice, self.options.backend),
                 placement=placement,
                 shard=message.shard,
                 parallel_map=self._machine.parallel_map,
             )
-        self.intake.defined(layout)
+        self.admission.defined(layout)
         self._rooms.begin(layout.begin)
-        self._effects.append(Warm(self.store.warming()))
+        return [Warm(self.store.warming())]
 
-    def _on_expect(self, event: Received) -> None:
+    def _on_expect(self, event: Received) -> list[Effect]:
         assert isinstance(event.message, ExpectPush)
         self._rooms.expect(event.message)
         key = event.message.client, event.message.epoch
         if key not in self._peers and event.message.ranges:
             # A client attaches to all shards before it pushes. This one is not attached, so its
             # connection was lost, and the portion with it.
-            self._miss(self._rooms.left(*key))
+            return self._report_missing(self._rooms.left(*key))
+        return []
 
-    def _on_finish(self, event: Received) -> None:
+    def _on_finish(self, event: Received) -> list[Effect]:
         assert isinstance(event.message, FinishPush)
         self._rooms.forget(event.message.id, keep=event.message.keep)
+        return []
 
-    def _on_run_update(self, event: Received) -> None:
+    def _on_run_update(self, event: Received) -> list[Effect]:
         message, store = event.message, self._reached(event.message)
         assert isinstance(message, RunUpdate)
         if self._outstanding is not None:
             raise ValueError("one update at a time")
         if REPLICA in message.work:
-            self._follow_model(message)
-            return
+            return self._follow_model(message)
         work = ShardWork(message.work, len(store.layout.tensors))
         job = UpdateJob(store, store.cost, factor=work.factor, measure=work.measure)
         covered = None
@@ -376,24 +368,24 @@ class Follower:
             job.touched, job.steps = touched, work.steps(len(touched))
             job.scalars = work.scalars(len(touched), len(store.rule.scalars))
             if store.rule.reads:
-                job.sent = self._version(work.sent, shadow=work.coded)
+                job.sent = self._version(work.sent, replica=work.coded)
             if not work.measure:  # `spare`: later orders may still name the current version
                 job.target = store.begin(work.spare)
         self._outstanding = message.id, job
-        self._effects.append(Apply(message.id, job))
+        return [Apply(message.id, job)]
 
-    def _follow_model(self, message: RunUpdate) -> None:
+    def _follow_model(self, message: RunUpdate) -> list[Effect]:
         """Bring the delta replica up to the model."""
-        shadow, oldest = self._shadow, message.work[REPLICA]
-        if shadow is None or type(oldest) is not int:
-            raise ValueError("there is no shadow of this model")
+        replica, oldest = self._replica, message.work[REPLICA]
+        if replica is None or type(oldest) is not int:
+            raise ValueError("there is no delta replica of this model")
         assert self.store is not None
-        shadow.forget(oldest)
-        job = shadow.follow(self.store.current)
+        replica.forget(oldest)
+        job = replica.follow(self.store.current)
         self._outstanding = message.id, job
-        self._effects.append(Apply(message.id, job))
+        return [Apply(message.id, job)]
 
-    def _on_applied(self, event: Applied) -> None:
+    def _on_applied(self, event: Applied) -> list[Effect]:
         assert self._outstanding is not None
         ticket, job = self._outstanding
         self._outstanding = None
@@ -401,9 +393,9 @@ class Follower:
             job.shadow.followed(job, event.sums)
         elif job.target is not None:
             self._computed = job
-        self._tell(UpdateDone(ticket, event.sums.astype("<i8").tobytes()))
+        return self._report(UpdateDone(ticket, event.sums.astype("<i8").tobytes()))
 
-    def _on_send_params(self, event: Received) -> None:
+    def _on_send_params(self, event: Received) -> list[Effect]:
         message, store = event.message, self._reached(event.message)
         assert isinstance(message, SendParams)
         parts = tuple(Part(*run[:2], RAW, run[1] - run[0], run[2]) for run in message.ranges)
@@ -411,21 +403,23 @@ class Follower:
         if any(not begin <= p.start < p.stop <= begin + store.layout.nbytes for p in parts):
             raise ValueError("it holds other bytes")
         peer = self._peers.get((message.client, message.epoch)) if message.client else self._lead
-        if peer is not None:
-            answer = ShardParts(message.id, message.version, parts)
-            self._effects.append(Reply(peer, answer, store.lease() if parts else None))
+        if peer is None:
+            return []
+        answer = ShardParts(message.id, message.version, parts)
+        return [Reply(peer, answer, store.lease() if parts else None)]
 
-    def _on_send_increments(self, event: Received) -> None:
-        message, shadow = event.message, self._shadow
+    def _on_send_increments(self, event: Received) -> list[Effect]:
+        message, replica = event.message, self._replica
         assert isinstance(message, SendIncrements)
-        if shadow is None or shadow.current.number != message.version:
-            raise ValueError(f"its shadow is not that of version {message.version}")
+        if replica is None or replica.current.number != message.version:
+            raise ValueError(f"its delta replica is not that of version {message.version}")
         peer = self._peers.get((message.client, message.epoch))
-        if peer is not None:
-            parts, lease = shadow.portion(message.ranges, message.increments)
-            self._effects.append(Reply(peer, ShardParts(message.id, message.version, parts), lease))
+        if peer is None:
+            return []
+        parts, lease = replica.portion(message.ranges, message.increments)
+        return [Reply(peer, ShardParts(message.id, message.version, parts), lease)]
 
-    def _on_hold(self, event: Received) -> None:
+    def _on_hold(self, event: Received) -> list[Effect]:
         message = event.message
         assert isinstance(message, HoldVersion)
         key = message.version, message.replica
@@ -435,8 +429,9 @@ class Follower:
                 lease.release()
         elif key not in self._held:
             self._held[key] = self._lease(message)
+        return []
 
-    def _on_count(self, event: Received) -> None:
+    def _on_count(self, event: Received) -> list[Effect]:
         found: dict[str, Traffic] = {}
         for client, traffic in (
             *self._past.items(),
@@ -444,11 +439,11 @@ class Follower:
         ):
             found.setdefault(client, Traffic()).add(traffic)
         told = {client: traffic.told() for client, traffic in found.items()}
-        self._tell(TrafficCounted(event.message.id, told))
+        return self._report(TrafficCounted(event.message.id, told))
 
-    def _on_leave(self, event: Received) -> None:
+    def _on_leave(self, event: Received) -> list[Effect]:
         self._lead = None
-        self._effects.append(End())
+        return [End()]
 
     # ------------------------------------------------------------ inside
 
@@ -470,22 +465,27 @@ class Follower:
         """Return a lease on the version that an order names, which must be the current one."""
         if not message.replica:
             return self._reached(message).lease()
-        if self._shadow is None or self._shadow.current.number != message.version:
-            raise ValueError(f"its shadow is not that of version {message.version}")
-        return self._shadow.lease()
+        if self._replica is None or self._replica.current.number != message.version:
+            raise ValueError(f"its delta replica is not that of version {message.version}")
+        return self._replica.lease()
 
-    def _version(self, number: int, *, shadow: bool) -> Version:
-        lease = self._held.get((number, shadow))
+    def _version(self, number: int, *, replica: bool) -> Version:
+        lease = self._held.get((number, replica))
         assert self.store is not None
         if lease is not None:
             return lease.version
-        if shadow or number != self.store.version:
+        if replica or number != self.store.version:
             raise ValueError(f"version {number} is not held any more")
         return self.store.current
 
 
 LOST = "lost"
 """The code of a fault: the client's connection to this shard was lost."""
+
+
+def _refusal(peer: int, id: int, text: str) -> list[Effect]:
+    """Return the end of a connection, with the reason."""
+    return [Reply(peer, Error(id, "protocol", text, {}, True)), Drop(peer, text)]
 
 
 def _told(fault: Refused | None) -> Mapping[str, Any]:
@@ -495,15 +495,7 @@ def _told(fault: Refused | None) -> Mapping[str, Any]:
     return {"code": fault.code, "text": str(fault), "details": fault.details}
 
 
-_HANDLERS: dict[type, Callable[[Follower, Any], None]] = {
-    Joined: Follower._on_joined,
-    Received: Follower._on_received,
-    Left: Follower._on_left,
-    Applied: Follower._on_applied,
-    Stopping: Follower._on_stopping,
-}
-
-_ORDERS: dict[type[Message], Callable[[Follower, Received], None]] = {
+_ORDERS: dict[type[Message], Callable[[Follower, Received], list[Effect]]] = {
     LoadShard: Follower._on_load,
     ExpectPush: Follower._on_expect,
     FinishPush: Follower._on_finish,

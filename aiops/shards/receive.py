@@ -45,13 +45,13 @@ class ShardBuffers:
 
     Parameters
     ----------
-    intake
+    admission
         It makes the sinks; its pool bounds the bytes.
     """
 
-    def __init__(self, intake: Admission) -> None:
-        self._intake = intake
-        intake.pool.given = self._grant
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        admission.pool.given = self._grant
         self._begin = 0  # the first byte of the arena that is held here
         self._by_number: dict[int, ExpectedPortion] = {}
         self._by_key: dict[tuple[str, int, int], ExpectedPortion] = {}
@@ -186,15 +186,15 @@ class ShardBuffers:
         if ranges_of(message.parts) != room.ranges:
             raise BadPush("a portion of the push has other parts than its header said")
         parts = moved(message.parts, -self._begin)
-        sink = self._intake.sink_for(Push(message.id, 0, False, -1, parts))
+        sink = self._admission.sink_for(Push(message.id, 0, False, -1, parts))
         assert sink is not None, "the room was reserved"
         return sink
 
     def _grant(self) -> None:
         """Grant room, first come first served, and let the connections that wait for it go on."""
-        pool = self._intake.pool
+        pool = self._admission.pool
         given = False
-        while self._line and self._intake.layout is not None:
+        while self._line and self._admission.layout is not None:
             room = self._line[0]
             size = sum(stop - start for start, stop, _version in room.ranges)
             if not pool.reserve(size):
@@ -209,7 +209,7 @@ class ShardBuffers:
     def _release(self, room: ExpectedPortion) -> None:
         """Undo the reservation of a portion."""
         if room.reserved:
-            self._intake.pool.unreserve(room.reserved)
+            self._admission.pool.unreserve(room.reserved)
             room.reserved = 0
 
     def _forget_discards(self, client: str, epoch: int, upto: int) -> None:

@@ -67,7 +67,7 @@ class Training:
         assert replica is not None
         shadows = [
             replica,
-            *(host.coordinator._shadow for host in self.world.followers),
+            *(host.coordinator._replica for host in self.world.followers),
         ]
         numbers = {shadow.current.number for shadow in shadows}
         assert numbers == {replica.current.number}
@@ -132,7 +132,7 @@ def test_increments_are_forgotten_on_all_shards() -> None:
     oldest = training.world.engine.replica.oldest
     assert oldest > 10
     for host in training.world.followers:
-        shadow = host.coordinator._shadow
+        shadow = host.coordinator._replica
         assert oldest - shadow.oldest <= 1, "told with the next"
 
 

@@ -103,8 +103,9 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
 def world_with_little_room(seed: int, shards: int, *given: Any, **options: Any) -> World:
     world = World(seed, shards, *given, **options)
     world.cuts = 0.005
-    for intake in (world.engine.admission, *(host.coordinator.intake for host in world.followers)):
-        intake.buffers = 0
+    followers = (host.coordinator.admission for host in world.followers)
+    for admission in (world.engine.admission, *followers):
+        admission.buffers = 0
     return world
 
 
