@@ -23,10 +23,10 @@ from aiops.engine.engine import Engine
 from aiops.engine.events import Applied, Apply, Event, Joined, Left, Options, Received, Reply
 from aiops.net.environment import SURROUNDINGS
 from aiops.wire import messages
-from aiops.wire.connection import Connection
 from aiops.wire.handshake import Greeter
 from aiops.wire.messages import Message
 from aiops.wire.sinks import Sink
+from tests.driven import Driven
 
 URL = "aiops://127.0.0.1:7171"
 
@@ -118,7 +118,7 @@ class MemorySocket:
         server.sockets.append(self)
         self.faults = server.faults
         self._greeter = Greeter(None, self.peer.to_bytes(16, "big"))
-        self.wire = Connection("server", server.engine.admission.sink_for)
+        self.wire = Driven("server", server.engine.admission.sink_for)
         self.up = b""  # all that has been sent
         self.said = b""  # all that the server has said
         self._down = b""  # what is still to be received
@@ -142,7 +142,7 @@ class MemorySocket:
             count = min(len(room), len(data))
             room[:count] = data[:count]
             data = data[count:]
-            for message, sink in self.wire.received(count):
+            for message, sink in self.wire.take(count):
                 self._take(message, sink)
 
     def _take(self, message: Message, sink: Sink | None) -> None:

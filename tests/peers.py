@@ -22,10 +22,10 @@ from aiops.common import urls
 from aiops.model.layout import Array, Layout
 from aiops.model.parts import Part
 from aiops.wire import messages
-from aiops.wire.connection import Connection
 from aiops.wire.handshake import proof
 from aiops.wire.messages import Message, Welcome
 from aiops.wire.sinks import Sink
+from tests.driven import Driven
 from tests.support import PATIENCE
 
 
@@ -91,7 +91,7 @@ class Peer:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self.sock.settimeout(PATIENCE)
         self.sock.connect(urls.parse(url))
-        self.wire = Connection("client", self._place)
+        self.wire = Driven("client", self._place)
         self.wire.state = "open"  # this side may say anything; what it hears is not policed
         self.payloads: list[bytearray] = []
         self._heard: list[tuple[Message, Sink | None]] = []
@@ -157,7 +157,7 @@ class Peer:
             count = self.sock.recv_into(self.wire.next_buffer())
             if not count:
                 raise ConnectionResetError("the server closed the connection")
-            self._heard.extend(self.wire.received(count))
+            self._heard.extend(self.wire.take(count))
         message, sink = self._heard.pop(0)
         self.payloads = sink.parts if isinstance(sink, Taken) else []
         return message

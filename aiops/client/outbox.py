@@ -18,13 +18,14 @@ from aiops.kernels.parallel import ParallelMap, copy, serial_map
 from aiops.model.arena import Arena
 from aiops.model.layout import Bytes, Layout
 from aiops.model.shared_memory import Segment
-from aiops.wire.connection import SMALL, Buffer, Places
+from aiops.wire.connection import SMALL, Places
+from aiops.wire.messages import Share
 
 _KEPT = 4
 """Segments kept for payloads to come."""
 
-Show: TypeAlias = Callable[[Segment], tuple[int, list[Buffer]]]
-"""Returns a segment's number (0: it has none), and what the server must be sent first."""
+Show: TypeAlias = Callable[[Segment], tuple[int, Share | None]]
+"""Returns a segment's number (0: it has none), and what the server must be sent first, if any."""
 
 
 @dataclass(slots=True)
@@ -35,8 +36,8 @@ class Lending:
     ----------
     places
         Where each lies, None if it is sent.
-    first
-        What is to be sent before.
+    shares
+        The messages that are to be sent before.
     rooms
         The rooms that some of them lie in.
     copied
@@ -44,7 +45,7 @@ class Lending:
     """
 
     places: Places = ()
-    first: list[Buffer] = field(default_factory=list)
+    shares: list[Share] = field(default_factory=list)
     rooms: list[Segment] = field(default_factory=list)
     copied: Segment | None = None
 
@@ -102,8 +103,9 @@ class Outbox:
         for place in found:
             number = 0
             if place is not None:
-                number, first = show(place[0])
-                lending.first += first
+                number, share = show(place[0])
+                if share is not None:
+                    lending.shares.append(share)
             if place is not None and number and place[0] is not copied:
                 lending.rooms.append(place[0])
                 self._lent.add(place[0])

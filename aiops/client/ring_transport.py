@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from aiops.errors import ConnectionLost, DeadlineExceeded, RemoteProtocolError, 
 from aiops.model.parts import Part
 from aiops.net.environment import SURROUNDINGS
 from aiops.net.socket_options import tune
-from aiops.wire.connection import Connection, Limits
+from aiops.wire.connection import Connection, Limits, Messages, with_sinks
 from aiops.wire.messages import Error, Message, RingChunk, RingHello, Round
 from aiops.wire.sinks import Sink
 from aiops.wire.state_machine import Side
@@ -50,7 +50,7 @@ class _Landing(Sink):
         pass
 
 
-def _no_place(message: Message) -> Sink | None:
+def _too_early(message: Message) -> Sink:
     raise RemoteProtocolError("a chunk came before its round began")
 
 
@@ -61,10 +61,10 @@ class Link:
         sock.setblocking(False)
         tune(sock)
         self.sock, self.name, self.patience = sock, name, patience
-        self.wire = Connection(side, _no_place, _LIMITS)
+        self.wire = Connection(side, _LIMITS)
         forks.note(self)
 
-    async def receive(self) -> list[tuple[Message, Sink | None]]:
+    async def receive(self, sink_for: Callable[[Message], Sink] = _too_early) -> Messages:
         """Receive what there is, or wait for something; return the messages now whole."""
         loop = asyncio.get_running_loop()
         receiving = loop.sock_recv_into(self.sock, self.wire.next_buffer())
@@ -72,7 +72,7 @@ class Link:
         if not count:
             raise ConnectionLost(f"worker {self.name} went away in the midst of an average")
         try:
-            return self.wire.received(count)
+            return with_sinks(self.wire, self.wire.received(count), sink_for)
         except RemoteProtocolError as error:
             raise RemoteProtocolError(f"worker {self.name}: {error}") from None
 
@@ -345,14 +345,13 @@ async def _pass_on(ring: Ring, before: Link, after: Link, number: int) -> None:
     for piece in ring.begin():
         out.put_nowait(piece)
 
-    def place(message: Message) -> Sink:
+    def sink_for(message: Message) -> Sink:
         assert isinstance(message, RingChunk), "the wire's table lets nothing else through"
         return _Landing(ring, message, out)
 
     async def receive() -> None:
-        before.wire.sink_for = place
         while not ring.done:
-            for _message, sink in await before.receive():
+            for _message, sink in await before.receive(sink_for):
                 if sink is None:
                     raise RemoteProtocolError(f"worker {before.name} sent a chunk of nothing")
 

@@ -107,7 +107,7 @@ from aiops.client.steady import SteadyExchange, steady_push
 from aiops.errors import AiopsError, ConnectionLost, Restarted, UsageError, refusal
 from aiops.kernels.parallel import ParallelMap, serial_map
 from aiops.wire import messages
-from aiops.wire.connection import Buffer, Connection, Limits, Places, SinkFor
+from aiops.wire.connection import Buffer, Connection, Limits, Places
 from aiops.wire.decoding import decode
 from aiops.wire.messages import Ack, Error, Message, Model, Welcome
 from aiops.wire.shared_payloads import SharedPayloads
@@ -117,9 +117,9 @@ _LIMITS = Limits(header=8 << 20)  # a model comes back with offsets: longer than
 _LONGEST_NAME = 1024  # bytes: the whole greeting must stay under 4 KiB
 
 
-def stream(place: SinkFor) -> Connection:
+def stream() -> Connection:
     """Return a client's end of a connection that carries bytes."""
-    return Connection("client", place, _LIMITS)
+    return Connection("client", _LIMITS)
 
 
 class Session:
@@ -185,7 +185,7 @@ class Session:
         pongs: bool,
         host: str = "",
         followers: Sequence[tuple[str, int]] = (),
-        wire: Callable[[SinkFor], Connection] = stream,
+        wire: Callable[[], Connection] = stream,
         parallel_map: ParallelMap = serial_map,
     ) -> None:
         if len(name.encode()) > _LONGEST_NAME:
@@ -200,7 +200,7 @@ class Session:
         self.info = ServerInfo(server, client, role, ledger, parallel_map)
         self._outbox = Outbox(parallel_map)
         self.pending = PendingRequests(self.info, self._outbox, ledger, parallel_map)
-        self.wire = wire(self.pending.sink_for)
+        self.wire = wire()
         ledger.traffic = self.wire.traffic
         self.shards = Shards(
             self.identity,
@@ -235,7 +235,7 @@ class Session:
         self.info.connection = (client, epoch + 1)
         self.ready = False
         traffic = self.wire.traffic
-        self.wire = self._make_wire(self.pending.sink_for)
+        self.wire = self._make_wire()
         self.wire.traffic = traffic  # counts go on over all connections
         if shared is not None:
             shared.give_back = partial(self._give_back, self.wire)
@@ -264,7 +264,7 @@ class Session:
     @property
     def waiting(self) -> bool:
         """True while the next payload has no sink: never, as the lead's always have one."""
-        return self.wire.waiting
+        return self.wire.pending is not None
 
     @property
     def waiting_for(self) -> str:
@@ -295,11 +295,17 @@ class Session:
         """
         if nbytes == 0:
             raise ConnectionLost(f"{self.server} closed the connection")
-        for message, sink in self.wire.received(nbytes):
-            if type(message) is Ack:  # nearly always
-                self._handle_answer(message, sink)
-            else:
-                self._handle(message, sink)
+        wire = self.wire
+        received = wire.received(nbytes)
+        while True:
+            for message, sink in received:
+                if type(message) is Ack:  # nearly always
+                    self._handle_answer(message, sink)
+                else:
+                    self._handle(message, sink)
+            if wire.pending is None:
+                break
+            received = wire.fill(self.pending.sink_for(wire.pending))
         if self.shards.channels:
             self.shards.resume()
 
@@ -468,8 +474,9 @@ class Session:
 
     def _lend(self, request: Request, shared: SharedPayloads) -> Places:
         """Lend a request's payloads; return where they lie."""
-        request.lent = self._outbox.lend(request.payloads, partial(shared.show, wire=self.wire))
-        self.out.extend(request.lent.first)
+        request.lent = self._outbox.lend(request.payloads, shared.show)
+        for share in request.lent.shares:
+            self._send(share)
         return request.lent.places
 
     def _give_back(self, wire: Connection, id: int) -> None:

@@ -13,7 +13,7 @@ from typing import Protocol
 from aiops.client.handshake import Handshake, Identity
 from aiops.errors import ConnectionLost, RemoteProtocolError, refusal
 from aiops.wire import messages
-from aiops.wire.connection import Buffer, Connection, SinkFor
+from aiops.wire.connection import Buffer, Connection, Messages, with_sinks
 from aiops.wire.messages import Challenge, Error, Message, Ping, ShardParts, ShardWelcome
 from aiops.wire.shared_payloads import SharedPayloads
 from aiops.wire.sinks import Discard, Sink
@@ -22,7 +22,7 @@ from aiops.wire.sinks import Discard, Sink
 class ChannelOwner(Protocol):
     """The owner of a session's channels (`aiops.client.shards.Shards`)."""
 
-    def connection(self, place: SinkFor) -> Connection:
+    def connection(self) -> Connection:
         """Return this side's end of a new connection."""
 
     def channel_attached(self) -> None:
@@ -65,7 +65,7 @@ class ShardChannel:
         self._owner, self.shard, self.host, self.port = owner, shard, host, port
         self._identity, self._epoch, self._run = identity, epoch, run
         self.server = f"shard {shard} at {host}:{port}"
-        self.wire = owner.connection(self._sink_for)
+        self.wire = owner.connection()
         self.attached = False
         self._out: list[Buffer] = []
         self._handshake = self._begun(b"")
@@ -84,7 +84,7 @@ class ShardChannel:
     @property
     def waiting(self) -> bool:
         """True while the next payload has no sink before the lead announces it: do not read."""
-        return self.wire.waiting
+        return self.wire.pending is not None
 
     def next_buffer(self) -> memoryview:
         """Return where the next received bytes belong."""
@@ -98,8 +98,8 @@ class ShardChannel:
 
     def resume(self) -> None:
         """Go on with a payload that may have a sink now that the lead has sent more."""
-        if self.wire.waiting:
-            self._handle_all(self.wire.resume())
+        if self.wire.pending is not None:
+            self._handle_all([])
 
     def outgoing(self) -> list[Buffer]:
         """Return what is to be sent now, and forget it."""
@@ -129,8 +129,8 @@ class ShardChannel:
             return Discard()
         return self._owner.sink_for(self.shard, message)
 
-    def _handle_all(self, received: list[tuple[Message, Sink | None]]) -> None:
-        for message, sink in received:
+    def _handle_all(self, received: Messages) -> None:
+        for message, sink in with_sinks(self.wire, received, self._sink_for):
             self._handle(message, sink)
 
     def _handle(self, message: Message, sink: Sink | None) -> None:

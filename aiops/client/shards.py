@@ -17,7 +17,7 @@ from aiops.client.server_info import ServerInfo
 from aiops.client.shard_channel import ShardChannel
 from aiops.errors import RemoteProtocolError, Unauthorised
 from aiops.model.placement import Placement
-from aiops.wire.connection import Connection, SinkFor
+from aiops.wire.connection import Connection
 from aiops.wire.messages import Message, Push, ShardParts, Welcome
 from aiops.wire.sinks import Discard, Sink
 from aiops.wire.traffic import Traffic
@@ -58,7 +58,7 @@ class Shards:
         identity: Identity,
         info: ServerInfo,
         pending: PendingRequests,
-        wire: Callable[[SinkFor], Connection],
+        wire: Callable[[], Connection],
         traffic: Traffic,
         *,
         host: str,
@@ -102,9 +102,9 @@ class Shards:
         used = [] if placement is None else placement.used
         self.channels = [channel for channel in self.channels if channel.shard in used]
 
-    def connection(self, place: SinkFor) -> Connection:
+    def connection(self) -> Connection:
         """Return this side's end of a new connection; the bytes of all are counted together."""
-        wire = self._make_wire(place)
+        wire = self._make_wire()
         wire.traffic = self._traffic
         return wire
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from aiops.bandwidth.token_bucket import IN, OUT, Budget, Way
 from aiops.net.socket_options import narrow, readable
-from aiops.net.transport import MessageTransport, TransportOwner
+from aiops.net.transport import MessageTransport, PeerSinkFor, TransportOwner
 from aiops.wire.connection import Connection
 
 _PACED = "paced"  # why a peer is not read from
@@ -116,7 +116,7 @@ class PacedTransport(MessageTransport):
 
     Parameters
     ----------
-    wire, owner
+    wire, owner, number, sink_for
         As for every `MessageTransport`.
     pacer
         The server's pacer.
@@ -124,8 +124,15 @@ class PacedTransport(MessageTransport):
 
     _at_once = -1  # everything is queued
 
-    def __init__(self, wire: Connection, owner: TransportOwner, pacer: Pacer) -> None:
-        super().__init__(wire, owner)
+    def __init__(
+        self,
+        wire: Connection,
+        owner: TransportOwner,
+        number: int,
+        sink_for: PeerSinkFor,
+        pacer: Pacer,
+    ) -> None:
+        super().__init__(wire, owner, number, sink_for)
         self._pacer = pacer
         self._allowed = 0  # bytes granted that may be read
         self._offered = 0  # bytes that the last buffer had room for

@@ -11,7 +11,7 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import Protocol, TypeAlias, cast
 
 from aiops.common import forks
 from aiops.errors import AiopsError, ConnectionLost, RemoteProtocolError
@@ -26,18 +26,19 @@ _CHUNK = 1 << 20  # handed to the transport at once
 _BEHIND = 4 << 20  # bytes: a peer with more unsent is not read from
 
 
+PeerSinkFor: TypeAlias = Callable[[int, Message], "Sink | None"]
+
+
 class TransportOwner(Protocol):
     """The object that a `MessageTransport` reports to."""
 
     def link_made(self, link: MessageTransport) -> None:
         """Called when the connection is made."""
 
-    def link_heard(
-        self, link: MessageTransport, messages: list[tuple[Message, Sink | None]]
-    ) -> None:
-        """Called with whole messages."""
+    def link_received(self, link: MessageTransport, message: Message, sink: Sink | None) -> None:
+        """Called with each whole message, and the sink of its payloads."""
 
-    def link_stuck(self, link: MessageTransport) -> None:
+    def link_waits(self, link: MessageTransport) -> None:
         """Called when a payload has no room: call `MessageTransport.resume` when it may have."""
 
     def link_lost(self, link: MessageTransport, error: AiopsError) -> None:
@@ -53,6 +54,11 @@ class MessageTransport(asyncio.BufferedProtocol):
         The sans-I/O connection; it may be replaced while none is open.
     owner
         Receives all that happens.
+    number
+        The owner's number for this connection.
+    sink_for
+        Returns the sink of a message with payloads, given ``number`` and the message; None: there
+        is no room now.
 
     Attributes
     ----------
@@ -64,12 +70,13 @@ class MessageTransport(asyncio.BufferedProtocol):
 
     _at_once = _CHUNK  # bytes: a smaller message is written without being queued
 
-    def __init__(self, wire: Connection, owner: TransportOwner) -> None:
-        self.wire, self._owner = wire, owner
+    def __init__(
+        self, wire: Connection, owner: TransportOwner, number: int, sink_for: PeerSinkFor
+    ) -> None:
+        self.wire, self._owner, self.number, self._sink_for = wire, owner, number, sink_for
         self.transport: asyncio.Transport | None = None
         self.peer_name = "a peer"
         self.side: UnixSide | None = None  # receives segments, on a connection within one machine
-        self.number = 0
         self._out: deque[tuple[memoryview, Lease | None]] = deque()
         self._unsent = 0  # bytes in _out
         self._full = False  # the transport takes no more now
@@ -78,7 +85,7 @@ class MessageTransport(asyncio.BufferedProtocol):
         self._error: AiopsError | None = None
         self.pumped = 0  # bytes handed to the transport
         self.shortcut: Callable[[int], bytes | None] | None = None
-        self._heard: deque[tuple[Message, Sink | None]] = deque()  # complete, and not passed on yet
+        self._received: deque[tuple[Message, Sink | None]] = deque()  # complete, not passed on yet
 
     # ------------------------------------------------------------ asyncio's side
 
@@ -105,7 +112,7 @@ class MessageTransport(asyncio.BufferedProtocol):
         """Parse received bytes; answer at once, if `shortcut` does."""
         shortcut = self.shortcut
         if shortcut is not None and not (
-            self._out or self._full or self._unread or self._heard or self._closing
+            self._out or self._full or self._unread or self._received or self._closing
         ):
             answer = shortcut(nbytes)
             if answer is not None:
@@ -113,17 +120,26 @@ class MessageTransport(asyncio.BufferedProtocol):
                     self.pumped += len(answer)
                     self.transport.write(answer)  # type: ignore[union-attr]
                 return
+        wire = self.wire
         try:
-            whole = self.wire.received(nbytes)
+            messages = wire.received(nbytes)
+            while True:
+                for message, sink in messages:
+                    if self._received or "behind" in self._unread:
+                        self._received.append((message, sink))
+                    else:
+                        self._owner.link_received(self, message, sink)
+                if wire.pending is None or "no room" in self._unread:  # then `resume` goes on
+                    return
+                room = self._sink_for(self.number, wire.pending)
+                if room is None:
+                    break
+                messages = wire.fill(room)
         except RemoteProtocolError as error:
             self.fault(error)
             return
-        if self.wire.waiting or self._unread:
-            self._take(whole)
-        elif whole:
-            self._heard.extend(whole)
-            while self._heard and "behind" not in self._unread:  # as `_pass_on`
-                self._owner.link_heard(self, [self._heard.popleft()])
+        self._stop_reading("no room")
+        self._owner.link_waits(self)
 
     def eof_received(self) -> bool:
         """Close when the peer does."""
@@ -139,10 +155,10 @@ class MessageTransport(asyncio.BufferedProtocol):
                 lease.evict = None
         self._out.clear()
         self._unsent = 0
-        for _message, sink in self._heard:
+        for _message, sink in self._received:
             if sink is not None:
                 sink.abandoned()
-        self._heard.clear()
+        self._received.clear()
         error = self._error
         if error is None:
             why = f"{self.peer_name} closed the connection"
@@ -165,35 +181,33 @@ class MessageTransport(asyncio.BufferedProtocol):
 
         A peer that had room, and whose next payload has none, waits at the end of the queue.
         """
-        if self._closing or self.transport is None or not self.wire.waiting:
+        wire = self.wire
+        if self._closing or self.transport is None:
             return True
+        had_room = False
         try:
-            whole = self.wire.resume()
+            while wire.pending is not None:
+                room = self._sink_for(self.number, wire.pending)
+                if room is None:
+                    if had_room:
+                        self._owner.link_waits(self)
+                    return had_room
+                had_room = True
+                self._received.extend(wire.fill(room))
+                self._pass_on()
         except RemoteProtocolError as error:
             self.fault(error)
             return True
-        if self.wire.waiting and not whole:
-            return False
-        self._take(whole)
+        self._go_on_reading("no room")
         return True
-
-    def _take(self, whole: list[tuple[Message, Sink | None]]) -> None:
-        """Pass on whole messages; stop reading while the next has no room."""
-        if self.wire.waiting:
-            self._stop_reading("no room")
-            self._owner.link_stuck(self)
-        else:
-            self._go_on_reading("no room")
-        self._heard.extend(whole)
-        self._pass_on()
 
     def _pass_on(self) -> None:
         """Pass messages on, one by one, while the peer reads its answers.
 
         A few bytes can request many models. A peer that does not read its answers gets no more.
         """
-        while self._heard and "behind" not in self._unread:
-            self._owner.link_heard(self, [self._heard.popleft()])
+        while self._received and "behind" not in self._unread:
+            self._owner.link_received(self, *self._received.popleft())
 
     @property
     def reading(self) -> bool:
@@ -273,7 +287,7 @@ class MessageTransport(asyncio.BufferedProtocol):
         """Read on from a peer that has caught up; close if all is sent and it is time."""
         if self._unsent <= _BEHIND and "behind" in self._unread:
             self._go_on_reading("behind")
-            if self._heard:  # later: this may run while an event is being handled
+            if self._received:  # later: this may run while an event is being handled
                 asyncio.get_running_loop().call_soon(self._pass_on)
         if not self._out and self._closing and self.transport is not None:
             self.transport.close()

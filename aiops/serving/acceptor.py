@@ -16,7 +16,7 @@ from aiops.errors import AiopsError, DeadlineExceeded, Unavailable
 from aiops.net.busy_poll import BusyPoll
 from aiops.net.environment import Environment
 from aiops.net.paced_transport import PacedTransport
-from aiops.net.transport import MessageTransport
+from aiops.net.transport import MessageTransport, PeerSinkFor
 from aiops.net.unix_socket import peer_process, welcome
 from aiops.serving.config import Config
 from aiops.serving.pacing import Pacing
@@ -67,10 +67,6 @@ class Coordinator(Protocol):
         """Return the connections to be dropped, each with the reason as a sentence."""
 
 
-def _nowhere(message: Message) -> Sink | None:
-    raise AssertionError("its place is asked of the connections")
-
-
 class Acceptor:
     """All connections of one server, with a `Peer` for each.
 
@@ -91,8 +87,8 @@ class Acceptor:
     exchange
         Answers a steady exchange, given the number of bytes received; returns as
         `Steady.exchange` does.
-    placed
-        Called after each call of `Coordinator.sink_for`, if effects may follow from it.
+    sink_for
+        Returns the sink of a message of a connection, given by its number; None: no room now.
     measure
         Counts the time spent on received bytes.
 
@@ -115,11 +111,11 @@ class Acceptor:
         post: Callable[[Event], None],
         gone: Callable[[], None],
         exchange: Callable[[Steady, int], bytes | None],
-        placed: Callable[[], None] | None = None,
+        sink_for: PeerSinkFor,
         measure: Measure = unmeasured,
     ) -> None:
         self._config, self._coordinator, self._env, self._pacing = config, coordinator, here, pacing
-        self._post, self._gone, self._placed, self._now = post, gone, placed, here.now
+        self._post, self._gone, self._sink_for, self._now = post, gone, sink_for, here.now
         self._measure, self._exchange = measure, exchange
         self.peers: dict[int, Peer] = {}
         self._numbers = 0
@@ -134,17 +130,11 @@ class Acceptor:
         return self._counted(self._link())
 
     def _link(self) -> MessageTransport:
-        wire = Connection("server", _nowhere)
+        self._numbers += 1
+        given = Connection("server"), self, self._numbers, self._sink_for
         if self._pacing is None:
-            link = MessageTransport(wire, self)
-        else:
-            link = PacedTransport(wire, self, self._pacing.pacer)
-        return link
-
-    def _sink_for(self, placed: Callable[[], None], number: int, message: Message) -> Sink | None:
-        sink = self._coordinator.sink_for(number, message)
-        placed()
-        return sink
+            return MessageTransport(*given)
+        return PacedTransport(*given, self._pacing.pacer)
 
     def _counted(self, link: MessageTransport) -> asyncio.BufferedProtocol:
         return link if self._measure is unmeasured else Receiving(link, self._measure)
@@ -215,39 +205,29 @@ class Acceptor:
 
     def link_made(self, link: MessageTransport) -> None:
         """Greet a new connection, or refuse one too many."""
-        self._numbers += 1
-        link.number = self._numbers
         nonce = self._env.token_bytes(16)
         greeter = Greeter(self._config.token, nonce, follower=self._config.follower)
         self.peers[link.number] = Peer(link, greeter, self._now())
-        if self._placed is None:
-            link.wire.sink_for = partial(self._coordinator.sink_for, link.number)
-        else:
-            link.wire.sink_for = partial(self._sink_for, self._placed, link.number)
         if len(self.peers) > self.most:
             text = f"the server has its {self.most} connections already"
             link.send(link.wire.send(Error(0, Unavailable.code, text, {}, True)))
             link.close()
 
-    def link_heard(
-        self, link: MessageTransport, messages: list[tuple[Message, Sink | None]]
-    ) -> None:
-        """Pass messages on to the engine, those before the welcome to the greeter."""
-        peer = self.peers[link.number]
-        now = self._now()
-        for message, sink in messages:
-            if isinstance(message, Release):
-                peer.given_back(message.id)
-            elif isinstance(message, Share):
-                pass  # the connection has mapped it
-            elif peer.joined:
-                self._post(Received(now, link.number, message, sink))
-                if type(message) is Push:
-                    steady = self._coordinator.steady(link.number, link.wire, message, peer.steady)
-                    if steady is not None and steady is not peer.steady:
-                        self._shorten(peer, steady)
-            else:
-                self._greet(peer, message)
+    def link_received(self, link: MessageTransport, message: Message, sink: Sink | None) -> None:
+        """Pass a message on to the engine, before the welcome to the greeter."""
+        peer, kind = self.peers[link.number], type(message)
+        if kind is Release:
+            peer.given_back(message.id)
+        elif kind is Share:
+            pass  # the connection has mapped it
+        elif peer.joined:
+            self._post(Received(self._now(), link.number, message, sink))
+            if kind is Push:
+                steady = self._coordinator.steady(link.number, link.wire, message, peer.steady)  # type: ignore[arg-type]
+                if steady is not None and steady is not peer.steady:
+                    self._shorten(peer, steady)
+        else:
+            self._greet(peer, message)
         self.heard()
 
     def _shorten(self, peer: Peer, steady: Steady) -> None:
@@ -273,13 +253,12 @@ class Acceptor:
         traffic = link.wire.traffic
         self._post(Joined(self._now(), link.number, hello, greeter.proof, traffic))
 
-    def link_stuck(self, link: MessageTransport) -> None:
+    def link_waits(self, link: MessageTransport) -> None:
         """Queue a peer for a receive buffer."""
         self._coordinator.wait(link.resume)
 
     def link_lost(self, link: MessageTransport, error: AiopsError) -> None:
         """Report to the engine that a connection is gone."""
-        link.wire.sink_for = _nowhere  # breaks the cycle of references between the two
         link.shortcut = None
         peer = self.peers.pop(link.number, None)
         if peer is None:

@@ -53,14 +53,16 @@ class Peer:
             return False
         if not isinstance(segment, Segment) or not lease.lendable:
             return False
-        number, first = shared.show(segment, link.wire)
+        number, share = shared.show(segment)
         if not number:
             return False
+        if share is not None:
+            link.send(link.wire.send(share))
         lease.lend()
         parts: Parts = message.parts  # type: ignore[attr-defined]
         places = [(number, part.start) for part in parts]
         self._lent[message.id] = lease
-        link.send([*first, *link.wire.send(message, [()] * len(parts), places)])
+        link.send(link.wire.send(message, [()] * len(parts), places))
         return True
 
     def given_back(self, id: int) -> None:

@@ -38,6 +38,8 @@ from aiops.shards.collecting import Collecting
 from aiops.shards.follower import Follower
 from aiops.shards.lead import Lead
 from aiops.store.resources import Resources, unmeasured
+from aiops.wire.messages import Message
+from aiops.wire.sinks import Sink
 
 _log = logging.getLogger("aiops.server")
 
@@ -97,7 +99,8 @@ class Server:
         self._handle = machine.measure("policy", self._coordinator.handle)
         self.connections = Acceptor(
             *(config, self._coordinator, here, self._pacing, self.post, self._stir),
-            *(self._exchange, self._flush if self._lead is not None else None),
+            self._exchange,
+            self._sink_for if self._lead is not None else self._coordinator.sink_for,
             machine.measure,
         )
         self._unix_listener: UnixListener | None = None
@@ -382,6 +385,12 @@ class Server:
         if answer:
             self.connections.heard()
         return answer
+
+    def _sink_for(self, peer: int, message: Message) -> Sink | None:
+        """Return the sink of a message's payloads, and carry out the orders that this has made."""
+        sink = self._coordinator.sink_for(peer, message)
+        self._flush()
+        return sink
 
     def _collect(self) -> Collecting | None:
         """Begin to collect the model from all shards; None while it cannot be read."""

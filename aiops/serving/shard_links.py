@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from aiops._version import __version__
@@ -126,8 +125,8 @@ class ShardLinks:
         self._sweep(loop)
 
     async def _reach(self, follower: FollowerLink, host: str, port: int, until: float) -> None:
-        wire = Connection("client", partial(self._sink_for, follower.shard), _LIMITS)
-        link = MessageTransport(wire, self)
+        wire = Connection("client", _LIMITS)
+        link = MessageTransport(wire, self, follower.shard, self._sink_for)
         follower.link = link
         self._by_link[link] = follower
 
@@ -190,18 +189,14 @@ class ShardLinks:
         )
         link.send(link.wire.send(follower.hello))
 
-    def link_heard(
-        self, link: MessageTransport, messages: list[tuple[Message, Sink | None]]
-    ) -> None:
-        """Handle a follower's messages."""
-        follower = self._by_link[link]
+    def link_received(self, link: MessageTransport, message: Message, sink: Sink | None) -> None:
+        """Handle a follower's message."""
         try:
-            for message, sink in messages:
-                self._hear(follower, link, message, sink)
+            self._handle(self._by_link[link], link, message, sink)
         except AiopsError as error:
             link.fault(error)
 
-    def _hear(
+    def _handle(
         self, follower: FollowerLink, link: MessageTransport, message: Message, sink: Sink | None
     ) -> None:
         assert follower.hello is not None
@@ -225,9 +220,9 @@ class ShardLinks:
             except RemoteProtocolError as error:
                 link.fault(error)
 
-    def link_stuck(self, link: MessageTransport) -> None:
+    def link_waits(self, link: MessageTransport) -> None:
         """A follower's payloads always have room."""
-        raise AssertionError("what followers send has a place")
+        raise AssertionError("what followers send has a sink")
 
     def link_lost(self, link: MessageTransport, error: AiopsError) -> None:
         """Report that a follower is gone, and why."""

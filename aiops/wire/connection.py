@@ -3,11 +3,14 @@
 Theory of operation
 ===================
 
-A `Connection` has no socket, clock or thread. A driver (asyncio or blocking) does only this::
+A `Connection` has no socket, clock or thread, and calls nothing above it. A driver (asyncio or
+blocking) does only this::
 
     n = recv_into(connection.next_buffer())        # a payload goes straight to its final buffer
-    for message, sink in connection.received(n):   # whole messages, payloads already in place
-        ...
+    messages = connection.received(n)              # whole messages, payloads already in place
+    while connection.pending is not None:          # a header that announces payloads
+        sink = sink_for(connection.pending)        # the driver's decision; None: no room now
+        messages += connection.fill(sink)
     send(connection.send(message, payloads))       # buffers for writelines or sendmsg, not joined
 
 A message is a MessagePack header behind a prefix of 5 bytes, then the payloads of its parts, each
@@ -24,16 +27,16 @@ of the peer that the table does not allow is a `RemoteProtocolError`.
 **Head buffer and sinks.** `next_buffer` offers one of two places. Between payloads it is the head
 buffer, 16 KiB for prefixes and headers. A longer header makes it grow as its bytes arrive, so that
 announcing one costs no memory, and it shrinks after the message. Within a payload it is a view of
-the message's `Sink`. As soon as a header is complete, before memory is allocated for payloads,
-``sink_for(message)`` returns it. Payload bytes that were read behind the header are copied from
-the head buffer; all others are received where they belong. `Sink.filled` reports each run of bytes.
-`received` returns a message when its last payload is complete, with its sink; a message without
-parts has none. Payloads that are not wanted go to a `Discard`, and the connection goes on.
+the message's `Sink`. A header with parts becomes `pending` as soon as it is complete, before memory
+is allocated for payloads, and the driver answers with `fill` and a sink. Payload bytes that were
+read behind the header are copied from the head buffer; all others are received where they belong.
+`Sink.filled` reports each run of bytes. `received` or `fill` returns a message when its last
+payload is complete, with its sink; a message without parts has none. Payloads that are not wanted
+go to a `Discard`, and the connection goes on.
 
-**Waiting for room.** ``sink_for`` may return None: there is no room now. The connection is then
-`waiting` and parses nothing further. The driver stops reading, which leaves the rest with the
-peer, and calls `resume` when there may be room. Messages that were complete before are returned at
-once.
+**Waiting for room.** While a message is `pending`, nothing behind its header is parsed. A driver
+that has no sink for it stops reading, which leaves the rest with the peer, and calls `fill` when
+there is room. Messages that were complete before it are returned at once, so they do not wait.
 
 **Shared payloads.** On a connection within one machine, each side may show the other segments of
 shared memory (`Share`). A payload may then be a place, a segment and an offset, instead of bytes.
@@ -59,7 +62,7 @@ handshake) and a message to 65,536 parts. The length is checked when the prefix 
 Deadlines, rates and the number of connections are the driver's concern.
 
 **A broken peer.** Bytes that are not a legal message raise `RemoteProtocolError` from `received` or
-`resume`, with a sentence that names the fault. Messages completed by the same call are dropped and
+`fill`, with a sentence that names the fault. Messages completed by the same call are dropped and
 their sinks abandoned. The stream has no point to start again from, so the driver closes the
 connection. For whatever reason it ends, the driver calls `lost`: the sink in progress is abandoned,
 the peer's segments are forgotten, and the state is ``"closed"``.
@@ -79,13 +82,12 @@ from typing import TypeAlias
 import numpy as np
 
 from aiops.errors import LocalProtocolError, RemoteProtocolError
-from aiops.model.layout import Bytes
 from aiops.model.parts import Parts
 from aiops.wire import messages
 from aiops.wire.decoding import decode
 from aiops.wire.messages import Message, Share
 from aiops.wire.shared_payloads import LentPayload, SharedPayloads
-from aiops.wire.sinks import Sink, copy
+from aiops.wire.sinks import Discard, Sink, copy
 from aiops.wire.state_machine import HANDSHAKE, KNOWN, Side
 from aiops.wire.template import Template
 from aiops.wire.traffic import Traffic
@@ -101,7 +103,7 @@ _LINE = 64  # bytes of a processor's cache line
 _PREFIX = struct.Struct(">BI")
 _MAP_PREFIX, _BIN_PREFIX = 0xCE, 0xC6
 _PLACE = struct.Struct(">BIBQBQ")  # a list of two integers, each in its longest form
-_PLACE_PREFIX, _INTEGER_PREFIX = 0xDD, 0xCF
+_LIST_PREFIX, _INTEGER = 0xDD, 0xCF
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,12 @@ class Limits:
     parts: int = 1 << 16
 
 
-SinkFor: TypeAlias = Callable[[Message], "Sink | None"]
+Messages: TypeAlias = list[tuple[Message, Sink | None]]
+"""Whole messages in the order in which they came, each with the sink of its payloads, if any."""
+
+SinkFor: TypeAlias = Callable[[Message], Sink | None]
+"""Returns the sink of a message with payloads; None: there is no room now."""
+
 Places: TypeAlias = Sequence[tuple[int, int] | None]
 """For each payload: the number of a segment and an offset in it, or None if it is sent."""
 
@@ -128,13 +135,15 @@ class Connection:
     ----------
     side
         ``"client"`` or ``"server"``: the side that this is.
-    sink_for
-        Returns the sink of a message that has payloads; None: there is no room now.
     limits
         Bounds on what the peer may announce.
 
     Attributes
     ----------
+    pending
+        The message whose header is complete, and whose payloads have no sink yet; else None.
+    missing
+        Bytes of the payload in progress that are still to come; 0 between payloads.
     shared
         The segments that both sides have shown, on a connection within one machine; else None.
     header
@@ -146,22 +155,20 @@ class Connection:
     """
 
     __slots__ = (
-        *("_begin", "_borrowed", "_end", "_filled", "_head", "_inside", "_length", "_message"),
-        *("_part", "_parts", "_rest", "_usual", "_usually", "_whole"),
-        *("_side", "_sink", "expected", "forms", "header", "limits", "shared", "sink_for"),
-        *("state", "traffic", "waiting"),
+        *("_begin", "_borrowed", "_end", "_filled", "_head", "_length", "_message", "_part"),
+        *("_parts", "_rest", "_side", "_sink", "_usual", "_usually", "_whole", "expected", "forms"),
+        *("header", "limits", "missing", "pending", "shared", "state", "traffic"),
     )
 
     _room = _HEAD
+    _joined = SMALL
 
-    def __init__(self, side: Side, sink_for: SinkFor, limits: Limits | None = None) -> None:
+    def __init__(self, side: Side, limits: Limits | None = None) -> None:
         self._side: Side = side
         self._usually = _USUAL["client" if side == "server" else "server"]
-        self.sink_for = sink_for
         self.limits = limits or Limits()
         self.state = "start"
         self.traffic = Traffic()
-        self.waiting = False
         self._head = memoryview(bytearray(self._room))
         self._begin = self._end = 0  # the bytes of _head that are not read yet
         self._rest = 0  # where the next bytes go when there are none
@@ -170,12 +177,13 @@ class Connection:
         self.expected: Template | None = None
         self._whole = 0  # bytes of a message as it is expected, with its payload
         self.forms = 0
-        self._message: Message | None = None
+        self._message: Message | None = None  # its header has been read, and its payloads not
+        self.pending: Message | None = None
         self._length = 0  # of its header, in bytes
         self._parts: Parts = ()
-        self._sink: Sink | None = None
-        self._part = self._filled = 0  # the payload in progress, and its bytes so far
-        self._inside = False  # its prefix has been read
+        self._sink: Sink = _NOWHERE
+        self._part = 0  # the payload that comes next, or is in progress
+        self._filled = self.missing = 0  # bytes of it that have come, and that have not
         self.shared: SharedPayloads | None = None
         self._borrowed = False  # lent payloads of this message were copied
 
@@ -196,29 +204,6 @@ class Connection:
         LocalProtocolError
             When this side may not send that now.
         """
-        header = self._say(message)
-        prefix = _PREFIX.pack(_MAP_PREFIX, len(header))
-        parts: Parts = getattr(message, "parts", ())
-        if not parts:
-            return [prefix + header]
-        chunks: list[Buffer] = [prefix, header]
-        total = 0
-        for number, (part, views) in enumerate(zip(parts, payloads, strict=True)):
-            place = places[number] if places else None
-            if place is not None:
-                total += _PLACE.size
-                chunks.append(_packed(*place))
-                continue
-            total += part.nbytes
-            chunks.append(_PREFIX.pack(_BIN_PREFIX, part.nbytes))
-            chunks += views
-        if total <= SMALL:
-            return [b"".join(chunks)]
-        chunks[:3] = [b"".join(chunks[:3])]
-        return chunks
-
-    def _say(self, message: Message) -> bytes:
-        """Count a message that is sent, with its payloads; return its header."""
         kind = message.kind
         following = HANDSHAKE[self.state][self._side].get(kind)
         if following is None:
@@ -227,19 +212,35 @@ class Connection:
             following = "closed"
         self.state = following
         header = messages.encode(message)
+        prefix = _PREFIX.pack(_MAP_PREFIX, len(header))
+        chunks: list[Buffer] = [prefix + header]
+        copied = payload = 0
         parts: Parts = getattr(message, "parts", ())
-        traffic = self.traffic
-        counted = traffic.kinds_out[kind]
+        if parts:
+            for number, (part, views) in enumerate(zip(parts, payloads, strict=True)):
+                nbytes = part.nbytes
+                payload += nbytes
+                place = places[number] if places else None
+                if place is not None:
+                    chunks.append(
+                        _PLACE.pack(_LIST_PREFIX, 2, _INTEGER, place[0], _INTEGER, place[1])
+                    )
+                    continue
+                copied += nbytes
+                chunks.append(_PREFIX.pack(_BIN_PREFIX, nbytes))
+                chunks += views
+            if copied <= self._joined:
+                chunks = [b"".join(chunks)]
+            else:
+                chunks[:2] = [b"".join(chunks[:2])]
+        traffic, overhead = self.traffic, 5 + len(header) + 5 * len(parts)
         traffic.messages_out += 1
-        counted.messages += 1
-        overhead = 5 + len(header) + 5 * len(parts)
-        counted.overhead += overhead
-        payload = 0
-        for part in parts:
-            payload += part.nbytes
-        counted.payload += payload
         traffic.bytes_out += overhead + payload
-        return header
+        counted = traffic.kinds_out[kind]
+        counted.messages += 1
+        counted.overhead += overhead
+        counted.payload += payload
+        return chunks
 
     # ------------------------------------------------------------ receiving
 
@@ -248,31 +249,22 @@ class Connection:
         """True while a message has begun to arrive and is not complete."""
         return self._message is not None or self._end > self._begin
 
-    @property
-    def missing(self) -> int:
-        """The bytes of the payload in progress still to come (0 between payloads)."""
-        if self._inside and self._begin == self._end:
-            return self._parts[self._part].nbytes - self._filled
-        return 0
-
     def next_buffer(self) -> memoryview:
         """Return where the next received bytes belong; never empty."""
-        if self._begin == self._end and not self._inside:
+        if self.missing:
+            return self._sink.view(self._part, self._filled)[: self.missing]
+        if self._begin == self._end:
             self._begin = self._end = self._rest
-            return self._head[self._rest :]
-        if self._inside and self._begin == self._end:
-            assert self._sink is not None
-            want = self._parts[self._part].nbytes - self._filled
-            return self._sink.view(self._part, self._filled)[:want]
-        if self._begin > self._rest:  # the rest of a header moves to the front, to make room
-            left = self._end - self._begin
-            end = self._rest + left
+        elif self._begin > self._rest:  # the rest of a header moves to the front, to make room
+            end = self._rest + self._end - self._begin
             self._head[self._rest : end] = bytes(self._head[self._begin : self._end])
             self._begin, self._end = self._rest, end
         return self._head[self._end :]
 
-    def received(self, nbytes: int) -> list[tuple[Message, Sink | None]]:
+    def received(self, nbytes: int) -> Messages:
         """Read ``nbytes`` bytes in the last `next_buffer`; return the messages now whole.
+
+        Stops behind a header that announces payloads: see `pending`.
 
         Raises
         ------
@@ -280,17 +272,123 @@ class Connection:
             When the peer broke the rules; the connection cannot go on.
         """
         self.traffic.bytes_in += nbytes
-        if self._inside and self._begin == self._end:
-            assert self._sink is not None
-            self._sink.filled(self._part, self._filled, nbytes)
-            self._filled += nbytes
-            if self._filled < self._parts[self._part].nbytes:
+        if self.missing:
+            return self._received_payload(nbytes)
+        self._end += nbytes
+        if self._message is not None:
+            return [] if self.pending is not None else self.fill(self._sink)
+        whole: Messages = []
+        head = self._head
+        while (begin := self._begin) + 5 <= self._end:
+            mark, length = _PREFIX.unpack_from(head, begin)
+            if mark != _MAP_PREFIX:
+                raise _misplaced("message", _MAP_PREFIX, mark)
+            start = begin + 5
+            if start + length > self._end:
+                self._expect_longer(length)
+                break
+            if length > self.limits.greeting or length > self.limits.header:
+                self._check_length(length)
+            header = bytes(head[start : start + length])
+            message = decode(header)
+            self.header = header if length <= _SHORT else b""
+            self._begin = start + length
+            if self.state != "open" or message.kind not in self._usually:
+                self._follow(message)
+            parts: Parts = getattr(message, "parts", ())
+            if parts:
+                if len(parts) > self.limits.parts:
+                    raise RemoteProtocolError(
+                        f"{message.kind}.parts: {len(parts)} parts, at most {self.limits.parts}"
+                        " allowed"
+                    )
+                self._message = self.pending = message
+                self._parts, self._part, self._length = parts, 0, length
+                break
+            if type(message) is Share:
+                self._map(message)
+            self._count(message.kind, 5 + length, 0)
+            whole.append((message, None))
+            if len(head) > self._usual:  # a long header must not cost memory after it
+                self._resize(self._usual)
+                head = self._head
+        return whole
+
+    def _received_payload(self, nbytes: int) -> Messages:
+        """Take note of bytes that were received where they belong."""
+        self._sink.filled(self._part, self._filled, nbytes)
+        self._filled += nbytes
+        self.missing -= nbytes
+        if self.missing:
+            return []
+        self._part += 1
+        return self.fill(self._sink)
+
+    def fill(self, sink: Sink) -> Messages:
+        """Have the payloads of the `pending` message written to a sink, which is its own from now.
+
+        Returns
+        -------
+        list
+            That message, if its payloads have come already, and all that were complete behind it.
+
+        Raises
+        ------
+        RemoteProtocolError
+            When the peer broke the rules; the connection cannot go on.
+        """
+        self._sink, self.pending = sink, None
+        head, parts, count = self._head, self._parts, len(self._parts)
+        while (index := self._part) < count:
+            nbytes = parts[index].nbytes
+            begin = self._begin
+            if self._end - begin < 5:
+                return []
+            mark, length = _PREFIX.unpack_from(head, begin)
+            if mark != _BIN_PREFIX:
+                if self.shared is None or mark != _LIST_PREFIX:
+                    raise _misplaced("payload", _BIN_PREFIX, mark)
+                if not self._borrow(nbytes):
+                    return []
+                continue
+            if length != nbytes:
+                raise RemoteProtocolError(
+                    f"payload {index}: {length} bytes announced, but {nbytes} in the header"
+                )
+            begin += 5
+            filled = 0
+            while filled < nbytes and begin < self._end:  # what was read ahead
+                view = sink.view(index, filled)
+                several = min(nbytes - filled, self._end - begin, len(view))
+                view[:several] = head[begin : begin + several]
+                sink.filled(index, filled, several)
+                begin += several
+                filled += several
+            self._begin, self._filled, self.missing = begin, filled, nbytes - filled
+            if self.missing:
                 return []
             self._part += 1
-            self._inside = False
-        else:
-            self._end += nbytes
-        return self._advance()
+        message = self._message
+        assert message is not None, "a message is pending"
+        self.traffic.messages_in += 1  # `_count` in line: one call less per message
+        counted = self.traffic.kinds_in[message.kind]
+        counted.messages += 1
+        counted.overhead += 5 + self._length + 5 * count
+        counted.payload += sum([part.nbytes for part in parts])
+        if self._borrowed:
+            assert self.shared is not None
+            self._borrowed = False
+            self.shared.give_back(message.id)
+        self._message, self._sink, self._parts = None, _NOWHERE, ()
+        if len(head) > self._usual:
+            self._resize(self._usual)
+        if self._begin == self._end:
+            return [(message, sink)]
+        try:
+            return [(message, sink), *self.received(0)]
+        except RemoteProtocolError:
+            sink.abandoned()  # it is not returned: the connection is over
+            raise
 
     # ------------------------------------------------------------ what is expected
 
@@ -380,62 +478,20 @@ class Connection:
 
     # ------------------------------------------------------------ going on
 
-    def resume(self) -> list[tuple[Message, Sink | None]]:
-        """Call `sink_for` again after `waiting`; return the messages now whole."""
-        self.waiting = False
-        return self._advance()
-
     def lost(self) -> None:
         """Close for good: let go of a half-filled sink and of the peer's memory."""
         if self.shared is not None:
             self.shared.lost()
-        if self._sink is not None:
-            self._sink.abandoned()
-        self._message, self._sink, self._parts = None, None, ()
-        self._inside, self.waiting, self.state = False, False, "closed"
+        self._sink.abandoned()
+        self._message, self.pending, self._sink, self._parts = None, None, _NOWHERE, ()
+        self.missing, self.state = 0, "closed"
         self._begin = self._end = 0
 
-    def _advance(self) -> list[tuple[Message, Sink | None]]:
-        """Parse what has come; return the messages now whole."""
-        whole: list[tuple[Message, Sink | None]] = []
-        try:
-            while not self.waiting and (
-                self._message is not None or (self._end > self._begin and self._read_message())
-            ):
-                if self._parts and not self._read_payloads():
-                    break
-                message = self._message
-                assert message is not None
-                if type(message) is Share:
-                    self._look_at(message)
-                whole.append((message, self._sink))
-                payload = 0
-                for part in self._parts:
-                    payload += part.nbytes
-                self.traffic.messages_in += 1  # `_count` in line: one call less per message
-                counted = self.traffic.kinds_in[message.kind]
-                counted.messages += 1
-                counted.overhead += 5 + self._length + 5 * len(self._parts)
-                counted.payload += payload
-                if self._borrowed:
-                    assert self.shared is not None
-                    self._borrowed = False
-                    self.shared.give_back(message.id)
-                self._message, self._sink, self._parts = None, None, ()
-                if len(self._head) > self._usual:  # a long header must not cost memory after it
-                    self._resize(self._usual)
-        except RemoteProtocolError:
-            for _message, sink in whole:  # not returned: the connection is over
-                if sink is not None:
-                    sink.abandoned()
-            raise
-        return whole
-
-    def _look_at(self, message: Share) -> None:
+    def _map(self, message: Share) -> None:
         """Map a segment: places in it may follow at once."""
         if self.shared is None:
             raise RemoteProtocolError("memory can be shared within one machine only")
-        self.shared.hear(message)
+        self.shared.map(message)
 
     def _count(self, kind: str, overhead: int, payload: int) -> None:
         """Count a message that is complete."""
@@ -445,39 +501,14 @@ class Connection:
         counted.overhead += overhead
         counted.payload += payload
 
-    def _read_message(self) -> bool:
-        """Parse a prefix and its header; return False while they are not complete."""
-        begin = self._begin
-        if self._end - begin < 5:
-            return False
-        mark, length = _PREFIX.unpack_from(self._head, begin)
-        if mark != _MAP_PREFIX:
-            raise _misplaced("message", _MAP_PREFIX, mark)
-        start = begin + 5
-        if start + length > self._end:
-            self._check_length(length)
-            room = len(self._head) - self._rest
-            if 5 + length > room and 2 * (self._end - begin) >= room:
-                self._resize(min(length + _HEAD, 2 * room))  # not more than arrived
-            return False
-        if length > self.limits.greeting or length > self.limits.header:
-            self._check_length(length)
-        header = self._head[start : start + length]
-        message = decode(header)
-        self.header = bytes(header) if length <= _SHORT else b""
-        self._begin = start + length
-        if self.state != "open" or message.kind not in self._usually:
-            self._hear(message)
-        parts: Parts = getattr(message, "parts", ())
-        if len(parts) > self.limits.parts:
-            raise RemoteProtocolError(
-                f"{message.kind}.parts: {len(parts)} parts, at most {self.limits.parts} allowed"
-            )
-        self._message, self._parts, self._part = message, parts, 0
-        self._length = length
-        return True
+    def _expect_longer(self, length: int) -> None:
+        """Make room for a header that has begun to come, as far as it has come."""
+        self._check_length(length)
+        room = len(self._head) - self._rest
+        if 5 + length > room and 2 * (self._end - self._begin) >= room:
+            self._resize(min(length + _HEAD, 2 * room))  # not more than arrived
 
-    def _hear(self, message: Message) -> None:
+    def _follow(self, message: Message) -> None:
         """Check that the peer may send this now, and go to the state that follows."""
         peer = "client" if self._side == "server" else "server"
         following = HANDSHAKE[self.state][peer].get(message.kind)
@@ -503,83 +534,58 @@ class Connection:
             self._head, self._begin, self._end = head, 0, left
             self.expected, self._rest, self._usual = None, 0, min(self._usual, self._room)
 
-    def _read_payloads(self) -> bool:
-        """Get the message's sink and fill it; return whether all payloads are complete."""
-        sink = self._sink
-        if sink is None:
-            assert self._message is not None
-            sink = self._sink = self.sink_for(self._message)
-            if sink is None:
-                self.waiting = True
-                return False
-        while self._part < len(self._parts):
-            nbytes = self._parts[self._part].nbytes
-            if not self._inside:
-                if self.shared is not None and self._is_lent:
-                    data = self._lent(nbytes)
-                    if data is None:
-                        return False
-                    self._take(data, sink)
-                    continue
-                if self._end - self._begin < 5:
-                    return False
-                mark, length = _PREFIX.unpack_from(self._head, self._begin)
-                if mark != _BIN_PREFIX:
-                    raise _misplaced("payload", _BIN_PREFIX, mark)
-                if length != nbytes:
-                    raise RemoteProtocolError(
-                        f"payload {self._part}: {length} bytes announced,"
-                        f" but {nbytes} in the header"
-                    )
-                self._begin += 5
-                self._inside, self._filled = True, 0
-            while self._begin < self._end and self._filled < nbytes:  # what was read ahead
-                view = sink.view(self._part, self._filled)
-                count = min(nbytes - self._filled, self._end - self._begin, len(view))
-                view[:count] = self._head[self._begin : self._begin + count]
-                sink.filled(self._part, self._filled, count)
-                self._begin += count
-                self._filled += count
-            if self._filled < nbytes:
-                return False
-            self._part += 1
-            self._inside = False
-        return True
+    def _borrow(self, nbytes: int) -> bool:
+        """Have the sink adopt or copy the payload at a place; return False if that is incomplete.
 
-    @property
-    def _is_lent(self) -> bool:
-        """True if the next payload has begun to come, and is a place."""
-        return (
-            self.shared is not None
-            and self._begin < self._end
-            and self._head[self._begin] == _PLACE_PREFIX
-        )
-
-    def _lent(self, nbytes: int) -> Bytes | None:
-        """Return the bytes at the place that is the next payload, None while that is incomplete.
-
-        The place itself stays unread; `_take` passes over it.
+        It is counted as if it had been received.
         """
-        if self._end - self._begin < _PLACE.size:
-            return None
-        _mark, count, *rest = _PLACE.unpack_from(self._head, self._begin)
-        if (count, rest[0], rest[2]) != (2, _INTEGER_PREFIX, _INTEGER_PREFIX):
+        begin, message, shared = self._begin, self._message, self.shared
+        if self._end - begin < _PLACE.size:
+            return False
+        assert message is not None
+        assert shared is not None
+        _mark, count, first, segment, second, offset = _PLACE.unpack_from(self._head, begin)
+        if (count, first, second) != (2, _INTEGER, _INTEGER):
             raise RemoteProtocolError(f"payload {self._part}: a place is two 64-bit integers")
-        assert self.shared is not None
-        return self.shared.at(rest[1], rest[3], nbytes)
-
-    def _take(self, data: Bytes, sink: Sink) -> None:
-        """Have the sink adopt a lent payload, or copy it; count it as if it had been received."""
-        assert self._message is not None
-        assert self.shared is not None
-        lent = LentPayload(data, partial(self.shared.give_back, self._message.id))
-        adopted = len(self._parts) == 1 and sink.adopt(lent)
-        if not adopted:
-            copy(data.data, sink, self._part, 0)
+        data = shared.at(segment, offset, nbytes)
+        lent = LentPayload(data, partial(shared.give_back, message.id))
+        if len(self._parts) > 1 or not self._sink.adopt(lent):
+            copy(data.data, self._sink, self._part, 0)
             self._borrowed = True
         self._begin += _PLACE.size
-        self.traffic.bytes_in += 5 + len(data) - _PLACE.size
+        self.traffic.bytes_in += 5 + nbytes - _PLACE.size
         self._part += 1
+        return True
+
+
+def with_sinks(connection: Connection, messages: Messages, sink_for: SinkFor) -> Messages:
+    """Return received messages and those behind them, as long as there is a sink for each.
+
+    Parameters
+    ----------
+    connection, messages
+        The connection, and what its `Connection.received` has returned.
+    sink_for
+        Returns the sink of a message with payloads. None: there is no room now, and the message
+        stays `Connection.pending`.
+
+    Raises
+    ------
+    RemoteProtocolError
+        When the peer broke the rules; the sinks of all messages are abandoned then.
+    """
+    try:
+        while connection.pending is not None:
+            sink = sink_for(connection.pending)
+            if sink is None:
+                break
+            messages += connection.fill(sink)
+    except RemoteProtocolError:
+        for _message, received in messages:
+            if received is not None:
+                received.abandoned()
+        raise
+    return messages
 
 
 def _misplaced(where: str, wanted: int, mark: int) -> RemoteProtocolError:
@@ -595,6 +601,4 @@ _USUAL = {
 }
 """By sender: the kinds of message that leave an open connection open."""
 
-
-def _packed(segment: int, offset: int) -> bytes:
-    return _PLACE.pack(_PLACE_PREFIX, 2, _INTEGER_PREFIX, segment, _INTEGER_PREFIX, offset)
+_NOWHERE = Discard()

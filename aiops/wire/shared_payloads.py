@@ -9,7 +9,6 @@ lends until its request is answered.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from aiops.errors import RemoteProtocolError
@@ -17,9 +16,6 @@ from aiops.model.arena import Arena
 from aiops.model.layout import Bytes, Layout
 from aiops.model.shared_memory import Segment
 from aiops.wire.messages import Share
-
-if TYPE_CHECKING:
-    from aiops.wire.connection import Buffer, Connection
 
 MOST = 256
 """Segments that one side may have shown at a time."""
@@ -73,7 +69,7 @@ class SharedPayloads:
         self._numbers: WeakKeyDictionary[Segment, int] = WeakKeyDictionary()
         self._ours: WeakValueDictionary[int, Segment] = WeakValueDictionary()
 
-    def hear(self, message: Share) -> None:
+    def map(self, message: Share) -> None:
         """Map a segment that the other side shows; an earlier one of its number is forgotten.
 
         Raises
@@ -110,17 +106,18 @@ class SharedPayloads:
             )
         return segment[offset : offset + nbytes]
 
-    def show(self, segment: Segment, wire: Connection) -> tuple[int, list[Buffer]]:
-        """Return a segment's number, and the buffers of a `Share` to be sent first, if any.
+    def show(self, segment: Segment) -> tuple[int, Share | None]:
+        """Return a segment's number, and the `Share` that is to be sent before a place in it.
 
-        The number is 0 if the other side has `MOST` segments, or takes no more.
+        The number is 0 if the other side has `MOST` segments, or takes no more. There is no `Share`
+        if the other side has been shown this segment.
         """
         number = self._numbers.get(segment)
         if number is not None:
-            return number, []
+            return number, None
         number = next((n for n in range(1, MOST + 1) if n not in self._ours), 0)
         if not number or not self._pass_on(segment):
-            return 0, []
+            return 0, None
         self._numbers[segment] = number
         self._ours[number] = segment
-        return number, wire.send(Share(0, number, len(segment.data)))
+        return number, Share(0, number, len(segment.data))

@@ -30,9 +30,9 @@ from aiops.model.arena import Arena
 from aiops.model.layout import Array, Layout
 from aiops.model.parts import Part
 from aiops.wire import messages
-from aiops.wire.connection import Connection
 from aiops.wire.messages import Message, RingChunk, RingHello, Round
 from aiops.wire.sinks import Sink
+from tests.driven import Driven
 from tests.peers import Peer, Taken, eventually, frame
 from tests.support import PATIENCE, ServerThread
 
@@ -521,7 +521,7 @@ class Neighbour(Peer):
         return Taken(message)
 
 
-class _Unpoliced(Connection):
+class _Unpoliced(Driven):
     """A wire that hears whatever is said."""
 
     def received(self, nbytes: int) -> list[tuple[Message, Sink | None]]:

@@ -32,11 +32,11 @@ from aiops.errors import (
 from aiops.model.layout import Array, Layout
 from aiops.model.parts import Part
 from aiops.wire import messages
-from aiops.wire.connection import Connection
 from aiops.wire.fields import MAX_COUNT
 from aiops.wire.handshake import Greeter
 from aiops.wire.messages import Error, Message
 from aiops.wire.sinks import Sink
+from tests.driven import Driven
 from tests.strategies import DETERMINISTIC
 from tests.wire.test_connection import feed, frame
 
@@ -86,7 +86,7 @@ class Server:
         """Begin on a new connection."""
         self._peer += 1
         self._greeter = Greeter(self.token, self._peer.to_bytes(16, "big"))
-        self.wire = Connection("server", self.engine.admission.sink_for)
+        self.wire = Driven("server", self.engine.admission.sink_for)
         self.down = b""
 
     def receive(self, data: bytes) -> None:

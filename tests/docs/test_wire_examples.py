@@ -24,7 +24,6 @@ from aiops.errors import RemoteProtocolError, UsageError
 from aiops.model.layout import Layout
 from aiops.model.parts import Part
 from aiops.wire import messages
-from aiops.wire.connection import Connection
 from aiops.wire.decoding import decode
 from aiops.wire.handshake import proof as our_proof
 from aiops.wire.messages import KINDS, Message
@@ -34,9 +33,10 @@ from docs._tools.wire import page, vectors
 from docs._tools.wire.__main__ import main
 from docs._tools.wire.meanings import ANSWERS, MEANINGS
 from tests import foreign
+from tests.driven import Driven, no_sink
 from tests.foreign import ForeignClient
 from tests.support import PATIENCE, ServerThread
-from tests.wire.test_connection import OTHER, Landing, feed, no_place
+from tests.wire.test_connection import OTHER, Landing, feed
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {name: (DOCS / name).read_text(encoding="utf-8") for name in page.PAGES}
@@ -85,7 +85,7 @@ def places_of(example: dict[str, Any]) -> list[tuple[int, int]]:
     return [(segment, offset) for segment, offset in example.get("places", ())]
 
 
-def near(wire: Connection, example: dict[str, Any]) -> Connection:
+def near(wire: Driven, example: dict[str, Any]) -> Driven:
     """A wire whose other side has shown what an example's payloads lie in."""
     if example.get("places") or example["header"]["kind"] == "share":
         memory = np.zeros(1 << 14, np.uint8)
@@ -94,7 +94,7 @@ def near(wire: Connection, example: dict[str, Any]) -> Connection:
         ):
             memory[offset : offset + len(payload)] = np.frombuffer(payload, np.uint8)
         wire.shared = SharedPayloads(lambda nbytes: memory)
-        wire.shared.hear(messages.Share(0, 1, len(memory)))
+        wire.shared.map(messages.Share(0, 1, len(memory)))
     return wire
 
 
@@ -231,10 +231,10 @@ class TestThePage:
         }
         for sender, header, frame in examples:
             kind = header["kind"]
-            wire = Connection(OTHER[sender], Landing)
+            wire = Driven(OTHER[sender], Landing)
             memory = np.zeros(1 << 14, np.uint8)
             wire.shared = SharedPayloads(lambda nbytes, memory=memory: memory)
-            wire.shared.hear(messages.Share(0, 1, len(memory)))
+            wire.shared.map(messages.Share(0, 1, len(memory)))
             wire.state = next(s for s, says in HANDSHAKE.items() if kind in says[sender])
             [(heard, _sink)] = feed(wire, bytes.fromhex(frame))
             assert vectors.fields(heard) == vectors.plain(header)
@@ -275,7 +275,7 @@ class TestBytes:
     def test_message_to_bytes(self, example: dict[str, Any]) -> None:
         message = message_of(example)
         assert messages.encode(message).hex() == example["header_hex"]
-        wire = Connection(example["sender"], no_place)
+        wire = Driven(example["sender"], no_sink)
         wire.state = next(
             s for s, says in HANDSHAKE.items() if message.kind in says[example["sender"]]
         )
@@ -287,7 +287,7 @@ class TestBytes:
     def test_bytes_to_message(self, example: dict[str, Any]) -> None:
         message = message_of(example)
         assert decode(bytes.fromhex(example["header_hex"])) == message
-        wire = near(Connection(OTHER[example["sender"]], Landing), example)
+        wire = near(Driven(OTHER[example["sender"]], Landing), example)
         wire.state = next(
             s for s, says in HANDSHAKE.items() if message.kind in says[example["sender"]]
         )
@@ -297,9 +297,7 @@ class TestBytes:
 
     @each_talk
     def test_a_conversation_is_legal_from_beginning_to_end(self, talk: dict[str, Any]) -> None:
-        ends: dict[Side, Connection] = {
-            side: Connection(side, Landing) for side in ("client", "server")
-        }
+        ends: dict[Side, Driven] = {side: Driven(side, Landing) for side in ("client", "server")}
         for said in talk["messages"]:
             views = [[memoryview(payload)] for payload in payloads_of(said)]
             sender = ends[said["sender"]]
@@ -329,7 +327,7 @@ class TestBytes:
     @pytest.mark.parametrize("row", VECTORS["broken"], ids=lambda row: row["why"])
     def test_what_breaks_the_rules_ends_the_connection(self, row: dict[str, str]) -> None:
         with pytest.raises(RemoteProtocolError):
-            feed(Connection("server", no_place), bytes.fromhex(row["frame_hex"]))
+            feed(Driven("server", no_sink), bytes.fromhex(row["frame_hex"]))
 
     @pytest.mark.parametrize("row", VECTORS["proofs"])
     def test_proofs(self, row: dict[str, Any]) -> None:

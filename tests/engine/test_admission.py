@@ -19,9 +19,9 @@ from aiops.errors import BadPush, NotReady, Refused, RemoteProtocolError
 from aiops.model.layout import Layout
 from aiops.model.parts import Part
 from aiops.wire import messages
-from aiops.wire.connection import Connection
 from aiops.wire.messages import Define, Fetch, Message, Ping, Push
 from aiops.wire.sinks import Discard, Sink
+from tests.driven import Driven
 from tests.model.test_layout import pushes
 from tests.strategies import DETERMINISTIC, cut
 from tests.wire.test_connection import feed, frame
@@ -29,9 +29,9 @@ from tests.wire.test_connection import feed, frame
 LAYOUT = Layout((("w", "float32", (2, 3)), ("b", "float16", (3,)), ("d", "float64", ())))
 
 
-def wired(intake: Admission) -> Connection:
+def wired(intake: Admission) -> Driven:
     """A server's end of an open connection."""
-    wire = Connection("server", intake.sink_for)
+    wire = Driven("server", intake.sink_for)
     wire.state = "open"
     return wire
 
@@ -428,13 +428,13 @@ def _rows_of_five(parts: Any) -> bool:
     return isinstance(parts, tuple) and all(isinstance(row, tuple) for row in parts)
 
 
-def arrive(wire: Connection, stream: bytes, size: int) -> Iterator[tuple[Message, Sink | None]]:
+def arrive(wire: Driven, stream: bytes, size: int) -> Iterator[tuple[Message, Sink | None]]:
     """Have bytes arrive in chunks, and yield what is heard as soon as it is."""
     while stream and not wire.waiting:
         room = wire.next_buffer()
         count = min(len(room), size, len(stream))
         room[:count], stream = stream[:count], stream[count:]
-        yield from wire.received(count)
+        yield from wire.take(count)
 
 
 class TestHostilePeer:

@@ -182,7 +182,9 @@ def test_a_shard_that_is_gone_while_the_shadow_follows() -> None:
 
 
 @pytest.mark.parametrize("what", ["codec", "raw", "too long", "another version"])
-def test_a_shard_that_sends_other_increments_than_announced(what: str) -> None:
+def test_a_shard_that_sends_other_increments_than_announced(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     training = Training(2, CUT, "int8")
     for _ in range(3):
         training.step(0)
@@ -191,7 +193,9 @@ def test_a_shard_that_sends_other_increments_than_announced(what: str) -> None:
     (branch,) = actor.session.shards.channels
     seen: list[Part] = []
 
-    def place(message: Any) -> Any:
+    sink_for = branch._sink_for
+
+    def tampered(message: Any) -> Any:
         if isinstance(message, ShardParts):
             part = next(part for part in message.parts if part.codec == "int8")
             seen.append(part)
@@ -204,9 +208,9 @@ def test_a_shard_that_sends_other_increments_than_announced(what: str) -> None:
             }[what]
             parts = tuple(other if each is part else each for each in message.parts)
             message = ShardParts(message.id, message.version, parts)
-        return branch._sink_for(message)
+        return sink_for(message)
 
-    branch.wire.sink_for = place
+    monkeypatch.setattr(branch, "_sink_for", tampered)
     actor.requests.push(ones(params), params, params)
     actor.flush()
     with pytest.raises(RemoteProtocolError):

@@ -13,8 +13,8 @@ from aiops.client.request_kinds import Request
 from aiops.errors import BadPush, RemoteProtocolError
 from aiops.model.parts import Part
 from aiops.wire import messages
-from aiops.wire.connection import Connection
 from aiops.wire.messages import Push, ShardParts
+from tests.driven import Driven
 from tests.shards.world import Actor, World
 
 MODEL = {"w": np.zeros((30, 2), np.float32), "b": np.zeros(4, np.float32)}
@@ -191,7 +191,7 @@ def test_a_push_whose_portion_never_comes_is_overdue(world: World) -> None:
 def test_nobody_else_gives_orders(world: World) -> None:
     actor, _params = joined(world, "worker")
     [(_session, _line), (_branch, line)] = actor.lines
-    order = Connection("client", lambda message: None)
+    order = Driven("client", lambda message: None)
     order.state = "lead open"
     for buffer in order.send(messages.FinishPush(1, False)):
         line.up.bytes += buffer
@@ -223,12 +223,12 @@ def test_who_does_not_belong_there(world: World, greeting: tuple[str, str], why:
             0, messages.PROTOCOL, "x", 1, "x", "worker", False, bytes(16), ""
         ),
     }[kind]()
-    wire = Connection("client", lambda message: None)
+    wire = Driven("client", lambda message: None)
     line.up.say(wire.send(hello))
     world.settle()
     came = bytes(line.down.bytes)
     wire.next_buffer()[: len(came)] = came
-    [(answer, _sink)] = wire.received(len(came))
+    [(answer, _sink)] = wire.take(len(came))
     assert isinstance(answer, messages.Error)
     assert answer.fatal
     assert why in answer.text
@@ -239,12 +239,12 @@ def test_who_does_not_belong_there(world: World, greeting: tuple[str, str], why:
 def test_a_server_without_shards_follows_nobody() -> None:
     world = World(0, 1)
     line = world.lead.accept(None)
-    wire = Connection("client", lambda message: None)
+    wire = Driven("client", lambda message: None)
     who = 0, messages.PROTOCOL, "x", 1, "x", "run", False, bytes(16), ""
     line.up.say(wire.send(messages.ShardHello(*who)))
     world.settle()
     came = bytes(line.down.bytes)
     wire.next_buffer()[: len(came)] = came
-    [(answer, _sink)] = wire.received(len(came))
+    [(answer, _sink)] = wire.take(len(came))
     assert isinstance(answer, messages.Error)
     assert "is no follower" in answer.text

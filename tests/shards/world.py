@@ -35,9 +35,9 @@ from aiops.engine.events import (
 from aiops.errors import AiopsError, ConnectionLost
 from aiops.shards.follower import Follower
 from aiops.shards.lead import Lead
-from aiops.wire.connection import Connection
 from aiops.wire.handshake import Greeter
 from aiops.wire.messages import PROTOCOL, Error, LeadHello, ShardWelcome
+from tests.driven import Driven
 
 
 class Pipe:
@@ -59,7 +59,7 @@ class Line:
     def __init__(self, host: Host, number: int, far: Any) -> None:
         self.host, self.number, self.far = host, number, far
         self.up, self.down = Pipe(), Pipe()  # towards the server, and from it
-        self.wire = Connection("server", lambda message: host.sink_for(self, message))
+        self.wire = Driven("server", lambda message: host.sink_for(self, message))
         self.greeter = Greeter(None, bytes(16), follower=isinstance(host.coordinator, Follower))
         self.joined = self.dead = False
 
@@ -114,7 +114,7 @@ class Host:
         count = min(count, len(buffer), len(line.up.bytes))
         buffer[:count] = line.up.bytes[:count]
         del line.up.bytes[:count]
-        self.heard(line, line.wire.received(count))
+        self.heard(line, line.wire.take(count))
         if line.wire.waiting:
             self.coordinator.wait(line.resume)
 
@@ -190,7 +190,7 @@ class Leash:
         self.line = host.accept(self)
         self.attached = False
         lead = world.lead_brain
-        self.wire = Connection("client", lambda message: lead.sink_for_follower(shard, message))
+        self.wire = Driven("client", lambda message: lead.sink_for_follower(shard, message))
         rule = world.engine.algorithm
         said = "lead", 1, "lead", "run", True, bytes(16), "", rule.name, rule.settings()
         hello = LeadHello(0, PROTOCOL, *said)
@@ -204,7 +204,7 @@ class Leash:
         count = min(count, len(buffer), len(pipe.bytes))
         buffer[:count] = pipe.bytes[:count]
         del pipe.bytes[:count]
-        for message, sink in self.wire.received(count):
+        for message, sink in self.wire.take(count):
             if isinstance(message, ShardWelcome):
                 self.attached = True
             else:

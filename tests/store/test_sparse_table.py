@@ -23,8 +23,8 @@ from aiops.model.parts import Part
 from aiops.model.tables import NamedTable, Table, Tables, fetch_parts, push_parts
 from aiops.store.sparse_table import SparseTable
 from aiops.wire import messages
-from aiops.wire.connection import Connection
 from aiops.wire.messages import Error, FetchRows, Message, PushRows, TableRows
+from tests.driven import Driven
 from tests.inline import Inline
 from tests.strategies import DETERMINISTIC, cut
 
@@ -375,7 +375,7 @@ class TestReceiving:
     GRADS = np.arange(9, dtype=np.float32).reshape(3, 3)
 
     def frame(self, grads: Array = GRADS, ids: Any = IDS, wanted: Any = WANTED) -> bytes:
-        speaker = Connection("client", lambda message: None)
+        speaker = Driven("client", lambda message: None)
         speaker.state = "open"
         parts = push_parts(TABLE, len(ids), len(wanted))
         payloads = [packed(ids), packed(wanted), grads.tobytes()]
@@ -383,19 +383,19 @@ class TestReceiving:
         return b"".join(speaker.send(message, [[memoryview(p)] for p in payloads]))
 
     @staticmethod
-    def listener(inline: Tabled) -> Connection:
-        wire = Connection("server", inline.engine.admission.sink_for)
+    def listener(inline: Tabled) -> Driven:
+        wire = Driven("server", inline.engine.admission.sink_for)
         wire.state = "open"
         return wire
 
     @staticmethod
-    def feed(wire: Connection, pieces: list[bytes]) -> list[Any]:
+    def feed(wire: Driven, pieces: list[bytes]) -> list[Any]:
         heard = []
         for piece in pieces:
             while piece:
                 view = wire.next_buffer()[: len(piece)]
                 view[:], piece = piece[: len(view)], piece[len(view) :]
-                heard += wire.received(len(view))
+                heard += wire.take(len(view))
         return heard
 
     @DETERMINISTIC

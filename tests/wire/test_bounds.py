@@ -26,7 +26,6 @@ from aiops.model.layout import Layout
 from aiops.model.parts import LARGEST, Part
 from aiops.model.tables import Table, fetch_parts, push_parts
 from aiops.wire import messages
-from aiops.wire.connection import Connection
 from aiops.wire.decoding import decode
 from aiops.wire.fields import LONGEST, MAX_COUNT
 from aiops.wire.messages import (
@@ -45,6 +44,7 @@ from aiops.wire.messages import (
 )
 from aiops.wire.state_machine import HANDSHAKE
 from tests import headers
+from tests.driven import Driven
 from tests.engine.test_admission import arrive
 from tests.inline import Inline
 from tests.peers import Peer, define, enclose, frame, push, serving
@@ -112,7 +112,7 @@ def speakers(kind: str) -> list[tuple[str, str]]:
 def test_a_header_is_a_message_within_the_bounds_or_names_what_is_not(kind: str) -> None:
     state, side = speakers(kind)[0]
     for path, number, header in variants(headers.header(kind)):
-        wire = Connection("server" if side == "client" else "client", lambda message: None)
+        wire = Driven("server" if side == "client" else "client", lambda message: None)
         wire.state, why = state, ""
         try:
             heard = list(arrive(wire, enclose(msgpack.packb(header)), 1 << 16))
@@ -173,16 +173,16 @@ class Shell:
         part = Part(0, END, "raw", END, 0)
         return header_of(messages.Define(1, rows, (part,), self.tables)), [bytes(END)]
 
-    def connect(self, role: str = "worker") -> tuple[int, Connection]:
+    def connect(self, role: str = "worker") -> tuple[int, Driven]:
         self.peers += 1
         peer, engine = self.peers, self.inline.engine
-        wire = Connection("server", lambda message: engine.sink_for(peer, message))
+        wire = Driven("server", lambda message: engine.sink_for(peer, message))
         wire.state = "open"
         self.inline.join(peer, role)
         return peer, wire
 
     def say(
-        self, line: tuple[int, Connection], header: dict[str, Any], payloads: list[bytes]
+        self, line: tuple[int, Driven], header: dict[str, Any], payloads: list[bytes]
     ) -> list[Message] | str:
         """Have a message come; return what is answered, or why the connection was closed."""
         peer, wire = line
@@ -200,7 +200,7 @@ class Shell:
             assert decode(messages.encode(answer)).id == answer.id
         return answers
 
-    def leave(self, line: tuple[int, Connection]) -> None:
+    def leave(self, line: tuple[int, Driven]) -> None:
         line[1].lost()
         self.inline.leave(line[0])
 

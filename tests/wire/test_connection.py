@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from aiops.errors import LocalProtocolError, RemoteProtocolError
 from aiops.model.parts import Part
 from aiops.wire import messages
-from aiops.wire.connection import SMALL, Connection, Limits
+from aiops.wire.connection import SMALL, Limits
 from aiops.wire.decoding import decode
 from aiops.wire.messages import KINDS, Error, Fetch, Hello, Message, Ping, Pong, Push, Welcome
 from aiops.wire.shared_payloads import SharedPayloads
 from aiops.wire.sinks import Discard, Sink
 from aiops.wire.state_machine import HANDSHAKE, Side
+from tests.driven import Driven, no_sink
 from tests.headers import header
 from tests.strategies import DETERMINISTIC, cut, said_by, with_payloads
 
@@ -58,22 +59,18 @@ class Landing(Sink):
         return tuple(memory.tobytes() for memory in self.memory)
 
 
-def landing() -> tuple[Connection, list[Landing]]:
+def landing() -> tuple[Driven, list[Landing]]:
     """Return a server's open wire, and the list of the sinks it comes to ask for."""
     sinks: list[Landing] = []
 
-    def place(said: Message) -> Sink:
+    def sink_for(said: Message) -> Sink:
         sinks.append(Landing(said))
         return sinks[-1]
 
-    return opened("server", place), sinks
+    return opened("server", sink_for), sinks
 
 
-def no_place(message: Message) -> Sink | None:
-    raise AssertionError(f"nobody should ask where {message.kind!r} goes")
-
-
-def feed(wire: Connection, data: bytes) -> list[tuple[Message, Sink | None]]:
+def feed(wire: Driven, data: bytes) -> list[tuple[Message, Sink | None]]:
     """Have bytes arrive as a driver does it."""
     whole = []
     while data:
@@ -84,15 +81,15 @@ def feed(wire: Connection, data: bytes) -> list[tuple[Message, Sink | None]]:
         count = min(len(room), len(data))
         room[:count] = data[:count]
         data = data[count:]
-        whole += wire.received(count)
+        whole += wire.take(count)
     return whole
 
 
 def opened(
-    side: Side, place: Callable[[Message], Sink | None] = no_place, **limits: int
-) -> Connection:
+    side: Side, sink_for: Callable[[Message], Sink | None] = no_sink, **limits: int
+) -> Driven:
     """A wire that has the handshake behind it, and the counts of none."""
-    wire = Connection(side, place, Limits(**limits))
+    wire = Driven(side, sink_for, Limits(**limits))
     if side == "server":
         feed(wire, frame("client", HELLO))
         wire.send(WELCOME)
@@ -107,7 +104,7 @@ def opened(
 
 def frame(sender: Side, message: Message, *payloads: bytes) -> bytes:
     """The bytes of a message that its sender may say in some state."""
-    wire = Connection(sender, no_place)
+    wire = Driven(sender, no_sink)
     wire.state = next(s for s, says in HANDSHAKE.items() if message.kind in says[sender])
     return b"".join(wire.send(message, [[memoryview(payload)] for payload in payloads]))
 
@@ -185,11 +182,11 @@ class TestChunks:
             assert np.shares_memory(np.frombuffer(room, np.uint8), memory)
             assert len(room) == wire.missing == len(memory)
             room[:1000] = b"\7" * 1000
-            assert wire.received(1000) == []
+            assert wire.take(1000) == []
             assert memory[:1000].tolist() == [7] * 1000, "what the socket wrote is there already"
             assert wire.missing == len(memory) - 1000
             wire.next_buffer()[:] = bytes(len(memory) - 1000)
-            whole = wire.received(len(memory) - 1000)
+            whole = wire.take(len(memory) - 1000)
             if part == 0:
                 assert whole == []
                 feed(wire, stream[header_end + 5 + 100_000 :][:5])
@@ -204,7 +201,7 @@ class TestChunks:
         assert len(wire.next_buffer()) == 10
 
     def test_room_does_not_stay_large_after_one_long_header(self) -> None:
-        wire = opened("client", no_place)
+        wire = opened("client", no_sink)
         usual = len(wire.next_buffer())
         long = raw_frame(kind="report", id=1, report={"a": "x" * 1_000_000})
         assert len(feed(wire, long + frame("server", Pong(2)))) == 2
@@ -215,7 +212,7 @@ class TestChunks:
     def test_long_headers_and_what_is_read_ahead_of_them(
         self, first: int, second: int, sizes: list[int]
     ) -> None:
-        wire = opened("client", no_place)
+        wire = opened("client", no_sink)
         reports = [messages.Report(i, {"a": "x" * n}) for i, n in enumerate((first, second))]
         stream = b"".join(frame("server", report) for report in reports)
         sizes = [997 * size for size in sizes]
@@ -251,11 +248,11 @@ class TestSending:
 
 class TestLimits:
     def test_a_long_greeting_is_refused_before_it_is_read(self) -> None:
-        wire = Connection("server", no_place)
+        wire = Driven("server", no_sink)
         room = len(wire.next_buffer())
         with pytest.raises(RemoteProtocolError, match="4097 bytes announced, at most 4096"):
             feed(wire, b"\xce\0\0\x10\x01")
-        assert Connection("server", no_place).limits.greeting == 4096
+        assert Driven("server", no_sink).limits.greeting == 4096
         assert len(wire.next_buffer()) <= room
 
     @pytest.mark.parametrize("side", SIDES)
@@ -269,16 +266,16 @@ class TestLimits:
     def test_the_limits_are_the_longest_that_is_taken(self) -> None:
         hello = frame("client", HELLO)
         length = len(hello) - 5
-        assert feed(Connection("server", no_place, Limits(greeting=length)), hello)
+        assert feed(Driven("server", no_sink, Limits(greeting=length)), hello)
         with pytest.raises(RemoteProtocolError):
-            feed(Connection("server", no_place, Limits(greeting=length - 1)), hello)
+            feed(Driven("server", no_sink, Limits(greeting=length - 1)), hello)
         fetch = frame("client", Fetch(1, -1))
         assert feed(opened("server", header=len(fetch) - 5), fetch)
         with pytest.raises(RemoteProtocolError):
             feed(opened("server", header=len(fetch) - 6), fetch)
 
     def test_the_greeting_limit_holds_until_the_welcome(self) -> None:
-        wire = Connection("server", no_place, Limits(greeting=200))
+        wire = Driven("server", no_sink, Limits(greeting=200))
         feed(wire, frame("client", HELLO))
         wire.send(messages.Challenge(0, b"n" * 16))
         with pytest.raises(RemoteProtocolError, match="at most 200"):
@@ -287,7 +284,7 @@ class TestLimits:
     def test_a_client_takes_a_long_welcome(self) -> None:
         rows = tuple((f"tensor {i}", "float32", (), 4 * i) for i in range(1000))
         welcome = Welcome(0, 1, "", b"", "asgd", {}, {}, 0, rows, 0)
-        wire = Connection("client", no_place)
+        wire = Driven("client", no_sink)
         wire.send(HELLO)
         assert feed(wire, frame("server", welcome)) == [(welcome, None)]
 
@@ -328,7 +325,7 @@ class TestOrder:
         changes = {"parts": (), "fatal": False}
         fields = {name: changes.get(name, value) for name, value in header(kind).items()}
         message = decode(msgpack.packb(fields))
-        speaker, listener = Connection(sender, no_place), Connection(OTHER[sender], no_place)
+        speaker, listener = Driven(sender, no_sink), Driven(OTHER[sender], no_sink)
         speaker.state = listener.state = state
         listener.shared = SharedPayloads(lambda nbytes: np.zeros(nbytes, np.uint8))
         following = HANDSHAKE[state][sender].get(kind)
@@ -349,7 +346,7 @@ class TestOrder:
 
     @pytest.mark.parametrize("state", [s for s in HANDSHAKE if "error" in HANDSHAKE[s]["server"]])
     def test_a_fatal_error_closes_from_any_state(self, state: str) -> None:
-        speaker, listener = Connection("server", no_place), Connection("client", no_place)
+        speaker, listener = Driven("server", no_sink), Driven("client", no_sink)
         speaker.state = listener.state = state
         error = Error(1, "refused", "no", {}, True)
         assert feed(listener, b"".join(speaker.send(error))) == [(error, None)]
@@ -363,7 +360,7 @@ class TestOrder:
         assert HANDSHAKE["closed"] == {"client": {}, "server": {}}
 
     def test_nothing_may_follow_a_greeting_before_it_is_answered(self) -> None:
-        wire = Connection("server", no_place)
+        wire = Driven("server", no_sink)
         with pytest.raises(RemoteProtocolError, match="'fetch' when 'greeted'"):
             feed(wire, frame("client", HELLO) + frame("client", Fetch(1, -1)))
 

@@ -19,13 +19,13 @@ from aiops.errors import RemoteProtocolError
 from aiops.model.layout import Bytes, Layout
 from aiops.model.parts import LARGEST, Part
 from aiops.model.shared_memory import Segment
-from aiops.wire.connection import Connection
 from aiops.wire.messages import Ack, Fetch, Message, Push, Release, Share
 from aiops.wire.shared_payloads import MOST, LentPayload, SharedPayloads
 from aiops.wire.sinks import Sink
 from aiops.wire.state_machine import Side
+from tests.driven import Driven, no_sink
 from tests.strategies import cut
-from tests.wire.test_connection import Landing, feed, no_place, opened
+from tests.wire.test_connection import Landing, feed, opened
 
 COUNT = 1 << 10
 LAYOUT = Layout((("a", "float32", (COUNT // 2,)), ("b", "float32", (COUNT // 2,))))
@@ -33,9 +33,9 @@ WHOLE = Part(0, LAYOUT.nbytes, "raw", LAYOUT.nbytes, 0)
 HALVES = Part(0, 2048, "raw", 2048, 0), Part(2048, 4096, "raw", 2048, 0)
 
 
-def near(side: Side, place: object = no_place) -> tuple[Connection, Bytes, list[int]]:
+def near(side: Side, sink_for: object = no_sink) -> tuple[Driven, Bytes, list[int]]:
     """A wire, the memory that its other side shows it (segment 1), and what it gives back."""
-    wire = opened(side, place)  # type: ignore[arg-type]
+    wire = opened(side, sink_for)  # type: ignore[arg-type]
     memory = np.arange(8192).astype(np.uint8)
     memory[: LAYOUT.nbytes].view(np.float32)[:] = np.arange(COUNT)
     back: list[int] = []
@@ -159,7 +159,7 @@ class TestShared:
         memories = [np.full(16, n, np.uint8) for n in range(2)]
         shared = SharedPayloads(lambda nbytes: memories.pop(0))
         for wanted in (0, 1):
-            shared.hear(Share(0, 1, 16))
+            shared.map(Share(0, 1, 16))
             assert shared.at(1, 0, 16)[0] == wanted
 
     def test_they_are_let_go_when_the_connection_is_lost(self) -> None:
@@ -178,34 +178,34 @@ class TestShared:
         wire, passed = opened("client"), []
         wire.shared = SharedPayloads(lambda nbytes: np.zeros(nbytes, np.uint8), taking(passed))
         one, other = Segment(4096), Segment(8192)
-        number, first = wire.shared.show(one, wire)
+        number, first = wire.shared.show(one)
         assert number == 1
         assert passed == [one]
-        assert first == [said("client", Share(0, 1, 4096))]
-        assert wire.shared.show(one, wire) == (1, [])
-        assert wire.shared.show(other, wire)[0] == 2
+        assert first == Share(0, 1, 4096)
+        assert wire.shared.show(one) == (1, None)
+        assert wire.shared.show(other)[0] == 2
         assert passed.pop() is other
         del one, passed[:]
-        assert wire.shared.show(Segment(4096), wire)[0] == 1, "the number of one that is gone"
+        assert wire.shared.show(Segment(4096))[0] == 1, "the number of one that is gone"
 
     def test_what_the_other_side_does_not_take_has_no_number(self) -> None:
         wire = opened("client")
         wire.shared = SharedPayloads(
             lambda nbytes: np.zeros(nbytes, np.uint8), lambda segment: False
         )
-        assert wire.shared.show(Segment(4096), wire) == (0, [])
+        assert wire.shared.show(Segment(4096)) == (0, None)
         assert wire.traffic.messages_out == 0
 
     def test_no_more_are_shown_than_the_other_side_takes(self) -> None:
         wire, _memory, _back = near("client")
         assert wire.shared is not None
         kept = [Segment(4096) for _ in range(MOST + 1)]
-        numbers = [wire.shared.show(segment, wire)[0] for segment in kept]
+        numbers = [wire.shared.show(segment)[0] for segment in kept]
         assert numbers == [*range(1, MOST + 1), 0]
 
 
 class TestAdopted:
-    def adopted(self, wire: Connection, *parts: Part, at: int = 0) -> Sink:
+    def adopted(self, wire: Driven, *parts: Part, at: int = 0) -> Sink:
         feed(wire, share())
         [(_message, sink)] = feed(wire, said("client", push(*parts), (1, at)))
         assert sink is not None
@@ -259,13 +259,13 @@ class TestAdopted:
         for params in (Params(LAYOUT), Leased(LAYOUT)):
             sinks: list[ParameterSink] = []
 
-            def place(
+            def sink_for(
                 message: Message, params: Params = params, sinks: list[ParameterSink] = sinks
             ) -> ParameterSink:
                 sinks.append(ParameterSink(params, (WHOLE,), -1, (), "the server"))
                 return sinks[-1]
 
-            wire, memory, back = near("client", place)
+            wire, memory, back = near("client", sink_for)
             feed(wire, said("server", Share(0, 1, 8192)))
             ack = Ack(9, 1, 1, True, 0, 0.0, None, b"", (WHOLE,))
             feed(wire, said("server", ack, (1, 0)))

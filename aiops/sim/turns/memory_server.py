@@ -226,8 +226,8 @@ class SimulatedClient:
         self._nonces += 1
         return self._nonces.to_bytes(16, "little")
 
-    def _wire(self, sink_for: SinkFor) -> Connection:
-        return self._server.lines[self.peer].client(sink_for)
+    def _wire(self) -> Connection:
+        return self._server.lines[self.peer].client()
 
     def ask(self, request: Request) -> object:
         """Send a request, and return its result.

@@ -19,7 +19,7 @@ from aiops.model.arena import Arena
 from aiops.model.layout import Layout
 from aiops.model.parts import Parts
 from aiops.store.snapshots import Lease
-from aiops.wire.connection import Buffer, Connection, Places, SinkFor
+from aiops.wire.connection import Buffer, Connection, Messages, Places, SinkFor, with_sinks
 from aiops.wire.messages import Message
 from aiops.wire.shared_payloads import LentPayload
 from aiops.wire.sinks import Sink, copy
@@ -57,25 +57,21 @@ class MemoryWire(Connection):
     ----------
     side
         ``"client"`` or ``"server"``.
-    sink_for
-        Returns a sink; called once per message that has payloads.
     inbox, outbox
         The messages on their way to this side, and from it.
     """
 
-    __slots__ = ("inbox", "outbox")
+    __slots__ = ("_handed", "inbox", "outbox")
 
     _room = 0  # nothing is read ahead
+    _joined = -1  # payloads are not copied
 
     def __init__(
-        self,
-        side: Side,
-        sink_for: SinkFor,
-        inbox: deque[HandedMessage],
-        outbox: deque[HandedMessage],
+        self, side: Side, inbox: deque[HandedMessage], outbox: deque[HandedMessage]
     ) -> None:
-        super().__init__(side, sink_for)
+        super().__init__(side)
         self.inbox, self.outbox = inbox, outbox
+        self._handed: HandedMessage | None = None  # the one that is pending
 
     def send(self, message: Message, payloads: Payloads = (), places: Places = ()) -> list[Buffer]:
         """Put a message into the outbox; return an empty list of buffers.
@@ -91,10 +87,10 @@ class MemoryWire(Connection):
     def hand(self, message: Message, payloads: Payloads = (), lease: Lease | None = None) -> None:
         """Put a message into the outbox, with the lease that its payloads need."""
         before = self.traffic.bytes_out
-        self._say(message)
+        super().send(message, payloads)
         self.outbox.append(HandedMessage(message, self.traffic.bytes_out - before, payloads, lease))
 
-    def received(self, nbytes: int) -> list[tuple[Message, Sink | None]]:
+    def received(self, nbytes: int) -> Messages:
         """Take the next message from the inbox.
 
         Raises
@@ -105,17 +101,20 @@ class MemoryWire(Connection):
         handed = self.inbox.popleft()
         message = handed.message
         self.traffic.bytes_in += nbytes
-        self._hear(message)
+        self._follow(message)
         parts: Parts = getattr(message, "parts", ())
-        payload = 0
-        for part in parts:
-            payload += part.nbytes
+        payload = sum([part.nbytes for part in parts])
         self._count(message.kind, nbytes - payload, payload)
-        return [(message, self._taken(handed) if parts else None)]
+        if not parts:
+            return [(message, None)]
+        self._handed, self.pending = handed, message
+        return []
 
-    def _taken(self, handed: HandedMessage) -> Sink:
-        sink = self.sink_for(handed.message)
-        assert sink is not None, "a message with payloads has a sink"
+    def fill(self, sink: Sink) -> Messages:
+        """Have the sink adopt the payloads of the pending message, or copy them into it."""
+        handed = self._handed
+        assert handed is not None, "a message is pending"
+        self._handed = self.pending = None
         lease, payloads = handed.lease, handed.payloads
         if len(payloads) == 1 and len(payloads[0]) == 1:  # one piece: the sink may use it in place
             lent: LentPayload
@@ -124,7 +123,7 @@ class MemoryWire(Connection):
             else:
                 lent = LentPayload(np.frombuffer(payloads[0][0], np.uint8), lambda: None)
             if sink.adopt(lent):
-                return sink
+                return [(handed.message, sink)]
         for number, pieces in enumerate(payloads):
             offset = 0
             for piece in pieces:
@@ -132,7 +131,7 @@ class MemoryWire(Connection):
                 offset += len(piece)
         if lease is not None:
             lease.release()
-        return sink
+        return [(handed.message, sink)]
 
 
 class MemoryLine:
@@ -141,7 +140,7 @@ class MemoryLine:
     Parameters
     ----------
     sink_for
-        The server's.
+        Returns the sinks of what the client sends.
 
     Attributes
     ----------
@@ -154,11 +153,12 @@ class MemoryLine:
     def __init__(self, sink_for: SinkFor) -> None:
         self._up: deque[HandedMessage] = deque()
         self._down: deque[HandedMessage] = deque()
-        self.server = self._wire = MemoryWire("server", sink_for, self._up, self._down)
+        self.sink_for = sink_for
+        self.server = self._wire = MemoryWire("server", self._up, self._down)
 
-    def client(self, sink_for: SinkFor) -> Connection:
+    def client(self) -> Connection:
         """Return the client's end."""
-        return MemoryWire("client", sink_for, self._down, self._up)
+        return MemoryWire("client", self._down, self._up)
 
     def send(self, buffers: list[Buffer]) -> Iterator[tuple[Message, Sink | None]]:
         """Yield the messages that the client has sent, as the server receives them.
@@ -166,7 +166,8 @@ class MemoryLine:
         ``buffers``: the bytes of the client's that are to be sent, if it sends any.
         """
         while self._up:
-            yield from self.server.received(self._up[0].nbytes)
+            received = self.server.received(self._up[0].nbytes)
+            yield from with_sinks(self.server, received, self.sink_for)
 
     def answer(
         self, session: Session, message: Message, payloads: Payloads, lease: Lease | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from aiops.model.arena import Arena
 from aiops.model.layout import Bytes, Layout
 from aiops.model.parts import Part, Parts
 from aiops.wire import messages
-from aiops.wire.connection import Connection
+from aiops.wire.connection import Connection, Messages, with_sinks
 from aiops.wire.handshake import Greeter, answer, check_welcome, proof
 from aiops.wire.messages import Message
 from aiops.wire.shared_payloads import SharedPayloads
@@ -45,7 +45,7 @@ class Example:
     @property
     def frame(self) -> bytes:
         """The whole message's bytes, as the sender's `Connection` writes them."""
-        wire = Connection(self.sender, _Kept)
+        wire = Connection(self.sender)
         kind = self.message.kind
         wire.state = next(s for s, allowed in HANDSHAKE.items() if kind in allowed[self.sender])
         views = [[memoryview(payload)] for payload in self.payloads]
@@ -210,8 +210,12 @@ class Recorder:
         self.steps: list[Example] = []
         self._greeter = Greeter(token, NONCES[1])
         self._wires: dict[Side, Connection] = {
-            "client": Connection("client", _Kept),
-            "server": Connection("server", self.engine.admission.sink_for),
+            "client": Connection("client"),
+            "server": Connection("server"),
+        }
+        self._sinks: dict[Side, Callable[[Message], Sink | None]] = {
+            "client": _Kept,
+            "server": self.engine.admission.sink_for,
         }
         if near:
             self._wires["client"].shared = SharedPayloads(lambda nbytes: self._segments["server"])
@@ -243,9 +247,7 @@ class Recorder:
         """Return the conversation so far."""
         return Conversation(self.title, tuple(self.steps))
 
-    def _carry(
-        self, sender: Side, message: Message, payloads: Iterable[bytes]
-    ) -> list[tuple[Message, Sink | None]]:
+    def _carry(self, sender: Side, message: Message, payloads: Iterable[bytes]) -> Messages:
         """Move a message across, and record it."""
         data = tuple(bytes(payload) for payload in payloads)
         name = f"{self.title} / {len(self.steps) + 1} {message.kind}"
@@ -256,12 +258,13 @@ class Recorder:
         self.steps.append(Example(name, sender, message, data, places))
         views = [[memoryview(payload)] for payload in data]
         stream = b"".join(self._wires[sender].send(message, views, places))
-        receiver = self._wires["server" if sender == "client" else "client"]
-        whole: list[tuple[Message, Sink | None]] = []
+        to: Side = "server" if sender == "client" else "client"
+        receiver = self._wires[to]
+        whole: Messages = []
         while stream:
             view = receiver.next_buffer()[: len(stream)]
             view[:], stream = stream[: len(view)], stream[len(view) :]
-            whole += receiver.received(len(view))
+            whole += with_sinks(receiver, receiver.received(len(view)), self._sinks[to])
         return whole
 
     def _serve(self, message: Message, sink: Sink | None) -> None:

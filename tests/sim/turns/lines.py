@@ -9,7 +9,7 @@ from typing import Any
 from aiops.client.session import Session, stream
 from aiops.sim.turns.memory_wire import MemoryLine, Payloads
 from aiops.store.snapshots import Lease
-from aiops.wire.connection import Buffer, Connection, SinkFor
+from aiops.wire.connection import Buffer, Connection, Messages, SinkFor, with_sinks
 from aiops.wire.messages import Message
 from aiops.wire.sinks import Sink
 
@@ -21,13 +21,16 @@ class ByteLine(MemoryLine):
     """
 
     def __init__(self, sink_for: SinkFor, pieces: Callable[[], int] | None = None) -> None:
-        self.server, self.pieces = Connection("server", sink_for), pieces
+        self.server, self.sink_for, self.pieces = Connection("server"), sink_for, pieces
 
-    def client(self, sink_for: SinkFor) -> Connection:
-        return stream(sink_for)
+    def client(self) -> Connection:
+        return stream()
 
     def send(self, buffers: list[Buffer]) -> Iterator[tuple[Message, Sink | None]]:
-        return iter(pour(self.server, buffers, self.pieces))
+        def received(nbytes: int) -> Messages:
+            return with_sinks(self.server, self.server.received(nbytes), self.sink_for)
+
+        return iter(pour(self.server, buffers, self.pieces, received))
 
     def answer(
         self, session: Session, message: Message, payloads: Payloads, lease: Lease | None
@@ -47,7 +50,10 @@ def in_pieces(pieces: Callable[[], int]) -> Callable[[SinkFor], ByteLine]:
 
 
 def pour(
-    end: Connection | Session, buffers: list[Buffer], pieces: Callable[[], int] | None = None
+    end: Connection | Session,
+    buffers: list[Buffer],
+    pieces: Callable[[], int] | None = None,
+    received: Callable[[int], Messages | None] | None = None,
 ) -> list[Any]:
     """Deliver buffers to one end; return the messages that it makes of them."""
     made: list[Any] = []
@@ -60,5 +66,5 @@ def pour(
                 count = min(count, pieces())
             room[:count] = rest[:count]
             rest = rest[count:]
-            made += end.received(count) or ()
+            made += (received or end.received)(count) or ()
     return made

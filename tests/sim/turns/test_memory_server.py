@@ -250,7 +250,7 @@ def test_a_refused_push_is_put_back_once() -> None:
 
     engine.admission.sink_for = refuse  # type: ignore[method-assign]
     for line in run.server.lines.values():
-        line.server.sink_for = refuse
+        line.sink_for = refuse
     worker.step(lambda _params: ones)
     with pytest.raises(BadPush, match="not now"):
         worker.step(lambda _params: ones)

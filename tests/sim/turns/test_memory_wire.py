@@ -19,7 +19,6 @@ from aiops.model.layout import Layout
 from aiops.sim.turns.memory_server import MemoryServer, SimulatedClient
 from aiops.sim.turns.memory_wire import HandedMessage, MemoryLine, MemoryWire
 from aiops.wire.messages import Fetch, Pong, Stats
-from aiops.wire.sinks import Discard
 from tests.sim.turns.cases import random_pieces
 from tests.sim.turns.lines import in_pieces
 
@@ -70,8 +69,8 @@ def test_every_count_is_that_of_bytes(policy: str, gate: str) -> None:
 def ends() -> tuple[MemoryWire, MemoryWire]:
     """Return the two ends of a connection."""
     up, down = deque[HandedMessage](), deque[HandedMessage]()
-    client = MemoryWire("client", lambda message: Discard(), down, up)
-    return client, MemoryWire("server", lambda message: Discard(), up, down)
+    client = MemoryWire("client", down, up)
+    return client, MemoryWire("server", up, down)
 
 
 class TestMemoryWire:
