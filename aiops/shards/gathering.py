@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeAlias
 
 from aiops.engine.events import Received
 from aiops.engine.receive import PushSink
@@ -56,6 +57,10 @@ class Coming:
     def complete(self) -> bool:
         """True if all portions have come, or if the push was refused and the lead's has."""
         return self.event is not None and (not self.missing or self.cover is None)
+
+
+Passed: TypeAlias = tuple[Received, Coming | None]
+"""A message that the engine may handle now; for a push, also its portions."""
 
 
 class Gathered(PushSink):
@@ -112,45 +117,41 @@ class Gathered(PushSink):
 class Gathering:
     """The pushes of one lead whose portions are still arriving.
 
-    Parameters
-    ----------
-    ready
-        Called with each message that the engine may handle now, in order; and, for a push, its
-        `Coming`.
+    Its methods return the messages that the engine may handle now, in order, and for each push its
+    `Coming`.
     """
 
-    def __init__(self, ready: Callable[[Received, Coming | None], None]) -> None:
-        self._ready = ready
+    def __init__(self) -> None:
         self._by_sink: dict[int, Coming] = {}  # those whose portion on the lead is still arriving
         self._by_number: dict[int, Coming] = {}
-        self._queues: dict[int, deque[tuple[Received, Coming | None]]] = {}
+        self._queues: dict[int, deque[Passed]] = {}
 
     def begin(self, coming: Coming) -> None:
         """Add a push whose header has come."""
         self._by_sink[id(coming.sink)] = coming
         self._by_number[coming.number] = coming
 
-    def received(self, event: Received) -> None:
+    def received(self, event: Received) -> list[Passed]:
         """Take a message of which all bytes for the lead have come; pass it on, or queue it."""
         coming = self._by_sink.pop(id(event.sink), None) if event.sink is not None else None
         if coming is not None:
             coming.event = event
         queue = self._queues.get(event.peer)
         if queue is None and (coming is None or coming.complete):
-            self._pass(event, coming)
-            return
+            return [self._passed(event, coming)]
         if queue is None:
             queue = self._queues[event.peer] = deque()
         queue.append((event, coming))
+        return []
 
-    def arrived(self, number: int, shard: int, fault: Refused | None) -> None:
+    def arrived(self, number: int, shard: int, fault: Refused | None) -> list[Passed]:
         """Note that a follower has its portion of a push, with its fault if it has one."""
         coming = self._by_number.get(number)
         if coming is None:
-            return  # its connection was lost meanwhile
+            return []  # its connection was lost meanwhile
         coming.missing.discard(shard)
         coming.fault = coming.fault or fault
-        self._drain(coming.peer)
+        return self._drain(coming.peer)
 
     def peer_of(self, number: int) -> int | None:
         """Return the connection of a push that has not been passed on, or None."""
@@ -166,11 +167,13 @@ class Gathering:
             self._by_sink.pop(id(coming.sink), None)
         return gone
 
-    def despair(self) -> None:
+    def despair(self) -> list[Passed]:
         """Wait for no more portions: a follower is lost, and the lead refuses what is passed on."""
+        passed: list[Passed] = []
         for coming in list(self._by_number.values()):
             coming.missing.clear()
-            self._drain(coming.peer)
+            passed += self._drain(coming.peer)
+        return passed
 
     def overdue(self, now: float, patience: Callable[[int], float]) -> Sequence[Coming]:
         """Return pushes whose portions have been missing for longer than ``patience(nbytes)``."""
@@ -182,14 +185,15 @@ class Gathering:
             and now - coming.since > patience(coming.nbytes)
         ]
 
-    def _drain(self, peer: int) -> None:
-        queue = self._queues.get(peer)
+    def _drain(self, peer: int) -> list[Passed]:
+        passed, queue = list[Passed](), self._queues.get(peer)
         while queue and (queue[0][1] is None or queue[0][1].complete):
-            self._pass(*queue.popleft())
-        if queue is not None and not queue and self._queues.get(peer) is queue:
+            passed.append(self._passed(*queue.popleft()))
+        if queue is not None and not queue:
             del self._queues[peer]
+        return passed
 
-    def _pass(self, event: Received, coming: Coming | None) -> None:
+    def _passed(self, event: Received, coming: Coming | None) -> Passed:
         if coming is not None:
             self._by_number.pop(coming.number, None)
-        self._ready(event, coming)
+        return event, coming

@@ -44,7 +44,7 @@ from aiops.model.placement import RAW, Placement, empty_cover, ranges_of
 from aiops.shards.collecting import Collecting
 from aiops.shards.counting import PushCounts
 from aiops.shards.follower import LOST
-from aiops.shards.gathering import Coming, Gathered, Gathering, Nothing
+from aiops.shards.gathering import Coming, Gathered, Gathering, Nothing, Passed
 from aiops.shards.orders import send_increments, send_params
 from aiops.shards.updating import Updating
 from aiops.store.delta_replica import ReplicaJob
@@ -93,12 +93,10 @@ class Lead:
         self.engine, self.addresses = engine, tuple(addresses)
         self.placement: Placement | None = None
         self._alone = False  # all of the model is held here
-        self._gathering = Gathering(self._ready)
+        self._gathering = Gathering()
         self._clients: dict[int, tuple[str, int]] = {}  # id and epoch, by connection
         self._numbers = 0  # pushes so far
-        self._updating = Updating(
-            len(addresses), self._order, lambda effect: self._out.append(effect), self._of_replica
-        )
+        self._updating: Updating | None = None  # once there is a placement
         # Versions that followers keep for rules that read them; True: those of the delta replica.
         self._held: set[tuple[int, bool]] = set()
         self._broken: dict[int, str] = {}  # followers that are lost: the reason of each
@@ -107,19 +105,32 @@ class Lead:
         self._counts = 0
         self._collecting: dict[int, Collecting] = {}
         self._collected = 0
-        self._out: list[Effect] = []
+        self._now = 0.0  # the time of the last event
+        # Orders that follow from calls of sinks and of `sink_for`, which return no effects.
+        self._orders: list[Effect] = []
 
     # ------------------------------------------------------------ the shell's calls
 
     def handle(self, event: Event) -> list[Effect]:
         """Handle an event; return its effects, in the order in which to carry them out."""
-        handler = _HANDLERS.get(type(event))
-        if handler is not None:
-            handler(self, event)
-        else:
-            self._decide(event)
-        out, self._out = self._out, []
-        return out
+        self._now = max(self._now, event.time)
+        before = self.flush()
+        match event:
+            case Received():
+                effects = self._on_received(event)
+            case Applied():
+                effects = self._on_applied(event)
+            case Told():
+                effects = self._on_told(event)
+            case Lost():
+                effects = self._on_lost(event)
+            case Joined():
+                effects = self._on_joined(event)
+            case Left():
+                effects = self._on_left(event)
+            case _:
+                effects = self._decide(event)
+        return before + effects + self.flush()
 
     @property
     def idle(self) -> bool:
@@ -164,11 +175,12 @@ class Lead:
         self._numbers += 1
         missing = {shard for shard in range(1, len(placement)) if pieces[shard]}
         nbytes = sum(part.nbytes for shard in missing for part in pieces[shard])
-        coming = Coming(self._numbers, peer, sink, cover, missing, self.engine.now, nbytes, pieces)
+        coming = Coming(self._numbers, peer, sink, cover, missing, self._now, nbytes, pieces)
         self._gathering.begin(coming)
         for shard in sorted(missing):
             ranges = ranges_of(pieces[shard])
-            self._order(shard, ExpectPush(coming.number, *self._clients[peer], message.id, ranges))
+            order = ExpectPush(coming.number, *self._clients[peer], message.id, ranges)
+            self._orders.append(Order(shard, order))
         return coming.sink
 
     def steady(
@@ -179,8 +191,8 @@ class Lead:
 
     def flush(self) -> list[Effect]:
         """Return the orders that calls of `sink_for` have given."""
-        out, self._out = self._out, []
-        return out
+        orders, self._orders = self._orders, []
+        return orders
 
     def preparation(self) -> Warm:
         """Return the kernels to compile as soon as the server listens."""
@@ -199,12 +211,12 @@ class Lead:
 
     # ------------------------------------------------------------ clients
 
-    def _on_joined(self, event: Joined) -> None:
+    def _on_joined(self, event: Joined) -> list[Effect]:
         if isinstance(event.hello, Hello):
             self._clients[event.peer] = event.hello.client, event.hello.epoch
-        self._decide(event)
+        return self._decide(event)
 
-    def _on_left(self, event: Left) -> None:
+    def _on_left(self, event: Left) -> list[Effect]:
         for coming in self._gathering.left(event.peer):
             if isinstance(coming.sink, Nothing | Discard):
                 coming.sink.abandoned()
@@ -212,127 +224,131 @@ class Lead:
                 coming.sink.free()
             self._forget(coming.number, False)
         self._clients.pop(event.peer, None)
-        self._decide(event)
+        return self._decide(event)
 
-    def _on_received(self, event: Received) -> None:
+    def _on_received(self, event: Received) -> list[Effect]:
         if self._alone and not self._broken and not isinstance(event.message, Stats):
-            self._decide(event)
-        else:
-            self._gathering.received(event)
+            return self._decide(event)
+        return self._pass(self._gathering.received(event))
 
-    def _ready(self, event: Received, coming: Coming | None) -> None:
-        """Let the engine handle a message; if it is a push, it has come to all shards."""
-        event = replace(event, time=max(event.time, self.engine.now))
+    def _pass(self, passed: Sequence[Passed]) -> list[Effect]:
+        """Let the engine handle messages; the pushes among them have come to all shards."""
+        return [effect for event, coming in passed for effect in self._pass_one(event, coming)]
+
+    def _pass_one(self, event: Received, coming: Coming | None) -> list[Effect]:
         if coming is not None and coming.cover is not None:
             forget = partial(self._forget, coming.number)
             event = replace(event, sink=Gathered(coming, self._nothing, forget))
         if self._broken and isinstance(event.message, Push | Reapply | Fetch):
             if isinstance(event.sink, Gathered):
                 event.sink.free()
-            self._out.append(Reply(event.peer, self._unavailable(event.message.id)))
-            return
+            return [*self.flush(), Reply(event.peer, self._unavailable(event.message.id))]
         if isinstance(event.message, Stats) and not self._broken and self.placement is not None:
-            self._count(event)
-            return
+            return self._count(event)
         if isinstance(event.message, Push) and coming is not None and coming.pieces:
             whole = tuple(part for theirs in coming.pieces for part in theirs)
             event = replace(event, message=replace(event.message, parts=whole))
-        self._decide(event)
+        return self._decide(event)
 
-    def _count(self, event: Received) -> None:
+    def _count(self, event: Received) -> list[Effect]:
         """Order the followers to count their traffic, before the engine reports."""
+        orders: list[Effect] = []
         if self._counting is None:
             self._counts += 1
             self._counting = PushCounts(self._counts, len(self.addresses))
-            for shard in range(1, len(self.addresses) + 1):
-                self._order(shard, CountTraffic(self._counts))
+            message = CountTraffic(self._counts)
+            orders = [Order(shard, message) for shard in range(1, len(self.addresses) + 1)]
         self._counting.asked.append(event)
+        return orders
 
-    def _on_counted(self, shard: int, message: TrafficCounted) -> None:
+    def _on_counted(self, shard: int, message: TrafficCounted) -> list[Effect]:
         counting = self._counting
-        if counting is not None and counting.counted(message.id, shard, message.clients):
-            self._report(counting)
+        if counting is None or not counting.counted(message.id, shard, message.clients):
+            return []
+        return self._report(counting)
 
-    def _report(self, counting: PushCounts) -> None:
+    def _report(self, counting: PushCounts) -> list[Effect]:
         self._counting = None
         for member in self.engine.membership:
             member.apart = counting.clients.get(member.client, member.apart)
-        for event in counting.asked:
-            if event.peer in self._clients:
-                self._decide(replace(event, time=self.engine.now))
+        asked = [event for event in counting.asked if event.peer in self._clients]
+        return [effect for event in asked for effect in self._decide(event)]
 
     def _refused(self, peer: int, message: Push, fault: Exception | None) -> Discard:
         """Discard the portions of a push that is refused, on all shards."""
         self._numbers += 1
         sink = Discard(fault)
-        self._gathering.begin(
-            Coming(self._numbers, peer, sink, None, set(), self.engine.now, 0, ())
-        )
+        self._gathering.begin(Coming(self._numbers, peer, sink, None, set(), self._now, 0, ()))
         if any(not part.nbytes for part in message.parts):
-            self._all(ExpectPush(self._numbers, *self._clients[peer], message.id, ()))
+            self._orders += self._all(
+                ExpectPush(self._numbers, *self._clients[peer], message.id, ())
+            )
         return sink
 
     def _forget(self, number: int, keep: bool) -> None:
-        self._all(FinishPush(number, keep))
+        self._orders += self._all(FinishPush(number, keep))
 
     # ------------------------------------------------------------ followers
 
-    def _on_told(self, event: Told) -> None:
-        self.engine.now = max(self.engine.now, event.time)
+    def _on_told(self, event: Told) -> list[Effect]:
         try:
-            self._hear(event)
+            return self._handle_told(event)
         except RemoteProtocolError as error:
-            self._on_lost(Lost(event.time, event.shard, str(error)))
+            return self._on_lost(Lost(event.time, event.shard, str(error)))
 
-    def _hear(self, event: Told) -> None:
+    def _handle_told(self, event: Told) -> list[Effect]:
         message = event.message
         if isinstance(message, PushArrived):
             if message.fault.get("code") == LOST:  # the client must open all connections anew
                 peer = self._gathering.peer_of(message.id)
-                if peer is not None:
-                    why = f"its connection to {self._name(event.shard)} is gone"
-                    self._out.append(Drop(peer, why))
-                return
-            self._gathering.arrived(message.id, event.shard, _fault(message.fault))
-        elif isinstance(message, UpdateDone):
-            self._done(self._updating.done(event, message))
-        elif isinstance(message, TrafficCounted):
-            self._on_counted(event.shard, message)
-        elif isinstance(message, ShardParts):
+                why = f"its connection to {self._name(event.shard)} is gone"
+                return [] if peer is None else [Drop(peer, why)]
+            fault = _fault(message.fault)
+            return self._pass(self._gathering.arrived(message.id, event.shard, fault))
+        if isinstance(message, UpdateDone):
+            if self._updating is None:
+                raise RemoteProtocolError(f"shard {event.shard} did update {message.id} unasked")
+            return self._go_on(self._updating.done(event, message))
+        if isinstance(message, TrafficCounted):
+            return self._on_counted(event.shard, message)
+        if isinstance(message, ShardParts):
             collecting = self._collecting.get(message.id)
             if collecting is not None and collecting.came(event.shard):
                 del self._collecting[message.id]
         elif isinstance(message, Error):
             why = f"{self._name(event.shard)} said: {message.text}"
-            self._on_lost(Lost(event.time, event.shard, why))
+            return self._on_lost(Lost(event.time, event.shard, why))
+        return []
 
-    def _on_applied(self, event: Applied) -> None:
-        if self._updating.concerns(event):
-            self._done(self._updating.applied(event))
-        else:
-            self._decide(event)
+    def _on_applied(self, event: Applied) -> list[Effect]:
+        if self._updating is not None and self._updating.concerns(event):
+            return self._go_on(self._updating.applied(event))
+        return self._decide(event)
 
-    def _done(self, applied: Applied | None) -> None:
+    def _go_on(self, found: Applied | list[Effect]) -> list[Effect]:
         """Let the engine handle `Applied`, unless a shard was lost: then it is never published."""
-        if applied is not None and not self._broken:
-            self._decide(applied)
+        if not isinstance(found, Applied):
+            return found
+        return [] if self._broken else self._decide(found)
 
-    def _on_lost(self, event: Lost) -> None:
+    def _on_lost(self, event: Lost) -> list[Effect]:
         """Answer all waiting requests: without this follower the model has no further version."""
         if event.shard in self._broken:
-            return
+            return []
         self._broken[event.shard] = event.why
-        self._out.append(Note(f"{self._why()}; this server and the others keep what they have"))
-        self.engine.now = max(self.engine.now, event.time)
+        effects: list[Effect] = [
+            Note(f"{self._why()}; this server and the others keep what they have")
+        ]
         if self.engine.training is not None:
-            for peer, id in self.engine.training.replies.abandon():
-                self._out.append(Reply(peer, self._unavailable(id)))
-        self._gathering.despair()
+            waiting = self.engine.training.replies.abandon()
+            effects += [Reply(peer, self._unavailable(id)) for peer, id in waiting]
+        effects += self._pass(self._gathering.despair())
         if self._counting is not None:
-            self._report(self._counting)
+            effects += self._report(self._counting)
         for collecting in self._collecting.values():
             collecting.fail(self._why())
         self._collecting.clear()
+        return effects
 
     def _of_replica(self, version: Version) -> bool:
         training = self.engine.training
@@ -363,7 +379,8 @@ class Lead:
             self._collecting[self._collected] = collecting
             for shard in collecting.missing:
                 parts = placement.divide(store.current.parts)[shard][0]
-                self._order(shard, send_params(self._collected, "", 0, store.version, parts))
+                order = send_params(self._collected, "", 0, store.version, parts)
+                self._orders.append(Order(shard, order))
         return collecting
 
     def sink_for_follower(self, shard: int, message: Message) -> Sink:
@@ -375,42 +392,45 @@ class Lead:
 
     # ------------------------------------------------------------ the engine's effects
 
-    def _decide(self, event: Event) -> None:
+    def _decide(self, event: Event) -> list[Effect]:
         """Let the engine handle an event, and translate its effects into orders."""
-        begun = len(self._out)
+        if event.time < self._now:  # it waited for others
+            event = replace(event, time=self._now)
         effects = self.engine.handle(event)
-        self._hold()
+        found = self.flush() + self._hold()
         for effect in effects:
-            translate = _EFFECTS.get(type(effect))
-            if translate is None:
-                self._out.append(effect)
-            else:
-                translate(self, effect)
-        if any(
-            type(effect) is DistributeModel for effect in effects
-        ):  # `LoadShard` precedes all other orders
-            mine = self._out[begun:]
-            mine.sort(key=lambda e: not (type(e) is Order and type(e.message) is LoadShard))
-            self._out[begun:] = mine
+            match effect:
+                case DistributeModel():
+                    found += self._distribute(effect)
+                case Apply() if self._updating is not None and not self._alone:
+                    found += self._begin_update(self._updating, effect)
+                case Reply():
+                    found += self._send(effect)
+                case _:
+                    found.append(effect)
+        return found
 
-    def _hold(self) -> None:
+    def _hold(self) -> list[Effect]:
         """Order followers to keep the versions that the rule will compare gradients with."""
         training = self.engine.training
         if training is None or not training.store.rule.reads or self.placement is None:
-            return
-        held = training.held_versions(self.engine.membership)
-        for version, shadow in sorted(held - self._held):
-            self._all(HoldVersion(0, version, True, shadow))
-        for version, shadow in sorted(self._held - held):
-            self._all(HoldVersion(0, version, False, shadow))
+            return []
+        held, orders = training.held_versions(self.engine.membership), list[Effect]()
+        for version, replica in sorted(held - self._held):
+            orders += self._all(HoldVersion(0, version, True, replica))
+        for version, replica in sorted(self._held - held):
+            orders += self._all(HoldVersion(0, version, False, replica))
         self._held = held
+        return orders
 
-    def _on_hand(self, effect: DistributeModel) -> None:
+    def _distribute(self, effect: DistributeModel) -> list[Effect]:
+        """Send each follower its part of the model."""
         self.placement = placement = effect.placement
         self._alone = placement.used == [0]
-        self._updating.defined(placement)
+        self._updating = Updating(placement, self._of_replica)
         codecs = {codec.name for _pattern, codec in self.engine.codecs[0].pairs}
         fetched = self.engine.codecs[1].announced if self.engine.codecs[1] else ()
+        orders: list[Effect] = []
         for shard in range(1, len(placement)):
             low, high = placement.edges[shard : shard + 2]
             parts = () if low == high else tuple(split(low, high, RAW, 0))
@@ -423,15 +443,17 @@ class Lead:
                 parts,
             )
             views = tuple((effect.data[part.start : part.stop].data,) for part in parts)
-            self._out.append(Order(shard, message, views))
+            orders.append(Order(shard, message, views))
+        return orders
 
-    def _on_apply(self, effect: Apply) -> None:
-        if isinstance(effect.job, UpdateJob | ReplicaJob) and not self._alone:
-            self._updating.begin(effect)
-        self._out.append(effect)
+    def _begin_update(self, updating: Updating, effect: Apply) -> list[Effect]:
+        """Order all shards to do their part of an update; work on rows is the lead's alone."""
+        spread = isinstance(effect.job, UpdateJob | ReplicaJob)
+        return [*(updating.begin(effect) if spread else ()), effect]
 
-    def _on_reply(self, effect: Reply) -> None:
-        message, placement = effect.message, self.placement
+    def _send(self, effect: Reply) -> list[Effect]:
+        """Add the shard table to a reply, or order the followers to send their portions of it."""
+        message, placement, orders = effect.message, self.placement, list[Effect]()
         if isinstance(message, Welcome | Model) and not self._broken:
             effect = replace(effect, message=replace(message, shards=self._shard_table()))
         elif isinstance(message, Report):
@@ -440,25 +462,26 @@ class Lead:
         elif effect.lease is not None and placement is not None and not self._alone:
             client = self._clients.get(effect.peer)
             pieces = [theirs for theirs, _views in placement.divide(message.parts)]  # type: ignore[attr-defined]
-            shadow = self._of_replica(effect.lease.version)
-            ask = send_increments if shadow else send_params
+            replica = self._of_replica(effect.lease.version)
+            ask = send_increments if replica else send_params
             if client is not None:
                 for shard, theirs in enumerate(pieces[1:], 1):
                     if theirs:
                         at = *client, effect.lease.version.number
-                        self._order(shard, ask(message.id, *at, theirs))
-            parts = placement.announced(pieces, increments=shadow)
+                        orders.append(Order(shard, ask(message.id, *at, theirs)))
+            parts = placement.announced(pieces, increments=replica)
             effect = replace(effect, message=replace(message, parts=parts))  # type: ignore[call-arg]
-        self._out.append(effect)
+        return [*orders, effect]
 
     def report(self) -> list[dict[str, Any]]:
         """Return each shard's line of the statistics; ``behind`` is its lag, in versions."""
         version, edges = self.engine.version, []
+        versions = self._updating.versions if self._updating else [0] * len(self.addresses)
         if self.placement is not None:
             edges = self.placement.edges
         lines = []
         for shard in range(len(self.addresses) + 1):
-            mine = self._updating.versions[shard - 1] if shard in self._used else version
+            mine = versions[shard - 1] if shard in self._used else version
             host, port = ("", 0) if shard == 0 else self.addresses[shard - 1]
             lines.append(
                 {
@@ -467,7 +490,7 @@ class Lead:
                     "port": port,
                     "bytes": edges[shard + 1] - edges[shard] if edges else 0,
                     "version": mine,
-                    "behind": max(0, max([version, *self._updating.versions]) - mine),
+                    "behind": max(0, max([version, *versions]) - mine),
                     "gone": self._broken.get(shard, ""),
                 }
             )
@@ -479,13 +502,9 @@ class Lead:
         starts = self.placement.starts[1:] if self.placement else [0] * len(self.addresses)
         return tuple((*where, start) for where, start in zip(self.addresses, starts, strict=True))
 
-    def _order(self, shard: int, message: Message) -> None:
-        self._out.append(Order(shard, message))
-
-    def _all(self, message: Message) -> None:
-        """Send an order to all followers that hold a part of the model."""
-        for shard in self._used:
-            self._order(shard, message)
+    def _all(self, message: Message) -> list[Effect]:
+        """Return an order for all followers that hold a part of the model."""
+        return [Order(shard, message) for shard in self._used]
 
     @property
     def _used(self) -> Sequence[int]:
@@ -502,19 +521,3 @@ def _fault(told: Mapping[str, Any]) -> Refused | None:
         str(told.get("text", "it cannot be used")),
         details if isinstance(details, dict) else {},
     )
-
-
-_HANDLERS: dict[type, Callable[[Lead, Any], None]] = {
-    Joined: Lead._on_joined,
-    Left: Lead._on_left,
-    Received: Lead._on_received,
-    Applied: Lead._on_applied,
-    Told: Lead._on_told,
-    Lost: Lead._on_lost,
-}
-
-_EFFECTS: dict[type, Callable[[Lead, Any], None]] = {
-    DistributeModel: Lead._on_hand,
-    Apply: Lead._on_apply,
-    Reply: Lead._on_reply,
-}

@@ -23,15 +23,15 @@ REPLICA = "replica"
 
 
 def work_of(
-    job: UpdateJob, shard: int, placement: Placement, *, sent: int, shadow: bool = False
+    job: UpdateJob, shard: int, placement: Placement, *, sent: int, replica: bool = False
 ) -> dict[str, Any]:
     """Return one shard's part of a job, as `aiops.wire.messages.RunUpdate` carries it.
 
-    ``sent``: the version that the rule reads (-1: none); ``shadow``: it is one of the
+    ``sent``: the version that the rule reads (-1: none); ``replica``: it is one of the
     delta replica.
     """
     found: dict[str, Any] = {"factor": float(job.factor), "measure": job.measure, "sent": sent}
-    if shadow:
+    if replica:
         found["coded"] = True
     if job.gradient is not None and job.weights is not None:
         found["weights"] = _packed(job.weights[placement.rows(shard, job.pushed)])

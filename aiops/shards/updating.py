@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from aiops.engine.events import Applied, Apply, Effect, Told
+from aiops.engine.events import Applied, Apply, Effect, Order, Told
 from aiops.errors import RemoteProtocolError
 from aiops.model.layout import Ints
 from aiops.model.placement import Placement
@@ -16,7 +16,7 @@ from aiops.store.delta_replica import UNTOUCHED, ReplicaJob
 from aiops.store.parameters import UpdateJob
 from aiops.store.snapshots import Version
 from aiops.store.updater import clipping
-from aiops.wire.messages import Message, RunUpdate, UpdateDone
+from aiops.wire.messages import RunUpdate, UpdateDone
 
 
 @dataclass(slots=True)
@@ -38,11 +38,9 @@ class Updating:
 
     Parameters
     ----------
-    order
-        Sends an order to a follower.
-    carry_out
-        Issues an effect: the `Apply` of the lead's own part.
-    of_shadow
+    placement
+        The model's.
+    of_replica
         Returns whether a version is one of the delta replica.
 
     Attributes
@@ -51,43 +49,31 @@ class Updating:
         The version that each follower has computed.
     """
 
-    def __init__(
-        self,
-        followers: int,
-        order: Callable[[int, Message], None],
-        carry_out: Callable[[Effect], None],
-        of_shadow: Callable[[Version], bool],
-    ) -> None:
-        self._order, self._carry_out, self._of_shadow = order, carry_out, of_shadow
-        self._placement: Placement | None = None
+    def __init__(self, placement: Placement, of_replica: Callable[[Version], bool]) -> None:
+        self._placement, self._of_replica = placement, of_replica
         self._update: _Update | None = None
         self._computing = 0  # the version that the update makes
-        self.versions = [0] * followers
+        self.versions = [0] * (len(placement) - 1)
 
-    def defined(self, placement: Placement) -> None:
-        """Take the placement of the model, now that it is defined."""
-        self._placement = placement
-
-    def begin(self, effect: Apply) -> None:
-        """Begin an update."""
+    def begin(self, effect: Apply) -> list[Effect]:
+        """Begin an update; return the orders to the followers."""
         job = effect.job
         assert isinstance(job, UpdateJob | ReplicaJob)
         self._update = update = _Update(effect.ticket, job)
         if isinstance(job, ReplicaJob):
-            self._have_followed(update, job)
-            return
+            return self._have_followed(update, job)
         job.measure = bool(job.clip) and job.target is not None
-        self._issue(update, job)
+        return self._issue(update, job)
 
     def concerns(self, event: Applied) -> bool:
         """Return whether the lead's part of the outstanding update was done."""
         return self._update is not None and self._update.ticket == event.ticket
 
-    def applied(self, event: Applied) -> Applied | None:
-        """Take the lead's sums; return the engine's `Applied` if all shards are done."""
+    def applied(self, event: Applied) -> Applied | list[Effect]:
+        """Take the lead's sums; return `Applied` if all shards are done, else what is to follow."""
         return self._take(0, event.sums, event.time)
 
-    def done(self, event: Told, message: UpdateDone) -> Applied | None:
+    def done(self, event: Told, message: UpdateDone) -> Applied | list[Effect]:
         """Take a follower's sums; return the same.
 
         Raises
@@ -98,7 +84,6 @@ class Updating:
         update, placement = self._update, self._placement
         if update is None or message.id != update.ticket or event.shard not in update.missing:
             raise RemoteProtocolError(f"shard {event.shard} did update {message.id} unasked")
-        assert placement is not None
         sums, job = np.frombuffer(message.sums, "<i8").astype(np.int64), update.job
         if isinstance(job, ReplicaJob):
             expected = [len(placement.layouts[event.shard].tensors)]
@@ -111,48 +96,43 @@ class Updating:
             self.versions[event.shard - 1] = self._computing
         return self._take(event.shard, sums, event.time)
 
-    def _take(self, shard: int, sums: Ints, time: float) -> Applied | None:
+    def _take(self, shard: int, sums: Ints, time: float) -> Applied | list[Effect]:
         update, placement = self._update, self._placement
-        assert update is not None
-        assert placement is not None
+        assert update is not None, "the caller has seen it"
         if len(sums):
             update.sums[shard] = sums
         update.missing.discard(shard)
         job = update.job
         if update.missing:
-            return None
+            return []
         if isinstance(job, UpdateJob) and job.measure:
-            self._step(update, job)
-            return None
+            return self._step(update, job)
         self._update = None
         if isinstance(job, ReplicaJob):
             return Applied(time, update.ticket, np.concatenate(update.sums))
         return Applied(time, update.ticket, placement.sums(job.touched, update.sums))
 
-    def _step(self, update: _Update, job: UpdateJob) -> None:
+    def _step(self, update: _Update, job: UpdateJob) -> list[Effect]:
         """Order the step of a gradient whose norm has been measured, with the factor to clip it."""
         squares = sum(float(mine.view(np.float64).sum()) for mine in update.sums)
         job.factor *= clipping(job.clip, job.factor, squares)
         job.measure, job.clip = False, 0.0
         if job.weights is not None:  # the first round has added it to the sum
             job.gradient = job.weights = None
-        self._issue(update, job)
-        self._carry_out(Apply(update.ticket, job))
+        return [*self._issue(update, job), Apply(update.ticket, job)]
 
-    def _have_followed(self, update: _Update, job: ReplicaJob) -> None:
+    def _have_followed(self, update: _Update, job: ReplicaJob) -> list[Effect]:
         """Order the followers to bring their parts of the delta replica up to the model."""
         placement = self._placement
-        assert placement is not None
         update.missing = set(placement.used)
         update.sums = [np.full(len(each.tensors), UNTOUCHED) for each in placement.layouts]
-        for shard in placement.used[1:]:
-            work = {REPLICA: job.shadow.oldest}
-            self._order(shard, RunUpdate(update.ticket, 0, job.model.number, work))
+        work = {REPLICA: job.shadow.oldest}
+        message = RunUpdate(update.ticket, 0, job.model.number, work)
+        return [Order(shard, message) for shard in placement.used[1:]]
 
-    def _issue(self, update: _Update, job: UpdateJob) -> None:
+    def _issue(self, update: _Update, job: UpdateJob) -> list[Effect]:
         """Order the followers to do their parts."""
         placement = self._placement
-        assert placement is not None
         shards = range(len(placement))
         rows = [placement.rows(shard, job.touched) for shard in shards]
         update.missing = set(placement.used)
@@ -161,13 +141,15 @@ class Updating:
         ]
         self._computing = job.store.version + (job.target is not None)
         sent = -1 if job.sent is None else job.sent.number
-        shadow = job.sent is not None and self._of_shadow(job.sent)
+        replica = job.sent is not None and self._of_replica(job.sent)
         number = 0 if job.gradient is None else job.gradient.number
-        sizes = placement.layout.sizes
+        sizes, orders = placement.layout.sizes, list[Effect]()
         for shard in placement.used[1:]:
-            work = work_of(job, shard, placement, sent=sent, shadow=shadow)
+            work = work_of(job, shard, placement, sent=sent, replica=replica)
             pushed = job.pushed[placement.rows(shard, job.pushed)]
             mine = number if sizes[pushed].any() else 0  # empty pieces: no portion was sent
             if not mine:
                 work.pop("weights", None)
-            self._order(shard, RunUpdate(update.ticket, mine, job.store.version, work))
+            message = RunUpdate(update.ticket, mine, job.store.version, work)
+            orders.append(Order(shard, message))
+        return orders
