@@ -22,6 +22,10 @@ _CROWDED_RATE, _CROWDED_WINDOW = 64 * 1024, 5.0
 """Bytes per second, over seconds, required of a peer while others wait for its buffer."""
 
 
+_PINGED = ("open", "shard open", "lead open")
+"""The states in which a peer may be pinged."""
+
+
 class Peer:
     """The server's record of one connection, beside its transport."""
 
@@ -125,7 +129,7 @@ class Peer:
             return None
         if not self.pinged:
             self.pinged = True
-            if self.link.wire.state == "open":
+            if self.link.wire.state in _PINGED:
                 self.link.send(self.link.wire.send(Ping(0)))
         elif quiet > 3 * config.heartbeat:
             return DeadlineExceeded(f"it has not answered a ping for {quiet:.0f} s")

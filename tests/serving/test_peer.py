@@ -9,6 +9,7 @@ import pytest
 
 from aiops.serving.config import Config
 from aiops.serving.peer import Peer
+from aiops.wire.messages import Ping
 
 CONFIG = Config(stall_deadline=30.0, min_rate=1024, heartbeat=20.0)
 
@@ -69,3 +70,18 @@ def test_a_stranger_must_introduce_itself() -> None:
     peer.joined = False
     assert peer.judge(CONFIG, 9.0, crowded=False) is None
     assert "introduce" in str(peer.judge(CONFIG, 10.5, crowded=False))
+
+
+@pytest.mark.parametrize("state", ["open", "shard open", "lead open", "left"])
+def test_a_silent_peer_is_pinged_and_then_dropped(state: str) -> None:
+    """Also a client of a follower, and a follower's lead."""
+    sent: list[Any] = []
+    peer, link = member(send=sent.append)
+    peer.greeter.hello.pongs = True  # type: ignore[union-attr,misc]
+    link.wire.state, link.wire.midway, link.wire.send = state, False, lambda message: message
+    assert peer.judge(CONFIG, 19.0) is None
+    assert sent == []
+    assert peer.judge(CONFIG, 21.0) is None
+    assert peer.judge(CONFIG, 22.0) is None
+    assert sent == ([] if state == "left" else [Ping(0)])
+    assert "has not answered a ping for 61 s" in str(peer.judge(CONFIG, 61.0))
