@@ -9,6 +9,7 @@ from __future__ import annotations
 import reprlib
 from dataclasses import fields
 from functools import partial
+from math import inf
 from typing import Any
 
 import msgpack
@@ -61,7 +62,13 @@ def decode(data: bytes | bytearray | memoryview) -> Message:
         elif value is True or value is False:
             if what is not _BOOL:
                 raise _unexpected(kind, name, what, value)
-        elif value == () and what is _WANTS:
+        elif value is None:
+            if what is not _OPT_REAL:
+                raise _unexpected(kind, name, what, value)
+        elif type(value) is float:
+            if what not in _REALS or not -inf < value < inf:
+                raise _unexpected(kind, name, what, value)
+        elif (type(value) is bytes and what is _BLOB) or (value == () and what in _MAY_BE_EMPTY):
             pass
         elif not check(value):
             raise _unexpected(kind, name, what, value)
@@ -143,7 +150,8 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-_BOOL, _WANTS = TYPES["bool"], TYPES["Wants"]
+_BOOL, _BLOB, _OPT_REAL = TYPES["bool"], TYPES["Blob"], TYPES["OptReal"]
+_REALS, _MAY_BE_EMPTY = (TYPES["Real"], _OPT_REAL), (TYPES["Wants"], TYPES["Gate"])
 _BOUNDS = {"UInt": (0, LARGEST), "Have": (-1, LARGEST), "Batches": (1, MAX_COUNT)}
 """The least and the most that an integer may be, by its type."""
 
