@@ -14,7 +14,7 @@ from aiops.client.coding import Coding
 from aiops.client.params import Params
 from aiops.client.rows import Rows
 from aiops.codecs.choice import CodecChoice
-from aiops.errors import RemoteProtocolError, Unauthorised, UsageError
+from aiops.errors import BadPush, RemoteProtocolError, UsageError
 from aiops.kernels.parallel import ParallelMap
 from aiops.model.layout import Layout
 from aiops.model.placement import Placement
@@ -111,7 +111,7 @@ class ServerInfo:
         ------
         RemoteProtocolError
             When it cannot be right.
-        Unauthorised
+        BadPush
             When the server now has another model.
         """
         for key in ("patience", "heartbeat", "seconds_per_byte"):
@@ -137,7 +137,7 @@ class ServerInfo:
         ------
         RemoteProtocolError
             When this client cannot hold it.
-        Unauthorised
+        BadPush
             When it is another model than before.
         """
         rows = described.model
@@ -159,9 +159,19 @@ class ServerInfo:
             return
         difference = layout.difference(self.layout) or tables.difference(self.rows.tables)
         if difference is None and layout is not self.layout and layout.rows != self.layout.rows:
-            difference = "its tensors are in another order"
+            here, there = next(
+                (a.name, b.name)
+                for a, b in zip(self.layout.tensors, layout.tensors, strict=True)
+                if a.name != b.name
+            )
+            difference = (
+                f"its tensors are in another order ({there!r} stands where this worker has"
+                f" {here!r}), as after --init with a file that another program wrote; start the"
+                " server with a file that aiops saved, or start this worker again: it then"
+                " takes the server's order"
+            )
         if difference:
-            raise Unauthorised(f"{self.url} now has another model: {difference}")
+            raise BadPush(f"{self.url} now has another model: {difference}")
 
     def _learn_placement(self, layout: Layout, starts: list[int]) -> None:
         """Learn where the model lies; in another place it is coded in other pieces."""

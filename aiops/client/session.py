@@ -45,7 +45,7 @@ is another run, then a push of parameters that this client received in an earlie
 (again): it fails with `Restarted`, which says whether it was sent to the earlier run, whose model
 it may have become part of. What was encoded for it is taken back. Parameters of an earlier run
 count as not held, so the next fetch brings all of them. A model with other tensors is refused
-(`Unauthorised`).
+(`BadPush`).
 
 **Parameters that arrive.** The connection obtains a sink from `pending` before it stores a payload.
 Raw values go straight into the caller's arrays, which mix two versions until the last byte: they
