@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import mmap
 import os
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +20,7 @@ from benchmarks import footprint, memory
 from benchmarks.footprint import Sample, Watch
 from benchmarks.memory import Options
 from benchmarks.sizes import GIB, MIB
-from tests.peers import eventually
-from tests.support import ServerThread
+from tests.support import PATIENCE, ServerThread
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -60,9 +61,17 @@ def test_a_server_is_asked_now_and_then_only(monkeypatch):
             calls.append(1)
             return super().stats(*args, **options)
 
+    found, turns, enough = footprint.held(os.getpid()), itertools.count(), threading.Event()
+
+    def held(*_pids):
+        if next(turns) == 12:
+            enough.set()
+        return found
+
+    monkeypatch.setattr(footprint, "held", held)
     monkeypatch.setattr("aiops.Client", Told)
     with ServerThread() as server, Watch([os.getpid()], server.url, 0.001, asked=5) as watch:
-        eventually(lambda: len(watch.samples) >= 12, "twelve samples")
+        assert enough.wait(PATIENCE), "twelve samples"
     assert len(calls) == 1 + (len(watch.samples) - 1) // 5
     assert {sample.alive for sample in watch.samples} == {0}
 
