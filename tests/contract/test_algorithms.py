@@ -22,7 +22,7 @@ from aiops.engine.journal import Journal, digest, replay
 from aiops.errors import ConflictError, UsageError
 from aiops.model.layout import Array, dtype_named
 from aiops.wire import messages
-from tests.contract.cases import BACKENDS, CASES, PLACES, WORKERS
+from tests.contract.cases import CASES, PLACES, WORKERS
 from tests.devices import DEVICES, device_named, machine_with
 from tests.hands import Hand, crew_of, train
 from tests.inline import Inline
@@ -31,11 +31,6 @@ from tests.inline import Inline
 @pytest.fixture(params=sorted(CASES))
 def case(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     return CASES[request.param]
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 def started(
@@ -64,7 +59,8 @@ def quadratic(params: Mapping[str, Array], rng: np.random.Generator) -> dict[str
     }
 
 
-def test_converges_on_a_quadratic(case: tuple[str, dict[str, Any]], backend: str) -> None:
+def test_converges_on_a_quadratic(case: tuple[str, dict[str, Any]]) -> None:
+    """With the reference's bits, which `test_backends_agree_to_the_bit` holds for the others."""
     inline = started(case, {"w": np.full(50, 4, np.float32), "b": np.full(3, -3, np.float32)})
     train(crew_of(inline, WORKERS), 3000, quadratic)
     for values in inline.params().values():
