@@ -217,7 +217,7 @@ class TestFailure:
         with (  # noqa: PT012  (it is the end of the server that raises)
             pytest.raises(ZeroDivisionError),
             ServerThread(policy="tests.serving.test_server:Failing", kernels="numpy") as server,
-            Client(server.url) as observer,
+            Client(server.url, timeout=3.0) as observer,  # which may find the server gone
             Worker(server.url, {"w": np.zeros(3, np.float32)}) as worker,
         ):
             with pytest.raises(
