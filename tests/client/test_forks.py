@@ -89,6 +89,7 @@ def expect(case: str, url: str, env: dict[str, str] | None) -> None:
     assert worker["pushes"] == forking.STEPS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", [TCP, None], ids=["tcp", "near"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_child_takes_nothing_from_its_parent(case: str, env: dict[str, str] | None) -> None:
@@ -96,12 +97,14 @@ def test_a_child_takes_nothing_from_its_parent(case: str, env: dict[str, str] | 
         expect(case, server.url, env)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["worker", "async_worker"])
 def test_nor_from_its_connections_to_shards(case: str) -> None:
     with server_process("--policy", "asgd", *FLAGS, "--shards", "2") as server:
         expect(case, server.url, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", [TCP, None], ids=["tcp", "near"])
 def test_nor_from_an_averager(env: dict[str, str] | None) -> None:
     flags = ["--set", "interval=1000", "--set", f"grace={PATIENCE}"]

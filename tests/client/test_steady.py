@@ -294,6 +294,7 @@ anything = given(
 )
 
 
+@pytest.mark.slow
 @settings(DETERMINISTIC, max_examples=150)
 @anything
 def test_both_ways_are_one(model: str, policy: str, does: Does) -> None:

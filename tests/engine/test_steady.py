@@ -370,6 +370,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("records")
 
 
+@pytest.mark.slow
 @settings(
     max_examples=60,
     deadline=None,
