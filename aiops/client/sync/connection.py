@@ -17,7 +17,7 @@ from aiops.client.session import Session, without
 from aiops.client.shard_channel import ShardChannel
 from aiops.client.steady import SteadyExchange
 from aiops.client.sync.dialling import Dialler, shut_down
-from aiops.client.sync.shard_socket import RECEIVE, SEND, ShardSocket, send_some
+from aiops.client.sync.shard_socket import GLANCE, RECEIVE, SEND, ShardSocket, send_some
 from aiops.client.sync.shard_socket import move as move_all
 from aiops.errors import AiopsError, ConnectionLost, DeadlineExceeded
 from aiops.model.layout import Array
@@ -232,17 +232,36 @@ class BlockingConnection:
         if self.socket is None:
             self._connect(until, min(_BEAT, beat))
         handed, self._handed = self._handed, None
-        if handed is not None and self._go_on(handed, until):
-            return
-        if self._session.shards.channels:
-            self._move_all(until)
-            return
-        if self._sockets:  # the model turned out to lie on the lead alone
-            self._send(self._sockets[0].rest(), until)
-            self._keep_sockets([])
-            self._sockets.clear()
-        self._send(self._session.outgoing(), until)
+        try:
+            if handed is not None and self._go_on(handed, until):
+                return
+            if self._session.shards.channels:
+                self._move_all(until)
+                return
+            if self._sockets:  # the model turned out to lie on the lead alone
+                self._send(self._sockets[0].rest(), until)
+                self._keep_sockets([])
+                self._sockets.clear()
+            self._send(self._session.outgoing(), until)
+        except OSError:
+            self._receive_reason()
+            raise
         self._receive(until)
+
+    def _receive_reason(self) -> None:
+        """Process what the server sent before it closed the connection: an error says why.
+
+        Raises
+        ------
+        Refused
+            That error. Without it the client would try to reach a server that has ended.
+        """
+        sock, session = self.socket, self._session
+        if self._sockets:
+            return  # of several servers each has its own receiver
+        with contextlib.suppress(OSError):
+            while sock is not None and (count := sock.recv_into(session.next_buffer(), 0, GLANCE)):
+                session.received(count)
 
     def _send_the_rest(self, until: float) -> None:
         """Send what is left to send (a pong, say); if that fails, the next call connects again."""
