@@ -47,13 +47,18 @@ class ServerThread:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        assert self._loop is not None
-        assert self._stop is not None
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(PATIENCE)
-        assert not self._thread.is_alive(), "the server did not stop"
+        self.stop()
         if self._error is not None:
             raise self._error
+
+    def stop(self) -> None:
+        """Stop the server, and wait until it has ended; may be called twice."""
+        assert self._loop is not None
+        assert self._stop is not None
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive(), "the server did not stop"
 
     def call(self, function: Callable[[Server], Any]) -> Any:
         """Run a function of the server on its own loop, and return the result."""

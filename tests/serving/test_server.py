@@ -219,6 +219,7 @@ class TestFailure:
         """
         if not near:
             monkeypatch.setenv("AIOPS_NO_SHM", "1")
+        learnt = False
         with (  # noqa: PT012  (it is the end of the server that raises)
             pytest.raises(ZeroDivisionError),
             ServerThread(policy="tests.serving.test_server:Failing", kernels="numpy") as server,
@@ -228,8 +229,11 @@ class TestFailure:
             why = r"error of its own \(ZeroDivisionError: division"
             with pytest.raises(Unavailable, match=why):
                 worker.step({"w": np.ones(3, np.float32)})
+            server.stop()
             with pytest.raises(Unavailable, match=why):
                 observer.stats()
+            learnt = True
+        assert learnt  # the error of the server's end would hide one of these lines
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import struct
@@ -255,13 +256,15 @@ class BlockingConnection:
         ------
         Refused
             That error. Without it the client would try to reach a server that has ended.
+        ConnectionLost
+            When there is none.
         """
         sock, session = self.socket, self._session
         if self._sockets:
             return  # of several servers each has its own receiver
         with contextlib.suppress(OSError):
-            while sock is not None and (count := sock.recv_into(session.next_buffer(), 0, GLANCE)):
-                session.received(count)
+            while sock is not None:
+                session.received(sock.recv_into(session.next_buffer(), 0, GLANCE))
 
     def _send_the_rest(self, until: float) -> None:
         """Send what is left to send (a pong, say); if that fails, the next call connects again."""
