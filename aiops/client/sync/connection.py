@@ -72,10 +72,8 @@ class BlockingConnection:
         self._spin = Spin()
         self._poll: Any = None  # of the socket, where a system has that
         self._last = 0.0  # when the last request was answered
-        self.steady: SteadyExchange | None = (
-            None  # while nothing is under way, and the next may be one
-        )
-        self._handed: _Handed | None = None  # what received of a steady exchange that was none
+        self.steady: SteadyExchange | None = None  # if the next push may be one
+        self._handed: _Handed | None = None  # a steady exchange to be finished on the general path
 
     def exchange(self, params: Params, gradients: Mapping[str, Array]) -> Receipt | Request | None:
         """Push gradients computed at ``params``, and bring these up to date, by a steady exchange.
