@@ -90,6 +90,7 @@ mix depend on the moment), nor can sharded runs (no server receives a whole push
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from aiops.algorithms.base import Algorithm
@@ -119,7 +120,7 @@ from aiops.engine.membership import Member, Membership
 from aiops.engine.receive import PushSink
 from aiops.engine.registration import Definition, compare, fill, given, offered
 from aiops.engine.rendezvous import Rendezvous
-from aiops.engine.replies import error_of
+from aiops.engine.replies import error_of, too_old
 from aiops.engine.steady import Shortcut, Steady
 from aiops.engine.training import Training
 from aiops.errors import BadPush, ConflictError, NotReady, Refused
@@ -135,6 +136,7 @@ from aiops.wire.connection import Connection
 from aiops.wire.messages import (
     Define,
     Describe,
+    Error,
     Fetch,
     FetchRows,
     Hello,
@@ -446,7 +448,7 @@ class Engine:
                 case PushRows() if member is not None and self.training is not None:
                     return self.training.push_rows(event, member)
                 case Push() | Reapply() | PushRows():
-                    return self._push_in_vain(event, member)
+                    return self._push_in_vain(event, message, member)
                 case Fetch():
                     return self._defined("a worker must do it").fetch(event, member)
                 case FetchRows():
@@ -471,16 +473,29 @@ class Engine:
         except Refused as fault:
             return [Reply(peer, error_of(message.id, fault, self.version))]
 
-    def _push_in_vain(self, event: Received, member: Member | None) -> list[Effect]:
-        """Refuse a push before there is a model; drop one of a connection that was replaced."""
+    def _push_in_vain(
+        self, event: Received, message: Push | Reapply | PushRows, member: Member | None
+    ) -> list[Effect]:
+        """Refuse a push before there is a model; drop one of a connection that was replaced.
+
+        Its sequence number is used up: repeated, it gets the same answer, also when there is one.
+        """
         if isinstance(event.sink, PushSink):
             event.sink.free()
         if member is None:
             return []
+        if message.seq <= member.last_seq:
+            before = member.answers.get(message.seq)
+            if isinstance(before, Error):
+                return [Reply(event.peer, replace(before, id=message.id))]
+            raise too_old(message.seq, member)
         fault = validation.unready(member, stopping=self._stopping)
         fault = fault or NotReady(f"{_UNDEFINED}: define it before the first push")
         self.membership.count_refusal(member, fault)
-        raise fault
+        refusal = error_of(message.id, fault, self.version)
+        member.last_seq = message.seq
+        member.remember(message.seq, refusal)
+        return [Reply(event.peer, refusal)]
 
     def _defined(self, remedy: str) -> Training:
         """Return what depends on the model, or refuse a request; ``remedy``: what to do."""
