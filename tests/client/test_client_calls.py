@@ -20,8 +20,8 @@ GRADIENT = {name: np.ones_like(array) for name, array in MODEL.items()}
 
 STEADY_STEP = 10
 STEADY_EXCHANGE = 6
-GENERAL_STEP = 50
-GENERAL_EXCHANGE = 46
+GENERAL_STEP = 47
+GENERAL_EXCHANGE = 43
 ASYNC_STEP = 18  # those of aiops; the event loop has its own
 
 
