@@ -27,9 +27,11 @@ class Spin:
 
     ::
 
-        look = spin.begin()
+        spin.look(there)  # a whole wait, in a thread that may block
+
+        look = spin.begin()  # the same wait, one poll at a time
         while look and not there():
-            look = spin.again()
+            look = spin.look()
         if there():
             spin.found()
 
@@ -63,47 +65,46 @@ class Spin:
         self._until = self._clock() + self.MOST
         return True
 
-    def again(self) -> bool:
-        """Yield the processor after a poll in vain; return whether to poll again."""
-        assert self._give_way is not None
-        before = self._clock()
-        self._give_way()
-        now = self._clock()
-        if now < self._until and now - before < _CROWDED:
-            return True
-        self._resting = self._rest
-        self._rest = min(2 * self._rest, _LONGEST_REST)
-        return False
-
     def found(self) -> None:
         """Note that a message came while polling: poll in the next wait too."""
         self._rest = 1
 
-    def look(self, there: Callable[[int], object]) -> None:
+    def look(self, there: Callable[[int], object] | None = None) -> bool:
         """Poll until the message is there or it is time to sleep, in one call.
 
         Parameters
         ----------
         there
-            Returns whether it is; called with the milliseconds that it may wait (0).
+            Returns whether it is; called with the milliseconds that it may wait (0). None: the
+            caller polls, in a wait that it began; yield the processor once, after a poll in vain.
+
+        Returns
+        -------
+        bool
+            False: it is time to sleep.
         """
-        if self._resting:
-            self._resting -= 1
-            return
         give_way, clock = self._give_way, self._clock
+        if there is not None and self._resting:  # `begin` in line: a call less per exchange
+            self._resting -= 1
+            return False
         if give_way is None:
-            return
+            return False
         now = clock()
-        until = now + self.MOST
-        while not there(0):
+        if there is not None:
+            self._until = now + self.MOST
+        until = self._until
+        while there is None or not there(0):
             before = now
             give_way()
             now = clock()
             if now >= until or now - before >= _CROWDED:
                 self._resting = self._rest
                 self._rest = min(2 * self._rest, _LONGEST_REST)
-                return
+                return False
+            if there is None:
+                return True
         self._rest = 1
+        return True
 
 
 class BusyPoll:
@@ -113,28 +114,35 @@ class BusyPoll:
     ----------
     spin
         Decides how long.
+
+    Attributes
+    ----------
+    looking
+        True while it polls. When a message comes, set `heard`; if it does not poll, call `begin`.
+    heard
+        A message has come since the last poll.
     """
 
-    __slots__ = ("_heard", "_looking", "_spin")
+    __slots__ = ("_spin", "heard", "looking")
 
     def __init__(self, spin: Spin) -> None:
         self._spin = spin
-        self._looking = self._heard = False  # a poll is scheduled; a message came meanwhile
+        self.looking = self.heard = False
 
-    def heard(self) -> None:
+    def begin(self) -> None:
         """Begin to poll for the next message, called on the event loop when messages have come."""
-        self._heard = self._looking
-        if not self._looking and self._spin.begin():
-            self._looking = True
+        self.heard = False
+        if self._spin.begin():
+            self.looking = True
             get_running_loop().call_soon(self._look)
 
     def _look(self) -> None:
         """Have the loop run once more, unless it is time to sleep."""
-        if self._heard:
-            self._heard = False
+        if self.heard:
+            self.heard = False
             self._spin.found()
             self._spin.begin()
-        if self._spin.again():
+        if self._spin.look():
             get_running_loop().call_soon(self._look)
         else:
-            self._looking = False
+            self.looking = False

@@ -96,8 +96,8 @@ class Acceptor:
     ----------
     peers
         The open connections, by number.
-    heard
-        To be called when a message has come: the loop then polls for the next before it sleeps.
+    busy_poll
+        Has the loop poll for the next message before it sleeps.
     most
         Bound on their number.
     """
@@ -122,7 +122,7 @@ class Acceptor:
         self.most = config.max_connections
         if pacing is not None:
             self.most = min(self.most, pacing.most)
-        self.heard = BusyPoll(here.spin()).heard
+        self.busy_poll = BusyPoll(here.spin())
         self._sweeper: asyncio.TimerHandle | None = None
 
     def accept(self) -> asyncio.BufferedProtocol:
@@ -228,7 +228,10 @@ class Acceptor:
                     self._shorten(peer, steady)
         else:
             self._greet(peer, message)
-        self.heard()
+        busy_poll = self.busy_poll
+        busy_poll.heard = True
+        if not busy_poll.looking:
+            busy_poll.begin()
 
     def _shorten(self, peer: Peer, steady: Steady) -> None:
         """Have a connection's exchanges answered by `Steady.exchange` from here on."""

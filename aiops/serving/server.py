@@ -383,7 +383,10 @@ class Server:
             self._failed(error)
             return b""
         if answer:
-            self.connections.heard()
+            busy_poll = self.connections.busy_poll
+            busy_poll.heard = True
+            if not busy_poll.looking:
+                busy_poll.begin()
         return answer
 
     def _sink_for(self, peer: int, message: Message) -> Sink | None:

@@ -21,10 +21,10 @@ from tests.calls import Calls, calls
 from tests.peers import define, frame
 from tests.pipes import Piped
 
-GENERAL = 63
+GENERAL = 59
 """Calls from the arrival of a push to its answer's departure, through the general code."""
 
-STEADY = 19
+STEADY = 18
 """The same by the short way (`aiops.engine.steady`)."""
 
 SIZE = 1024  # float32

@@ -34,7 +34,7 @@ def _wait(spin: Spin, there: int | None = None) -> int:
         if glances == there:
             spin.found()
             break
-        look = spin.again()
+        look = spin.look()
     return glances
 
 
@@ -74,11 +74,30 @@ class TestSpin:
     def test_nobody_looks_where_one_cannot_give_way(self) -> None:
         assert _wait(Spin(give_way=None)) == 0
 
+    def test_a_wait_in_one_call_is_the_same(self) -> None:
+        other = Spin(self.processor.clock, self.processor.give_way)
+        for there in [3, None, 1, None, None, 2, 5, 4, None, 3, 3, 3]:
+            glances = 0
+
+            def look(_milliseconds: int, there: int | None = there) -> bool:
+                nonlocal glances
+                glances += 1
+                return glances == there
+
+            other.look(look)
+            assert glances == pytest.approx(_wait(self.spin, there), abs=1)
+
 
 class TestLookout:
     def setup_method(self) -> None:
         self.processor = Processor()
         self.lookout = BusyPoll(Spin(self.processor.clock, self.processor.give_way))
+
+    def hear(self) -> None:
+        """Tell it of a message, as the server does."""
+        self.lookout.heard = True
+        if not self.lookout.looking:
+            self.lookout.begin()
 
     async def rounds(self, count: int) -> int:
         """Let the loop come round so many times; return how often it looked so far."""
@@ -87,15 +106,15 @@ class TestLookout:
         return self.processor.given_way
 
     async def test_a_loop_that_has_heard_something_looks_for_more_for_a_while(self) -> None:
-        self.lookout.heard()
+        self.hear()
         looked = await self.rounds(1000)
         assert looked * 1e-6 == pytest.approx(Spin.MOST, rel=0.01)
-        self.lookout.heard()  # the last look was in vain: this one is left out
+        self.hear()  # the last look was in vain: this one is left out
         assert await self.rounds(10) == looked
 
     async def test_what_comes_while_it_looks_begins_the_while_anew(self) -> None:
-        self.lookout.heard()
+        self.hear()
         early = await self.rounds(100)
-        self.lookout.heard()
+        self.hear()
         looked = await self.rounds(1000)
         assert (looked - early) * 1e-6 == pytest.approx(Spin.MOST, rel=0.02)
